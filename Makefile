@@ -1,0 +1,104 @@
+# The front door. CI runs these same targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.native
+NATIVE := src/tickwheel/_wheel.c
+PACKAGES := valgrind # what the tests call, as Debian packages
+
+# A compiler that is there but fails is an error here; without one the pure wheel is used.
+HAS_COMPILER := $(shell command -v $(CC) >/dev/null && echo 1)
+REQUIRED := $(if $(HAS_COMPILER),TICKWHEEL_NATIVE=1)
+
+.PHONY: help
+help: ## Show this list
+	@printf '\n  \033[1mtickwheel\033[0m  timers on hierarchical timing wheels\n\n'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36mmake %-14s\033[0m %s\n", $$1, $$2 }' Makefile
+	@printf '\n  PYTHON=%s   PYTEST_ARGS=%s\n\n' '$(PYTHON)' '$(PYTEST_ARGS)'
+
+.PHONY: setup
+setup: $(READY) ## Make .venv with the package, its native core and all tools
+	@$(BIN)/python -c 'import sys, tickwheel; print(f"{sys.prefix}: Python {sys.version.split()[0]}, native core: {tickwheel.NATIVE}")'
+
+.PHONY: serve
+serve: $(READY) ## Watch a wheel turn in the terminal, until Ctrl-C
+	@exec $(BIN)/python -m tickwheel.lab
+
+.PHONY: test
+test: $(READY) ## Run the tests
+	@tools/debian-packages $(PACKAGES)
+	$(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+.PHONY: check
+check: $(READY) ## Run ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+.PHONY: bench
+bench: bench-wheel ## Run all benchmarks
+
+.PHONY: bench-wheel
+bench-wheel: $(READY) ## Measure the wheels beside other timers; writes docs/benchmarks
+	$(BIN)/python benchmarks/wheel.py
+
+.PHONY: docs
+docs: $(READY) ## Build the documentation into build/docs, warnings as errors
+	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs build/docs
+	@echo "build/docs/index.html"
+
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZED := $(CURDIR)/build/sanitize/lib
+
+.PHONY: sanitize
+sanitize: $(READY) ## Run the native tests under ASan and UBSan
+	CFLAGS='$(SANITIZERS) -fno-omit-frame-pointer -O1 -g -UNDEBUG' LDFLAGS='$(SANITIZERS)' TICKWHEEL_NATIVE=1 \
+	    $(BIN)/python setup.py -q build --build-base build/sanitize --build-lib $(SANITIZED)
+	export LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+	    PYTHONPATH=$(SANITIZED) TICKWHEEL_TEST_CORE=native TICKWHEEL_SANITIZE=1; \
+	$(BIN)/python -c 'import tickwheel._wheel as core; assert core.__file__.startswith("$(SANITIZED)"), core'; \
+	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind' --ignore tests/test_package.py $(PYTEST_ARGS)
+
+.PHONY: soak
+soak: $(READY) ## Run a million steps of the state machine
+	TICKWHEEL_SOAK_STEPS=$${TICKWHEEL_SOAK_STEPS:-1000000} \
+	    $(BIN)/python -m pytest tests/test_wheel_stateful.py -m soak $(PYTEST_ARGS)
+
+.PHONY: test-pythons
+test-pythons: ## Run the tests on each Python from 3.11 on that is found
+	@PYTEST_ARGS='$(PYTEST_ARGS)' tools/test-pythons
+
+.PHONY: clean
+clean: ## Remove all that make has made
+	rm -rf $(VENV) build dist src/*.egg-info src/tickwheel/*.so
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks docs tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamps. Installed without the native core, which then is built alone: once here, and again when it changes.
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "tickwheel needs Python 3.11 or newer; name one with: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || tools/debian-packages python3-venv
+	@$(PYTHON) -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' \
+	    || tools/debian-packages python3-dev
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py
+	TICKWHEEL_PURE=1 $(BIN)/pip install -q -e '.[test,check,docs,bench]'
+	@touch $@
+
+$(VENV)/.native: $(VENV)/.installed $(NATIVE)
+	$(REQUIRED) $(BIN)/python setup.py -q build_ext --inplace
+	@touch $@

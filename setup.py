@@ -1,0 +1,48 @@
+"""The native core as an optional extension; all else about the package is in pyproject.toml.
+
+- No compiler, or one that fails: the package is built without it, with one warning.
+- A free-threaded interpreter, or TICKWHEEL_PURE=1: it is not attempted.
+- TICKWHEEL_NATIVE=1: a native core that cannot be built is an error.
+"""
+
+import os
+import sysconfig
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
+
+WARNING = (
+    "the native core was not built ({reason}); "
+    "the pure wheel, which does the same more slowly, will be used"
+)
+
+
+class OptionalBuild(build_ext):
+    command_name = "build_ext"
+
+    def build_extensions(self) -> None:
+        # CFLAGS with an -O of its own wins: the flags below come after it.
+        if self.compiler.compiler_type == "unix" and "-O" not in os.environ.get("CFLAGS", ""):
+            for extension in self.extensions:
+                extension.extra_compile_args.append("-O3")
+        super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            super().build_extension(ext)
+        except (CCompilerError, BaseError, OSError) as error:
+            if not ext.optional:
+                raise
+            self.warn(WARNING.format(reason=error))
+
+
+def native_core() -> list[Extension]:
+    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    if free_threaded or os.environ.get("TICKWHEEL_PURE") == "1":
+        return []
+    required = os.environ.get("TICKWHEEL_NATIVE") == "1"
+    return [Extension("tickwheel._wheel", ["src/tickwheel/_wheel.c"], optional=not required)]
+
+
+setup(ext_modules=native_core(), cmdclass={"build_ext": OptionalBuild})
