@@ -1,0 +1,157 @@
+"""The lab draws what the wheel says, and leaves the terminal as it was."""
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tickwheel import lab as lab_module
+from tickwheel.lab import HELD, Lab, draw, main, run
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COMMAND = [sys.executable, "-m", "tickwheel.lab"]
+
+
+@pytest.fixture
+def lab():
+    """A lab with a past of 500 ticks."""
+    lab = Lab(size=16, seed=1)
+    for now in range(1, 501):
+        lab.turn(now)
+    return lab
+
+
+class Time:
+    """A clock that moves only when somebody sleeps."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_nothing_is_lost_between_schedule_and_fire(lab):
+    assert lab._made == lab.fired + lab.cancelled + len(lab.wheel)
+    assert len(lab.wheel) == len(lab._entries) <= HELD
+    lab.wheel._check()
+
+
+def test_every_tick_is_a_wakeup_or_was_skipped(lab):
+    assert lab.wakeups + lab.empty_ticks == lab.wheel.now == 500
+    assert 0 < lab.wakeups <= lab.wheel.visits
+
+
+def test_a_frame_shows_each_level_with_its_counts_and_pointer(lab):
+    lines = draw(lab, colour=False).splitlines()
+    for level in lab.wheel.snapshot():
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"level {level['level']} "))
+        cells = re.findall(r"...", lines[at + 1][19:])
+        assert [int(cell.replace("·", "0")) for cell in cells] == level["counts"]
+        assert lines[at].index("▼") == 19 + 3 * level["pointer"] + 2
+
+
+def test_a_frame_shows_the_counters(lab):
+    frame = draw(lab, colour=False)
+    assert f"pending {len(lab.wheel)}   fired {lab.fired}   cancelled {lab.cancelled}" in frame
+    assert f"visits {lab.wheel.visits}" in frame
+    assert f"empty ticks skipped {lab.empty_ticks}" in frame
+
+
+def test_the_news_tell_of_cascades(lab):
+    told = set()
+    for now in range(501, 1500):
+        lab.turn(now)
+        told.update(lab.news)
+    assert any("cascade" in news and "from level 3 to level 2" in news for news in told)
+
+
+def test_the_same_seed_tells_the_same_story():
+    first, second, other = Lab(seed=7), Lab(seed=7), Lab(seed=8)
+    for lab in (first, second, other):
+        lab.turn(300)
+    assert draw(first, colour=False) == draw(second, colour=False) != draw(other, colour=False)
+
+
+def test_colour_changes_nothing_but_the_colour(lab):
+    assert ESCAPE.sub("", draw(lab, colour=True)) == draw(lab, colour=False)
+
+
+def test_plain_frames_come_once_a_second_with_an_empty_line_between(lab):
+    out, time = io.StringIO(), Time()
+    run(lab, out, clock=time.clock, sleep=time.sleep, rate=20, frames=3)
+    assert time.now == 1002.0
+    assert lab.wheel.now == 540
+    assert out.getvalue().count("tickwheel lab") == 3
+    assert out.getvalue().count("\n\ntickwheel lab") == 2
+    assert "\x1b" not in out.getvalue()
+
+
+def test_it_stops_when_its_seconds_are_over(lab):
+    time = Time()
+    run(lab, io.StringIO(), clock=time.clock, sleep=time.sleep, seconds=5)
+    assert time.now == 1005.0
+
+
+@pytest.mark.parametrize("options", [["--size", "1"], ["--size", "65"], ["--rate", "0"]])
+def test_options_out_of_bounds_are_refused(options, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*options, "--once"])
+    assert stopped.value.code == 2
+    assert "must be" in capsys.readouterr().err
+
+
+def test_once_prints_one_plain_frame():
+    printed = subprocess.run(
+        [*COMMAND, "--once"], capture_output=True, check=True, encoding="utf-8", timeout=60
+    )
+    assert printed.stderr == ""
+    assert printed.stdout.startswith("tickwheel lab")
+    assert printed.stdout.count("tickwheel lab") == 1
+    assert "\x1b" not in printed.stdout
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly_and_gives_the_cursor_back(stop):
+    terminal, inside = pty.openpty()
+    lab = subprocess.Popen(
+        COMMAND, stdout=inside, stderr=inside, env=os.environ | {"TERM": "xterm"}
+    )
+    os.close(inside)
+    seen = os.read(terminal, 65536)
+    while b"pending" not in seen:
+        seen += os.read(terminal, 65536)
+    lab.send_signal(stop)
+    while chunk := read(terminal):
+        seen += chunk
+    os.close(terminal)
+    assert lab.wait(timeout=60) == 0
+    assert seen.startswith(lab_module.OPEN_SCREEN.encode())
+    assert seen.count(lab_module.CLOSE_SCREEN.encode()) == 1
+    assert b"Traceback" not in seen
+
+
+def read(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux says so when the other side is closed
+        return b""
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    lab = subprocess.Popen(
+        [*COMMAND, "--seconds", "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    lab.stdout.readline()
+    lab.stdout.close()
+    assert lab.wait(timeout=60) == 0
+    assert lab.stderr.read() == b""
+    lab.stderr.close()

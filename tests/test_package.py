@@ -1,0 +1,201 @@
+"""The package as a user meets it: its names, what it imports, its layers, what is built."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import cores
+import tickwheel
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "tickwheel"
+
+PUBLIC = {
+    "Entry",
+    "MemoryBuffer",
+    "NATIVE",
+    "OutOfRange",
+    "OverflowBuffer",
+    "RoundsWheel",
+    "SimpleWheel",
+    "TickwheelError",
+    "TimeWentBack",
+    "TimerClosed",
+    "Wheel",
+    "WheelBusy",
+    "__version__",
+}
+
+# From the inside out; a module may import what stands before it. `tickwheel` is the package itself.
+LAYERS = ["errors", "entry", "overflow", "wheel", "rounds", "_wheel", "tickwheel", "lab"]
+
+
+def test_the_public_names_are_these():
+    assert set(tickwheel.__all__) == PUBLIC
+    assert len(tickwheel.__all__) == len(PUBLIC)
+    assert all(hasattr(tickwheel, name) for name in PUBLIC)
+
+
+def test_no_other_name_of_the_package_looks_public():
+    submodules = {path.stem for path in PACKAGE.glob("*.py")}
+    loose = {name for name in vars(tickwheel) if not name.startswith("_")} - PUBLIC - submodules
+    assert loose <= {"os"}
+
+
+@pytest.mark.parametrize("name", ["Wheel", "SimpleWheel", "RoundsWheel", "Entry"])
+def test_a_public_class_belongs_to_the_package_itself(name):
+    assert getattr(tickwheel, name).__module__ == "tickwheel"
+
+
+def test_importing_the_package_brings_in_no_third_party_module():
+    code = (
+        "import sys; before = set(sys.modules); import tickwheel;"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    imported = set(run(sys.executable, "-c", code).stdout.split())
+    assert imported - set(sys.stdlib_module_names) == {"tickwheel"}
+
+
+def test_the_pure_wheels_can_be_asked_for_at_import():
+    code = "import tickwheel; print(tickwheel.NATIVE, tickwheel.Wheel is tickwheel.wheel.Wheel)"
+    ran = run(sys.executable, "-W", "error", "-c", code, TICKWHEEL_PURE="1")
+    assert (ran.stdout, ran.stderr) == ("False True\n", "")
+
+
+def test_every_module_has_its_layer():
+    assert {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"} <= set(LAYERS)
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_imports_point_inward(path):
+    own = LAYERS.index("tickwheel" if path.stem == "__init__" else path.stem)
+    for module in imported_by(path):
+        assert LAYERS.index(module) < own, f"{path.stem} imports {module}"
+
+
+def imported_by(path):
+    """The package's modules that a file imports at run time; imports for types are not counted."""
+    for node in runtime_nodes(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            package, _, module = name.partition(".")
+            if package == "tickwheel":
+                yield module or package
+
+
+def runtime_nodes(node):
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from runtime_nodes(child)
+
+
+def run(*command, cwd=None, **environment):
+    return subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        check=True,
+        cwd=cwd,
+        env=os.environ | environment,
+        text=True,
+        timeout=300,
+    )
+
+
+def build(folder, **environment):
+    """Build a wheel file from a copy of the tree, without a network; return it and the output."""
+    tree, out = folder / "tree", folder / "out"
+    copied_tree(tree)
+    environment["PYTHONDONTWRITEBYTECODE"] = ""  # setuptools warns of it
+    pip = [sys.executable, "-m", "pip", "wheel", "-v", "--no-index", "--no-deps"]
+    built = run(*pip, "--no-build-isolation", "-w", out, tree, cwd=folder, **environment)
+    (wheel,) = out.glob("tickwheel-*.whl")
+    return wheel, built.stdout + built.stderr
+
+
+def copied_tree(tree):
+    tree.mkdir()
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    unbuilt = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", tree / "src", ignore=unbuilt)
+
+
+def installed_says(wheel, folder, code, **environment):
+    """What `code` prints in a fresh venv that holds nothing but the wheel file."""
+    venv = folder / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
+    python = venv / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q"]
+    run(*pip, "--no-index", "--no-deps", wheel)
+    ran = run(python, "-I", "-W", "error", "-c", code, cwd=folder, **environment)
+    assert ran.stderr == ""
+    return ran.stdout.split()
+
+
+USE = (
+    "import tickwheel; w = tickwheel.Wheel(); w.schedule(70, 'item'); "
+    "print(tickwheel.NATIVE, *w.advance(70), tickwheel.__version__)"
+)
+
+
+def test_without_a_compiler_it_is_the_pure_wheel_with_one_warning_at_build(tmp_path):
+    wheel, output = build(tmp_path, CC="/bin/false", TICKWHEEL_NATIVE="")
+    warnings = [line.strip() for line in output.splitlines() if "warning" in line.lower()]
+    assert len(warnings) == 1, warnings
+    assert "the native core was not built" in warnings[0]
+    assert installed_says(wheel, tmp_path, USE) == ["False", "item", tickwheel.__version__]
+
+
+def test_a_native_core_that_is_required_and_fails_is_an_error(tmp_path):
+    with pytest.raises(subprocess.CalledProcessError):
+        build(tmp_path, CC="/bin/false", TICKWHEEL_NATIVE="1")
+
+
+def test_the_pure_wheel_can_be_asked_for_at_build(tmp_path):
+    wheel, output = build(tmp_path, CC="/bin/false", TICKWHEEL_PURE="1")
+    assert "warning" not in output.lower()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert names_in(wheel) >= {"py.typed", "_wheel.pyi", "wheel.py"}
+    assert installed_says(wheel, tmp_path, USE) == ["False", "item", tickwheel.__version__]
+
+
+@pytest.mark.skipif(cores.PURE_ONLY, reason="TICKWHEEL_TEST_PURE_ONLY=1: no native core here")
+def test_the_built_package_holds_the_native_core_and_the_types(tmp_path):
+    wheel, _ = build(tmp_path, TICKWHEEL_NATIVE="1", TICKWHEEL_PURE="")
+    core = "_wheel" + sysconfig.get_config_var("EXT_SUFFIX")
+    assert names_in(wheel) >= {"py.typed", "_wheel.pyi", core}
+    assert not names_in(wheel) & {"_wheel.c"}
+    assert installed_says(wheel, tmp_path, USE) == ["True", "item", tickwheel.__version__]
+
+
+def names_in(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    return {name.removeprefix("tickwheel/") for name in names if name.startswith("tickwheel/")}
+
+
+def test_the_source_archive_can_be_built_from(tmp_path):
+    copied_tree(tmp_path / "tree")
+    code = "from setuptools.build_meta import build_sdist; build_sdist('..')"
+    run(sys.executable, "-c", code, cwd=tmp_path / "tree")
+    (archive,) = tmp_path.glob("tickwheel-*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "setup.py"} <= names
+    assert {"src/tickwheel/_wheel.c", "src/tickwheel/py.typed"} <= names
+    assert not any(name.endswith(".so") or name.startswith("tests") for name in names)

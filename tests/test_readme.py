@@ -1,0 +1,40 @@
+"""The code in README.md and docs/ runs, and prints what the comments beside it say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
+WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_prints_what_it_says(page, capsys):
+    code = "\n".join(BLOCK.findall(page.read_text("utf-8")))
+    exec(compile(code, str(page), "exec"), {"__name__": "__page__"})
+    assert capsys.readouterr().out.splitlines() == PRINTED.findall(code)
+
+
+def test_the_readme_shows_code_that_runs_before_line_20():
+    before = "".join(README.splitlines(keepends=True)[:19])
+    assert BLOCK.search(before)
+
+
+def test_the_readme_names_two_commands_and_both_exist():
+    commands = re.search(r"```console\n(.*?)```", README, re.DOTALL)
+    assert commands
+    assert commands[1].split("\n") == ["make serve", "make test", ""]
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert re.search(r"^serve:.*## ", makefile, re.MULTILINE)
+    assert re.search(r"^test:.*## ", makefile, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target
