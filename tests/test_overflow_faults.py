@@ -1,0 +1,275 @@
+"""Overflow buffers that raise, lie or call back: the wheel says so, and loses nothing."""
+
+import pytest
+
+from model import answer
+from tickwheel import MemoryBuffer, WheelBusy
+
+
+def drained(wheel):
+    """Everything still on the wheel, in order; the wheel is sound before and after."""
+    wheel._check()
+    items = wheel.advance(wheel.now + 5000)
+    wheel._check()
+    assert len(wheel) == 0
+    return items
+
+
+class Grumpy(MemoryBuffer):
+    """A buffer that does what it is told in the middle of the verb that it is told."""
+
+    def __init__(self, **acts):
+        super().__init__()
+        self.acts = acts
+
+    def _act(self, verb, *args):
+        if act := self.acts.get(verb):
+            act(*args)
+
+    def put(self, entry):
+        self._act("put", entry)
+        super().put(entry)
+        self._act("after_put", entry)
+
+    def take(self, before):
+        self._act("take", before)
+        found = super().take(before)
+        self._act("after_take", found)
+        return found
+
+    def discard(self, entry):
+        self._act("discard", entry)
+        super().discard(entry)
+        self._act("after_discard", entry)
+
+    def next_expiry(self):
+        self._act("next_expiry")
+        return super().next_expiry()
+
+
+def sulk(*_):
+    raise ZeroDivisionError("the buffer sulks")
+
+
+class TestABufferThatRaises:
+    @pytest.fixture
+    def pair(self, core, pointers):
+        buffer = Grumpy()
+        return core.Wheel(sizes=(8, 8, 8), overflow=buffer, pointers=pointers), buffer
+
+    def test_put_keeps_schedule_from_changing_anything(self, pair):
+        wheel, buffer = pair
+        wheel.schedule(600, "before")
+        buffer.acts["put"] = sulk
+        with pytest.raises(ZeroDivisionError):
+            wheel.schedule(700, "a")
+        assert len(wheel) == len(buffer) == 1
+        wheel._check()
+        wheel.schedule(5, "near needs no buffer")
+        assert drained(wheel) == ["near needs no buffer", "before"]
+
+    def test_put_keeps_a_batch_from_changing_anything(self, pair):
+        wheel, buffer = pair
+        puts = []
+
+        def second_sulks(entry):
+            puts.append(entry)
+            if len(puts) == 2:
+                sulk()
+
+        buffer.acts["put"] = second_sulks
+        with pytest.raises(ZeroDivisionError):
+            wheel.schedule_many([5, 600, 50, 700, 6], "abcde")
+        assert len(wheel) == len(buffer) == 0
+        assert not any(entry.pending for entry in puts)
+        wheel._check()
+        assert drained(wheel) == []
+
+    def test_discard_keeps_cancel_from_changing_anything(self, pair):
+        wheel, buffer = pair
+        entry = wheel.schedule(600, "a")
+        buffer.acts["discard"] = sulk
+        with pytest.raises(ZeroDivisionError):
+            entry.cancel()
+        assert entry.pending
+        assert entry.item == "a"
+        assert len(wheel) == len(buffer) == 1
+        wheel._check()
+        del buffer.acts["discard"]
+        assert entry.cancel() is True
+        wheel._check()
+
+    @pytest.mark.parametrize(("expiry", "to"), [(600, 5), (600, 700), (5, 600)])
+    @pytest.mark.parametrize("verb", ["put", "discard"])
+    def test_it_keeps_reschedule_from_changing_anything(self, pair, verb, expiry, to):
+        wheel, buffer = pair
+        entry, _ = wheel.schedule(expiry, "a"), wheel.schedule(expiry, "b")
+        spot = wheel.where(entry)
+        once = []
+
+        def sulk_once(*_):
+            if not once:
+                once.append(True)
+                sulk()
+
+        buffer.acts[verb] = sulk_once
+        try:
+            entry.reschedule(to)
+        except ZeroDivisionError:
+            assert entry.pending
+            assert entry.expiry == expiry
+            assert wheel.where(entry) == spot
+            wheel._check()
+            assert drained(wheel) == ["a", "b"]
+        else:
+            assert not once  # this move does not use that verb
+            assert entry.expiry == to
+
+    def test_take_is_heard_when_nothing_has_fired_yet(self, pair):
+        wheel, buffer = pair
+        wheel.schedule_many([600, 700], "ab")
+        buffer.acts["take"] = sulk
+        for now in (300, 300, 650):
+            with pytest.raises(ZeroDivisionError):
+                wheel.advance(now)
+            assert len(wheel) == len(buffer) == 2
+            wheel._check()
+        del buffer.acts["take"]
+        assert wheel.advance(650) == ["a"]
+        assert drained(wheel) == ["b"]
+
+    def test_take_is_heard_by_the_next_call_when_something_has_fired(self, pair):
+        wheel, buffer = pair
+        wheel.schedule_many([600, 700, 5, 6], "abcd")
+        buffer.acts["take"] = sulk
+        assert wheel.advance(650) == ["c", "d"]
+        wheel._check()
+        assert len(wheel) == 2
+        with pytest.raises(ZeroDivisionError):
+            wheel.advance(650)
+        wheel._check()
+        del buffer.acts["take"]
+        assert wheel.advance(650) == ["a"]
+        assert drained(wheel) == ["b"]
+
+    def test_next_expiry_is_heard_by_those_who_ask(self, pair):
+        wheel, buffer = pair
+        buffer.acts["next_expiry"] = sulk
+        wheel.schedule(600, "a")
+        with pytest.raises(ZeroDivisionError):
+            wheel.next_expiry()
+        with pytest.raises(ZeroDivisionError):
+            wheel.next_wakeup()
+        with pytest.raises(ZeroDivisionError):
+            wheel.advance(1000)
+        wheel._check()
+        del buffer.acts["next_expiry"]
+        assert wheel.next_expiry() == 600
+        assert drained(wheel) == ["a"]
+
+    def test_foreign_entries_from_take_are_an_error_and_lose_nothing(self, core):
+        other = core.Wheel()
+        stranger = other.schedule(5, "stranger")
+        for odd in (stranger, None, "entry"):
+            buffer = Grumpy()
+            wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+            wheel.schedule_many([600, 601], "ab")
+            buffer.acts["after_take"] = lambda found, odd=odd: found.append(odd)
+            fired = []
+            for _ in range(10):
+                found = answer(wheel.advance, 1000)
+                if isinstance(found, list):
+                    fired += found
+                else:
+                    assert found[0] in (ValueError, TypeError)
+                wheel._check()
+                buffer.acts.clear()
+            assert fired == ["a", "b"]
+        assert stranger.pending
+
+
+class TestABufferThatCallsBack:
+    @pytest.mark.parametrize("verb", ["put", "after_put", "discard", "after_discard", "take"])
+    def test_it_must_not_advance(self, core, verb):
+        buffer = Grumpy()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        first, _ = wheel.schedule(600, "a"), wheel.schedule(601, "b")
+        refused = []
+
+        def act(*_):
+            try:
+                wheel.advance(wheel.now + 1000)
+            except WheelBusy as error:
+                refused.append(error)
+
+        buffer.acts[verb] = act
+        wheel.schedule(700, "c")
+        first.cancel()
+        wheel._check()
+        assert drained(wheel) == ["b", "c"]
+        assert refused
+
+    @pytest.mark.parametrize("verb", ["put", "after_put", "discard", "after_discard"])
+    def test_it_may_schedule_and_cancel(self, core, verb):
+        buffer = Grumpy()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        first, second, near = wheel.schedule_many([600, 601, 7], ["first", "second", "near"])
+        made = []
+
+        def act(*_):
+            buffer.acts.clear()
+            made.append(wheel.schedule(650, "made far"))
+            made.append(wheel.schedule(5, "made near"))
+            second.cancel()
+            near.reschedule(602)
+
+        buffer.acts[verb] = act
+        wheel.schedule(700, "c")
+        wheel._check()
+        assert first.cancel() is True
+        wheel._check()
+        assert drained(wheel) == ["made near", "near", "made far", "c"]
+
+    @pytest.mark.parametrize("verb", ["take", "after_take"])
+    def test_it_may_cancel_what_it_is_handing_over(self, core, verb):
+        buffer = Grumpy()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        entries = wheel.schedule_many([600, 601, 602], "abc")
+
+        def act(*_):
+            buffer.acts.clear()
+            entries[1].cancel()
+            wheel.schedule(650, "made far")
+            wheel.schedule(5, "made near")
+
+        buffer.acts[verb] = act
+        fired = wheel.advance(610)
+        wheel._check()
+        assert sorted(fired + drained(wheel)) == ["a", "c", "made far", "made near"]
+
+    @pytest.mark.parametrize("verb", ["put", "after_put"])
+    def test_it_may_cancel_what_is_being_put(self, both, verb):
+        endings = []
+        for core in both:
+            buffer = Grumpy()
+            wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+            near = wheel.schedule(5, "near")
+            buffer.acts[verb] = lambda entry: entry.cancel()
+            results = [answer(lambda w=wheel: w.schedule(600, "a").pending)]
+            results.append(answer(near.reschedule, 700))
+            results.append(answer(lambda w=wheel: [e.pending for e in w.schedule_many([700], "b")]))
+            buffer.acts.clear()
+            endings.append((results, len(wheel), near.pending))
+            fired = wheel.advance(5000)
+            assert len(fired) == endings[-1][1]
+            assert len(wheel) == 0
+        assert endings[0] == endings[1]
+
+    def test_it_may_let_go_of_the_wheel(self, core):
+        buffer = Grumpy()
+        holder = [core.Wheel(sizes=(8, 8, 8), overflow=buffer)]
+        entry = holder[0].schedule(600, "a")
+        buffer.acts["discard"] = lambda _: holder.clear()
+        entry.cancel()
+        assert not entry.pending
+        assert entry.item is None
