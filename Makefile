@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.native
-NATIVE := src/tickwheel/_wheel.c
+NATIVE := src/tickwheel/_wheel.c src/tickwheel/_deadlines.c src/tickwheel/_wheel.h
 PACKAGES := valgrind # what the tests call, as Debian packages
 
 # A compiler that is there but fails is an error here; without one the pure wheel is used.

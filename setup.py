@@ -42,7 +42,9 @@ def native_core() -> list[Extension]:
     if free_threaded or os.environ.get("TICKWHEEL_PURE") == "1":
         return []
     required = os.environ.get("TICKWHEEL_NATIVE") == "1"
-    return [Extension("tickwheel._wheel", ["src/tickwheel/_wheel.c"], optional=not required)]
+    sources = ["src/tickwheel/_wheel.c", "src/tickwheel/_deadlines.c"]
+    depends = ["src/tickwheel/_wheel.h"]
+    return [Extension("tickwheel._wheel", sources, depends=depends, optional=not required)]
 
 
 setup(ext_modules=native_core(), cmdclass={"build_ext": OptionalBuild})

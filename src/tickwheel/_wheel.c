@@ -15,118 +15,15 @@
  * where an object is released, an overflow buffer is called, or an argument is converted, and at
  * those places the wheel is whole.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <structmember.h>
-#include <stdint.h>
-#include <string.h>
+#include "_wheel.h"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
 #endif
 
-#if defined(__GNUC__) || defined(__clang__)
-#define PREFETCH(p) __builtin_prefetch(p)
-#define LIKELY(x) __builtin_expect(!!(x), 1)
-#define UNLIKELY(x) __builtin_expect(!!(x), 0)
-#define COUNT_TRAILING_ZEROS(x) __builtin_ctzll(x)
-#define HIGHEST_BIT(x) (63 - __builtin_clzll(x))
-#else
-#define PREFETCH(p) ((void)(p))
-#define LIKELY(x) (x)
-#define UNLIKELY(x) (x)
-static int COUNT_TRAILING_ZEROS(uint64_t x) { int n = 0; while (!(x & 1)) { x >>= 1; n++; } return n; }
-static int HIGHEST_BIT(uint64_t x) { int n = 0; while (x >>= 1) n++; return n; }
-#endif
-
-#define MAX_TIME INT64_MAX
-#define MAX_SIZE (1 << 24)
-#define MAX_LEVELS 64
-#define DEFAULT_SIZE 64
-#define NEVER UINT64_MAX
-#define FETCH_AHEAD 12
-
-/* Where an entry is: a level number (1 .. 64) in the high byte, the slot below it; or one of these. */
-#define OUTSIDE 0u            /* in the overflow buffer */
-#define LATE (0xFEu << 24)    /* was overdue when it was scheduled; on a RoundsWheel: due */
-#define NOWHERE (0xFFu << 24) /* not pending */
-#define PLACE(level, slot) ((uint32_t)(level) << 24 | (uint32_t)(slot))
-
-typedef struct WheelObject WheelObject;
-
-/* Shared by a wheel and all its entries, alive as long as any of them. */
-typedef struct {
-    Py_ssize_t refs;
-    WheelObject *wheel; /* NULL once the wheel is gone */
-} Owner;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *item; /* NULL when not pending */
-    int64_t expiry;
-    uint64_t serial;
-    Owner *owner;
-    PyObject *weakrefs;
-    uint32_t place;
-    uint32_t position; /* cell number + the bucket's base, modulo 2^32 */
-} EntryObject;
-
-typedef struct {
-    EntryObject **cells; /* used from head to tail; NULL is a hole */
-    uint32_t base;
-    uint32_t capacity;
-    uint32_t head;
-    uint32_t tail;
-    uint32_t live;
-} Bucket;
-
-/* A set of slots: 64 to a word, and above it layers that say which words are not zero. */
-typedef struct {
-    int layers;
-    uint32_t counts[4];
-    uint64_t *words[4];
-} Occupancy;
-
-typedef struct {
-    uint64_t unit;     /* the level's tick, in ticks of level 1 */
-    uint64_t interval; /* UINT64_MAX when it exceeds every time */
-    uint64_t index;    /* spans passed since time 0; the pointer is index % size */
-    uint32_t size;
-    uint32_t pointer;
-    int unit_shift; /* log2 of unit, or -1 */
-    uint32_t mask;  /* size - 1 when size is a power of two, else 0 */
-    Occupancy occupied;
-    Bucket *buckets;
-} Level;
-
-typedef enum { WHEEL, SIMPLE, ROUNDS } Kind;
-
-struct WheelObject {
-    PyObject_HEAD
-    Kind kind;
-    char is_bounded, pushed, busy, late_sorted, hand_over_known;
-    int level_count;
-    int size_shift; /* levels on demand with a power of two: log2 of size, else 0 */
-    uint8_t level_of_bit[64];
-    uint64_t tick;
-    int64_t now;
-    uint64_t current; /* in ticks */
-    uint64_t serial;
-    uint64_t visits;
-    uint64_t wasted;
-    Py_ssize_t count;
-    Owner *owner;
-    PyObject *overflow; /* or NULL */
-    uint64_t next_hand_over;
-    int64_t handed_over_at;
-    Bucket late;
-    Bucket outside;
-    PyObject *weakrefs;
-    Level *levels[MAX_LEVELS];
-};
-
-static PyTypeObject Entry_Type, Wheel_Type, SimpleWheel_Type, RoundsWheel_Type;
-static PyObject *OutOfRange, *TimeWentBack, *WheelBusy;
+static PyTypeObject SimpleWheel_Type, RoundsWheel_Type;
+PyObject *OutOfRange, *TimerClosed;
+static PyObject *TimeWentBack, *WheelBusy;
 static PyObject *str_put, *str_take, *str_discard, *str_next_expiry, *str_bit_length;
 
 /* ---- Arenas: 64-byte entries on 64-byte boundaries, so that touching one costs one cache miss.
@@ -774,11 +671,11 @@ static int hand_over_at(WheelObject *w, uint64_t *tick)
 
 /* ---- Entries */
 
-static EntryObject *new_entry(WheelObject *w, int64_t expiry, PyObject *item)
+static inline EntryObject *new_entry(WheelObject *w, PyTypeObject *type, int64_t expiry, PyObject *item)
 {
     EntryObject *e = entry_alloc();
-    if (e == NULL) { PyErr_NoMemory(); return NULL; }
-    (void)PyObject_Init((PyObject *)e, &Entry_Type);
+    if (UNLIKELY(e == NULL)) { PyErr_NoMemory(); return NULL; }
+    (void)PyObject_Init((PyObject *)e, type);
     e->item = Py_NewRef(item);
     e->expiry = expiry;
     e->serial = w->serial++;
@@ -794,7 +691,7 @@ static void owner_release(Owner *owner)
     if (--owner->refs == 0) PyMem_Free(owner);
 }
 
-static void entry_dealloc(EntryObject *e)
+void entry_dealloc(EntryObject *e)
 {
     if (e->weakrefs) PyObject_ClearWeakRefs((PyObject *)e);
     owner_release(e->owner);
@@ -830,18 +727,18 @@ static int put_outside(WheelObject *w, EntryObject *e)
     return -1;
 }
 
-static EntryObject *schedule(WheelObject *w, int64_t expiry, PyObject *item)
+static inline EntryObject *schedule(WheelObject *w, PyTypeObject *type, int64_t expiry, PyObject *item)
 {
     uint64_t deadline = deadline_of(w, expiry);
     if (UNLIKELY(!fits(w, deadline))) {
-        EntryObject *e = new_entry(w, expiry, item);
+        EntryObject *e = new_entry(w, type, expiry, item);
         if (e != NULL && put_outside(w, e) < 0) Py_CLEAR(e);
         return e;
     }
     uint32_t place;
     Bucket *b = bucket_for(w, deadline, 0, &place);
     if (UNLIKELY(b == NULL)) return NULL;
-    EntryObject *e = new_entry(w, expiry, item);
+    EntryObject *e = new_entry(w, type, expiry, item);
     if (UNLIKELY(e == NULL)) return NULL;
     Py_INCREF(e);
     put(w, b, e, place, 0);
@@ -853,14 +750,14 @@ static EntryObject *schedule(WheelObject *w, int64_t expiry, PyObject *item)
 static int cancel(EntryObject *e)
 {
     WheelObject *w = e->owner->wheel;
-    if (e->place == NOWHERE || w == NULL) return 0;
+    if (!IS_PENDING(e) || w == NULL) return 0;
     if (UNLIKELY(e->place == OUTSIDE)) {
         Py_INCREF(w);
         int told = tell(w, str_discard, e);
         int gone = e->place != OUTSIDE;
         Py_DECREF(w); /* it may go now, and then it has let go of `e` */
         if (told < 0) return -1;
-        if (gone || e->place == NOWHERE) return 0;
+        if (gone || !IS_PENDING(e)) return 0;
     }
     unlink_entry(w, e);
     w->count--;
@@ -944,7 +841,7 @@ static PyObject *Entry_reschedule(EntryObject *e, PyObject *const *args, Py_ssiz
     if (bind("reschedule", args, nargs, kwnames, names, 1, 1, given) < 0) return NULL;
     if (as_time("expiry", given[0], &expiry) < 0) return NULL;
     WheelObject *w = e->owner->wheel;
-    if (e->place == NOWHERE || w == NULL) Py_RETURN_FALSE;
+    if (!IS_PENDING(e) || w == NULL) Py_RETURN_FALSE;
     Py_INCREF(w); /* the overflow buffer may drop the last reference */
     int moved = reschedule(w, e, expiry);
     Py_DECREF(w);
@@ -955,12 +852,12 @@ static PyObject *Entry_get_expiry(EntryObject *e, void *Py_UNUSED(closure)) { re
 
 static PyObject *Entry_get_item(EntryObject *e, void *Py_UNUSED(closure)) { return Py_NewRef(e->item ? e->item : Py_None); }
 
-static PyObject *Entry_get_pending(EntryObject *e, void *Py_UNUSED(closure)) { return PyBool_FromLong(e->place != NOWHERE); }
+static PyObject *Entry_get_pending(EntryObject *e, void *Py_UNUSED(closure)) { return PyBool_FromLong(IS_PENDING(e)); }
 
 static PyObject *Entry_get_rounds(EntryObject *e, void *Py_UNUSED(closure))
 {
     const WheelObject *w = e->owner->wheel;
-    if (e->place == NOWHERE || w == NULL || w->kind != ROUNDS) return PyLong_FromLong(0);
+    if (!IS_PENDING(e) || w == NULL || w->kind != ROUNDS) return PyLong_FromLong(0);
     uint64_t deadline = deadline_of(w, e->expiry);
     return PyLong_FromUnsignedLongLong(deadline <= w->current ? 0 : (deadline - w->current - 1) / w->levels[0]->size);
 }
@@ -968,7 +865,7 @@ static PyObject *Entry_get_rounds(EntryObject *e, void *Py_UNUSED(closure))
 static PyObject *Entry_repr(EntryObject *e)
 {
     return PyUnicode_FromFormat("<Entry expiry=%lld %spending>", (long long)e->expiry,
-                                e->place == NOWHERE ? "not " : "");
+                                IS_PENDING(e) ? "" : "not ");
 }
 
 static PyObject *refuse_pickle(PyObject *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
@@ -1155,6 +1052,71 @@ static int drain(WheelObject *w, uint64_t target, Py_ssize_t room, PyObject *fir
     }
 }
 
+/* ---- For _deadlines.c */
+
+EntryObject *wheel_place(WheelObject *w, PyTypeObject *type, int64_t expiry, PyObject *item)
+{
+    EntryObject *e = schedule(w, type, expiry, item);
+    Py_DECREF(item);
+    return e;
+}
+
+void wheel_unlink(WheelObject *w, EntryObject *e)
+{
+    unlink_entry(w, e);
+    w->count--;
+}
+
+int wheel_move(WheelObject *w, EntryObject *e, int64_t expiry)
+{
+    return reschedule(w, e, expiry) < 0 ? -1 : 0;
+}
+
+int wheel_turn(WheelObject *w, int64_t now)
+{
+    uint64_t target = (uint64_t)now / w->tick;
+    w->now = now;
+    while (w->current < target) {
+        uint64_t tick;
+        if (w->late.live || w->levels[0]->buckets[w->levels[0]->pointer].live) return 0;
+        if (next_event(w, &tick) < 0) return -1;
+        if (tick > target) turn_to(w, target);
+        else if (visit(w, tick) < 0) return -1;
+    }
+    return 0;
+}
+
+EntryObject *wheel_due(WheelObject *w)
+{
+    Bucket *b = due_bucket(w);
+    if (b == NULL || b->live == 0) return NULL;
+    while (b->cells[b->head] == NULL) b->head++;
+    if (b->head + FETCH_AHEAD < b->tail) PREFETCH(b->cells[b->head + FETCH_AHEAD]);
+    return b->cells[b->head];
+}
+
+EntryObject *wheel_any(WheelObject *w)
+{
+    Bucket *b = &w->late;
+    for (int i = 0; b->live == 0; i++) {
+        if (i == w->level_count) return NULL;
+        int64_t slot = occupancy_first(&w->levels[i]->occupied, 0);
+        if (slot >= 0) b = &w->levels[i]->buckets[slot];
+    }
+    while (b->cells[b->head] == NULL) b->head++;
+    return b->cells[b->head];
+}
+
+int64_t wheel_wakeup(WheelObject *w)
+{
+    uint64_t tick = NEVER;
+    if (w->count == 0) return -1;
+    if (w->late.live || w->levels[0]->buckets[w->levels[0]->pointer].live) return w->now;
+    if (next_event(w, &tick) < 0) return -1;
+    if (tick > (uint64_t)MAX_TIME / w->tick) return MAX_TIME;
+    return tick * w->tick <= (uint64_t)w->now ? w->now : (int64_t)(tick * w->tick);
+}
+
 /* ---- Rounds */
 
 /* Let the pointer pass one slot: what is due by now leaves it, the others stay. */
@@ -1228,7 +1190,7 @@ static PyObject *Wheel_schedule(WheelObject *w, PyObject *const *args, Py_ssize_
         args = given;
     }
     if (UNLIKELY(as_time("expiry", args[0], &expiry) < 0 || admit(w, expiry) < 0)) return NULL;
-    return (PyObject *)schedule(w, expiry, args[1]);
+    return (PyObject *)schedule(w, &Entry_Type, expiry, args[1]);
 }
 
 /* Take off what a failed schedule_many had placed, whatever the buffer says. */
@@ -1240,7 +1202,7 @@ static void undo(WheelObject *w, PyObject *entries)
         EntryObject *e = (EntryObject *)PyList_GET_ITEM(entries, i);
         if (e == NULL) break;
         if (e->place == OUTSIDE && tell(w, str_discard, e) < 0) PyErr_Clear();
-        if (e->place == NOWHERE) continue;
+        if (!IS_PENDING(e)) continue;
         unlink_entry(w, e);
         w->count--;
         let_go(e);
@@ -1281,7 +1243,7 @@ static int schedule_each(WheelObject *w, const int64_t *times, PyObject *items, 
     for (Py_ssize_t i = 0; i < n; i++)
         if (admit(w, times[i]) < 0) return -1;
     for (Py_ssize_t i = 0; i < n; i++) {
-        EntryObject *e = schedule(w, times[i], PyTuple_GET_ITEM(items, i));
+        EntryObject *e = schedule(w, &Entry_Type, times[i], PyTuple_GET_ITEM(items, i));
         if (e == NULL) { undo(w, entries); return -1; }
         PyList_SET_ITEM(entries, i, (PyObject *)e);
     }
@@ -1315,7 +1277,7 @@ static inline void fetch_for_cancel(WheelObject *w, PyObject *sequence, Py_ssize
     if (i + 2 * FETCH_AHEAD < size) PREFETCH(entries[i + 2 * FETCH_AHEAD]);
     if (i + FETCH_AHEAD >= size) return;
     EntryObject *e = (EntryObject *)entries[i + FETCH_AHEAD];
-    if (!Py_IS_TYPE(e, &Entry_Type) || e->owner != w->owner || e->place == NOWHERE) return;
+    if (!Py_IS_TYPE(e, &Entry_Type) || e->owner != w->owner || !IS_PENDING(e)) return;
     Bucket *b = bucket_at(w, e->place);
     PREFETCH(&b->cells[e->position - b->base]);
 }
@@ -1430,7 +1392,7 @@ static PyObject *Wheel_where(WheelObject *w, PyObject *const *args, Py_ssize_t n
     PyObject *given[1];
     if (bind("where", args, nargs, kwnames, names, 1, 1, given) < 0 || claim(w, given[0]) < 0) return NULL;
     uint32_t place = ((EntryObject *)given[0])->place;
-    if (place == NOWHERE) Py_RETURN_NONE;
+    if (place >= NOWHERE) Py_RETURN_NONE;
     if (place == LATE) return Py_BuildValue("iI", 1, w->levels[0]->pointer);
     return Py_BuildValue("II", place >> 24, place & 0xFFFFFF);
 }
@@ -1476,7 +1438,7 @@ static int check_cells(WheelObject *w, Bucket *b, uint32_t place)
         EntryObject *e = b->cells[i];
         if (e == NULL) continue;
         live++;
-        HOLDS(Py_IS_TYPE(e, &Entry_Type) && Py_REFCNT(e) > 0, "a cell holds a live entry");
+        HOLDS((Py_IS_TYPE(e, &Entry_Type) || Py_IS_TYPE(e, &Handle_Type)) && Py_REFCNT(e) > 0, "a cell holds a live entry");
         HOLDS(e->place == place && e->position - b->base == i, "an entry knows its bucket");
         HOLDS(e->owner == w->owner && e->owner->wheel == w, "an entry knows its wheel");
         HOLDS(e->item != NULL, "a pending entry has its item");
@@ -1551,7 +1513,11 @@ static int visit_items(const Bucket *b, visitproc visit, void *arg)
     for (uint32_t i = b->head; i < b->tail; i++) {
         if (i + 2 * FETCH_AHEAD < b->tail) PREFETCH(b->cells[i + 2 * FETCH_AHEAD]);
         if (i + FETCH_AHEAD < b->tail && b->cells[i + FETCH_AHEAD]) PREFETCH(b->cells[i + FETCH_AHEAD]->item);
-        if (b->cells[i]) Py_VISIT(b->cells[i]->item);
+        EntryObject *e = b->cells[i];
+        if (e == NULL) continue;
+        if (UNLIKELY(Py_IS_TYPE(e->item, &Call_Type))) /* unknown to the collector: show what is inside */
+            for (Py_ssize_t k = 0; k < Py_SIZE(e->item); k++) Py_VISIT(((CallObject *)e->item)->parts[k]);
+        else Py_VISIT(e->item);
     }
     return 0;
 }
@@ -1650,6 +1616,14 @@ static WheelObject *with_levels(WheelObject *w, const int64_t *sizes, Py_ssize_t
     return w;
 }
 
+/* Levels on demand of a power of two: the highest bit of the time left tells the level. */
+static void index_levels(WheelObject *w, int64_t size)
+{
+    if (size & (size - 1)) return;
+    w->size_shift = HIGHEST_BIT((uint64_t)size);
+    for (int bit = 0; bit < 64; bit++) w->level_of_bit[bit] = (uint8_t)(bit / w->size_shift);
+}
+
 static int as_size(PyObject *value, int64_t *size)
 {
     *size = DEFAULT_SIZE;
@@ -1711,11 +1685,20 @@ static PyObject *Wheel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     w->pushed = (char)pushed;
     w->is_bounded = sizes != NULL;
     w->overflow = Py_XNewRef(overflow);
-    if (!w->is_bounded && (each[0] & (each[0] - 1)) == 0) {
-        w->size_shift = HIGHEST_BIT((uint64_t)each[0]);
-        for (int bit = 0; bit < 64; bit++) w->level_of_bit[bit] = (uint8_t)(bit / w->size_shift);
-    }
+    if (!w->is_bounded) index_levels(w, each[0]);
     return (PyObject *)with_levels(w, each, n);
+}
+
+WheelObject *wheel_make(int64_t tick, int64_t start)
+{
+    const int64_t size = DEFAULT_SIZE;
+    WheelObject *w = new_wheel(&Wheel_Type, WHEEL, NULL, NULL);
+    if (w == NULL) return NULL;
+    w->tick = (uint64_t)tick;
+    w->now = start;
+    w->current = (uint64_t)start / w->tick;
+    index_levels(w, size);
+    return with_levels(w, &size, 1);
 }
 
 static PyObject *one_level(PyTypeObject *type, Kind kind, const char *format, PyObject *args, PyObject *kwargs)
@@ -1796,7 +1779,7 @@ static PyGetSetDef Entry_getset[] = {
     {NULL}
 };
 
-static PyTypeObject Entry_Type = {
+PyTypeObject Entry_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "tickwheel.Entry",
     .tp_doc = "One item on a wheel: made by `schedule`, and a handle to cancel or reschedule it.",
@@ -1866,7 +1849,7 @@ static PyNumberMethods Wheel_as_number = {.nb_bool = (inquiry)Wheel_bool};
     .tp_weaklistoffset = offsetof(WheelObject, weakrefs), \
 }
 
-static PyTypeObject Wheel_Type =
+PyTypeObject Wheel_Type =
     WHEEL_TYPE("tickwheel.Wheel", "A hierarchical timing wheel: integer time, no clock, no threads.", Wheel_new, Wheel_getset);
 static PyTypeObject SimpleWheel_Type =
     WHEEL_TYPE("tickwheel.SimpleWheel", "One level of slots: the plain timing wheel, for times within its interval.",
@@ -1886,19 +1869,20 @@ static int module_exec(PyObject *module)
     OutOfRange = PyObject_GetAttrString(errors, "OutOfRange");
     TimeWentBack = PyObject_GetAttrString(errors, "TimeWentBack");
     WheelBusy = PyObject_GetAttrString(errors, "WheelBusy");
+    TimerClosed = PyObject_GetAttrString(errors, "TimerClosed");
     Py_DECREF(errors);
     str_put = PyUnicode_InternFromString("put");
     str_take = PyUnicode_InternFromString("take");
     str_discard = PyUnicode_InternFromString("discard");
     str_next_expiry = PyUnicode_InternFromString("next_expiry");
     str_bit_length = PyUnicode_InternFromString("bit_length");
-    if (!OutOfRange || !TimeWentBack || !WheelBusy || !str_put || !str_take || !str_discard || !str_next_expiry
+    if (!OutOfRange || !TimeWentBack || !WheelBusy || !TimerClosed || !str_put || !str_take || !str_discard || !str_next_expiry
         || !str_bit_length)
         return -1;
     if (PyModule_AddType(module, &Entry_Type) < 0 || PyModule_AddType(module, &Wheel_Type) < 0
         || PyModule_AddType(module, &SimpleWheel_Type) < 0 || PyModule_AddType(module, &RoundsWheel_Type) < 0)
         return -1;
-    return 0;
+    return deadlines_exec(module);
 }
 
 /* One set of static types and arenas per process: sub-interpreters and builds without the GIL are told so, and

@@ -5,10 +5,8 @@ Knows nothing of levels or rounds: where an entry goes is the wheel's business.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from functools import wraps
-from operator import index
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -21,62 +19,17 @@ from typing import (
     final,
 )
 
-from tickwheel.errors import OutOfRange, TimeWentBack, WheelBusy
+from tickwheel.arguments import MAX_TIME, at_most, bounded, moment
+from tickwheel.errors import TimeWentBack, WheelBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import SupportsIndex
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
 R = TypeVar("R", bound="Roster[Any]")
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
-
-MAX_TIME = 2**63 - 1
-MAX_SIZE = 2**24
-DEFAULT_SIZE = 64
-
-
-def whole(name: str, value: object) -> int:
-    """Return `value` as an int; a bool is not one here, a float never."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int.__index__(value)
-    if hasattr(type(value), "__index__") and not isinstance(value, bool):
-        return index(cast("SupportsIndex", value))
-    raise TypeError(f"{name} must be an int, got {value!r:.100} ({type(value).__name__})")
-
-
-def shown(value: int) -> str:
-    """Return `value` for a message; Python refuses to print very long ints."""
-    bits = value.bit_length()
-    return str(value) if bits <= 128 else f"an int of {bits} bits"
-
-
-def moment(name: str, value: object) -> int:
-    """Return `value` as a time, which is an int from 0 to MAX_TIME."""
-    time = whole(name, value)
-    if not 0 <= time <= MAX_TIME:
-        raise OutOfRange(f"{name} must be from 0 to {MAX_TIME}, got {shown(time)}")
-    return time
-
-
-def bounded(name: str, value: object, low: int, high: int) -> int:
-    """Return `value` as an int from `low` to `high`."""
-    number = whole(name, value)
-    if not low <= number <= high:
-        raise ValueError(f"{name} must be from {low} to {high}, got {shown(number)}")
-    return number
-
-
-def at_most(limit: object) -> int:
-    """Return how many items `advance` may give: `limit`, or no end of them for None."""
-    if limit is None:
-        return sys.maxsize
-    number = whole("limit", limit)
-    if number < 1:
-        raise ValueError(f"limit must be at least 1, got {shown(number)}")
-    return min(number, sys.maxsize)
 
 
 def sealed(cls: C) -> C:

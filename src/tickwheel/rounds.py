@@ -8,17 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.entry import (
-    DEFAULT_SIZE,
-    MAX_SIZE,
-    Bucket,
-    Entry,
-    Roster,
-    T,
-    bounded,
-    exclusive,
-    sealed,
-)
+from tickwheel.arguments import DEFAULT_SIZE, MAX_SIZE, bounded
+from tickwheel.entry import Bucket, Entry, Roster, T, exclusive, sealed
 from tickwheel.wheel import Level
 
 if TYPE_CHECKING:

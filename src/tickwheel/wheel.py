@@ -48,18 +48,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Generic
 
-from tickwheel.entry import (
-    DEFAULT_SIZE,
-    MAX_SIZE,
-    MAX_TIME,
-    Bucket,
-    Entry,
-    Roster,
-    T,
-    bounded,
-    exclusive,
-    sealed,
-)
+from tickwheel.arguments import DEFAULT_SIZE, MAX_SIZE, MAX_TIME, bounded
+from tickwheel.entry import Bucket, Entry, Roster, T, exclusive, sealed
 from tickwheel.errors import OutOfRange
 
 if TYPE_CHECKING:

@@ -1,0 +1,150 @@
+/* The native wheel's structures, and what _deadlines.c may ask of _wheel.c. */
+#ifndef TICKWHEEL_WHEEL_H
+#define TICKWHEEL_WHEEL_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) || defined(__clang__)
+#define PREFETCH(p) __builtin_prefetch(p)
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define COUNT_TRAILING_ZEROS(x) __builtin_ctzll(x)
+#define HIGHEST_BIT(x) (63 - __builtin_clzll(x))
+#else
+#define PREFETCH(p) ((void)(p))
+#define LIKELY(x) (x)
+#define UNLIKELY(x) (x)
+static inline int COUNT_TRAILING_ZEROS(uint64_t x) { int n = 0; while (!(x & 1)) { x >>= 1; n++; } return n; }
+static inline int HIGHEST_BIT(uint64_t x) { int n = 0; while (x >>= 1) n++; return n; }
+#endif
+
+#define MAX_TIME INT64_MAX
+#define MAX_SIZE (1 << 24)
+#define MAX_LEVELS 64
+#define DEFAULT_SIZE 64
+#define NEVER UINT64_MAX
+#define FETCH_AHEAD 12
+
+/* Where an entry is: a level number (1 .. 64) in the high byte, the slot below it; or one of these. */
+#define OUTSIDE 0u            /* in the overflow buffer */
+#define LATE (0xFEu << 24)    /* was overdue when it was scheduled; on a RoundsWheel: due */
+#define NOWHERE (0xFFu << 24) /* not pending; below it a Handle keeps its state */
+#define IS_PENDING(e) ((e)->place < NOWHERE)
+#define PLACE(level, slot) ((uint32_t)(level) << 24 | (uint32_t)(slot))
+
+typedef struct WheelObject WheelObject;
+
+/* Shared by a wheel and all its entries, alive as long as any of them. */
+typedef struct {
+    Py_ssize_t refs;
+    WheelObject *wheel; /* NULL once the wheel is gone */
+} Owner;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *item; /* NULL when not pending */
+    int64_t expiry;
+    uint64_t serial;
+    Owner *owner;
+    PyObject *weakrefs;
+    uint32_t place;
+    uint32_t position; /* cell number + the bucket's base, modulo 2^32 */
+} EntryObject;
+
+typedef struct {
+    EntryObject **cells; /* used from head to tail; NULL is a hole */
+    uint32_t base;
+    uint32_t capacity;
+    uint32_t head;
+    uint32_t tail;
+    uint32_t live;
+} Bucket;
+
+/* A set of slots: 64 to a word, and above it layers that say which words are not zero. */
+typedef struct {
+    int layers;
+    uint32_t counts[4];
+    uint64_t *words[4];
+} Occupancy;
+
+typedef struct {
+    uint64_t unit;     /* the level's tick, in ticks of level 1 */
+    uint64_t interval; /* UINT64_MAX when it exceeds every time */
+    uint64_t index;    /* spans passed since time 0; the pointer is index % size */
+    uint32_t size;
+    uint32_t pointer;
+    int unit_shift; /* log2 of unit, or -1 */
+    uint32_t mask;  /* size - 1 when size is a power of two, else 0 */
+    Occupancy occupied;
+    Bucket *buckets;
+} Level;
+
+typedef enum { WHEEL, SIMPLE, ROUNDS } Kind;
+
+struct WheelObject {
+    PyObject_HEAD
+    Kind kind;
+    char is_bounded, pushed, busy, late_sorted, hand_over_known;
+    int level_count;
+    int size_shift; /* levels on demand with a power of two: log2 of size, else 0 */
+    uint8_t level_of_bit[64];
+    uint64_t tick;
+    int64_t now;
+    uint64_t current; /* in ticks */
+    uint64_t serial;
+    uint64_t visits;
+    uint64_t wasted;
+    Py_ssize_t count;
+    Owner *owner;
+    void *driver; /* the Deadlines that this wheel works for, or NULL */
+    PyObject *overflow; /* or NULL */
+    uint64_t next_hand_over;
+    int64_t handed_over_at;
+    Bucket late;
+    Bucket outside;
+    PyObject *weakrefs;
+    Level *levels[MAX_LEVELS];
+};
+
+/* A callback with its arguments: the item of a Handle that has any. */
+typedef struct {
+    PyObject_VAR_HEAD
+    PyObject *parts[1]; /* the callback first */
+} CallObject;
+
+extern PyTypeObject Entry_Type, Wheel_Type, Handle_Type, Call_Type, Deadlines_Type;
+extern PyObject *OutOfRange, *TimerClosed;
+
+/* A wheel of levels on demand. */
+WheelObject *wheel_make(int64_t tick, int64_t start);
+
+/* Place a new entry of `type`; a new reference, or NULL with an error. Steals `item` in both cases. */
+EntryObject *wheel_place(WheelObject *w, PyTypeObject *type, int64_t expiry, PyObject *item);
+
+/* Take a pending entry off; the wheel's reference to it passes to the caller. */
+void wheel_unlink(WheelObject *w, EntryObject *e);
+
+/* Move a pending entry, as a new schedule. 0 or -1. */
+int wheel_move(WheelObject *w, EntryObject *e, int64_t expiry);
+
+/* Move time to `now`, which is not before the wheel's, as far as nothing is due on the way. 0 or -1. */
+int wheel_turn(WheelObject *w, int64_t now);
+
+/* The next entry due after wheel_turn, borrowed; NULL when none is due, or with an error. */
+EntryObject *wheel_due(WheelObject *w);
+
+/* Any pending entry, borrowed, or NULL. */
+EntryObject *wheel_any(WheelObject *w);
+
+/* When the next bucket is due, or -1 when nothing is pending. */
+int64_t wheel_wakeup(WheelObject *w);
+
+void entry_dealloc(EntryObject *e);
+
+int deadlines_exec(PyObject *module);
+
+#endif

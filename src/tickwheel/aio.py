@@ -1,0 +1,212 @@
+"""`AsyncTimer`: deadlines on the running asyncio loop, with one loop timer in all."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.arguments import SECOND
+from tickwheel.clock import ManualClock
+from tickwheel.every import Every
+from tickwheel.kernel import Deadlines
+from tickwheel.timer import CLOSED, logger, settle, stats_of, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from tickwheel.clock import Clock
+    from tickwheel.kernel import Handle
+
+BATCH = 1_000  # then the loop has its turn
+
+
+class AsyncTimer(Deadlines):
+    """Callbacks after a delay, on the running event loop: the verbs of `Timer`.
+
+    - A callback may be a function or a coroutine function; a coroutine becomes a task, which the
+      timer keeps alive.
+    - What one raises goes to `on_error(exception, handle)`, or to the loop's exception handler.
+    - It has one timer of the loop's, however many are pending, and works on any loop.
+    - Leaving `async with` stops it, and ends the coroutines that it has started.
+    """
+
+    def __init__(
+        self,
+        tick: float = 0.001,
+        *,
+        clock: Clock | None = None,
+        on_error: Callable[[BaseException, Handle], object] | None = None,
+    ) -> None:
+        if clock is None:
+            clock = clock_of(asyncio._get_running_loop())
+        super().__init__(tick, clock)
+        self._tick_seconds = tick
+        self._own_clock = clock
+        self._manual = clock if isinstance(clock, ManualClock) else None
+        self._on_error = on_error
+        self._set_indirect(True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_id = 0
+        self._alarm: asyncio.Handle | None = None
+        self._tasks: dict[asyncio.Task[Any], Handle] = {}
+        self._everies: set[Every] = set()
+        self._shut_down = False
+        self._wakeups = 0
+        self._empty_wakeups = 0
+        if self._manual is not None:
+            self._manual._attach(self)
+        self._sleep()  # for ever: the first schedule rings
+
+    def call_every(
+        self,
+        period: float,
+        callback: Callable[..., object],
+        /,
+        *args: Any,
+        fixed: str = "rate",
+        missed: str = "skip",
+    ) -> Every:
+        """Call `callback(*args)` every `period` seconds, as `Timer.call_every` does."""
+        self._start()
+        return Every(self, period, callback, args, fixed, missed)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts since it was made, and the lateness of what has fired, in seconds."""
+        return stats_of(self, self._wakeups, self._empty_wakeups)
+
+    async def close(self) -> list[Handle | Every]:
+        """Stop, end the coroutines that it has started, and return what was still pending.
+
+        A second close returns []. Called from one of its own coroutines, it leaves that one be.
+        """
+        if self._shut_down:
+            return []
+        self._shut_down = True
+        handles = settle(self._shut(CLOSED), self._everies)
+        if self._manual is not None:
+            self._manual._detach(self)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        return handles
+
+    async def __aenter__(self) -> Self:
+        self._start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncTimer pending={len(self)}{' closed' if self._shut_down else ''}>"
+
+    def _start(self) -> None:
+        """Bind it to the running loop, once."""
+        if self._loop is not None:
+            return
+        loop = asyncio.get_running_loop()
+        clock = clock_of(loop)
+        if self._own_clock is None and clock is not None:
+            if len(self):
+                raise RuntimeError("this loop has a time of its own: make the AsyncTimer on it")
+            super().__init__(self._tick_seconds, clock)
+            self._set_indirect(True)
+            self._sleep()
+        self._loop = loop
+        self._thread_id = threading.get_ident()
+
+    def _earlier(self) -> None:
+        if self._manual is not None:
+            self._start()
+            self._manual._hold(self)
+        elif self._loop is None:
+            self._start()
+            self._arm()
+        elif threading.get_ident() == self._thread_id:
+            self._arm()
+        else:
+            self._loop.call_soon_threadsafe(self._arm)
+
+    def _arm(self) -> None:
+        """Have the loop ring when the next bucket is due."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        delay = self._sleep()
+        if self._shut_down or delay is None:
+            return
+        assert self._loop is not None
+        if delay:
+            self._alarm = self._loop.call_later(delay / SECOND, self._ring)
+        else:
+            self._alarm = self._loop.call_soon(self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._awake()
+        try:
+            ran = self._run_due(BATCH)
+            self._wakeups += 1
+            self._empty_wakeups += not ran
+        finally:
+            self._arm()
+
+    def _step(self) -> None:
+        """Run what is due by a manual clock; coroutines start, and go on when the loop runs."""
+        self._run_due(BATCH)
+
+    def _next_ns(self) -> int | None:
+        delay = self._sleep()
+        if delay is None or self._manual is None:
+            return None
+        return self._manual.time_ns() + delay
+
+    def _execute(self, handle: Handle) -> None:
+        answer = handle._invoke()
+        if not inspect.iscoroutine(answer):
+            handle._finish()
+            return
+        assert self._loop is not None
+        task = self._loop.create_task(answer)
+        self._tasks[task] = handle
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        handle = self._tasks.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error, handle)
+        handle._finish()
+
+    def _failed(self, error: BaseException, handle: Handle) -> None:
+        if self._on_error is not None:
+            tell(self._on_error, error, handle)
+            return
+        assert self._loop is not None
+        self._loop.call_exception_handler(
+            {
+                "message": f"callback {handle.callback!r} of {self!r} failed",
+                "exception": error,
+            }
+        )
+
+    def _slow(self, handle: Handle, seconds: float) -> None:
+        logger.warning("callback %r held the loop for %.3f s", handle.callback, seconds)
+
+
+def clock_of(loop: asyncio.AbstractEventLoop | None) -> Clock | None:
+    """Return `loop` when it has a time of its own, as the loops for tests do."""
+    return loop if hasattr(loop, "time_ns") else None

@@ -1,0 +1,88 @@
+"""What callers may pass, and what they are told otherwise: the value, and what would be right."""
+
+from __future__ import annotations
+
+import math
+import sys
+from operator import index
+from typing import TYPE_CHECKING, cast
+
+from tickwheel.errors import OutOfRange
+
+if TYPE_CHECKING:
+    from typing import SupportsIndex
+
+MAX_TIME = 2**63 - 1
+MAX_SIZE = 2**24
+DEFAULT_SIZE = 64
+SECOND = 1_000_000_000
+MAX_SECONDS = 9.2e9  # 292 years, in which nanoseconds fit 64 bits
+
+
+def whole(name: str, value: object) -> int:
+    """Return `value` as an int; a bool is not one here, a float never."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__index__(value)
+    if hasattr(type(value), "__index__") and not isinstance(value, bool):
+        return index(cast("SupportsIndex", value))
+    raise TypeError(f"{name} must be an int, got {value!r:.100} ({type(value).__name__})")
+
+
+def shown(value: int) -> str:
+    """Return `value` for a message; Python refuses to print very long ints."""
+    bits = value.bit_length()
+    return str(value) if bits <= 128 else f"an int of {bits} bits"
+
+
+def moment(name: str, value: object) -> int:
+    """Return `value` as a time, which is an int from 0 to MAX_TIME."""
+    time = whole(name, value)
+    if not 0 <= time <= MAX_TIME:
+        raise OutOfRange(f"{name} must be from 0 to {MAX_TIME}, got {shown(time)}")
+    return time
+
+
+def bounded(name: str, value: object, low: int, high: int) -> int:
+    """Return `value` as an int from `low` to `high`."""
+    number = whole(name, value)
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, got {shown(number)}")
+    return number
+
+
+def at_most(limit: object) -> int:
+    """Return how many items `advance` may give: `limit`, or no end of them for None."""
+    if limit is None:
+        return sys.maxsize
+    number = whole("limit", limit)
+    if number < 1:
+        raise ValueError(f"limit must be at least 1, got {shown(number)}")
+    return min(number, sys.maxsize)
+
+
+def nanoseconds(name: str, seconds: object, *, negative: bool = False) -> int:
+    """Return `seconds`, a number, as nanoseconds, to the nearest."""
+    kind = type(seconds)
+    if isinstance(seconds, bool) or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
+        raise TypeError(
+            f"{name} must be a number of seconds, got {seconds!r:.100} ({kind.__name__})"
+        )
+    try:
+        value = float(seconds)  # type: ignore[arg-type]
+    except OverflowError:
+        value = math.inf
+    if not -MAX_SECONDS < value < MAX_SECONDS:
+        raise OutOfRange(
+            f"{name} must be a finite number of seconds within 292 years, got {seconds!r:.100}"
+        )
+    if value < 0 and not negative:
+        raise ValueError(f"{name} must be 0 or more seconds, got {seconds!r:.100}")
+    return math.floor(value * 1e9 + 0.5)
+
+
+def check_callback(callback: object) -> None:
+    """Raise TypeError unless `callback` can be called."""
+    if not callable(callback):
+        raise TypeError(
+            f"callback must be callable, got {callback!r:.100} ({type(callback).__name__})"
+        )

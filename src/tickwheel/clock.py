@@ -1,0 +1,121 @@
+"""Clocks: the only file that asks the time.
+
+A clock gives seconds that never go back, from an origin of its own. Timers reckon in its integer
+nanoseconds; the native ones read the system's clock themselves, and it is the same clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import Protocol
+
+from tickwheel.arguments import SECOND, nanoseconds
+
+STUCK = (
+    100_000  # steps of a manual clock at one moment: callbacks that reschedule themselves at once
+)
+
+
+class Clock(Protocol):
+    """What a timer asks of a clock: one time, as float seconds and as integer nanoseconds."""
+
+    def time(self) -> float:
+        """Return the time in seconds."""
+
+    def time_ns(self) -> int:
+        """Return the time in nanoseconds."""
+
+
+class SystemClock:
+    """The system's monotonic clock: it stands still while the machine is suspended."""
+
+    __slots__ = ()
+
+    def time(self) -> float:
+        """Return the time in seconds."""
+        return time.monotonic()
+
+    def time_ns(self) -> int:
+        """Return the time in nanoseconds."""
+        return time.monotonic_ns()
+
+
+class Driven(Protocol):
+    """What a `ManualClock` asks of a timer that it drives."""
+
+    def _next_ns(self) -> int | None:
+        """Return when it has something to do, or None."""
+
+    def _step(self) -> None:
+        """Do what is due by now."""
+
+
+class ManualClock:
+    """A clock that moves only when told, for tests: timers on it have no thread.
+
+    - `advance` runs every callback that falls due on the way, in the caller's thread, each at its
+      own time, and returns after the last one.
+    """
+
+    __slots__ = ("__weakref__", "_held", "_lock", "_now", "_timers")
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = nanoseconds("start", start)
+        self._lock = threading.RLock()
+        self._timers: weakref.WeakSet[Driven] = weakref.WeakSet()
+        self._held: set[Driven] = set()  # those with something pending, which it keeps alive
+
+    def time(self) -> float:
+        """Return the time in seconds."""
+        return self._now / SECOND
+
+    def time_ns(self) -> int:
+        """Return the time in nanoseconds."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward by `seconds`, running what is due at each moment on the way."""
+        span = nanoseconds("seconds", seconds)
+        with self._lock:
+            target = self._now + span
+            steps, moment = 0, self._now
+            while (timer := self._next_before(target)) is not None:
+                steps = steps + 1 if moment == self._now else 0
+                moment = self._now
+                if steps > STUCK:
+                    raise RuntimeError(f"callbacks keep scheduling more at {self.time()} s")
+                timer._step()
+            self._now = max(self._now, target)
+
+    def _next_before(self, target: int) -> Driven | None:
+        """Go to the next moment until `target` at which a timer has work; return that timer."""
+        moments = []
+        for timer in list(self._timers):
+            when = timer._next_ns()
+            if when is None:
+                self._held.discard(timer)
+            else:
+                self._held.add(timer)
+                moments.append((when, timer))
+        if not moments:
+            return None
+        when, timer = min(moments, key=lambda moment: moment[0])
+        if when > target:
+            return None
+        self._now = max(self._now, when)
+        return timer
+
+    def _attach(self, timer: Driven) -> None:
+        self._timers.add(timer)
+
+    def _hold(self, timer: Driven) -> None:
+        self._held.add(timer)
+
+    def _detach(self, timer: Driven) -> None:
+        self._timers.discard(timer)
+        self._held.discard(timer)
+
+    def __repr__(self) -> str:
+        return f"<ManualClock time={self.time()}>"

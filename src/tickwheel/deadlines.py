@@ -1,0 +1,324 @@
+"""Callbacks by deadline: a wheel, a clock and handles, in Python. What every timer is made of.
+
+It has no thread and never sleeps: a driver does that, `Timer` with a thread, `AsyncTimer` with an
+event loop. The native twin in _deadlines.c does the same.
+
+A driver overrides four methods: `_earlier`, called when something became due sooner than it sleeps;
+`_failed`, called with what a callback raised; `_slow`, called when one took long; and `_execute`,
+called instead of the callback after `_set_indirect(True)`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.arguments import SECOND, check_callback, nanoseconds
+from tickwheel.clock import Clock, SystemClock
+from tickwheel.entry import sealed
+from tickwheel.errors import TimerClosed
+from tickwheel.wheel import Wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from tickwheel.entry import Entry
+
+SLOW_NS = SECOND // 10
+AWAKE = -1
+FOR_EVER = 2**63 - 1
+BINS = 64
+
+
+@sealed
+class Handle:
+    """A callback on a timer: made by `call_later` and its like, to cancel or reschedule it."""
+
+    __slots__ = ("__weakref__", "_args", "_callback", "_deadlines", "_entry", "_state", "_when")
+
+    _args: tuple[Any, ...]
+    _callback: Callable[..., object] | None
+    _deadlines: Deadlines
+    _entry: Entry[Handle]
+    _state: str
+    _when: int
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        raise TypeError("cannot create 'tickwheel.Handle' instances")
+
+    @property
+    def when(self) -> float:
+        """The time it is due at, in seconds of its timer's clock."""
+        return self._when / SECOND
+
+    @property
+    def state(self) -> str:
+        """'pending', 'running', 'done' or 'cancelled'."""
+        return self._state
+
+    @property
+    def callback(self) -> Callable[..., object] | None:
+        """What it will call; None once it has run or was cancelled."""
+        return self._callback
+
+    def cancel(self) -> bool:
+        """Take it off its timer and let go of the callback; True when this call did. O(1)."""
+        with self._deadlines._lock:
+            if self._state != "pending":
+                return False
+            self._deadlines._take_off(self)
+            self._state = "cancelled"
+            self._deadlines._cancelled += 1
+            released = self._let_go()
+        del released  # outside the lock: it may run any code
+        return True
+
+    def reschedule(self, delay: float, /) -> bool:
+        """Move it to `delay` seconds from now; False when it was no longer pending. O(1)."""
+        return self._deadlines._move(self, nanoseconds("delay", delay))
+
+    def _invoke(self) -> object:
+        """Call the callback, for a driver that hands it to somebody else."""
+        return self._callback(*self._args) if self._callback is not None else None
+
+    def _finish(self) -> None:
+        if self._state == "running":
+            self._state = "done"
+            self._let_go()
+
+    def _let_go(self) -> object:
+        released = self._callback, self._args
+        self._callback, self._args = None, ()
+        return released
+
+    def __repr__(self) -> str:
+        return f"<Handle when={self.when} {self.state}>"
+
+
+class Deadlines:
+    """Callbacks by deadline: a wheel and a clock, without a driver."""
+
+    def __init__(self, tick: float, clock: Clock | None = None) -> None:
+        self._tick = nanoseconds("tick", tick)
+        if self._tick < 1:
+            raise ValueError(f"tick must be at least 1e-09 seconds, got {tick!r:.100}")
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._system = SystemClock()
+        self._lock = threading.RLock()
+        self._wheel: Wheel[Handle] = Wheel(self._tick, start=max(0, self._clock.time_ns()))
+        self._sleeping_until = AWAKE
+        self._closed: str | None = None
+        self._indirect = False
+        self._fired = 0
+        self._cancelled = 0
+        self._lateness_sum = 0
+        self._lateness_max = 0
+        self._lateness_bins = [0] * BINS
+        self._due: deque[tuple[Handle, Entry[Handle]]] = deque()  # off the wheel, not yet run
+        self._due_count = 0  # those of them that are still pending
+
+    def __len__(self) -> int:
+        return len(self._wheel) + self._due_count
+
+    def __bool__(self) -> bool:
+        return True
+
+    def time(self) -> float:
+        """Return the time of its clock, in seconds."""
+        return self._clock.time_ns() / SECOND
+
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Handle:
+        """Call `callback(*args)` `delay` seconds from now; return its handle. O(1)."""
+        check_callback(callback)
+        span = nanoseconds("delay", delay)
+        return self._call_at(self._clock.time_ns() + span, callback, args)
+
+    def call_at(self, when: float, callback: Callable[..., object], /, *args: Any) -> Handle:
+        """Call `callback(*args)` at `when`, in seconds of `time()`; return its handle. O(1).
+
+        What is past is due now, behind what is due already.
+        """
+        check_callback(callback)
+        moment = nanoseconds("when", when, negative=True)
+        tick_began = self._clock.time_ns() // self._tick * self._tick
+        return self._call_at(max(moment, tick_began), callback, args)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the snapshot of its wheel; times are in nanoseconds."""
+        with self._lock:
+            return self._wheel.snapshot()
+
+    def _call_at(self, when: int, callback: Callable[..., object], args: tuple[Any, ...]) -> Handle:
+        handle: Handle = object.__new__(Handle)
+        handle._callback = callback
+        handle._args = args
+        handle._deadlines = self
+        handle._state = "pending"
+        with self._lock:
+            if self._closed is not None:
+                raise TimerClosed(self._closed)
+            self._place(handle, when)
+            self._tell_driver(handle)
+        return handle
+
+    def _place(self, handle: Handle, when: int) -> None:
+        self._turn()
+        handle._when = when
+        handle._entry = self._wheel.schedule(when, handle)
+
+    def _take_off(self, handle: Handle) -> None:
+        if not handle._entry.cancel():
+            self._due_count -= 1  # it waited in _due, where it is passed over from now on
+
+    def _move(self, handle: Handle, delay: int) -> bool:
+        with self._lock:
+            if handle._state != "pending":
+                return False
+            when = self._clock.time_ns() + delay
+            self._take_off(handle)
+            self._place(handle, when)
+            self._tell_driver(handle)
+        return True
+
+    def _tell_driver(self, handle: Handle) -> None:
+        before = self._sleeping_until
+        if handle._when < before:
+            self._sleeping_until = AWAKE
+            try:
+                self._earlier()
+            except BaseException:
+                self._sleeping_until = before
+                handle.cancel()
+                raise
+
+    def _turn(self) -> None:
+        """Bring the wheel to now, so that a short timer after a long silence lands on level 1."""
+        now = max(self._clock.time_ns(), self._wheel.now)
+        if now // self._tick > self._wheel.now // self._tick:
+            for handle in self._wheel.advance(now):
+                self._due.append((handle, handle._entry))
+                self._due_count += 1
+
+    def _run_due(self, limit: int, /) -> int:
+        """Run up to `limit` handles that are due now and were scheduled before now; how many."""
+        with self._lock:
+            self._turn()
+            batch = len(self._due)
+        ran = 0
+        started = self._system.time_ns()
+        while batch and ran < limit:
+            with self._lock:
+                if self._closed is not None or not self._due:
+                    break
+                handle, entry = self._due.popleft()
+                batch -= 1
+                if handle._entry is not entry or handle._state != "pending":
+                    continue  # cancelled or moved while it waited
+                handle._state = "running"
+                self._due_count -= 1
+                self._fired += 1
+                self._note_lateness(handle._when)
+            ran += 1
+            started = self._run_one(handle, started)
+        return ran
+
+    def _run_one(self, handle: Handle, started: int) -> int:
+        """Run `handle`; return when it ended."""
+        elsewhere = self._indirect
+        try:
+            if elsewhere:
+                self._execute(handle)
+            else:
+                handle._invoke()
+        except BaseException as error:
+            elsewhere = False
+            if not isinstance(error, Exception):
+                raise
+            self._failed(error, handle)
+        finally:
+            ended = self._system.time_ns()
+            if ended - started > SLOW_NS:
+                self._slow(handle, (ended - started) / SECOND)
+            if not elsewhere:
+                handle._finish()
+        return ended
+
+    def _note_lateness(self, when: int) -> None:
+        late = max(0, self._clock.time_ns() - when)
+        self._lateness_sum += late
+        self._lateness_max = max(self._lateness_max, late)
+        self._lateness_bins[max(0, late.bit_length() - 1)] += 1
+
+    def _sleep(self) -> int | None:
+        """Return nanoseconds until something is due; from now on `_earlier` tells of changes."""
+        with self._lock:
+            self._turn()
+            if self._due_count:
+                self._sleeping_until = self._wheel.now
+                return 0
+            self._due.clear()
+            wakeup = self._wheel.next_wakeup()
+            self._sleeping_until = FOR_EVER if wakeup is None else wakeup
+            if wakeup is None:
+                return None
+            return max(0, wakeup - self._clock.time_ns())
+
+    def _awake(self) -> bool:
+        """Say that the driver is awake; True when `_earlier` was called since `_sleep`."""
+        with self._lock:
+            told = self._sleeping_until == AWAKE
+            self._sleeping_until = AWAKE
+            return told
+
+    def _shut(self, reason: str, /) -> list[Handle]:
+        """Close it for `reason`, and return the handles that were pending, now cancelled."""
+        released: list[object] = []
+        with self._lock:
+            self._closed = reason
+            due = [handle for handle, entry in self._due if handle._entry is entry]
+            pending = [handle for handle in due if handle._state == "pending"]
+            for bucket in self._wheel._buckets():
+                pending.extend(entry._item for entry in bucket if entry._item is not None)
+            for handle in pending:
+                self._take_off(handle)
+                handle._state = "cancelled"
+                released.append(handle._let_go())
+            self._cancelled += len(pending)
+            self._due.clear()
+        return pending
+
+    def _set_indirect(self, value: bool, /) -> None:
+        self._indirect = value
+
+    def _counts(self) -> dict[str, Any]:
+        return {
+            "fired": self._fired,
+            "cancelled": self._cancelled,
+            "lateness_sum": self._lateness_sum,
+            "lateness_max": self._lateness_max,
+            "lateness_bins": list(self._lateness_bins),
+        }
+
+    def _check(self) -> None:
+        with self._lock:
+            self._wheel._check()
+            waiting = [h for h, e in self._due if h._entry is e and h._state == "pending"]
+            assert len(waiting) == self._due_count, "len is exact"
+
+    def _forget_lock(self) -> None:
+        """After fork: whoever held the lock is not in this process."""
+        self._lock = threading.RLock()
+
+    def _earlier(self) -> None:
+        """Something became due sooner than the driver sleeps."""
+
+    def _failed(self, error: Exception, handle: Handle) -> None:
+        """A callback raised `error`."""
+
+    def _slow(self, handle: Handle, seconds: float) -> None:
+        """A callback held the driver for so long."""
+
+    def _execute(self, handle: Handle) -> None:
+        """Run `handle` in some other way."""
