@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.native
-NATIVE := src/tickwheel/_wheel.c src/tickwheel/_deadlines.c src/tickwheel/_wheel.h
+NATIVE := $(wildcard src/tickwheel/*.[ch])
 PACKAGES := valgrind # what the tests call, as Debian packages
 
 # A compiler that is there but fails is an error here; without one the pure wheel is used.
@@ -73,6 +73,12 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 soak: $(READY) ## Run a million steps of the state machine
 	TICKWHEEL_SOAK_STEPS=$${TICKWHEEL_SOAK_STEPS:-1000000} \
 	    $(BIN)/python -m pytest tests/test_wheel_stateful.py -m soak $(PYTEST_ARGS)
+
+.PHONY: test-asyncio
+test-asyncio: $(READY) ## Run asyncio's own tests on its loop and on ours, and compare
+	@$(BIN)/python -c 'import test.test_asyncio' 2>/dev/null \
+	    || tools/debian-packages "$$($(BIN)/python -c 'import sys; print("libpython%d.%d-testsuite" % sys.version_info[:2])')"
+	$(BIN)/python tools/asyncio-suite
 
 .PHONY: test-pythons
 test-pythons: ## Run the tests on each Python from 3.11 on that is found

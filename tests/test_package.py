@@ -19,23 +19,37 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tickwheel"
 
 PUBLIC = {
+    "AsyncTimer",
+    "Clock",
     "Entry",
+    "EventLoop",
+    "Every",
+    "Handle",
+    "ManualClock",
     "MemoryBuffer",
     "NATIVE",
     "OutOfRange",
     "OverflowBuffer",
     "RoundsWheel",
     "SimpleWheel",
+    "SystemClock",
     "TickwheelError",
     "TimeWentBack",
+    "Timer",
     "TimerClosed",
     "Wheel",
     "WheelBusy",
     "__version__",
+    "new_event_loop",
 }
+LATER = {"AsyncTimer", "EventLoop", "new_event_loop"}  # they come with asyncio, when asked for
 
 # From the inside out; a module may import what stands before it. `tickwheel` is the package itself.
-LAYERS = ["errors", "entry", "overflow", "wheel", "rounds", "_wheel", "tickwheel", "lab"]
+LAYERS = [
+    "errors", "arguments", "clock", "entry", "overflow", "wheel", "rounds", "deadlines", "_wheel",
+    "kernel", "every", "timer", "aio", "loop", "purgatory", "idle", "tickwheel", "testing",
+    "pytest_plugin", "lab",
+]  # fmt: skip
 
 
 def test_the_public_names_are_these():
@@ -46,11 +60,26 @@ def test_the_public_names_are_these():
 
 def test_no_other_name_of_the_package_looks_public():
     submodules = {path.stem for path in PACKAGE.glob("*.py")}
-    loose = {name for name in vars(tickwheel) if not name.startswith("_")} - PUBLIC - submodules
-    assert loose <= {"os"}
+    names = {name for name in vars(tickwheel) if name.isidentifier()}  # pytest adds others
+    loose = {name for name in names if not name.startswith("_")} - PUBLIC - submodules
+    assert loose <= {"Any", "TYPE_CHECKING", "import_module"}
 
 
-@pytest.mark.parametrize("name", ["Wheel", "SimpleWheel", "RoundsWheel", "Entry"])
+def test_all_public_names_are_in_dir_and_an_unknown_one_is_an_error():
+    assert set(dir(tickwheel)) >= PUBLIC
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tickwheel.nothing  # noqa: B018
+
+
+def test_asyncio_comes_only_with_the_names_that_need_it():
+    there = "print('asyncio' in sys.modules)"
+    for name in LATER:
+        code = f"import sys, tickwheel; {there}; tickwheel.{name}; {there}"
+        ran = run(sys.executable, "-c", code)
+        assert ran.stdout.split() == ["False", "True"], name
+
+
+@pytest.mark.parametrize("name", ["Wheel", "SimpleWheel", "RoundsWheel", "Entry", "Handle"])
 def test_a_public_class_belongs_to_the_package_itself(name):
     assert getattr(tickwheel, name).__module__ == "tickwheel"
 

@@ -30,6 +30,7 @@ typedef struct {
     int indirect;        /* due handles go to self._execute(handle) */
     int64_t tick_ends;   /* before this time the wheel need not turn */
     int64_t sleeping_until;
+    int64_t latest; /* the last time that the clock gave */
     uint64_t fired, cancelled;
     int64_t lateness_sum, lateness_max;
     uint64_t lateness_bins[LATENESS_BINS]; /* by the highest bit of the nanoseconds */
@@ -45,15 +46,33 @@ static int64_t system_ns(void)
     return (int64_t)t.tv_sec * SECOND + t.tv_nsec;
 }
 
-/* The time in nanoseconds into *ns; a clock that went back stands still. */
-static inline int read_clock(Deadlines *d, int64_t *ns)
+static int ask_clock(Deadlines *d, int64_t *ns)
 {
-    if (LIKELY(d->clock == NULL)) { *ns = system_ns(); return 0; }
     PyObject *answer = PyObject_CallMethodNoArgs(d->clock, str_time_ns);
     if (answer == NULL) return -1;
     *ns = PyLong_AsLongLong(answer);
     Py_DECREF(answer);
     return *ns == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* The time in nanoseconds into *ns; a clock that went back stands still. */
+static inline int read_clock(Deadlines *d, int64_t *ns)
+{
+    if (LIKELY(d->clock == NULL)) *ns = system_ns();
+    else if (ask_clock(d, ns) < 0) return -1;
+    if (LIKELY(*ns > d->latest)) d->latest = *ns; else *ns = d->latest;
+    return 0;
+}
+
+/* As float seconds, rounded once, as Python's division does. */
+static PyObject *as_seconds(int64_t ns)
+{
+    if (LIKELY(ns < (int64_t)1 << 53)) return PyFloat_FromDouble((double)ns / 1e9);
+    PyObject *whole = PyLong_FromLongLong(ns), *second = PyLong_FromLong(SECOND);
+    PyObject *seconds = whole && second ? PyNumber_TrueDivide(whole, second) : NULL;
+    Py_XDECREF(whole);
+    Py_XDECREF(second);
+    return seconds;
 }
 
 static int refuse_seconds(const char *name, PyObject *value)
@@ -70,15 +89,14 @@ static inline int as_ns(const char *name, PyObject *value, int64_t *ns)
     double seconds;
     if (LIKELY(PyFloat_CheckExact(value))) seconds = PyFloat_AS_DOUBLE(value);
     else {
-        if (PyBool_Check(value)) return refuse_seconds(name, value);
+        PyNumberMethods *number = Py_TYPE(value)->tp_as_number;
+        if (PyBool_Check(value) || number == NULL || (number->nb_float == NULL && number->nb_index == NULL))
+            return refuse_seconds(name, value);
         seconds = PyFloat_AsDouble(value);
         if (seconds == -1.0 && PyErr_Occurred()) {
-            if (PyErr_ExceptionMatches(PyExc_OverflowError)) { PyErr_Clear(); seconds = INFINITY; }
-            else {
-                if (!PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
-                PyErr_Clear();
-                return refuse_seconds(name, value);
-            }
+            if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+            PyErr_Clear();
+            seconds = INFINITY;
         }
     }
     double exact = seconds * 1e9;
@@ -113,6 +131,14 @@ static inline int turn(Deadlines *d, int64_t now)
     uint64_t tick = d->wheel->tick, next = d->wheel->current + 1;
     d->tick_ends = next > (uint64_t)INT64_MAX / tick ? INT64_MAX : (int64_t)(next * tick);
     return 0;
+}
+
+/* Whether `when`, rounded up to its tick, is before the bucket that the driver sleeps for. */
+static inline int is_earlier(const Deadlines *d, int64_t when)
+{
+    if (LIKELY(when >= d->sleeping_until)) return 0;
+    uint64_t tick = d->wheel->tick;
+    return ((uint64_t)when + tick - 1) / tick * tick < (uint64_t)d->sleeping_until;
 }
 
 /* `handle` is due sooner than the driver sleeps. When it cannot be told, the handle is cancelled. */
@@ -168,16 +194,18 @@ static PyObject *call_at_ns(Deadlines *d, int64_t now, int64_t when, PyObject *c
     if (turn(d, now) < 0) { Py_DECREF(item); return NULL; }
     EntryObject *handle = wheel_place(d->wheel, &Handle_Type, when, item);
     if (UNLIKELY(handle == NULL)) return NULL;
-    if (UNLIKELY(when < d->sleeping_until) && tell_driver(d, handle) < 0) Py_CLEAR(handle);
+    if (UNLIKELY(is_earlier(d, when)) && tell_driver(d, handle) < 0) Py_CLEAR(handle);
     return (PyObject *)handle;
 }
 
-static int check_call(const char *function, PyObject *const *args, Py_ssize_t nargs)
+static int check_call(const char *function, const char *time, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (UNLIKELY(nargs < 2)) {
-        PyErr_Format(PyExc_TypeError, "%s() needs a time and a callback, got %zd arguments", function, nargs);
-        return -1;
-    }
+    if (UNLIKELY(nargs == 1))
+        PyErr_Format(PyExc_TypeError, "Deadlines.%s() missing 1 required positional argument: 'callback'", function);
+    else if (UNLIKELY(nargs == 0))
+        PyErr_Format(PyExc_TypeError, "Deadlines.%s() missing 2 required positional arguments: '%s' and 'callback'",
+                     function, time);
+    if (UNLIKELY(nargs < 2)) return -1;
     if (UNLIKELY(!PyCallable_Check(args[1]))) {
         PyObject *type = PyType_GetName(Py_TYPE(args[1]));
         if (type) PyErr_Format(PyExc_TypeError, "callback must be callable, got %.100R (%U)", args[1], type);
@@ -204,7 +232,7 @@ static int after(int64_t now, int64_t delay, PyObject *given, int64_t *when)
 static PyObject *Deadlines_call_later(Deadlines *d, PyObject *const *args, Py_ssize_t nargs)
 {
     int64_t delay, now, when;
-    if (check_call("call_later", args, nargs) < 0 || as_ns("delay", args[0], &delay) < 0) return NULL;
+    if (check_call("call_later", "delay", args, nargs) < 0 || as_ns("delay", args[0], &delay) < 0) return NULL;
     if (read_clock(d, &now) < 0 || after(now, delay, args[0], &when) < 0) return NULL;
     return call_at_ns(d, now, when, args + 1, nargs - 1);
 }
@@ -212,7 +240,7 @@ static PyObject *Deadlines_call_later(Deadlines *d, PyObject *const *args, Py_ss
 static PyObject *Deadlines_call_at(Deadlines *d, PyObject *const *args, Py_ssize_t nargs)
 {
     int64_t now, when;
-    if (check_call("call_at", args, nargs) < 0 || as_ns("when", args[0], &when) < 0) return NULL;
+    if (check_call("call_at", "when", args, nargs) < 0 || as_ns("when", args[0], &when) < 0) return NULL;
     if (read_clock(d, &now) < 0) return NULL;
     if (when < now) { /* what is past is due now, behind what is due already, which it would starve otherwise */
         int64_t tick_began = now - now % (int64_t)d->wheel->tick;
@@ -224,7 +252,9 @@ static PyObject *Deadlines_call_at(Deadlines *d, PyObject *const *args, Py_ssize
 static PyObject *Deadlines_time(Deadlines *d, PyObject *Py_UNUSED(ignored))
 {
     int64_t now;
-    return read_clock(d, &now) < 0 ? NULL : PyFloat_FromDouble((double)now / 1e9);
+    if (d->clock == NULL) now = system_ns();
+    else if (ask_clock(d, &now) < 0) return NULL;
+    return as_seconds(now);
 }
 
 /* ---- Running what is due */
@@ -289,7 +319,7 @@ static int run_one(Deadlines *d, EntryObject *handle, int64_t *started)
     int64_t ended = system_ns();
     if (UNLIKELY(ended - *started > SLOW_NS) && !failed) failed = report_slow(d, handle, ended - *started);
     *started = ended;
-    if (!d->indirect || answer == NULL) finish(handle);
+    if (!(d->indirect && answer == Py_True)) finish(handle); /* otherwise it goes on elsewhere */
     Py_XDECREF(answer);
     Py_DECREF(item);
     return failed;
@@ -304,7 +334,7 @@ static Py_ssize_t run_due(Deadlines *d, Py_ssize_t limit)
     uint64_t newer = d->wheel->serial;
     started = d->clock ? system_ns() : now;
     while (ran < limit && d->closed == NULL) {
-        if (turn(d, now < d->wheel->now ? d->wheel->now : now) < 0) return -1;
+        if (turn(d, now) < 0) return -1;
         EntryObject *handle = wheel_due(d->wheel);
         if (handle == NULL && PyErr_Occurred()) return -1;
         if (handle == NULL || handle->serial >= newer) break; /* what callbacks make waits for the next call */
@@ -336,7 +366,7 @@ static PyObject *Deadlines_run_due(Deadlines *d, PyObject *limit)
 static PyObject *Deadlines_sleep(Deadlines *d, PyObject *Py_UNUSED(ignored))
 {
     int64_t now;
-    if (read_clock(d, &now) < 0 || turn(d, now < d->wheel->now ? d->wheel->now : now) < 0) return NULL;
+    if (read_clock(d, &now) < 0 || turn(d, now) < 0) return NULL;
     int64_t wakeup = wheel_wakeup(d->wheel);
     if (wakeup < 0) {
         if (PyErr_Occurred()) return NULL;
@@ -430,13 +460,15 @@ static int Deadlines_init(Deadlines *d, PyObject *args, PyObject *kwargs)
     if (ns < 1) { PyErr_Format(PyExc_ValueError, "tick must be at least 1e-09 seconds, got %.100R", tick); return -1; }
     if (d->wheel->count) { PyErr_SetString(PyExc_RuntimeError, "a timer is made once"); return -1; }
     Py_XSETREF(d->clock, clock == Py_None ? NULL : Py_NewRef(clock));
-    if (read_clock(d, &now) < 0) return -1;
+    if (d->clock == NULL) now = system_ns();
+    else if (ask_clock(d, &now) < 0) return -1;
     WheelObject *wheel = wheel_make(ns, now < 0 ? 0 : now), *before = d->wheel;
     if (wheel == NULL) return -1;
     wheel->driver = d;
     before->driver = NULL;
     d->wheel = wheel;
     d->tick_ends = 0;
+    d->latest = d->wheel->now;
     Py_DECREF(before);
     return 0;
 }
@@ -483,14 +515,14 @@ static PyObject *Handle_reschedule(EntryObject *handle, PyObject *given)
 {
     int64_t delay, now, when;
     Deadlines *d = driver_of(handle);
-    if (as_ns("delay", given, &delay) < 0) return NULL;
+    if (as_ns("delay", given, &delay) < 0 || (delay < 0 && after(0, delay, given, &when) < 0)) return NULL;
     if (d == NULL) Py_RETURN_FALSE;
     Py_INCREF(d); /* a clock written in Python may drop the last reference */
-    int failed = read_clock(d, &now) < 0 || after(now, delay, given, &when) < 0 || turn(d, now < d->wheel->now ? d->wheel->now : now) < 0;
+    int failed = read_clock(d, &now) < 0 || after(now, delay, given, &when) < 0 || turn(d, now) < 0;
     int pending = IS_PENDING(handle);
     if (!failed && pending) {
         failed = wheel_move(d->wheel, handle, when) < 0;
-        if (!failed && when < d->sleeping_until) failed = tell_driver(d, handle) < 0;
+        if (!failed && is_earlier(d, when)) failed = tell_driver(d, handle) < 0;
     }
     Py_DECREF(d);
     return failed ? NULL : PyBool_FromLong(pending);
@@ -513,7 +545,7 @@ static PyObject *Handle_finish(EntryObject *handle, PyObject *Py_UNUSED(ignored)
 
 static PyObject *Handle_get_when(EntryObject *handle, void *Py_UNUSED(closure))
 {
-    return PyFloat_FromDouble((double)handle->expiry / 1e9);
+    return as_seconds(handle->expiry);
 }
 
 static const char *state_of(const EntryObject *handle)
@@ -581,7 +613,7 @@ static PyMethodDef Deadlines_methods[] = {
     {"call_later", (PyCFunction)(void (*)(void))Deadlines_call_later, METH_FASTCALL,
      "call_later($self, delay, callback, /, *args)\n--\n\nCall `callback(*args)` `delay` seconds from now; return its handle. O(1)."},
     {"call_at", (PyCFunction)(void (*)(void))Deadlines_call_at, METH_FASTCALL,
-     "call_at($self, when, callback, /, *args)\n--\n\nCall `callback(*args)` at `when`, in seconds of `time()`; what is past is now. Return its handle. O(1)."},
+     "call_at($self, when, callback, /, *args)\n--\n\nCall `callback(*args)` at `when` of `time()`; what is past is due now. O(1)."},
     {"time", (PyCFunction)Deadlines_time, METH_NOARGS, "time($self, /)\n--\n\nReturn the time of its clock, in seconds."},
     {"snapshot", (PyCFunction)Deadlines_snapshot, METH_NOARGS,
      "snapshot($self, /)\n--\n\nReturn the snapshot of its wheel; times are in nanoseconds."},

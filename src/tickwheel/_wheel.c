@@ -920,22 +920,31 @@ static inline int next_event(WheelObject *w, uint64_t *tick)
 /* Move the entries under the pointer to finer levels, in front, the last one first. */
 static int cascade(WheelObject *w, Level *level)
 {
-    Bucket *b = &level->buckets[level->pointer];
-    while (b->live) {
-        uint32_t cell = b->tail - 1;
-        if (cell >= b->head + FETCH_AHEAD) PREFETCH(b->cells[cell - FETCH_AHEAD]);
-        EntryObject *e = b->cells[cell];
+    /* The slot is emptied first: what an idle tracker has touched may belong there, a turn later. */
+    Bucket *slot = &level->buckets[level->pointer], from = *slot;
+    memset(slot, 0, sizeof(*slot));
+    occupancy_remove(&level->occupied, level->pointer);
+    while (from.live) {
+        uint32_t cell = from.tail - 1;
+        if (cell >= from.head + FETCH_AHEAD) PREFETCH(from.cells[cell - FETCH_AHEAD]);
+        EntryObject *e = from.cells[cell];
         if (e != NULL) {
             uint32_t place;
             Bucket *to = bucket_for(w, deadline_of(w, e->expiry), 1, &place);
-            if (to == NULL) return -1; /* out of memory: late, by a turn, rather than lost */
-            b->live--;
+            if (UNLIKELY(to == NULL)) { /* out of memory: late, by a turn, rather than lost */
+                if (slot->live) Py_FatalError("tickwheel: out of memory in the middle of a cascade");
+                PyMem_Free(slot->cells);
+                *slot = from;
+                occupancy_add(&level->occupied, level->pointer);
+                return -1;
+            }
+            from.live--;
             put(w, to, e, place, 1);
         }
-        b->tail = cell;
+        from.tail = cell;
     }
-    bucket_emptied(b);
-    occupancy_remove(&level->occupied, level->pointer);
+    bucket_emptied(&from);
+    if (slot->cells == NULL) *slot = from; else PyMem_Free(from.cells);
     return 0;
 }
 
@@ -1882,7 +1891,7 @@ static int module_exec(PyObject *module)
     if (PyModule_AddType(module, &Entry_Type) < 0 || PyModule_AddType(module, &Wheel_Type) < 0
         || PyModule_AddType(module, &SimpleWheel_Type) < 0 || PyModule_AddType(module, &RoundsWheel_Type) < 0)
         return -1;
-    return deadlines_exec(module);
+    return deadlines_exec(module) < 0 || idle_exec(module) < 0 ? -1 : 0;
 }
 
 /* One set of static types and arenas per process: sub-interpreters and builds without the GIL are told so, and

@@ -1,4 +1,4 @@
-/* The native wheel's structures, and what _deadlines.c may ask of _wheel.c. */
+/* The native wheel's structures, and what _deadlines.c and _idle.c may ask of _wheel.c. */
 #ifndef TICKWHEEL_WHEEL_H
 #define TICKWHEEL_WHEEL_H
 
@@ -146,5 +146,6 @@ int64_t wheel_wakeup(WheelObject *w);
 void entry_dealloc(EntryObject *e);
 
 int deadlines_exec(PyObject *module);
+int idle_exec(PyObject *module);
 
 #endif

@@ -8,10 +8,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import SECOND
-from tickwheel.clock import ManualClock
+from tickwheel.clock import ManualClock, forkable
 from tickwheel.every import Every
 from tickwheel.kernel import Deadlines
-from tickwheel.timer import CLOSED, logger, settle, stats_of, tell
+from tickwheel.timer import CLOSED, FORKED, logger, settle, stats_of, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,11 +54,13 @@ class AsyncTimer(Deadlines):
         self._alarm: asyncio.Handle | None = None
         self._tasks: dict[asyncio.Task[Any], Handle] = {}
         self._everies: set[Every] = set()
+        self._everies_lock = threading.Lock()
         self._shut_down = False
         self._wakeups = 0
         self._empty_wakeups = 0
         if self._manual is not None:
             self._manual._attach(self)
+        forkable.add(self)
         self._sleep()  # for ever: the first schedule rings
 
     def call_every(
@@ -86,7 +88,8 @@ class AsyncTimer(Deadlines):
         if self._shut_down:
             return []
         self._shut_down = True
-        handles = settle(self._shut(CLOSED), self._everies)
+        with self._everies_lock:
+            handles = settle(self._shut(CLOSED), self._everies)
         if self._manual is not None:
             self._manual._detach(self)
         if self._alarm is not None:
@@ -175,15 +178,15 @@ class AsyncTimer(Deadlines):
             return None
         return self._manual.time_ns() + delay
 
-    def _execute(self, handle: Handle) -> None:
+    def _execute(self, handle: Handle) -> bool:
         answer = handle._invoke()
         if not inspect.iscoroutine(answer):
-            handle._finish()
-            return
+            return False
         assert self._loop is not None
         task = self._loop.create_task(answer)
         self._tasks[task] = handle
         task.add_done_callback(self._ended)
+        return True
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         handle = self._tasks.pop(task)
@@ -202,6 +205,15 @@ class AsyncTimer(Deadlines):
                 "exception": error,
             }
         )
+
+    def _forked(self) -> None:
+        """In the child of a fork: the loop and its timers are the parent's."""
+        self._forget_lock()
+        self._everies_lock = threading.Lock()
+        self._shut_down = True
+        self._alarm = None
+        self._tasks.clear()
+        settle(self._shut(FORKED), self._everies)
 
     def _slow(self, handle: Handle, seconds: float) -> None:
         logger.warning("callback %r held the loop for %.3f s", handle.callback, seconds)

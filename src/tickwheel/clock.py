@@ -6,12 +6,14 @@ nanoseconds; the native ones read the system's clock themselves, and it is the s
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from typing import Protocol
 
-from tickwheel.arguments import SECOND, nanoseconds
+from tickwheel.arguments import MAX_TIME, SECOND, nanoseconds
+from tickwheel.errors import OutOfRange
 
 STUCK = (
     100_000  # steps of a manual clock at one moment: callbacks that reschedule themselves at once
@@ -66,6 +68,7 @@ class ManualClock:
         self._lock = threading.RLock()
         self._timers: weakref.WeakSet[Driven] = weakref.WeakSet()
         self._held: set[Driven] = set()  # those with something pending, which it keeps alive
+        forkable.add(self)
 
     def time(self) -> float:
         """Return the time in seconds."""
@@ -80,6 +83,8 @@ class ManualClock:
         span = nanoseconds("seconds", seconds)
         with self._lock:
             target = self._now + span
+            if target > MAX_TIME:
+                raise OutOfRange(f"time must stay within 292 years, got {seconds!r:.100} more")
             steps, moment = 0, self._now
             while (timer := self._next_before(target)) is not None:
                 steps = steps + 1 if moment == self._now else 0
@@ -117,5 +122,28 @@ class ManualClock:
         self._timers.discard(timer)
         self._held.discard(timer)
 
+    def _forked(self) -> None:
+        """In the child of a fork: whoever held the lock is not here."""
+        self._lock = threading.RLock()
+
     def __repr__(self) -> str:
         return f"<ManualClock time={self.time()}>"
+
+
+class Forkable(Protocol):
+    """What must be told of a fork, in the child."""
+
+    def _forked(self) -> None:
+        """Forget what only the parent has: its threads, and the locks that they held."""
+
+
+forkable: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def _in_the_child() -> None:
+    for one in list(forkable):
+        one._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_the_child)

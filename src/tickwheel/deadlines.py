@@ -14,10 +14,10 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.arguments import SECOND, check_callback, nanoseconds
+from tickwheel.arguments import MAX_TIME, SECOND, check_callback, nanoseconds
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.entry import sealed
-from tickwheel.errors import TimerClosed
+from tickwheel.errors import OutOfRange, TimerClosed
 from tickwheel.wheel import Wheel
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Handle:
 
     def reschedule(self, delay: float, /) -> bool:
         """Move it to `delay` seconds from now; False when it was no longer pending. O(1)."""
-        return self._deadlines._move(self, nanoseconds("delay", delay))
+        return self._deadlines._move(self, nanoseconds("delay", delay), delay)
 
     def _invoke(self) -> object:
         """Call the callback, for a driver that hands it to somebody else."""
@@ -101,13 +101,14 @@ class Deadlines:
     """Callbacks by deadline: a wheel and a clock, without a driver."""
 
     def __init__(self, tick: float, clock: Clock | None = None) -> None:
-        self._tick = nanoseconds("tick", tick)
+        self._tick = nanoseconds("tick", tick, negative=True)
         if self._tick < 1:
             raise ValueError(f"tick must be at least 1e-09 seconds, got {tick!r:.100}")
         self._clock: Clock = SystemClock() if clock is None else clock
         self._system = SystemClock()
         self._lock = threading.RLock()
         self._wheel: Wheel[Handle] = Wheel(self._tick, start=max(0, self._clock.time_ns()))
+        self._latest = self._wheel.now
         self._sleeping_until = AWAKE
         self._closed: str | None = None
         self._indirect = False
@@ -133,16 +134,13 @@ class Deadlines:
         """Call `callback(*args)` `delay` seconds from now; return its handle. O(1)."""
         check_callback(callback)
         span = nanoseconds("delay", delay)
-        return self._call_at(self._clock.time_ns() + span, callback, args)
+        return self._call_at(self._after(span, delay), callback, args)
 
     def call_at(self, when: float, callback: Callable[..., object], /, *args: Any) -> Handle:
-        """Call `callback(*args)` at `when`, in seconds of `time()`; return its handle. O(1).
-
-        What is past is due now, behind what is due already.
-        """
+        """Call `callback(*args)` at `when` of `time()`; what is past is due now. O(1)."""
         check_callback(callback)
         moment = nanoseconds("when", when, negative=True)
-        tick_began = self._clock.time_ns() // self._tick * self._tick
+        tick_began = self._now() // self._tick * self._tick
         return self._call_at(max(moment, tick_began), callback, args)
 
     def snapshot(self) -> list[dict[str, Any]]:
@@ -172,11 +170,19 @@ class Deadlines:
         if not handle._entry.cancel():
             self._due_count -= 1  # it waited in _due, where it is passed over from now on
 
-    def _move(self, handle: Handle, delay: int) -> bool:
+    def _after(self, span: int, given: object) -> int:
+        when = self._now() + span
+        if when > MAX_TIME:
+            raise OutOfRange(
+                f"delay must be a finite number of seconds within 292 years, got {given!r:.100}"
+            )
+        return when
+
+    def _move(self, handle: Handle, span: int, given: object) -> bool:
         with self._lock:
+            when = self._after(span, given)
             if handle._state != "pending":
                 return False
-            when = self._clock.time_ns() + delay
             self._take_off(handle)
             self._place(handle, when)
             self._tell_driver(handle)
@@ -184,7 +190,7 @@ class Deadlines:
 
     def _tell_driver(self, handle: Handle) -> None:
         before = self._sleeping_until
-        if handle._when < before:
+        if -(-handle._when // self._tick) * self._tick < before:
             self._sleeping_until = AWAKE
             try:
                 self._earlier()
@@ -193,18 +199,26 @@ class Deadlines:
                 handle.cancel()
                 raise
 
+    def _now(self) -> int:
+        """Return the clock's nanoseconds; a clock that went back stands still."""
+        self._latest = max(self._clock.time_ns(), self._latest)
+        return self._latest
+
     def _turn(self) -> None:
         """Bring the wheel to now, so that a short timer after a long silence lands on level 1."""
-        now = max(self._clock.time_ns(), self._wheel.now)
+        now = self._now()
         if now // self._tick > self._wheel.now // self._tick:
-            for handle in self._wheel.advance(now):
-                self._due.append((handle, handle._entry))
-                self._due_count += 1
+            self._harvest(now)
+
+    def _harvest(self, now: int) -> None:
+        for handle in self._wheel.advance(now):
+            self._due.append((handle, handle._entry))
+            self._due_count += 1
 
     def _run_due(self, limit: int, /) -> int:
         """Run up to `limit` handles that are due now and were scheduled before now; how many."""
         with self._lock:
-            self._turn()
+            self._harvest(self._now())
             batch = len(self._due)
         ran = 0
         started = self._system.time_ns()
@@ -229,7 +243,7 @@ class Deadlines:
         elsewhere = self._indirect
         try:
             if elsewhere:
-                self._execute(handle)
+                elsewhere = self._execute(handle)
             else:
                 handle._invoke()
         except BaseException as error:
@@ -246,7 +260,7 @@ class Deadlines:
         return ended
 
     def _note_lateness(self, when: int) -> None:
-        late = max(0, self._clock.time_ns() - when)
+        late = max(0, self._now() - when)
         self._lateness_sum += late
         self._lateness_max = max(self._lateness_max, late)
         self._lateness_bins[max(0, late.bit_length() - 1)] += 1
@@ -263,7 +277,7 @@ class Deadlines:
             self._sleeping_until = FOR_EVER if wakeup is None else wakeup
             if wakeup is None:
                 return None
-            return max(0, wakeup - self._clock.time_ns())
+            return max(0, wakeup - self._now())
 
     def _awake(self) -> bool:
         """Say that the driver is awake; True when `_earlier` was called since `_sleep`."""
@@ -310,6 +324,7 @@ class Deadlines:
     def _forget_lock(self) -> None:
         """After fork: whoever held the lock is not in this process."""
         self._lock = threading.RLock()
+        self._wheel._moving = self._wheel._busy = False
 
     def _earlier(self) -> None:
         """Something became due sooner than the driver sleeps."""
@@ -320,5 +335,6 @@ class Deadlines:
     def _slow(self, handle: Handle, seconds: float) -> None:
         """A callback held the driver for so long."""
 
-    def _execute(self, handle: Handle) -> None:
-        """Run `handle` in some other way."""
+    def _execute(self, handle: Handle) -> bool:
+        """Run `handle` in some other way; True when it goes on elsewhere, and finishes there."""
+        return False

@@ -12,6 +12,7 @@ from tickwheel.arguments import SECOND, check_callback, nanoseconds
 from tickwheel.errors import TimerClosed
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Coroutine
 
     from tickwheel.kernel import Handle
@@ -21,6 +22,7 @@ class Ground(Protocol):
     """What a repetition stands on: a timer."""
 
     _everies: set[Every]
+    _everies_lock: threading.Lock  # so that a close finds each with its handle
 
     def time(self) -> float:
         """Return the time in seconds."""
@@ -73,8 +75,9 @@ class Every:
         self._running = False
         self._stopped = False
         self._due = self._now() + self._period
-        self._handle = timer.call_at(self._due / SECOND, self._fire)
-        timer._everies.add(self)
+        with timer._everies_lock:
+            self._handle = timer.call_at(self._due / SECOND, self._fire)
+            timer._everies.add(self)
 
     @property
     def when(self) -> float:
@@ -155,10 +158,13 @@ class Every:
                 self._due += late * self._period
             elif late:
                 self._missed += 1
-        try:
-            self._handle = self._timer.call_at(self._due / SECOND, self._fire)
-        except TimerClosed:
-            self._stop()
+        with self._timer._everies_lock:
+            try:
+                self._handle = self._timer.call_at(self._due / SECOND, self._fire)
+            except TimerClosed:
+                self._stop()
+        if self.state == "cancelled":
+            self._handle.cancel()  # by another thread, just now
 
     def __repr__(self) -> str:
         return f"<Every period={self._period / SECOND} when={self.when} {self.state}>"

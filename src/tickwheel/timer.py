@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import _thread
 import logging
-import os
 import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.arguments import SECOND, nanoseconds
-from tickwheel.clock import ManualClock
+from tickwheel.clock import ManualClock, forkable
 from tickwheel.every import Every
 from tickwheel.kernel import Deadlines
 
@@ -77,10 +76,11 @@ class Timer(Deadlines):
         self._empty_wakeups = 0
         self._unfinished: set[Any] = set()  # futures, when the clock is manual
         self._everies: set[Every] = set()
+        self._everies_lock = threading.Lock()
         if self._manual is not None:
             self._manual._attach(self)
         self._sleep()  # for ever: the first schedule rings
-        timers.add(self)
+        forkable.add(self)
 
     def call_every(
         self,
@@ -113,14 +113,15 @@ class Timer(Deadlines):
         if self._shut_down:
             return []
         self._shut_down = True
-        handles = settle(self._shut(CLOSED), self._everies)
+        with self._everies_lock:
+            handles = settle(self._shut(CLOSED), self._everies)
         if self._manual is not None:
             self._manual._detach(self)
         thread = self._thread
         anchored.discard(self)
         if thread is not None:
             self._ring()
-            if wait and thread is not threading.current_thread():
+            if wait and thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
         return handles
 
@@ -147,17 +148,20 @@ class Timer(Deadlines):
             self._manual._hold(self)
             return
         anchored.add(self)  # until the thread has seen that something is pending
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=drive, args=(weakref.ref(self), self._bell), name="tickwheel", daemon=True
-            )
-            try:
-                self._thread.start()
-            except BaseException:
-                self._thread = None
-                anchored.discard(self)
-                raise
-        else:
+        if self._thread is not None:
+            self._ring()
+            return
+        thread = threading.Thread(
+            target=drive, args=(weakref.ref(self), self._bell), name="tickwheel", daemon=True
+        )
+        self._thread = thread  # before it starts: it may be slept and rung for at once
+        try:
+            thread.start()
+        except BaseException:
+            self._thread = None
+            anchored.discard(self)
+            raise
+        if self._shut_down:  # closed before there was a thread to wake
             self._ring()
 
     def _ring(self) -> None:
@@ -174,6 +178,9 @@ class Timer(Deadlines):
         while (more := self._run_due(BATCH)) and not self._shut_down:
             ran += more
         return ran, self._sleep()
+
+    def _has_closed(self) -> bool:
+        return self._shut_down
 
     def _step(self) -> None:
         """Run what is due by a manual clock, and wait for what was handed to the executor."""
@@ -200,22 +207,24 @@ class Timer(Deadlines):
             seconds,
         )
 
-    def _execute(self, handle: Handle) -> None:
+    def _execute(self, handle: Handle) -> bool:
         assert self._executor is not None
         try:
             future = self._executor.submit(self._run_elsewhere, handle)
-        except RuntimeError as refusal:
-            if not (sys.is_finalizing() or "interpreter shutdown" in str(refusal)):
+        except RuntimeError:
+            if not exiting():
                 raise
-            handle._finish()
-        else:
-            if self._manual is not None:
-                self._unfinished.add(future)
+            return False
+        if self._manual is not None:
+            self._unfinished.add(future)
+        return True
 
     def _run_elsewhere(self, handle: Handle) -> None:
         try:
             handle._invoke()
-        except Exception as error:  # noqa: BLE001
+        except KeyboardInterrupt:
+            _thread.interrupt_main()
+        except BaseException as error:  # noqa: BLE001
             self._failed(error, handle)
         finally:
             handle._finish()
@@ -223,6 +232,7 @@ class Timer(Deadlines):
     def _forked(self) -> None:
         """In the child of a fork: the thread is not here, and the timers are the parent's."""
         self._forget_lock()
+        self._everies_lock = threading.Lock()
         anchored.discard(self)
         self._bell = silent_bell()
         self._thread = None
@@ -244,6 +254,8 @@ def drive(reference: weakref.ref[Timer], bell: _thread.LockType) -> None:
             # A callback raised SystemExit, say: on this thread it ends no more than itself.
             logger.exception("a callback ended with %s", type(error).__name__)
             continue
+        if timer._has_closed():
+            return
         if woken:
             timer._wakeups += 1
             timer._empty_wakeups += not ran
@@ -317,14 +329,9 @@ def lateness(counts: dict[str, Any]) -> dict[str, float]:
     return result
 
 
-timers: weakref.WeakSet[Timer] = weakref.WeakSet()
+def exiting() -> bool:
+    """Whether the interpreter is on its way out: executors take no more work then."""
+    return sys.is_finalizing() or getattr(threading, "_SHUTTING_DOWN", False)
+
+
 anchored: set[Timer] = set()
-
-
-def _in_the_child() -> None:
-    for timer in list(timers):
-        timer._forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_the_child)

@@ -1,0 +1,69 @@
+"""The pytest plugin: `manual_clock`, `timer`, `async_timer` and `jumping_event_loop`.
+
+pytest loads it by itself where tickwheel is installed: it imports little until a fixture is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import tickwheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tickwheel.testing import JumpingEventLoop
+
+
+@pytest.fixture
+def manual_clock() -> tickwheel.ManualClock:
+    """A clock at 0 that moves only by `manual_clock.advance(seconds)`."""
+    return tickwheel.ManualClock()
+
+
+@pytest.fixture
+def timer(manual_clock: tickwheel.ManualClock) -> Iterator[tickwheel.Timer]:
+    """A `Timer` on `manual_clock`, without a thread; closed at the end."""
+    with tickwheel.Timer(clock=manual_clock) as timer:
+        yield timer
+
+
+@pytest.fixture
+def async_timer(manual_clock: tickwheel.ManualClock) -> Iterator[tickwheel.AsyncTimer]:
+    """An `AsyncTimer` on `manual_clock`, bound to the loop that runs when it is first used.
+
+    It is an ordinary fixture, for async tests under any plugin. At the end it is closed, and its
+    coroutines are ended as far as their loop can still run.
+    """
+    timer = tickwheel.AsyncTimer(clock=manual_clock)
+    yield timer
+    close(timer)
+
+
+@pytest.fixture
+def jumping_event_loop() -> Iterator[JumpingEventLoop]:
+    """A `JumpingEventLoop`; at the end its tasks are cancelled and it is closed."""
+    import asyncio  # noqa: PLC0415 - slow to import, and not every test run needs it
+
+    from tickwheel.testing import JumpingEventLoop  # noqa: PLC0415 - as above
+
+    with asyncio.Runner(loop_factory=JumpingEventLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, JumpingEventLoop)
+        yield loop
+
+
+def close(timer: tickwheel.AsyncTimer) -> None:
+    """Close `timer` from outside of its loop, which may have ended before."""
+    loop = timer._loop
+    if loop is not None and not loop.is_closed() and not loop.is_running():
+        loop.run_until_complete(timer.close())
+        return
+    closing = timer.close()
+    try:
+        closing.send(None)  # to its first await: by then nothing is pending any more
+    except (StopIteration, RuntimeError):
+        return
+    closing.close()

@@ -1,0 +1,44 @@
+"""Each example runs, ends by itself, and says what it should."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+KEY_LINES = {
+    "game_buffs": [
+        "  9.00 s  Mira refreshes shield: 10 s more",
+        " 19.00 s  Mira loses shield",
+        " 25.00 s  Mira is dispelled of haste, stealth",
+        "3600 frames, 8 firings, 3 cancelled",
+    ],
+    "heartbeats": ["ben is missing: nothing for 0.35 s", "cleo is back", "ada has left"],
+    "request_timeouts": [
+        "bob: sleep 9.0 -> 503 took too long",
+        "bob: sleep 0.1 -> 200 ok",
+        "alice: the server hung up",
+        "burst: 50 clients, 1000 requests, no timeout fired",
+    ],
+}
+
+
+def test_each_example_is_known_here():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(KEY_LINES)
+
+
+@pytest.mark.parametrize("name", KEY_LINES)
+def test_an_example_tells_its_story(name):
+    command = [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for line in KEY_LINES[name]:
+        assert line in ran.stdout, ran.stdout
+
+
+@pytest.mark.parametrize("name", KEY_LINES)
+def test_an_example_says_what_it_is_and_how_to_run_it(name):
+    text = (EXAMPLES / f"{name}.py").read_text("utf-8")
+    assert text.startswith('"""')
+    assert f"    python examples/{name}.py\n" in text
