@@ -34,7 +34,7 @@ serve: $(READY) ## Watch a wheel turn in the terminal, until Ctrl-C
 	@exec $(BIN)/python -m tickwheel.lab
 
 .PHONY: test
-test: $(READY) ## Run the tests
+test: $(READY) asyncio-tests ## Run the tests
 	@tools/debian-packages $(PACKAGES)
 	$(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
 
@@ -70,15 +70,18 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind' --ignore tests/test_package.py $(PYTEST_ARGS)
 
 .PHONY: soak
-soak: $(READY) ## Run a million steps of the state machine
+soak: $(READY) ## Run the long forms: a million steps of the state machine, all threads at once
 	TICKWHEEL_SOAK_STEPS=$${TICKWHEEL_SOAK_STEPS:-1000000} \
-	    $(BIN)/python -m pytest tests/test_wheel_stateful.py -m soak $(PYTEST_ARGS)
+	    $(BIN)/python -m pytest tests -m soak $(PYTEST_ARGS)
 
 .PHONY: test-asyncio
-test-asyncio: $(READY) ## Run asyncio's own tests on its loop and on ours, and compare
+test-asyncio: $(READY) asyncio-tests ## Run asyncio's own tests on its loop and on ours, and compare
+	$(BIN)/python tools/asyncio-suite
+
+.PHONY: asyncio-tests
+asyncio-tests: $(READY)
 	@$(BIN)/python -c 'import test.test_asyncio' 2>/dev/null \
 	    || tools/debian-packages "$$($(BIN)/python -c 'import sys; print("libpython%d.%d-testsuite" % sys.version_info[:2])')"
-	$(BIN)/python tools/asyncio-suite
 
 .PHONY: test-pythons
 test-pythons: ## Run the tests on each Python from 3.11 on that is found

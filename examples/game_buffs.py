@@ -5,7 +5,6 @@ once per frame. So a minute of the game takes a moment, and comes out the same e
 
     python examples/game_buffs.py
 """
-# ruff: noqa: T201
 
 import tickwheel
 

@@ -5,7 +5,6 @@ O(1), with three peers or a million. Peers report from threads of their own.
 
     python examples/heartbeats.py
 """
-# ruff: noqa: T201
 
 import threading
 import time

@@ -6,7 +6,6 @@ cancelled, which on this loop takes them off at once, with all they refer to.
 
     python examples/request_timeouts.py
 """
-# ruff: noqa: T201
 
 import asyncio
 import time

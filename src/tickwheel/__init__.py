@@ -6,28 +6,35 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.clock import Clock, ManualClock, SystemClock
 from tickwheel.errors import OutOfRange, TickwheelError, TimerClosed, TimeWentBack, WheelBusy
 from tickwheel.every import Every
+from tickwheel.idle import IdleTracker
 from tickwheel.kernel import NATIVE, Entry, Handle, RoundsWheel, SimpleWheel, Wheel
 from tickwheel.overflow import MemoryBuffer, OverflowBuffer
+from tickwheel.purgatory import DelayedOperation, Purgatory
 from tickwheel.timer import Timer
 
 if TYPE_CHECKING:
     from tickwheel.aio import AsyncTimer
+    from tickwheel.async_purgatory import AsyncPurgatory
     from tickwheel.loop import EventLoop, new_event_loop
 
 __version__ = "0.1.0"
 
 __all__ = [
     "NATIVE",
+    "AsyncPurgatory",
     "AsyncTimer",
     "Clock",
+    "DelayedOperation",
     "Entry",
     "EventLoop",
     "Every",
     "Handle",
+    "IdleTracker",
     "ManualClock",
     "MemoryBuffer",
     "OutOfRange",
     "OverflowBuffer",
+    "Purgatory",
     "RoundsWheel",
     "SimpleWheel",
     "SystemClock",
@@ -42,8 +49,12 @@ __all__ = [
 ]
 
 # Importing asyncio takes longer than all else together: these come when they are asked for.
-_LATER = {"AsyncTimer": "tickwheel.aio", "EventLoop": "tickwheel.loop"}
-_LATER["new_event_loop"] = "tickwheel.loop"
+_LATER = {
+    "AsyncPurgatory": "tickwheel.async_purgatory",
+    "AsyncTimer": "tickwheel.aio",
+    "EventLoop": "tickwheel.loop",
+    "new_event_loop": "tickwheel.loop",
+}
 
 
 def __getattr__(name: str) -> Any:

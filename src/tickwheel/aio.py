@@ -45,7 +45,7 @@ class AsyncTimer(Deadlines):
             clock = clock_of(asyncio._get_running_loop())
         super().__init__(tick, clock)
         self._tick_seconds = tick
-        self._own_clock = clock
+        self._time_source = clock
         self._manual = clock if isinstance(clock, ManualClock) else None
         self._on_error = on_error
         self._set_indirect(True)
@@ -54,7 +54,7 @@ class AsyncTimer(Deadlines):
         self._alarm: asyncio.Handle | None = None
         self._tasks: dict[asyncio.Task[Any], Handle] = {}
         self._everies: set[Every] = set()
-        self._everies_lock = threading.Lock()
+        self._everies_lock = threading.RLock()
         self._shut_down = False
         self._wakeups = 0
         self._empty_wakeups = 0
@@ -123,11 +123,12 @@ class AsyncTimer(Deadlines):
             return
         loop = asyncio.get_running_loop()
         clock = clock_of(loop)
-        if self._own_clock is None and clock is not None:
+        if self._time_source is None and clock is not None:
             if len(self):
                 raise RuntimeError("this loop has a time of its own: make the AsyncTimer on it")
             super().__init__(self._tick_seconds, clock)
             self._set_indirect(True)
+            self._time_source = clock
             self._sleep()
         self._loop = loop
         self._thread_id = threading.get_ident()
@@ -209,7 +210,7 @@ class AsyncTimer(Deadlines):
     def _forked(self) -> None:
         """In the child of a fork: the loop and its timers are the parent's."""
         self._forget_lock()
-        self._everies_lock = threading.Lock()
+        self._everies_lock = threading.RLock()
         self._shut_down = True
         self._alarm = None
         self._tasks.clear()

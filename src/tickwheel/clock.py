@@ -66,7 +66,7 @@ class ManualClock:
     def __init__(self, start: float = 0.0) -> None:
         self._now = nanoseconds("start", start)
         self._lock = threading.RLock()
-        self._timers: weakref.WeakSet[Driven] = weakref.WeakSet()
+        self._timers: dict[weakref.ref[Driven], None] = {}
         self._held: set[Driven] = set()  # those with something pending, which it keeps alive
         forkable.add(self)
 
@@ -97,7 +97,11 @@ class ManualClock:
     def _next_before(self, target: int) -> Driven | None:
         """Go to the next moment until `target` at which a timer has work; return that timer."""
         moments = []
-        for timer in list(self._timers):
+        for reference in list(self._timers):
+            timer = reference()
+            if timer is None:
+                self._timers.pop(reference, None)
+                continue
             when = timer._next_ns()
             if when is None:
                 self._held.discard(timer)
@@ -113,13 +117,13 @@ class ManualClock:
         return timer
 
     def _attach(self, timer: Driven) -> None:
-        self._timers.add(timer)
+        self._timers[weakref.ref(timer)] = None
 
     def _hold(self, timer: Driven) -> None:
         self._held.add(timer)
 
     def _detach(self, timer: Driven) -> None:
-        self._timers.discard(timer)
+        self._timers.pop(weakref.ref(timer), None)
         self._held.discard(timer)
 
     def _forked(self) -> None:

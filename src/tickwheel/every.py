@@ -22,7 +22,7 @@ class Ground(Protocol):
     """What a repetition stands on: a timer."""
 
     _everies: set[Every]
-    _everies_lock: threading.Lock  # so that a close finds each with its handle
+    _everies_lock: threading.RLock  # so that a close finds each with its handle
 
     def time(self) -> float:
         """Return the time in seconds."""

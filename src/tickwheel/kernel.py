@@ -5,15 +5,33 @@ import os
 try:
     if os.environ.get("TICKWHEEL_PURE") == "1":
         raise ImportError("the pure core was asked for")
-    from tickwheel._wheel import Deadlines, Entry, Handle, RoundsWheel, SimpleWheel, Wheel
+    from tickwheel._wheel import (
+        Deadlines,
+        Entry,
+        Handle,
+        IdleRing,
+        RoundsWheel,
+        SimpleWheel,
+        Wheel,
+    )
 
     NATIVE = True
 except ImportError:
     from tickwheel.deadlines import Deadlines, Handle  # type: ignore[assignment]
     from tickwheel.entry import Entry  # type: ignore[assignment]
+    from tickwheel.ring import IdleRing  # type: ignore[assignment]
     from tickwheel.rounds import RoundsWheel  # type: ignore[assignment]
     from tickwheel.wheel import SimpleWheel, Wheel  # type: ignore[assignment]
 
     NATIVE = False
 
-__all__ = ["NATIVE", "Deadlines", "Entry", "Handle", "RoundsWheel", "SimpleWheel", "Wheel"]
+__all__ = [
+    "NATIVE",
+    "Deadlines",
+    "Entry",
+    "Handle",
+    "IdleRing",
+    "RoundsWheel",
+    "SimpleWheel",
+    "Wheel",
+]

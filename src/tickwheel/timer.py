@@ -66,6 +66,7 @@ class Timer(Deadlines):
         super().__init__(tick, clock)
         self._ticking = nanoseconds("tick", tick) if driver == "ticking" else None
         self._manual = clock if isinstance(clock, ManualClock) else None
+        self._time_source = clock
         self._executor = executor
         self._on_error = on_error
         self._set_indirect(executor is not None)
@@ -76,7 +77,7 @@ class Timer(Deadlines):
         self._empty_wakeups = 0
         self._unfinished: set[Any] = set()  # futures, when the clock is manual
         self._everies: set[Every] = set()
-        self._everies_lock = threading.Lock()
+        self._everies_lock = threading.RLock()
         if self._manual is not None:
             self._manual._attach(self)
         self._sleep()  # for ever: the first schedule rings
@@ -232,7 +233,7 @@ class Timer(Deadlines):
     def _forked(self) -> None:
         """In the child of a fork: the thread is not here, and the timers are the parent's."""
         self._forget_lock()
-        self._everies_lock = threading.Lock()
+        self._everies_lock = threading.RLock()
         anchored.discard(self)
         self._bell = silent_bell()
         self._thread = None

@@ -1,0 +1,113 @@
+"""`IdleTracker`: touch a key, hear when it goes quiet.
+
+A gateway has a hundred thousand connections; each must be heard of every 30 seconds, or its user is
+offline. Looking at all of them every second costs all of them. Here a touch is O(1), a second in
+which nobody fell silent costs nothing, and those who did arrive together, as one batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.arguments import SECOND, check_callback, nanoseconds
+from tickwheel.kernel import IdleRing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from types import TracebackType
+    from typing import Protocol, Self
+
+    from tickwheel.clock import Clock
+    from tickwheel.kernel import Handle
+
+    class ClockedTimer(Protocol):
+        """What a tracker asks of a timer: `Timer` and `AsyncTimer` have it."""
+
+        _time_source: Clock | None
+
+        def call_at(self, when: float, callback: Callable[..., object], /) -> Handle: ...
+
+
+class IdleTracker(IdleRing):
+    """Keys that must be heard of every `timeout` seconds; `on_idle(keys)` hears of the others.
+
+    - Silence of exactly the timeout is idle; it is reported at most one `tick` later, never early.
+    - All keys of one tick arrive as one list; ticks that are late may share one.
+    - A key that was reported is forgotten; `on_idle` may touch it again. A key that is touched
+      before it is delivered is not reported.
+    - With a `timer`, a `Timer` or an `AsyncTimer`, it runs by itself; without one call
+      `advance(now)`, and a touch counts as of the last `advance`.
+
+    Cost: `touch` O(1), a look-up and a stamp; each key is looked at about once per timeout.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        on_idle: Callable[[list[Any]], object],
+        timer: ClockedTimer | None = None,
+        tick: float = 1.0,
+    ) -> None:
+        check_callback(on_idle)
+        span, step = nanoseconds("timeout", timeout), nanoseconds("tick", tick)
+        if not span:
+            raise ValueError(f"timeout must be more than 0 seconds, got {timeout!r:.100}")
+        if not step:
+            raise ValueError(f"tick must be at least 1e-09 seconds, got {tick!r:.100}")
+        clock = None if timer is None else timer._time_source
+        super().__init__(span, step, clock, timer is None)
+        self._on_idle = on_idle
+        self._timer = timer
+        self._handle: Handle | None = None
+        self._closed = False
+
+    def advance(self, now: float) -> list[Any]:
+        """Move time to `now` seconds, report the keys that have gone idle, and return them."""
+        return self._report(nanoseconds("now", now))
+
+    def last_seen(self, key: Hashable) -> float:
+        """Return when `key` was last touched, in seconds; KeyError when it is not known."""
+        return self._last_seen_ns(key) / SECOND
+
+    def close(self) -> None:
+        """Stop reporting; the timer goes on."""
+        self._closed = True
+        self._set_armed(True)
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<IdleTracker keys={len(self)}>"
+
+    def _report(self, now: int) -> list[Any]:
+        keys = [key for key in self._expire(now) if key not in self]  # touched since: not idle
+        if keys:
+            self._on_idle(keys)
+        return keys
+
+    def _arm(self) -> None:
+        """Have the timer come when the next slot is due."""
+        if self._timer is None or self._closed:
+            return
+        wakeup = self._wakeup_ns()
+        self._set_armed(wakeup is not None)
+        if wakeup is not None:
+            self._handle = self._timer.call_at(wakeup / SECOND, self._ring)
+
+    def _ring(self) -> None:
+        try:
+            self._report(self._now_ns())
+        finally:
+            self._arm()

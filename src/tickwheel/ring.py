@@ -1,0 +1,108 @@
+"""The ring of the idle tracker in Python: keys, and when each was last heard of.
+
+The native twin in _idle.c does the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.clock import Clock, SystemClock
+from tickwheel.wheel import Wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from tickwheel.entry import Entry
+
+
+class IdleRing:
+    """Keys in a dictionary, each with an entry on a wheel, and a stamp.
+
+    A touch is a look-up and a stamp: it leaves the entry in the slot where it is. When that slot
+    comes due the entry is placed anew by its stamp, or, if nothing was heard since, its key is
+    idle.
+    """
+
+    def __init__(self, timeout: int, tick: int, clock: Clock | None, by_hand: bool) -> None:
+        self._timeout_ns = timeout
+        self._clock = None if by_hand else (SystemClock() if clock is None else clock)
+        start = 0 if self._clock is None else self._clock.time_ns()
+        self._wheel: Wheel[Any] = Wheel(tick, start=max(0, start))
+        self._entries: dict[Hashable, Entry[Any]] = {}
+        self._stamps: dict[Hashable, int] = {}
+        self._armed = False
+        self._ring_lock = threading.RLock()
+
+    def touch(self, key: Hashable, /) -> None:
+        """Note that `key` was heard of just now. O(1): a look-up and a stamp."""
+        self._touch_at(key, self._now_ns())
+
+    def touch_many(self, keys: Iterable[Hashable], /) -> None:
+        """Touch each of `keys`, at one time."""
+        now = self._now_ns()
+        for key in keys:
+            self._touch_at(key, now)
+
+    def discard(self, key: Hashable, /) -> bool:
+        """Forget `key` without a word; True when it was known. O(1)."""
+        with self._ring_lock:
+            entry = self._entries.pop(key, None)
+            if entry is None:
+                return False
+            del self._stamps[key]
+            entry.cancel()
+            return True
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _touch_at(self, key: Hashable, now: int) -> None:
+        with self._ring_lock:
+            if key in self._stamps:
+                self._stamps[key] = max(now, self._stamps[key])
+                return
+            self._stamps[key] = now
+            self._entries[key] = self._wheel.schedule(now + self._timeout_ns, key)
+            if not self._armed:
+                self._arm()
+
+    def _last_seen_ns(self, key: Hashable, /) -> int:
+        return self._stamps[key]
+
+    def _expire(self, now: int, /) -> list[Any]:
+        """Move time to `now` and return the keys that have gone idle, as one list."""
+        idle: list[Any] = []
+        with self._ring_lock:
+            now = max(now, self._wheel.now)
+            for key in self._wheel.advance(now):
+                expiry = self._stamps[key] + self._timeout_ns
+                tick = self._wheel._tick
+                if -(-expiry // tick) > now // tick:  # heard of since it was placed
+                    self._entries[key] = self._wheel.schedule(expiry, key)
+                else:
+                    del self._entries[key], self._stamps[key]
+                    idle.append(key)
+        return idle
+
+    def _now_ns(self) -> int:
+        if self._clock is None:
+            return self._wheel.now
+        return max(self._clock.time_ns(), self._wheel.now)
+
+    def _wakeup_ns(self) -> int | None:
+        with self._ring_lock:
+            return self._wheel.next_wakeup()
+
+    def _set_armed(self, value: bool, /) -> None:
+        self._armed = value
+
+    def _arm(self) -> None:
+        """A key came while no driver will come by itself."""

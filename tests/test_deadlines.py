@@ -1,0 +1,681 @@
+"""Deadlines: a wheel, a clock and handles without a driver, the pure ones beside the native ones.
+
+A driver is played by hand: `_sleep` says how long, `_run_due` does what is due.
+"""
+
+import decimal
+import fractions
+import importlib
+import inspect
+import math
+import random
+import weakref
+
+import pytest
+
+import cores
+from stage import HandClock, Thing
+from tickwheel import OutOfRange, TimerClosed
+
+MODULES = {"pure": "tickwheel.deadlines", "native": "tickwheel._wheel"}
+NAN, INF = math.nan, math.inf
+MS = 1_000_000
+
+
+def load(name):
+    """Deadlines of one core, with the calls that it makes to its driver written down."""
+    kind = importlib.import_module(MODULES[name]).Deadlines
+
+    class Noted(kind):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.rung = 0
+            self.errors = []
+            self.slow = []
+
+        def _earlier(self):
+            self.rung += 1
+
+        def _failed(self, error, handle):
+            self.errors.append((error, handle))
+
+        def _slow(self, handle, seconds):
+            self.slow.append((handle, seconds))
+
+    return Noted
+
+
+@pytest.fixture(params=cores.NAMES)
+def make(request):
+    return load(request.param)
+
+
+@pytest.fixture
+def both():
+    if len(cores.NAMES) < 2:
+        pytest.skip("one core only: nothing to compare")
+    return [load(name) for name in ("pure", "native")]
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+def nothing(*_):
+    """A callback that does nothing."""
+
+
+class TestRunningWhatIsDue:
+    def test_only_what_is_due_runs_by_tick_then_by_order_of_schedule(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+        for when in (0.0025, 0.003, 0.001, 0.0021, 0.0, 0.004):
+            deadlines.call_at(when, seen.append, when)
+        clock.add(0.003)
+        assert deadlines._run_due(100) == 5
+        assert seen == [0.0, 0.001, 0.0025, 0.003, 0.0021]
+        assert deadlines._run_due(100) == 0
+        assert len(deadlines) == 1
+        deadlines._check()
+
+    def test_what_is_scheduled_in_the_past_comes_behind_what_is_due_already(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+        deadlines.call_at(0.005, seen.append, "5 in time")
+        clock.add(1)
+        deadlines.call_at(0.006, seen.append, "6 overdue")
+        deadlines.call_at(0.003, seen.append, "3 overdue")
+        assert deadlines._run_due(100) == 3
+        assert seen == ["5 in time", "6 overdue", "3 overdue"]
+
+    def test_what_callbacks_make_waits_for_the_next_call(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+
+        def one():
+            seen.append("one")
+            deadlines.call_at(0, seen.append, "made")
+
+        deadlines.call_at(0, one)
+        deadlines.call_at(0, seen.append, "two")
+        assert deadlines._run_due(100) == 2
+        assert seen == ["one", "two"]
+        assert deadlines._sleep() == 0
+        assert deadlines._run_due(100) == 1
+        assert seen == ["one", "two", "made"]
+
+    def test_what_a_callback_puts_into_the_past_does_not_overtake_what_was_due(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+        clock.add(1)
+
+        def one():
+            seen.append("one")
+            deadlines.call_at(0, seen.append, "made")
+
+        deadlines.call_at(0.5, one)
+        deadlines.call_at(0.6, seen.append, "two")
+        assert deadlines._run_due(100) == 2
+        assert seen == ["one", "two"]
+        assert deadlines._run_due(100) == 1
+
+    def test_the_limit_bounds_one_call_and_the_rest_goes_on_in_order(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+        for i in range(10):
+            deadlines.call_at(i % 3 / 1000, seen.append, (i % 3, i))
+        clock.add(1)
+        assert [deadlines._run_due(4) for _ in range(4)] == [4, 4, 2, 0]
+        assert seen == sorted(seen)
+
+    def test_the_rest_of_a_limited_call_is_pending_and_can_be_cancelled_or_moved(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+        handles = [deadlines.call_at(0, seen.append, i) for i in range(5)]
+        clock.add(1)
+        deadlines._run_due(2)
+        assert [h.state for h in handles] == ["done"] * 2 + ["pending"] * 3
+        assert (len(deadlines), deadlines._sleep()) == (3, 0)
+        assert handles[2].cancel()
+        assert handles[3].reschedule(1)
+        assert len(deadlines) == 2
+        deadlines._check()
+        assert deadlines._run_due(9) == 1
+        assert seen == [0, 1, 4]
+        clock.add(1)
+        assert deadlines._run_due(9) == 1
+        assert seen == [0, 1, 4, 3]
+        assert deadlines._counts()["fired"] == 4
+        assert deadlines._counts()["cancelled"] == 1
+
+    def test_a_schedule_brings_the_wheel_to_now_first(self, make, clock):
+        deadlines = make(0.001, clock)
+        clock.add(86_400)
+        deadlines.call_later(0.005, nothing)
+        assert sum(deadlines.snapshot()[0]["counts"]) == 1
+
+    def test_what_a_schedule_finds_due_stays_pending_and_in_order(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+        early = [deadlines.call_at(when, seen.append, when) for when in (0.3, 0.1, 0.2)]
+        clock.add(10)
+        deadlines.call_later(5, seen.append, "late")
+        assert [h.state for h in early] == ["pending"] * 3
+        assert (len(deadlines), deadlines._sleep()) == (4, 0)
+        assert early[2].cancel() is True
+        deadlines._run_due(100)
+        assert seen == [0.1, 0.3]
+
+    def test_errors_go_to_the_driver_and_the_rest_go_on(self, make, clock):
+        deadlines = make(0.001, clock)
+        handle = deadlines.call_at(0, lambda: 1 / 0)
+        deadlines.call_at(0, nothing)
+        assert deadlines._run_due(9) == 2
+        ((error, about),) = deadlines.errors
+        assert isinstance(error, ZeroDivisionError)
+        assert (about, handle.state) == (handle, "done")
+
+    def test_keyboard_interrupt_goes_to_the_caller_and_nothing_is_lost(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        handle = deadlines.call_at(0, interrupted)
+        deadlines.call_at(0, seen.append, 1)
+        with pytest.raises(KeyboardInterrupt):
+            deadlines._run_due(9)
+        assert (handle.state, deadlines.errors, len(deadlines)) == ("done", [], 1)
+        assert deadlines._run_due(9) == 1
+        assert seen == [1]
+
+    def test_indirect_handles_go_to_the_driver_and_run_until_it_says(self, make, clock):
+        deadlines, given, seen = make(0.001, clock), [], []
+
+        def execute(handle):
+            given.append(handle)
+            return True  # it goes on elsewhere
+
+        deadlines._execute = execute
+        deadlines._set_indirect(True)
+        handle = deadlines.call_at(0, seen.append, 1)
+        assert deadlines._run_due(9) == 1
+        assert (given, seen, handle.state) == ([handle], [], "running")
+        handle._invoke()
+        assert (seen, handle.state) == ([1], "running")
+        handle._finish()
+        assert (handle.state, handle.callback) == ("done", None)
+        handle._finish()
+        assert handle.state == "done"
+
+    def test_an_indirect_handle_that_ended_at_once_is_done(self, make, clock):
+        deadlines = make(0.001, clock)
+        deadlines._execute = lambda handle: bool(handle._invoke())
+        deadlines._set_indirect(True)
+        handle = deadlines.call_at(0, nothing)
+        broken = deadlines.call_at(0, lambda: 1 / 0)
+        assert deadlines._run_due(9) == 2
+        assert (handle.state, broken.state) == ("done", "done")
+        assert [about for _, about in deadlines.errors] == [broken]
+
+    def test_lateness_is_noted_by_the_clock(self, make, clock):
+        deadlines = make(0.001, clock)
+        deadlines.call_at(0.5, nothing)
+        deadlines.call_at(1.0, nothing)
+        clock.add(1)
+        deadlines._run_due(9)
+        counts = deadlines._counts()
+        assert counts["lateness_sum"] == counts["lateness_max"] == 500 * MS
+        assert sum(counts["lateness_bins"]) == 2
+        assert counts["lateness_bins"][0] == 1
+        assert counts["lateness_bins"][(500 * MS).bit_length() - 1] == 1
+
+    def test_advance_from_inside_a_callback_runs_what_is_left(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+        deadlines.call_at(0, lambda: seen.append(deadlines._run_due(9)))
+        deadlines.call_at(0, seen.append, "other")
+        deadlines._run_due(9)
+        assert seen == ["other", 1]
+        assert len(deadlines) == 0
+        deadlines._check()
+
+
+class TestSleeping:
+    def test_sleep_is_for_ever_when_nothing_is_pending(self, make, clock):
+        assert make(0.001, clock)._sleep() is None
+
+    def test_sleep_is_until_the_next_bucket(self, make, clock):
+        deadlines = make(0.001, clock)
+        deadlines.call_later(0.005, nothing)
+        assert deadlines._sleep() == 5 * MS
+        clock.add(0.0042)
+        assert deadlines._sleep() == 800_000
+        clock.add(0.01)
+        assert deadlines._sleep() == 0
+
+    def test_the_driver_is_told_of_an_earlier_deadline_and_once_only(self, make, clock):
+        deadlines = make(0.001, clock)
+        deadlines._sleep()
+        deadlines.call_later(10, nothing)
+        deadlines.call_later(5, nothing)
+        assert deadlines.rung == 1  # it is on its way already
+        assert deadlines._awake() is True
+        deadlines._sleep()
+        deadlines.call_later(6, nothing)
+        assert deadlines.rung == 1
+        assert deadlines._awake() is False
+        deadlines._sleep()
+        deadlines.call_later(0.001, nothing)
+        assert deadlines.rung == 2
+
+    def test_more_for_the_same_bucket_does_not_wake_the_driver(self, make, clock):
+        deadlines = make(0.001, clock)
+        deadlines.call_later(0.0109, nothing)
+        deadlines.call_later(3600, nothing)
+        deadlines._sleep()
+        for delay in (0.0109, 0.0108, 0.0101, 0.011):
+            deadlines.call_later(delay, nothing)
+        assert deadlines.rung == 0
+        deadlines.call_later(0.01, nothing)
+        assert deadlines.rung == 1
+
+    def test_a_driver_that_is_awake_is_told_nothing(self, make, clock):
+        deadlines = make(0.001, clock)
+        deadlines._sleep()
+        deadlines._awake()
+        deadlines.call_later(0, nothing)
+        assert deadlines.rung == 0
+
+    def test_a_reschedule_to_an_earlier_time_tells_the_driver(self, make, clock):
+        deadlines = make(0.001, clock)
+        handle = deadlines.call_later(10, nothing)
+        deadlines._sleep()
+        handle.reschedule(20)
+        assert deadlines.rung == 0
+        handle.reschedule(1)
+        assert deadlines.rung == 1
+
+    def test_a_driver_that_cannot_be_told_leaves_nothing_scheduled(self, make, clock):
+        deadlines = make(0.001, clock)
+
+        def refuse():
+            raise OSError("no threads left")
+
+        deadlines._earlier = refuse
+        deadlines._sleep()
+        callback = Thing()
+        watch = weakref.ref(callback)
+        with pytest.raises(OSError, match="no threads left"):
+            deadlines.call_later(1, callback)
+        del callback
+        assert (len(deadlines), watch()) == (0, None)
+
+    @pytest.mark.parametrize("delay", [0.0635, 1.0, 60.0, 3_600.0, 86_400.0, 31_536_000.0])
+    @pytest.mark.parametrize("start", [0.0, 12.3456789, 1e6])
+    def test_a_timer_costs_at_most_one_wake_up_per_level(self, make, delay, start):
+        clock = HandClock(start)
+        deadlines, seen = make(0.001, clock), []
+        handle = deadlines.call_later(delay, lambda: seen.append(clock.now))
+        levels = len(deadlines.snapshot())
+        wakeups = 0
+        while (sleep := deadlines._sleep()) is not None:
+            clock.now += sleep
+            wakeups += 1
+            deadlines._awake()
+            deadlines._run_due(9)
+        assert wakeups <= levels
+        due = math.floor(start * 1e9 + 0.5) + math.floor(delay * 1e9 + 0.5)
+        assert seen == [-(-due // MS) * MS]
+        assert handle.state == "done"
+        if delay == 3_600.0:
+            assert levels <= 4
+
+    def test_cancelled_timers_cost_no_wake_up(self, make, clock):
+        deadlines = make(0.001, clock)
+        for handle in [deadlines.call_later(i, nothing) for i in range(1, 1_000)]:
+            handle.cancel()
+        assert deadlines._sleep() is None
+
+    def test_a_clock_that_goes_back_stands_still(self, make):
+        clock = HandClock(100)
+        deadlines, seen = make(0.001, clock), []
+        deadlines._sleep()
+        clock.add(-50)
+        handle = deadlines.call_later(1, seen.append, "later")
+        deadlines.call_at(60, seen.append, "past")
+        assert handle.when == 101.0
+        assert deadlines._sleep() == 0
+        assert deadlines._run_due(9) == 1
+        clock.add(51)
+        assert deadlines._run_due(9) == 1
+        assert seen == ["past", "later"]
+
+
+class TestShutting:
+    def test_shut_returns_every_pending_handle_cancelled(self, make, clock):
+        deadlines, thing = make(0.001, clock), Thing()
+        watch = weakref.ref(thing)
+        handles = [deadlines.call_later(2**i / 1000, thing, thing) for i in range(40)]
+        handles[3].cancel()
+        clock.add(0.02)
+        deadlines._run_due(2)
+        del thing
+        shut = deadlines._shut("enough")
+        assert set(shut) == {h for h in handles if h.state == "cancelled"} - {handles[3]}
+        assert len(shut) == len(handles) - 3
+        assert (len(deadlines), watch()) == (0, None)
+        assert deadlines._counts()["cancelled"] == len(shut) + 1
+        assert deadlines._sleep() is None
+        deadlines._check()
+
+    def test_scheduling_afterwards_raises_the_reason(self, make, clock):
+        deadlines = make(0.001, clock)
+        handle = deadlines.call_later(1, nothing)
+        deadlines._shut("enough")
+        for call in (deadlines.call_later, deadlines.call_at):
+            with pytest.raises(TimerClosed, match="enough"):
+                call(1, nothing)
+        assert handle.reschedule(1) is False
+        assert handle.cancel() is False
+        assert deadlines._shut("again") == []
+
+    def test_shut_inside_a_callback_stops_the_run(self, make, clock):
+        deadlines, seen = make(0.001, clock), []
+        deadlines.call_at(0, lambda: deadlines._shut("enough"))
+        deadlines.call_at(0, seen.append, 1)
+        assert deadlines._run_due(9) == 1
+        assert (seen, len(deadlines)) == ([], 0)
+
+    def test_a_destructor_that_runs_while_it_shuts_finds_it_closed(self, make, clock):
+        deadlines, said = make(0.001, clock), []
+
+        class Last(Thing):
+            def __del__(self):
+                said.append(len(deadlines))
+                try:
+                    deadlines.call_later(1, nothing)
+                except TimerClosed:
+                    said.append("closed")
+
+        for i in range(3):
+            deadlines.call_later(i, Last())
+        assert len(deadlines._shut("enough")) == 3
+        assert said == [0, "closed"] * 3
+
+
+class Loud:
+    def __repr__(self):
+        return "Loud(" + "o" * 500 + "ud)"
+
+
+class Float:
+    def __init__(self, value):
+        self.value = value
+
+    def __float__(self):
+        return self.value
+
+    def __repr__(self):
+        return f"Float({self.value!r})"
+
+
+class Index:
+    def __index__(self):
+        return 3
+
+
+class BadFloat:
+    def __float__(self):
+        raise TypeError("not today")
+
+
+class Broken:
+    def __float__(self):
+        raise ZeroDivisionError("no float")
+
+
+NUMBERS = [0, 1, 0.5, 3, Index(), Float(1.5), fractions.Fraction(1, 3), decimal.Decimal("0.7")]
+NUMBERS += [5e-10, 1e-9, 4e-10, 0.1 + 0.2, 1e8, 9.1e9, -0.0, 2**33]
+BAD = [True, False, None, "1", b"1", [1], (), {}, 1j, object, nothing, Loud(), BadFloat(), Broken()]
+BAD += [NAN, INF, -INF, 1e300, -1e300, 10**400, -(10**400), 9.3e9, 9.2e9, -9.2e9, 2**63]
+BAD += [-1, -0.5, -1e-9, -1e-10, Float(-1.0), Float(NAN), fractions.Fraction(-1, 3)]
+BAD += [decimal.Decimal("NaN"), decimal.Decimal("sNaN"), decimal.Decimal("Infinity"), Float("x")]
+NOT_CALLABLE = [None, 1, "print", [], Loud()]
+
+
+def answer(call):
+    """What a call gives: its value, or the class and the words of its error."""
+    try:
+        return "value", call()
+    except Exception as error:
+        text = str(error)
+        return type(error), text.split(" object at 0x", maxsplit=1)[0]
+
+
+class TestPureAndNativeSayTheSame:
+    @pytest.mark.parametrize("value", NUMBERS + BAD, ids=lambda value: f"{value!r:.30}")
+    def test_of_any_value_for_a_time(self, both, value):
+        answers = []
+        for make in both:
+            clock = HandClock(7)
+            deadlines = make(0.001, clock)
+            handle = deadlines.call_later(5, nothing)
+            done = deadlines.call_later(1, nothing)
+            clock.add(2)
+            deadlines._run_due(9)
+            answers.append(
+                [
+                    answer(lambda d=deadlines: d.call_later(value, nothing).when),
+                    answer(lambda d=deadlines: d.call_at(value, nothing).when),
+                    answer(lambda h=done: h.reschedule(value)),
+                    answer(lambda h=handle: h.reschedule(value)),
+                    answer(lambda m=make: bool(m(value, HandClock()))),
+                    (handle.when, handle.state, len(deadlines)),
+                ]
+            )
+        assert answers[0] == answers[1]
+
+    @pytest.mark.parametrize("value", NOT_CALLABLE, ids=lambda value: f"{value!r:.30}")
+    def test_of_what_cannot_be_called(self, both, value):
+        said = [
+            [answer(lambda c=call: c(1, value)), answer(lambda c=call: c(NAN, value))]
+            for make in both
+            for call in (make(1).call_later, make(1).call_at)
+        ]
+        kind, words = said[0][0]
+        assert all(pair == said[0] for pair in said)
+        assert kind is TypeError
+        assert words.startswith("callback must be callable, got ")
+
+    @pytest.mark.parametrize("count", [0, 1])
+    @pytest.mark.parametrize("name", ["call_later", "call_at"])
+    def test_of_missing_arguments(self, both, name, count):
+        said = [answer(lambda m=make: getattr(m(1), name)(*[1] * count)) for make in both]
+        assert said[0] == said[1]
+        assert said[0][0] is TypeError
+
+    def test_of_a_delay_that_ends_past_all_time(self, both):
+        said = []
+        for make in both:
+            deadlines = make(1.0, HandClock(5e9))
+            handle = deadlines.call_later(1, nothing)
+            said.append(
+                [
+                    answer(lambda d=deadlines: d.call_later(9e9, nothing)),
+                    answer(lambda h=handle: h.reschedule(9e9)),
+                    (len(deadlines), handle.state),
+                ]
+            )
+        assert said[0] == said[1]
+        assert said[0][0][0] is OutOfRange
+
+    def test_of_keywords_and_of_too_many_arguments(self, both):
+        for make in both:
+            deadlines = make(1)
+            with pytest.raises(TypeError):
+                deadlines.call_later(delay=1, callback=nothing)
+            with pytest.raises(TypeError):
+                deadlines.call_later(1, nothing, key=1)
+            handle = deadlines.call_later(1, nothing)
+            with pytest.raises(TypeError):
+                handle.reschedule()
+            with pytest.raises(TypeError):
+                handle.cancel(1)
+
+    @pytest.mark.parametrize("start", [0.0, 0.1, 12_345.678_9, 2.5e7, 5e9])
+    def test_of_the_time_and_of_when(self, both, start):
+        random.seed(8)
+        pure, native = (make(0.001, HandClock(start)) for make in both)
+        assert pure.time() == native.time()
+        for _ in range(200):
+            delay = random.choice([random.random(), random.uniform(0, 1e8), 0.1, 1])
+            one, other = (d.call_later(delay, nothing) for d in (pure, native))
+            assert (one.when, repr(one)) == (other.when, repr(other))
+
+    def test_in_docstrings_and_signatures(self, both):
+        pure, native = (make.__mro__[1] for make in both)
+        handles = [type(make(1).call_later(1, nothing)) for make in both]
+        for name in ("call_later", "call_at", "time", "snapshot"):
+            assert inspect.signature(getattr(pure, name)).parameters.keys() == (
+                inspect.signature(getattr(native, name)).parameters.keys()
+            )
+            assert getattr(pure, name).__doc__ == getattr(native, name).__doc__
+        for name in ("cancel", "reschedule", "when", "state", "callback"):
+            assert getattr(handles[0], name).__doc__ == getattr(handles[1], name).__doc__
+        assert handles[0].__doc__ == handles[1].__doc__
+        assert handles[0].__module__ == handles[1].__module__ == "tickwheel"
+
+    def test_of_a_handle_whose_deadlines_are_gone(self, both):
+        states = []
+        for make in both:
+            deadlines = make(1, HandClock())
+            handle = deadlines.call_later(1, nothing)
+            deadlines._shut("gone")
+            del deadlines
+            states.append((handle.state, handle.when, handle.cancel(), handle.reschedule(1)))
+            states.append(answer(lambda h=handle: h.reschedule(-1)))
+        assert states[:2] == states[2:]
+
+
+class Script:
+    """The same random script for several Deadlines, each with a clock and a log of its own."""
+
+    def __init__(self, make, seed, tick):
+        self.random = random.Random(seed)
+        self.clock = HandClock(self.random.choice([0.0, 3.3333, 1e5]))
+        self.deadlines = make(tick, self.clock)
+        self.handles = []
+        self.log = []
+
+    def callback(self, i):
+        self.log.append(("ran", i, self.handles[i].state))
+        match self.random.randrange(12):
+            case 0:
+                self.schedule()
+            case 1:
+                self.cancel()
+            case 2:
+                self.reschedule()
+            case 3:
+                raise ValueError(i)
+
+    def schedule(self):
+        i = len(self.handles)
+        span = self.random.choice([0.0, 0.001, 0.003, 0.07, 5.0, 300.0, 5e4])
+        delay = self.random.random() * span
+        if self.random.randrange(8):
+            handle = self.deadlines.call_later(delay, self.callback, i)
+        else:
+            handle = self.deadlines.call_at(self.clock.time() - delay, self.callback, i)
+        self.handles.append(handle)
+
+    def any_handle(self):
+        recent = self.handles[-60:]
+        return self.random.choice(recent) if recent else None
+
+    def cancel(self):
+        if handle := self.any_handle():
+            self.log.append(("cancel", handle.cancel()))
+
+    def reschedule(self):
+        if handle := self.any_handle():
+            delay = self.random.random() * self.random.choice([0.0, 0.01, 1.0, 1e4])
+            self.log.append(("reschedule", handle.reschedule(delay), handle.when))
+
+    def move(self):
+        self.clock.add(self.random.random() * self.random.choice([0.0005, 0.002, 0.1, 10.0, 1e3]))
+
+    def run(self):
+        limit = self.random.choice([1, 3, 1_000])
+        self.log.append(("due", self.deadlines._run_due(limit)))
+
+    def sleep(self):
+        delay = self.deadlines._sleep()
+        self.log.append(("sleep", delay is None, self.deadlines.rung > 0))
+        self.deadlines._awake()
+        self.deadlines.rung = 0
+
+    def step(self):
+        actions = [self.schedule] * 4 + [self.cancel, self.reschedule, self.move, self.run]
+        self.random.choice([*actions, self.sleep])()
+        self.log.append((len(self.deadlines), self.clock.now))
+
+    def end(self):
+        self.deadlines._check()
+        counts = self.deadlines._counts()
+        shut = self.deadlines._shut("over")
+        errors = [(str(error), self.handles.index(h)) for error, h in self.deadlines.errors]
+        states = [(handle.state, handle.when) for handle in self.handles]
+        return counts, sorted(self.handles.index(handle) for handle in shut), errors, states
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pure_and_native_go_through_a_random_script_in_lockstep(both, seed):
+    tick = [0.001, 0.05, 1e-6, 7.0][seed % 4]
+    pure, native = scripts = [Script(make, seed, tick) for make in both]
+    for step in range(600):
+        for script in scripts:
+            script.step()
+        assert pure.log == native.log, f"step {step}"
+        for script in scripts:
+            script.log.clear()
+        if step % 50 == 0:
+            for script in scripts:
+                script.deadlines._check()
+    assert pure.end() == native.end()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_handle_ends_once_in_order_and_never_early(make, seed):
+    """A random script beside a list of what must come: by tick, then by order of schedule."""
+    generator, clock = random.Random(seed), HandClock(1.0)
+    tick = 2_000_000
+    deadlines, expected, order = make(0.002, clock), {}, 0
+    ran, handles = [], {}
+
+    def due(when):
+        return -(-math.floor(when * 1e9 + 0.5) // tick)
+
+    for key in range(400):
+        handles[key] = deadlines.call_later(generator.random() * 2, ran.append, key)
+        expected[key] = (due(handles[key].when), order := order + 1)
+        if generator.random() < 0.3 and expected:
+            victim = generator.choice(list(expected))
+            if generator.random() < 0.5:
+                assert handles[victim].cancel()
+                del expected[victim]
+            else:
+                assert handles[victim].reschedule(generator.random())
+                expected[victim] = (due(handles[victim].when), order := order + 1)
+        if generator.random() < 0.2:
+            clock.add(generator.random() * 0.1)
+            ran.clear()
+            deadlines._run_due(10_000)
+            now = clock.now // tick
+            must = sorted((place, key) for key, place in expected.items() if place[0] <= now)
+            assert ran == [key for _, key in must]
+            for fired in ran:
+                assert handles[fired].state == "done"
+                del expected[fired]
+            assert len(deadlines) == len(expected)
+            deadlines._check()
+            sleep = deadlines._sleep()
+            deadlines._awake()
+            nearest = min(expected.values(), default=None)
+            assert (sleep is None) == (nearest is None)
+            if nearest is not None:
+                assert clock.now < clock.now + sleep <= nearest[0] * tick
