@@ -410,8 +410,6 @@ static PyObject *Deadlines_set_indirect(Deadlines *d, PyObject *value)
     Py_RETURN_NONE;
 }
 
-static PyObject *Deadlines_forget_lock(Deadlines *Py_UNUSED(d), PyObject *Py_UNUSED(ignored)) { Py_RETURN_NONE; }
-
 static PyObject *Deadlines_counts(Deadlines *d, PyObject *Py_UNUSED(ignored))
 {
     PyObject *bins = PyList_New(LATENESS_BINS);
@@ -622,7 +620,7 @@ static PyMethodDef Deadlines_methods[] = {
     {"_awake", (PyCFunction)Deadlines_awake, METH_NOARGS, NULL},
     {"_shut", (PyCFunction)Deadlines_shut, METH_O, NULL},
     {"_set_indirect", (PyCFunction)Deadlines_set_indirect, METH_O, NULL},
-    {"_forget_lock", (PyCFunction)Deadlines_forget_lock, METH_NOARGS, NULL},
+    {"_orphan", (PyCFunction)Deadlines_shut, METH_O, NULL}, /* after fork: the GIL is ours, the wheel is whole */
     {"_counts", (PyCFunction)Deadlines_counts, METH_NOARGS, NULL},
     {"_check", (PyCFunction)Deadlines_check, METH_NOARGS, NULL},
     {NULL}

@@ -209,12 +209,11 @@ class AsyncTimer(Deadlines):
 
     def _forked(self) -> None:
         """In the child of a fork: the loop and its timers are the parent's."""
-        self._forget_lock()
         self._everies_lock = threading.RLock()
         self._shut_down = True
         self._alarm = None
         self._tasks.clear()
-        settle(self._shut(FORKED), self._everies)
+        settle(self._orphan(FORKED), self._everies)
 
     def _slow(self, handle: Handle, seconds: float) -> None:
         logger.warning("callback %r held the loop for %.3f s", handle.callback, seconds)

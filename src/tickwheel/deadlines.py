@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import MAX_TIME, SECOND, check_callback, nanoseconds
 from tickwheel.clock import Clock, SystemClock
-from tickwheel.entry import sealed
+from tickwheel.entry import Entry, sealed
 from tickwheel.errors import OutOfRange, TimerClosed
 from tickwheel.wheel import Wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
-
-    from tickwheel.entry import Entry
 
 SLOW_NS = SECOND // 10
 AWAKE = -1
@@ -321,10 +319,30 @@ class Deadlines:
             waiting = [h for h, e in self._due if h._entry is e and h._state == "pending"]
             assert len(waiting) == self._due_count, "len is exact"
 
-    def _forget_lock(self) -> None:
-        """After fork: whoever held the lock is not in this process."""
+    def _orphan(self, reason: str, /) -> list[Handle]:
+        """`_shut` it in the child of a fork.
+
+        A thread that is not here may have had the lock, and have been changing the wheel: so the
+        wheel is read as far as it goes, and left.
+        """
         self._lock = threading.RLock()
-        self._wheel._moving = self._wheel._busy = False
+        self._closed = reason
+        found: list[Handle | None] = [handle for handle, _ in self._due]
+        for bucket in self._wheel._buckets():
+            entry: object = bucket._after
+            while isinstance(entry, Entry):
+                found.append(entry._item)
+                entry = getattr(entry, "_after", None)
+        pending = [handle for handle in found if handle is not None and handle._state == "pending"]
+        for handle in pending:
+            handle._state = "cancelled"
+            handle._let_go()
+        self._cancelled += len(pending)
+        self._due.clear()
+        self._due_count = 0
+        self._wheel._abandon()
+        self._wheel = Wheel(self._tick, start=self._wheel.now)
+        return pending
 
     def _earlier(self) -> None:
         """Something became due sooner than the driver sleeps."""

@@ -232,13 +232,12 @@ class Timer(Deadlines):
 
     def _forked(self) -> None:
         """In the child of a fork: the thread is not here, and the timers are the parent's."""
-        self._forget_lock()
         self._everies_lock = threading.RLock()
         anchored.discard(self)
         self._bell = silent_bell()
         self._thread = None
         self._shut_down = True
-        settle(self._shut(FORKED), self._everies)
+        settle(self._orphan(FORKED), self._everies)
 
 
 def drive(reference: weakref.ref[Timer], bell: _thread.LockType) -> None:

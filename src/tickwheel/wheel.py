@@ -470,6 +470,11 @@ class Hierarchy(Roster[T]):
         yield self._late
         yield self._outside
 
+    def _abandon(self) -> None:
+        """Let go of all buckets, sound or not: in the child of a fork they may be torn."""
+        self._levels = []
+        self._late = self._outside = Bucket(0, 0)
+
     @exclusive
     def _check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
