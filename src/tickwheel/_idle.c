@@ -93,6 +93,15 @@ static PyObject *IdleRing_touch_many(IdleRing *ring, PyObject *keys)
     Py_RETURN_NONE;
 }
 
+static void drop(IdleRing *ring, EntryObject *e)
+{
+    PyObject *item = e->item;
+    wheel_unlink(ring->wheel, e);
+    e->item = NULL;
+    Py_DECREF(e);
+    Py_DECREF(item);
+}
+
 /* Forget `key`: 1 when it was known, 0 when not, -1 with an error. */
 static int forget(IdleRing *ring, PyObject *key)
 {
@@ -101,13 +110,7 @@ static int forget(IdleRing *ring, PyObject *key)
     Py_INCREF(e);
     if (PyDict_DelItem(ring->entries, key) < 0) { Py_DECREF(e); return -1; }
     int known = IS_PENDING(e);
-    if (known) {
-        PyObject *item = e->item;
-        wheel_unlink(ring->wheel, e);
-        e->item = NULL;
-        Py_DECREF(e);
-        Py_DECREF(item);
-    }
+    if (known) drop(ring, e);
     Py_DECREF(e);
     return known;
 }
@@ -141,7 +144,10 @@ static int expire_one(IdleRing *ring, PyObject *idle)
         }
         PyObject *key = Py_NewRef(e->item);
         int failed = PyList_Append(idle, key) < 0;
-        if (!failed) failed = forget(ring, key) < 0;
+        if (!failed && forget(ring, key) < 0) { /* a key that cannot be looked up any more keeps no other */
+            PyErr_WriteUnraisable(key);
+            if (e == wheel_due(ring->wheel)) drop(ring, e);
+        }
         Py_DECREF(key);
         return failed ? -1 : 1;
     }

@@ -28,28 +28,37 @@ static PyObject *str_put, *str_take, *str_discard, *str_next_expiry, *str_bit_le
 
 /* ---- Arenas: 64-byte entries on 64-byte boundaries, so that touching one costs one cache miss.
  *
- * An arena is 2 MiB at a multiple of 2 MiB; its first line is the header. Arenas with room form a list whose head is
- * the one freed into last: what was just freed is warm, and is used next. An arena that falls empty goes
- * back to the system, except a few, kept so that a wheel whose size swings does not map and unmap for ever.
+ * An arena is 2 MiB at a multiple of 2 MiB: a header, a stack of the cells that were freed, the cells. The
+ * stack is apart from the cells, so that those whose turn comes next can be fetched ahead. Arenas with
+ * room form a list whose head is the one freed into last: what was just freed is warm, and is used next. An
+ * arena that falls empty goes back to the system, except a few, kept so that a wheel whose size swings
+ * does not map and unmap for ever.
  */
 
 #if (defined(__unix__) || defined(__APPLE__)) && !defined(__SANITIZE_ADDRESS__) && UINTPTR_MAX > UINT32_MAX
 #define ARENA_BYTES ((size_t)1 << 21)
-#define ARENA_ENTRIES (ARENA_BYTES / 64 - 1)
+#define ARENA_CELLS_AT 65536
+#define ARENA_CELLS ((ARENA_BYTES - ARENA_CELLS_AT) / 64)
 #define SPARE_ARENAS 4
 #define SMALL_ARENAS 4 /* from here on huge pages are asked for: fewer faults, fewer TLB misses */
 
 typedef struct Arena {
-    void *freed;
-    uint32_t live;
-    uint32_t fresh; /* cells never used so far start here */
     struct Arena *before, *after;
+    uint32_t live;
+    uint32_t fresh; /* cells from here on were never used */
+    uint32_t freed_count;
+    uint16_t freed[ARENA_CELLS];
 } Arena;
+
+static_assert(sizeof(Arena) <= ARENA_CELLS_AT && ARENA_CELLS <= 65536, "an arena's header fits");
+static_assert(sizeof(EntryObject) <= 64, "an entry fits its cell");
 
 static Arena *arenas;
 static size_t arena_count, empty_arenas;
 
-static Arena *arena_of(void *p) { return (Arena *)((uintptr_t)p & ~(ARENA_BYTES - 1)); }
+static inline Arena *arena_of(void *p) { return (Arena *)((uintptr_t)p & ~(ARENA_BYTES - 1)); }
+
+static inline char *arena_cell(Arena *a, size_t i) { return (char *)a + ARENA_CELLS_AT + 64 * i; }
 
 static void arena_unlink(Arena *a)
 {
@@ -86,31 +95,35 @@ static Arena *arena_new(void)
 
 static void *arena_fresh(Arena *a)
 {
+    char *cell = arena_cell(a, a->fresh);
 #ifdef MADV_POPULATE_WRITE
     /* 64 KiB at a time: a page fault for every 64 entries would cost more than the entries do. */
-    if (a->fresh % 1024 == 0) (void)madvise((char *)a + 64 * (size_t)a->fresh, 65536, MADV_POPULATE_WRITE);
+    if (a->fresh % 1024 == 0) (void)madvise(cell, 65536, MADV_POPULATE_WRITE);
 #endif
-    return (char *)a + 64 * (size_t)(1 + a->fresh++);
+    a->fresh++;
+    return cell;
 }
 
-static void *entry_alloc(void)
+static inline void *entry_alloc(void)
 {
     Arena *a = arenas;
     if (UNLIKELY(a == NULL) && (a = arena_new()) == NULL) return NULL;
-    void *p = a->freed;
-    if (p) a->freed = *(void **)p;
+    void *p;
+    if (a->freed_count) {
+        p = arena_cell(a, a->freed[--a->freed_count]);
+        if (a->freed_count >= FETCH_AHEAD) PREFETCH(arena_cell(a, a->freed[a->freed_count - FETCH_AHEAD]));
+    }
     else p = arena_fresh(a);
     if (a->live++ == 0) empty_arenas--;
-    if (UNLIKELY(a->live == ARENA_ENTRIES)) arena_unlink(a);
+    if (UNLIKELY(a->live == ARENA_CELLS)) arena_unlink(a);
     return p;
 }
 
 static void entry_free(void *p)
 {
     Arena *a = arena_of(p);
-    int was_full = a->live == ARENA_ENTRIES;
-    *(void **)p = a->freed;
-    a->freed = p;
+    int was_full = a->live == ARENA_CELLS;
+    a->freed[a->freed_count++] = (uint16_t)(((char *)p - arena_cell(a, 0)) / 64);
     if (UNLIKELY(--a->live == 0)) {
         if (empty_arenas >= SPARE_ARENAS) {
             if (!was_full) arena_unlink(a);
@@ -675,7 +688,12 @@ static inline EntryObject *new_entry(WheelObject *w, PyTypeObject *type, int64_t
 {
     EntryObject *e = entry_alloc();
     if (UNLIKELY(e == NULL)) { PyErr_NoMemory(); return NULL; }
+#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
     (void)PyObject_Init((PyObject *)e, type);
+#else
+    Py_SET_TYPE((PyObject *)e, type); /* a static type: it is not counted */
+    Py_SET_REFCNT((PyObject *)e, 1);
+#endif
     e->item = Py_NewRef(item);
     e->expiry = expiry;
     e->serial = w->serial++;
@@ -1219,9 +1237,29 @@ static void undo(WheelObject *w, PyObject *entries)
     PyErr_Restore(type, value, traceback);
 }
 
+/* A list of plain ints, which run no code; NULL without an error when it is not that. */
+static int64_t *as_times_at_once(PyObject *list, Py_ssize_t *n)
+{
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    int64_t *times = PyMem_New(int64_t, size ? size : 1);
+    if (times == NULL) { PyErr_NoMemory(); return NULL; }
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *value = PyList_GET_ITEM(list, i);
+        int overflow = 1;
+        if (LIKELY(PyLong_CheckExact(value))) times[i] = PyLong_AsLongLongAndOverflow(value, &overflow);
+        if (UNLIKELY(overflow || times[i] < 0)) { PyMem_Free(times); return NULL; }
+    }
+    *n = size;
+    return times;
+}
+
 /* Every expiry as a time. They are converted as they are read: converting may run any code. */
 static int64_t *as_times(PyObject *iterable, Py_ssize_t *n)
 {
+    if (PyList_CheckExact(iterable)) {
+        int64_t *times = as_times_at_once(iterable, n);
+        if (times != NULL || PyErr_Occurred()) return times;
+    }
     PyObject *each = PyObject_GetIter(iterable), *value = NULL;
     if (each == NULL) return NULL;
     Py_ssize_t room = PyObject_LengthHint(iterable, 8);
@@ -1244,15 +1282,16 @@ static int64_t *as_times(PyObject *iterable, Py_ssize_t *n)
 
 static int schedule_each(WheelObject *w, const int64_t *times, PyObject *items, Py_ssize_t n, PyObject *entries)
 {
-    if (PyTuple_GET_SIZE(items) != n) {
+    PyObject **each = PySequence_Fast_ITEMS(items);
+    if (PySequence_Fast_GET_SIZE(items) != n) {
         PyErr_Format(PyExc_ValueError, "expiries and items must be of one length, got %zd expiries and %zd items",
-                     n, PyTuple_GET_SIZE(items));
+                     n, PySequence_Fast_GET_SIZE(items));
         return -1;
     }
-    for (Py_ssize_t i = 0; i < n; i++)
+    for (Py_ssize_t i = 0; i < n && w->is_bounded; i++)
         if (admit(w, times[i]) < 0) return -1;
     for (Py_ssize_t i = 0; i < n; i++) {
-        EntryObject *e = schedule(w, &Entry_Type, times[i], PyTuple_GET_ITEM(items, i));
+        EntryObject *e = schedule(w, &Entry_Type, times[i], each[i]);
         if (e == NULL) { undo(w, entries); return -1; }
         PyList_SET_ITEM(entries, i, (PyObject *)e);
     }
@@ -1266,8 +1305,10 @@ static PyObject *Wheel_schedule_many(WheelObject *w, PyObject *const *args, Py_s
     Py_ssize_t n;
     if (bind("schedule_many", args, nargs, kwnames, names, 2, 2, given) < 0) return NULL;
     int64_t *times = as_times(given[0], &n);
-    if (times != NULL) items = PySequence_Tuple(given[1]);
-    if (items != NULL) entries = PyList_New(n);
+    /* A list is read as it is, once the last code that could change it has run: an overflow buffer could. */
+    if (times != NULL)
+        items = PyList_CheckExact(given[1]) && w->overflow == NULL ? Py_NewRef(given[1]) : PySequence_Tuple(given[1]);
+    if (items != NULL) entries = PyList_New(n); /* may run the collector */
     if (entries != NULL) {
         PyObject_GC_UnTrack(entries); /* until it is full: an overflow buffer runs meanwhile */
         int failed = schedule_each(w, times, items, n, entries);

@@ -69,12 +69,17 @@ class AsyncPurgatory(Purgatory):
         finally:
             self.cancel(waiting)
 
+    def cancel(self, operation: DelayedOperation) -> bool:
+        """Take `operation` off without completing it; a `wait` is cancelled by it."""
+        if not super().cancel(operation):
+            return False
+        if isinstance(operation, Waiting):
+            operation.answer.cancel()
+        return True
+
     async def aclose(self) -> list[DelayedOperation]:
         """Take every operation off, and return them; what `wait`s is cancelled."""
         ended = self.close()
-        for operation in ended:
-            if isinstance(operation, Waiting):
-                operation.answer.cancel()
         if self._own_async_timer is not None:
             await self._own_async_timer.close()
         return ended

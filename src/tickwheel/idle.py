@@ -7,6 +7,8 @@ which nobody fell silent costs nothing, and those who did arrive together, as on
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import SECOND, check_callback, nanoseconds
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
         _time_source: Clock | None
 
         def call_at(self, when: float, callback: Callable[..., object], /) -> Handle: ...
+
+
+logger = logging.getLogger("tickwheel")
 
 
 class IdleTracker(IdleRing):
@@ -58,6 +63,7 @@ class IdleTracker(IdleRing):
         super().__init__(span, step, clock, timer is None)
         self._on_idle = on_idle
         self._timer = timer
+        self._arming = threading.RLock()
         self._handle: Handle | None = None
         self._closed = False
 
@@ -71,11 +77,12 @@ class IdleTracker(IdleRing):
 
     def close(self) -> None:
         """Stop reporting; the timer goes on."""
-        self._closed = True
-        self._set_armed(True)
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        with self._arming:
+            self._closed = True
+            self._set_armed(True)
+            if self._handle is not None:
+                self._handle.cancel()
+                self._handle = None
 
     def __enter__(self) -> Self:
         return self
@@ -92,22 +99,39 @@ class IdleTracker(IdleRing):
         return f"<IdleTracker keys={len(self)}>"
 
     def _report(self, now: int) -> list[Any]:
-        keys = [key for key in self._expire(now) if key not in self]  # touched since: not idle
+        keys = [key for key in self._expire(now) if not self._is_back(key)]
         if keys:
             self._on_idle(keys)
         return keys
 
+    def _is_back(self, key: Any) -> bool:
+        """Whether `key` was touched since it expired."""
+        try:
+            return key in self
+        except Exception:
+            logger.exception("key %s cannot be looked up any more", type(key).__name__)
+            return False
+
     def _arm(self) -> None:
-        """Have the timer come when the next slot is due."""
-        if self._timer is None or self._closed:
+        """Have the timer come when the next slot is due, unless it will come already."""
+        if self._timer is None:
             return
-        wakeup = self._wakeup_ns()
-        self._set_armed(wakeup is not None)
-        if wakeup is not None:
-            self._handle = self._timer.call_at(wakeup / SECOND, self._ring)
+        with self._arming:
+            if self._closed or self._handle is not None:
+                return
+            self._set_armed(True)  # before the look: a key touched after it is seen by it
+            wakeup = self._wakeup_ns()
+            if wakeup is None:
+                self._set_armed(False)
+                wakeup = self._wakeup_ns()  # touched between the two
+            if wakeup is not None:
+                self._set_armed(True)
+                self._handle = self._timer.call_at(wakeup / SECOND, self._ring)
 
     def _ring(self) -> None:
         try:
             self._report(self._now_ns())
         finally:
+            with self._arming:
+                self._handle = None
             self._arm()

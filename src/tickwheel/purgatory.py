@@ -87,10 +87,10 @@ class DelayedOperation:
         return self._complete("completed")
 
     def _complete(self, how: str) -> bool:
-        purgatory = self._purgatory
         if not self._take_ticket():
             return False
         self._completed = True
+        purgatory = self._purgatory  # read after the ticket is taken: `_watch` sets it before
         if purgatory is not None:
             purgatory._leave(self, how)
         with Turn(self):
@@ -133,7 +133,22 @@ class Later(threading.local):
 
     def __init__(self) -> None:
         self.depth = 0
+        self.draining = False
         self.checks: deque[tuple[Purgatory, Hashable]] = deque()
+
+    def drain(self) -> None:
+        """Make the checks that were put off, one after the other, however many they bring on."""
+        self.draining = True
+        failure: BaseException | None = None
+        while self.checks:
+            purgatory, key = self.checks.popleft()
+            try:
+                purgatory._check(key)
+            except BaseException as error:  # noqa: BLE001
+                failure = failure or error  # an interrupt: those behind it have their turn first
+        self.draining = False
+        if failure is not None:
+            raise failure
 
 
 later = Later()
@@ -154,9 +169,8 @@ class Turn:
     def __exit__(self, *_: object) -> None:
         later.depth -= 1
         self._lock.release()
-        while later.checks and not later.depth:
-            purgatory, key = later.checks.popleft()
-            purgatory.check_and_complete(key)
+        if later.checks and not later.depth and not later.draining:
+            later.drain()
 
 
 class Purgatory:
@@ -173,9 +187,9 @@ class Purgatory:
         self.name = name
         self._own_timer = Timer() if timer is None else None
         self._timer: AnyTimer = timer if self._own_timer is None else self._own_timer  # type: ignore[assignment]
-        self._lock = threading.Lock()
-        self._lists: dict[Hashable, dict[DelayedOperation, None]] = {}
-        self._operations: dict[DelayedOperation, None] = {}
+        self._lock = threading.RLock()
+        self._lists: dict[Hashable, dict[int, DelayedOperation]] = {}  # by id: equal is not same
+        self._operations: dict[int, DelayedOperation] = {}
         self._closed = False
         self._watched = 0
         self._delayed = 0
@@ -205,13 +219,13 @@ class Purgatory:
         wanted = tuple(dict.fromkeys(keys))
         if not wanted:
             raise ValueError("keys must not be empty: an operation without keys is never checked")
-        if self._closed:
-            raise TimerClosed(f"the purgatory {self.name!r} is closed")
-        if operation._purgatory is not None:
-            raise ValueError(f"{operation!r} is watched already")
+        self._check_open()
         with Turn(operation):
+            if operation._purgatory is not None:
+                raise ValueError(f"{operation!r} is watched already")
             if operation._try():
-                self._counts["completed"] += 1
+                with self._lock:
+                    self._counts["completed"] += 1
                 return True
             if not operation._ticket:
                 return False
@@ -231,11 +245,14 @@ class Purgatory:
         Inside an operation it is put off until that one's lock is free, and answers 0.
         """
         if later.depth:
+            hash(key)  # what cannot be a key is told now
             later.checks.append((self, key))
             return 0
-        with self._lock:
-            operations = list(self._lists.get(key, ()))
+        return self._check(key)
+
+    def _check(self, key: Hashable) -> int:
         completed = 0
+        operations = self._watched_on(key)
         for operation in operations:
             with Turn(operation):
                 try:
@@ -250,9 +267,7 @@ class Purgatory:
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation]:
         """Take the operations watched on `key` off all lists and the timer; complete none."""
-        with self._lock:
-            operations = list(self._lists.get(key, ()))
-        return [operation for operation in operations if self.cancel(operation)]
+        return [operation for operation in self._watched_on(key) if self.cancel(operation)]
 
     def cancel(self, operation: DelayedOperation) -> bool:
         """Take `operation` off without completing it; True when this call did."""
@@ -263,9 +278,9 @@ class Purgatory:
 
     def close(self) -> list[DelayedOperation]:
         """Take every operation off, and return them; a second close returns []."""
-        self._closed = True
         with self._lock:
-            operations = list(self._operations)
+            self._closed = True
+            operations = list(self._operations.values())
         ended = [operation for operation in operations if self.cancel(operation)]
         if self._own_timer is not None:
             self._own_timer.close()
@@ -285,19 +300,29 @@ class Purgatory:
     def __repr__(self) -> str:
         return f"<Purgatory {self.name!r} watched={self._watched} delayed={self._delayed}>"
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TimerClosed(f"the purgatory {self.name!r} is closed")
+
+    def _watched_on(self, key: Hashable) -> list[DelayedOperation]:
+        with self._lock:
+            return list(self._lists.get(key, {}).values())
+
     def _watch(self, operation: DelayedOperation, keys: tuple[Hashable, ...]) -> None:
         with self._lock:
-            if not operation._ticket:
-                return
+            self._check_open()
             operation._purgatory = self
+            if not operation._ticket:
+                operation._purgatory = None
+                return
             operation._keys = keys
-            self._operations[operation] = None
+            self._operations[id(operation)] = operation
             self._watched += len(keys)
             for key in keys:
                 watchers = self._lists.get(key)
                 if watchers is None:
                     watchers = self._lists[key] = {}
-                watchers[operation] = None
+                watchers[id(operation)] = operation
 
     def _delay(self, operation: DelayedOperation) -> None:
         handle = self._timer.call_later(operation.timeout, self._expire, operation)
@@ -318,12 +343,12 @@ class Purgatory:
             handle, operation._handle = operation._handle, None
             keys, operation._keys = operation._keys, ()
             operation._purgatory = None
-            self._operations.pop(operation, None)
+            self._operations.pop(id(operation), None)
             self._watched -= len(keys)
             self._delayed -= handle is not None
             for key in keys:
                 watchers = self._lists[key]
-                del watchers[operation]
+                del watchers[id(operation)]
                 if not watchers:
                     del self._lists[key]
         if handle is not None:

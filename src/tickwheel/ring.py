@@ -5,6 +5,7 @@ The native twin in _idle.c does the same.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from tickwheel.entry import Entry
+
+
+logger = logging.getLogger("tickwheel")
 
 
 class IdleRing:
@@ -83,14 +87,23 @@ class IdleRing:
         with self._ring_lock:
             now = max(now, self._wheel.now)
             for key in self._wheel.advance(now):
-                expiry = self._stamps[key] + self._timeout_ns
-                tick = self._wheel._tick
-                if -(-expiry // tick) > now // tick:  # heard of since it was placed
-                    self._entries[key] = self._wheel.schedule(expiry, key)
-                else:
-                    del self._entries[key], self._stamps[key]
-                    idle.append(key)
+                try:
+                    if self._place_again(key, now):
+                        continue
+                except Exception:  # a key that cannot be looked up any more keeps no other
+                    logger.exception("key %s cannot be looked up any more", type(key).__name__)
+                idle.append(key)
         return idle
+
+    def _place_again(self, key: Hashable, now: int) -> bool:
+        """Place `key` by its stamp, or forget it when nothing was heard since."""
+        expiry = self._stamps[key] + self._timeout_ns
+        tick = self._wheel._tick
+        if -(-expiry // tick) > now // tick:
+            self._entries[key] = self._wheel.schedule(expiry, key)
+            return True
+        del self._entries[key], self._stamps[key]
+        return False
 
     def _now_ns(self) -> int:
         if self._clock is None:
