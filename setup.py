@@ -25,7 +25,7 @@ class OptionalBuild(build_ext):
         # CFLAGS with an -O of its own wins: the flags below come after it.
         if self.compiler.compiler_type == "unix" and "-O" not in os.environ.get("CFLAGS", ""):
             for extension in self.extensions:
-                extension.extra_compile_args.append("-O3")
+                extension.extra_compile_args += ["-O3", "-fvisibility=hidden"]
         super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:

@@ -1,6 +1,5 @@
 """What the tests of timers stand on: a clock set by hand, things to watch, another process."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -31,18 +30,15 @@ class Thing:
         pass
 
 
-def program(text, *, pure=None, timeout=LONG):
+def program(text, *, timeout=LONG):
     """Run `text` in a Python of its own; its output. It must end in time, well and in silence."""
-    environment = dict(os.environ)
-    if pure is not None:
-        environment["TICKWHEEL_PURE"] = "1" if pure else "0"
     ended = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(text)],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=environment,
         check=False,
     )
-    assert (ended.returncode, ended.stderr) == (0, ""), ended
+    said = f"it ended with {ended.returncode}:\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+    assert (ended.returncode, ended.stderr) == (0, ""), said
     return ended.stdout

@@ -4,6 +4,7 @@ Each test is a program of its own: it must end at once, with 0 and without a wor
 """
 
 import os
+import signal
 import time
 
 import pytest
@@ -13,9 +14,11 @@ from stage import LONG, program
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 START = """
-import os, sys, threading, time, signal
+import logging, os, sys, threading, time, signal
 import tickwheel
 from tickwheel import ManualClock, Timer, TimerClosed
+
+logging.getLogger("tickwheel").setLevel(logging.ERROR)  # a machine that stood still is no matter
 
 def watch(seconds=60):
     # a hang ends with SIGALRM, and so fails the test
@@ -196,6 +199,23 @@ print(works(timer), handle.state)
 timer.close()
 """)
         assert out == "interrupted\nTrue done\n"
+
+    @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="nothing to wake it with")
+    def test_it_reaches_a_main_thread_that_waits(self):
+        out = run("""
+def interrupted():
+    raise KeyboardInterrupt
+timer = Timer()
+timer.call_later(0.01, interrupted)
+started = time.monotonic()
+try:
+    threading.Event().wait(10)
+    print("swallowed")
+except KeyboardInterrupt:
+    print("in time" if time.monotonic() - started < 9 else "when the wait was over")
+print(works(timer))
+""")
+        assert out == "in time\nTrue\n"
 
     def test_from_on_error_too(self):
         out = run("""

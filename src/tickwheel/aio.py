@@ -11,7 +11,7 @@ from tickwheel.arguments import SECOND
 from tickwheel.clock import ManualClock, forkable
 from tickwheel.every import Every
 from tickwheel.kernel import Deadlines
-from tickwheel.timer import CLOSED, FORKED, logger, settle, stats_of, tell
+from tickwheel.timer import CLOSED, FORKED, logger, settle, shown, stats_of, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class AsyncTimer(Deadlines):
         tick: float = 0.001,
         *,
         clock: Clock | None = None,
-        on_error: Callable[[BaseException, Handle], object] | None = None,
+        on_error: Callable[[BaseException, Handle | Every], object] | None = None,
     ) -> None:
         if clock is None:
             clock = clock_of(asyncio._get_running_loop())
@@ -196,13 +196,14 @@ class AsyncTimer(Deadlines):
         handle._finish()
 
     def _failed(self, error: BaseException, handle: Handle) -> None:
+        known = shown(handle)
         if self._on_error is not None:
-            tell(self._on_error, error, handle)
+            tell(self._on_error, error, known)
             return
         assert self._loop is not None
         self._loop.call_exception_handler(
             {
-                "message": f"callback {handle.callback!r} of {self!r} failed",
+                "message": f"callback {known.callback!r} of {self!r} failed",
                 "exception": error,
             }
         )
@@ -216,7 +217,7 @@ class AsyncTimer(Deadlines):
         settle(self._orphan(FORKED), self._everies)
 
     def _slow(self, handle: Handle, seconds: float) -> None:
-        logger.warning("callback %r held the loop for %.3f s", handle.callback, seconds)
+        logger.warning("callback %r held the loop for %.3f s", shown(handle).callback, seconds)
 
 
 def clock_of(loop: asyncio.AbstractEventLoop | None) -> Clock | None:

@@ -96,6 +96,11 @@ class Every:
         """Firings that did not happen at their time, because an earlier one took too long."""
         return self._missed
 
+    @property
+    def callback(self) -> Callable[..., object] | None:
+        """What it calls; None once it was cancelled."""
+        return self._callback
+
     def cancel(self) -> bool:
         """Stop it: no firing starts any more. True when this call did."""
         if self._stopped:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import logging
+import signal
 import sys
 import threading
 import weakref
@@ -59,7 +60,7 @@ class Timer(Deadlines):
         executor: Executor | None = None,
         clock: Clock | None = None,
         driver: str = "precise",
-        on_error: Callable[[BaseException, Handle], object] | None = None,
+        on_error: Callable[[BaseException, Handle | Every], object] | None = None,
     ) -> None:
         if driver not in ("precise", "ticking"):
             raise ValueError(f"driver must be 'precise' or 'ticking', got {driver!r:.100}")
@@ -196,15 +197,16 @@ class Timer(Deadlines):
         return self._manual.time_ns() + delay
 
     def _failed(self, error: BaseException, handle: Handle) -> None:
+        known = shown(handle)
         if self._on_error is None:
-            logger.error("callback %r failed", handle.callback, exc_info=error)
+            logger.error("callback %r failed", known.callback, exc_info=error)
             return
-        tell(self._on_error, error, handle)
+        tell(self._on_error, error, known)
 
     def _slow(self, handle: Handle, seconds: float) -> None:
         logger.warning(
             "callback %r held the timer for %.3f s; executor= moves work off it",
-            handle.callback,
+            shown(handle).callback,
             seconds,
         )
 
@@ -224,7 +226,7 @@ class Timer(Deadlines):
         try:
             handle._invoke()
         except KeyboardInterrupt:
-            _thread.interrupt_main()
+            interrupt_main()
         except BaseException as error:  # noqa: BLE001
             self._failed(error, handle)
         finally:
@@ -248,7 +250,7 @@ def drive(reference: weakref.ref[Timer], bell: _thread.LockType) -> None:
         try:
             ran, delay = timer._work()
         except KeyboardInterrupt:
-            _thread.interrupt_main()
+            interrupt_main()
             continue
         except BaseException as error:
             # A callback raised SystemExit, say: on this thread it ends no more than itself.
@@ -271,6 +273,21 @@ def drive(reference: weakref.ref[Timer], bell: _thread.LockType) -> None:
             bell.acquire(timeout=0)
 
 
+def interrupt_main() -> None:
+    """Hand a KeyboardInterrupt to the main thread, and wake it when it waits."""
+    main = threading.main_thread().ident
+    if main is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
+def shown(handle: Handle) -> Handle | Every:
+    """Return what the user knows `handle` by: a repetition's, as that repetition."""
+    owner = getattr(handle.callback, "__self__", None)
+    return owner if isinstance(owner, Every) else handle
+
+
 def silent_bell() -> _thread.LockType:
     """A lock that is held: whoever waits for it sleeps until it is released."""
     bell = threading.Lock()
@@ -288,7 +305,9 @@ def settle(handles: list[Handle], everies: set[Every]) -> list[Handle | Every]:
 
 
 def tell(
-    on_error: Callable[[BaseException, Handle], object], error: BaseException, handle: Handle
+    on_error: Callable[[BaseException, Handle | Every], object],
+    error: BaseException,
+    handle: Handle | Every,
 ) -> None:
     """Hand `error` to the user's `on_error`, which must not stop the driver."""
     try:
