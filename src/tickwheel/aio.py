@@ -15,7 +15,6 @@ from tickwheel.timer import CLOSED, FORKED, logger, settle, shown, stats_of, tel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
     from tickwheel.clock import Clock
@@ -106,12 +105,7 @@ class AsyncTimer(Deadlines):
         self._start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

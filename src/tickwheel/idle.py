@@ -16,7 +16,6 @@ from tickwheel.kernel import IdleRing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-    from types import TracebackType
     from typing import Protocol, Self
 
     from tickwheel.clock import Clock
@@ -87,12 +86,7 @@ class IdleTracker(IdleRing):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

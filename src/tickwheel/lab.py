@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run(
             lab,
             sys.stdout,
-            clock=time.monotonic,
+            clock=tickwheel.SystemClock().time,
             sleep=time.sleep,
             rate=options.rate,
             frames=frames,

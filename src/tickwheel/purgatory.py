@@ -36,7 +36,6 @@ from tickwheel.timer import Timer
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
-    from types import TracebackType
     from typing import Protocol, Self
 
     from tickwheel.kernel import Handle
@@ -289,12 +288,7 @@ class Purgatory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
