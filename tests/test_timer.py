@@ -381,8 +381,8 @@ class TestCallbacksMayDoAnything:
             closed.append(timer.close())
             over.set()
 
-        timer.call_later(0.001, close)
         rest = timer.call_later(60, nothing)
+        timer.call_later(0.001, close)
         assert over.wait(LONG)
         assert closed == [[rest]]
         timer._thread.join(LONG)

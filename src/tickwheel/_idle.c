@@ -14,6 +14,7 @@ typedef struct {
     PyObject *entries; /* key -> Entry */
     PyObject *clock;   /* NULL: the system's; None: by hand, the time of the last advance */
     int64_t timeout;   /* in nanoseconds, as all times here */
+    int64_t latest;    /* the last time that was seen */
     int armed;         /* the driver will come by itself */
     PyObject *weakrefs;
 } IdleRing;
@@ -35,8 +36,12 @@ static inline int read_now(IdleRing *ring, int64_t *now)
         Py_DECREF(answer);
         if (*now == -1 && PyErr_Occurred()) return -1;
     }
-    if (*now < ring->wheel->now) *now = ring->wheel->now; /* a clock that went back stands still */
-    return 0;
+    if (*now < ring->wheel->now) *now = ring->wheel->now;
+    if (*now > ring->latest) ring->latest = *now; else *now = ring->latest; /* a clock that went back stands still */
+    if (LIKELY(*now <= INT64_MAX - ring->timeout)) return 0;
+    PyErr_Format(OutOfRange, "expiry must be from 0 to %lld, got %llu", (long long)INT64_MAX,
+                 (unsigned long long)*now + (unsigned long long)ring->timeout);
+    return -1;
 }
 
 static int add_key(IdleRing *ring, PyObject *key, int64_t now)

@@ -36,6 +36,7 @@ class IdleRing:
         self._wheel: Wheel[Any] = Wheel(tick, start=max(0, start))
         self._entries: dict[Hashable, Entry[Any]] = {}
         self._stamps: dict[Hashable, int] = {}
+        self._latest = self._wheel.now  # a clock that went back stands still
         self._armed = False
         self._ring_lock = threading.RLock()
 
@@ -51,6 +52,7 @@ class IdleRing:
 
     def discard(self, key: Hashable, /) -> bool:
         """Forget `key` without a word; True when it was known. O(1)."""
+        hash(key)  # an empty dictionary would not ask
         with self._ring_lock:
             entry = self._entries.pop(key, None)
             if entry is None:
@@ -73,10 +75,10 @@ class IdleRing:
             if key in self._stamps:
                 self._stamps[key] = max(now, self._stamps[key])
                 return
-            self._stamps[key] = now
             self._entries[key] = self._wheel.schedule(now + self._timeout_ns, key)
-            if not self._armed:
-                self._arm()
+            self._stamps[key] = now
+        if not self._armed:
+            self._arm()
 
     def _last_seen_ns(self, key: Hashable, /) -> int:
         return self._stamps[key]
@@ -108,7 +110,8 @@ class IdleRing:
     def _now_ns(self) -> int:
         if self._clock is None:
             return self._wheel.now
-        return max(self._clock.time_ns(), self._wheel.now)
+        self._latest = max(self._clock.time_ns(), self._latest, self._wheel.now)
+        return self._latest
 
     def _wakeup_ns(self) -> int | None:
         with self._ring_lock:
