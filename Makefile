@@ -22,7 +22,7 @@ REQUIRED := $(if $(HAS_COMPILER),TICKWHEEL_NATIVE=1)
 .PHONY: help
 help: ## Show this list
 	@printf '\n  \033[1mtickwheel\033[0m  timers on hierarchical timing wheels\n\n'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36mmake %-14s\033[0m %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36mmake %-16s\033[0m %s\n", $$1, $$2 }' Makefile
 	@printf '\n  PYTHON=%s   PYTEST_ARGS=%s\n\n' '$(PYTHON)' '$(PYTEST_ARGS)'
 
 .PHONY: setup
@@ -45,16 +45,32 @@ check: $(READY) ## Run ruff and mypy
 	$(BIN)/mypy
 
 .PHONY: bench
-bench: bench-wheel ## Run all benchmarks
+bench: bench-wheel bench-timer bench-purgatory bench-idle ## Run all benchmarks
 
 .PHONY: bench-wheel
 bench-wheel: $(READY) ## Measure the wheels beside other timers; writes docs/benchmarks
 	$(BIN)/python benchmarks/wheel.py
 
+.PHONY: bench-timer
+bench-timer: $(READY) ## Measure the timers beside others; writes docs/benchmarks
+	$(BIN)/python benchmarks/timer.py
+
+.PHONY: bench-purgatory
+bench-purgatory: $(READY) ## Measure the purgatory beside an old design; writes docs/benchmarks
+	$(BIN)/python benchmarks/purgatory.py
+
+.PHONY: bench-idle
+bench-idle: $(READY) ## Measure the idle tracker beside other ways; writes docs/benchmarks
+	$(BIN)/python benchmarks/idle.py
+
 .PHONY: docs
 docs: $(READY) ## Build the documentation into build/docs, warnings as errors
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs build/docs
 	@echo "build/docs/index.html"
+
+.PHONY: load-idle
+load-idle: $(READY) ## Load a gateway with 100,000 users, some of whom fall silent
+	$(BIN)/python examples/idle_gateway.py --connections 100000 --timeout 30 --rate 3000 --silent 1000
 
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZED := $(CURDIR)/build/sanitize/lib

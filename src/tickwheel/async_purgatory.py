@@ -78,7 +78,7 @@ class AsyncPurgatory(Purgatory):
         return True
 
     async def aclose(self) -> list[DelayedOperation]:
-        """Take every operation off, and return them; what `wait`s is cancelled."""
+        """Take every operation off, and return them; whoever waits is cancelled."""
         ended = self.close()
         if self._own_async_timer is not None:
             await self._own_async_timer.close()
