@@ -8,6 +8,15 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 KEY_LINES = {
+    "broker": [
+        "producer hears: ok 0",
+        "producer hears: timeout 1",
+        "consumer hears: ok 4 five!,and five more",
+        "consumer hears: timeout 4",
+        "admin hears: ok",
+        "consumer hears: gone 4",
+        "consumer hears: shutdown",
+    ],
     "game_buffs": [
         "  9.00 s  Mira refreshes shield: 10 s more",
         " 19.00 s  Mira loses shield",
@@ -15,6 +24,11 @@ KEY_LINES = {
         "3600 frames, 8 firings, 3 cancelled",
     ],
     "heartbeats": ["ben is missing: nothing for 0.35 s", "cleo is back", "ada has left"],
+    "idle_gateway": [
+        "200 users online, on 1 addresses; 20 go silent",
+        "20 reported offline in ",
+        "every silent user was reported in time, and no live one",
+    ],
     "request_timeouts": [
         "bob: sleep 9.0 -> 503 took too long",
         "bob: sleep 0.1 -> 200 ok",

@@ -19,17 +19,21 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tickwheel"
 
 PUBLIC = {
+    "AsyncPurgatory",
     "AsyncTimer",
     "Clock",
+    "DelayedOperation",
     "Entry",
     "EventLoop",
     "Every",
     "Handle",
+    "IdleTracker",
     "ManualClock",
     "MemoryBuffer",
     "NATIVE",
     "OutOfRange",
     "OverflowBuffer",
+    "Purgatory",
     "RoundsWheel",
     "SimpleWheel",
     "SystemClock",
@@ -42,13 +46,14 @@ PUBLIC = {
     "__version__",
     "new_event_loop",
 }
-LATER = {"AsyncTimer", "EventLoop", "new_event_loop"}  # they come with asyncio, when asked for
+# They come with asyncio, when asked for.
+LATER = {"AsyncPurgatory", "AsyncTimer", "EventLoop", "new_event_loop"}
 
 # From the inside out; a module may import what stands before it. `tickwheel` is the package itself.
 LAYERS = [
-    "errors", "arguments", "clock", "entry", "overflow", "wheel", "rounds", "deadlines", "_wheel",
-    "kernel", "every", "timer", "aio", "loop", "purgatory", "idle", "tickwheel", "testing",
-    "pytest_plugin", "lab",
+    "errors", "arguments", "clock", "entry", "overflow", "wheel", "rounds", "deadlines", "ring",
+    "_wheel", "kernel", "every", "timer", "aio", "loop", "purgatory", "async_purgatory", "idle",
+    "tickwheel", "testing", "pytest_plugin", "lab",
 ]  # fmt: skip
 
 

@@ -1,0 +1,44 @@
+"""The idle tracker's plot: nanoseconds per packet, a bar per contestant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from idle_report import LABELS, PACKETS, added_up, figure
+from results import Results
+
+OURS, OTHERS = "#c2185b", "#90a4ae"
+MINE = ("tracker", "many", "hand")
+
+
+def draw(results: Results, path: Path) -> None:
+    """Write the plot as SVG; ImportError without matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    panels = {
+        "ns per packet": lambda name: figure(results, name, "packet"),
+        f"% of a core at {PACKETS:,} packets a second": lambda name: added_up(results, name),
+    }
+    names = list(reversed(LABELS))
+    with plt.rc_context({"svg.hashsalt": "tickwheel", "svg.fonttype": "none", "font.size": 10}):
+        picture, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+        for axis, (title, value) in zip(axes, panels.items(), strict=True):
+            values = [value(name) for name in names]
+            colours = [OURS if name in MINE else OTHERS for name in names]
+            bars = axis.barh([LABELS[name] for name in names], values, color=colours)
+            axis.bar_label(
+                bars,
+                [f"{one:,.0f}" if one > 10 else f"{one:.2f}" for one in values],
+                padding=3,
+                fontsize=9,
+            )
+            axis.set_xscale("log")
+            axis.margins(x=0.15)
+            axis.set_title(title, loc="left", fontsize=11)
+            axis.spines[["top", "right"]].set_visible(False)
+        picture.tight_layout()
+        picture.savefig(path, metadata={"Date": None, "Creator": None})
+        plt.close(picture)

@@ -1,0 +1,140 @@
+"""Measures the purgatory at rising rates, beside an old design: `make bench-purgatory`.
+
+    python benchmarks/purgatory.py [--quick] [--output DIRECTORY]
+
+Prints a table per case and the goals with what was reached. A whole run also writes the figures,
+the plot and the page into docs/benchmarks; a quick one does so when --output says where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import machine
+import purgatory_plot
+from purgatory_report import CASES, CLOSED, LABELS, goals, holds, page, show
+from results import Results
+
+CASE = Path(__file__).with_name("purgatory_case.py")
+DOCS = Path(__file__).parents[1] / "docs" / "benchmarks"
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure."""
+
+    rates: tuple[int, ...]
+    seconds: float
+    closed_repetitions: int
+    attempts: int
+
+
+WHOLE = Plan((10_000, 20_000, 40_000, 60_000, 80_000, 100_000, 120_000), 2.5, 3, 2)
+QUICK = Plan((20_000, 60_000), 1.0, 1, 1)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="Measure the purgatory beside an old design.")
+    parser.add_argument("--quick", action="store_true", help="two rates, within 40 s")
+    parser.add_argument("--output", type=Path, help="directory for JSON, plot and page")
+    given = parser.parse_args()
+    started = time.monotonic()
+    measured = {case: Results(LABELS, {}) for case in CASES}
+    plan = QUICK if given.quick else WHOLE
+    for case, results in measured.items():
+        measure_closed(results, plan, case)
+        measure_rates(results, plan, case)
+    print(show(measured))
+    print(f"\n{time.monotonic() - started:.0f} s in all")
+    output = given.output or (None if given.quick else DOCS)
+    if output:
+        write(measured, output)
+
+
+def measure_closed(results: Results, plan: Plan, case: str) -> None:
+    """As fast as it goes: the repetitions of the designs in turn."""
+    for repetition in range(plan.closed_repetitions):
+        for design in LABELS:
+            if design == "none" and repetition:
+                continue
+            tell(f"{CASES[case].title}, closed loop: {LABELS[design]}")
+            add(results, CLOSED, design, run(design, case, CLOSED, min(plan.seconds, 2.0)))
+
+
+def measure_rates(results: Results, plan: Plan, case: str) -> None:
+    """Each rate in turn, for each design until one does not hold."""
+    holding = [design for design in LABELS if design != "none"]
+    for rate in plan.rates:
+        for design in list(holding):
+            tell(f"{CASES[case].title}, {rate:,} a second: {LABELS[design]}")
+            figures = best_of(plan, design, case, rate)
+            add(results, rate, design, figures)
+            if not holds(rate, figures):
+                holding.remove(design)
+
+
+def best_of(plan: Plan, design: str, case: str, rate: int) -> Figures:
+    """A rate that does not hold is tried again: the machine may have been busy."""
+    attempts: list[Figures] = []
+    for _ in range(plan.attempts):
+        attempts.append(run(design, case, rate, plan.seconds))
+        if holds(rate, attempts[-1]):
+            break
+    return min(attempts, key=lambda figures: figures["p99_ms"])
+
+
+def run(design: str, case: str, rate: int, seconds: float) -> Figures:
+    """One case, in a process of its own."""
+    command = [sys.executable, str(CASE), design, str(CASES[case].share), str(rate)]
+    command += ["--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{design} at {rate} failed:\n{done.stderr}")
+    figures: Figures = json.loads(done.stdout)
+    return figures
+
+
+def add(results: Results, rate: int, design: str, figures: Figures) -> None:
+    """Note what one run found, and what a whole core would have done."""
+    for name, figure in figures.items():
+        results.add(rate, design, name, [figure])
+    results.add(rate, design, "per_core", [100 * figures["achieved"] / figures["cpu"]])
+
+
+def write(measured: dict[str, Results], directory: Path) -> None:
+    """Write purgatory.json, purgatory.md and purgatory.svg."""
+    directory.mkdir(parents=True, exist_ok=True)
+    where, versions = machine.describe(), machine.versions()
+    versions.pop("uvloop", None)
+    record = {
+        "machine": where,
+        "versions": versions,
+        "cases": {case: results.as_json() for case, results in measured.items()},
+        "goals": [asdict(goal) for goal in goals(measured)],
+    }
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    (directory / "purgatory.json").write_text(text + "\n")
+    (directory / "purgatory.md").write_text(page(measured, where, versions))
+    try:
+        purgatory_plot.draw(measured, directory / "purgatory.svg")
+    except ImportError as error:
+        print(f"no plot: {error}")
+    print(f"written: {', '.join(path.name for path in sorted(directory.glob('purgatory.*')))}")
+
+
+def tell(line: str) -> None:
+    """Say what is going on."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

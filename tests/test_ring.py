@@ -1,0 +1,220 @@
+"""The ring of the idle tracker in Python and the native one, side by side: the same to the last."""
+
+import random
+
+import pytest
+
+import cores
+from stage import HandClock
+from tickwheel import OutOfRange
+from tickwheel.ring import IdleRing as PureRing
+
+pytestmark = pytest.mark.skipif(
+    cores.PURE_ONLY, reason="TICKWHEEL_TEST_PURE_ONLY=1: there is no native ring to compare with"
+)
+TIMES = [(30, 1), (30_000, 1000), (1, 1), (5, 7), (1000, 1), (64, 1), (100_000, 3)]
+
+
+def ring_of(kind, timeout, tick, clock=None, *, by_hand=True):
+    """A ring that counts how often it asked for its driver."""
+
+    class Ring(kind):
+        arms = 0
+
+        def _arm(self):
+            self.arms += 1
+            self._set_armed(True)
+
+    return Ring(timeout, tick, clock, by_hand)
+
+
+def pair(*args, **options):
+    from tickwheel._wheel import IdleRing as NativeRing
+
+    return [ring_of(kind, *args, **options) for kind in (PureRing, NativeRing)]
+
+
+def outcome(function, *args):
+    """What it returns, or the kind and the text of what it raises."""
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error), str(error)
+
+
+class Pair:
+    """Two rings that get the same calls, and must give the same answers."""
+
+    def __init__(self, *args, **options):
+        self.rings = pair(*args, **options)
+
+    def __getattr__(self, name):
+        def call(*args):
+            pure, native = (outcome(getattr(ring, name), *args) for ring in self.rings)
+            if isinstance(native, list):  # ticks that are late share a batch, in any order
+                pure, native = sorted(pure), sorted(native)
+            assert pure == native, (name, args)
+            return native
+
+        return call
+
+    def same(self, keys):
+        """Compare all that can be asked."""
+        pure, native = self.rings
+        assert len(pure) == len(native)
+        assert bool(pure) is bool(native) is True
+        assert pure.arms == native.arms
+        for key in keys:
+            assert (key in pure) == (key in native)
+            self._last_seen_ns(key)
+        self._now_ns()
+
+
+@pytest.mark.parametrize(("timeout", "tick"), TIMES)
+@pytest.mark.parametrize("seed", range(5))
+def test_by_hand_a_random_script_in_lockstep(timeout, tick, seed):
+    chance = random.Random(seed)
+    both, now, reported = Pair(timeout, tick), 0, 0
+    keys = range(40)
+    for _ in range(1_000):
+        step, key = chance.random(), chance.choice(keys)
+        if step < 0.5:
+            both.touch(key)
+        elif step < 0.55:
+            both.touch_many(chance.sample(keys, 5))
+        elif step < 0.65:
+            both.discard(key)
+        elif step < 0.68:
+            both._set_armed(chance.random() < 0.5)
+        else:
+            now += chance.choice((0, 1, tick, timeout // 3, timeout, 5 * timeout))
+            now -= chance.random() < 0.05  # back, which is ignored
+            reported += len(both._expire(max(0, now)))
+        both.same(keys)
+    assert reported
+
+
+@pytest.mark.parametrize(("timeout", "tick"), TIMES)
+@pytest.mark.parametrize("seed", range(3))
+def test_on_a_clock_a_random_script_in_lockstep(timeout, tick, seed):
+    chance = random.Random(seed)
+    clock = HandClock(123.456789)
+    both = Pair(timeout, tick, clock, by_hand=False)
+    keys = range(30)
+    for _ in range(800):
+        step, key = chance.random(), chance.choice(keys)
+        if step < 0.5:
+            both.touch(key)
+        elif step < 0.6:
+            both.discard(key)
+        elif step < 0.65:
+            both.touch_many(chance.sample(keys, 3))
+        elif step < 0.8:
+            both._expire(clock.time_ns())
+        else:
+            clock.now += chance.choice((0, 1, tick, timeout // 2, timeout * 3))
+        both.same(keys)
+
+
+def test_the_driver_comes_no_later_than_the_next_key_is_due():
+    for timeout, tick in TIMES:
+        for ring in pair(timeout, tick):
+            assert ring._wakeup_ns() is None
+            now = 0
+            for step in range(50):
+                ring.touch(step)
+                wakeup = ring._wakeup_ns()
+                assert now <= wakeup <= -(-(now + timeout) // tick) * tick
+                now += tick
+                ring._expire(now)
+
+
+def test_a_drive_by_wakeups_alone_reports_each_key_in_its_tick():
+    for timeout, tick in TIMES:
+        reports = []
+        for ring in pair(timeout, tick):
+            chance, now, due, seen = random.Random(7), 0, {}, []
+            for key in range(100):
+                now += chance.randrange(0, 3 * tick)
+                while (wakeup := ring._wakeup_ns()) is not None and wakeup <= now:
+                    seen += [(one, wakeup) for one in ring._expire(wakeup)]
+                seen += [(one, now) for one in ring._expire(now)]
+                ring.touch(key)
+                due[key] = -(-(now + timeout) // tick) * tick
+            while (wakeup := ring._wakeup_ns()) is not None:
+                seen += [(one, wakeup) for one in ring._expire(wakeup)]
+            assert dict(seen) == due
+            assert len(seen) == 100
+            reports.append(seen)
+        assert reports[0] == reports[1]
+
+
+def test_the_driver_is_asked_for_once():
+    for ring in pair(30, 1):
+        ring.touch_many(range(10))
+        assert ring.arms == 1
+        ring._set_armed(False)
+        ring.touch(3)  # known: somebody will come for it
+        assert ring.arms == 1
+        ring.touch("new")
+        assert ring.arms == 2
+
+
+def test_what_arming_raises_comes_out_of_the_touch_and_the_key_is_known():
+    for ring in pair(30, 1):
+        type(ring)._arm = lambda self: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            ring.touch("u1")
+        assert "u1" in ring
+        assert ring._expire(30) == ["u1"]
+
+
+class Broken:
+    def time_ns(self):
+        raise RuntimeError("no time")
+
+
+def test_bad_keys_and_a_bad_clock_give_the_same_errors():
+    both = Pair(30, 1)
+    for key in ([], {}, set()):
+        for name in ("touch", "discard", "_last_seen_ns", "__contains__"):
+            assert getattr(both, name)(key)[0] is TypeError
+    assert both.touch_many(5)[0] is TypeError
+    assert both._last_seen_ns("nobody") == (KeyError, "'nobody'")
+    for kind in pair(30, 1):
+        with pytest.raises(RuntimeError, match="no time"):
+            type(kind)(30, 1, Broken(), False)
+
+
+def test_a_touch_for_a_clock_that_fails_changes_nothing():
+    clock = HandClock(5)
+    for ring in pair(30, 1, clock, by_hand=False):
+        clock.time_ns = lambda: clock.now
+        ring.touch("u1")
+
+        def fail():
+            raise RuntimeError("no time")
+
+        clock.time_ns = fail
+        for call in (ring.touch, lambda key, ring=ring: ring.touch_many([key])):
+            with pytest.raises(RuntimeError, match="no time"):
+                call("u2")
+        assert len(ring) == 1
+
+
+def test_a_time_at_the_end_of_time():
+    both = Pair(30, 1)
+    both._expire(2**63 - 100)
+    both.touch("u1")
+    assert both._expire(2**63 - 71) == []
+    assert both._expire(2**63 - 70) == ["u1"]
+    both.same(["u1"])
+
+
+def test_a_key_whose_deadline_is_past_the_end_of_time_is_refused():
+    for ring in pair(30, 1):
+        ring._expire(2**63 - 10)
+        for _ in range(2):
+            with pytest.raises(OutOfRange, match="expiry must be from 0 to 9223372036854775807"):
+                ring.touch("u1")
+        assert (len(ring), "u1" in ring) == (0, False)
