@@ -696,7 +696,10 @@ class TestChecksInsideAnOperation:
 
 
 class TestDeadlocks:
-    """Each of these would hang for ever without the rule that it shows."""
+    """What could wait for another for ever.
+
+    Without the rules the first hangs in `try_complete`, and the one with a lock of the user's.
+    """
 
     @pytest.mark.parametrize("where", ["try_complete", "on_complete"])
     def test_two_threads_inside_two_operations_check_each_others_keys(self, purgatory, where):
@@ -762,7 +765,7 @@ class TestDeadlocks:
                     return super().try_complete()
 
         with Purgatory("real") as purgatory:
-            op = watch_with(purgatory, Locking(LONG))
+            op = watch_with(purgatory, Locking(3600))
 
             def holder():
                 assert inside.wait(LONG)

@@ -17,8 +17,8 @@ runs twice at a time. The purgatory has one, held only to change its lists, neve
 runs. Two rules follow for user code:
 
 - A check made inside an operation, by its `try_complete`, `on_complete` or `on_expiration`, is put
-  off until that operation's lock is free, and answers 0. Otherwise two threads that complete
-  operations watched on each other's keys would wait for each other for ever.
+  off until that operation's lock is free, and answers 0. Otherwise two threads, each looking at
+  one operation and checking the other's key, would wait for each other for ever.
 - Do not check while holding a lock that your operations take: `check_later` leaves the check to
   the timer, and returns at once.
 """
