@@ -16,6 +16,7 @@ import tickwheel
 
 HERE = Path(__file__).parent
 NAMES = ["clock", "timer", "every", "aio", "loop", "timer_threads", "timer_processes"]
+NAMES += ["purgatory", "async_purgatory", "idle"]
 FILES = [HERE / f"test_{name}.py" for name in NAMES]
 
 
