@@ -7,6 +7,7 @@
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))  # model and cores, under every import mode
 
 import cores as wheel_cores
+
+# A shell without job control starts what runs in the background with interrupts ignored, and
+# children inherit that: the tests that interrupt one would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 settings.register_profile(
     "tickwheel",
