@@ -30,10 +30,14 @@ class Thing:
         pass
 
 
+# From 3.12 on Python warns of a fork beside threads, which is what some of these programs do.
+OPTIONS = ["-X", "faulthandler", "-W", "ignore:This process:DeprecationWarning"]
+
+
 def program(text, *, timeout=LONG):
     """Run `text` in a Python of its own; its output. It must end in time, well and in silence."""
     ended = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(text)],
+        [sys.executable, *OPTIONS, "-c", textwrap.dedent(text)],
         capture_output=True,
         text=True,
         timeout=timeout,

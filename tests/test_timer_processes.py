@@ -119,6 +119,7 @@ pool = ThreadPoolExecutor(2)
 errors = []
 timer = Timer(executor=pool, on_error=lambda error, handle: errors.append(error))
 pool.submit(int).result()
+timer.call_later(3600, int)  # its thread starts here: from 3.12 on none can at exit
 @atexit.register
 def later():
     handle = timer.call_later(0.01, int)
