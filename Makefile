@@ -75,7 +75,7 @@ load-idle: $(READY) ## Load a gateway with 100,000 users, some of whom fall sile
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZED := $(CURDIR)/build/sanitize/lib
 
-# Without TestFork: the sanitizer's own allocator may be locked by another thread when a process forks.
+# Without one test: under ASan a child forked while other threads start threads can hang, tickwheel or not.
 .PHONY: sanitize
 sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	CFLAGS='$(SANITIZERS) -fno-omit-frame-pointer -O1 -g -UNDEBUG' LDFLAGS='$(SANITIZERS)' TICKWHEEL_NATIVE=1 \
@@ -84,7 +84,7 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 	    PYTHONPATH=$(SANITIZED) TICKWHEEL_TEST_CORE=native TICKWHEEL_SANITIZE=1; \
 	$(BIN)/python -c 'import tickwheel._wheel as core; assert core.__file__.startswith("$(SANITIZED)"), core'; \
-	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not TestFork' --ignore tests/test_package.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' --ignore tests/test_package.py $(PYTEST_ARGS)
 
 .PHONY: soak
 soak: $(READY) ## Run the long forms: a million steps of the state machine, all threads at once
