@@ -19,6 +19,9 @@ STUCK = (
     100_000  # steps of a manual clock at one moment: callbacks that reschedule themselves at once
 )
 
+# Other systems than Linux have no better one.
+BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 class Clock(Protocol):
     """What a timer asks of a clock: one time, as float seconds and as integer nanoseconds."""
@@ -42,6 +45,34 @@ class SystemClock:
     def time_ns(self) -> int:
         """Return the time in nanoseconds."""
         return time.monotonic_ns()
+
+
+class WallClock:
+    """The time of day, UTC, in seconds since 1970: it may step forward and back."""
+
+    __slots__ = ()
+
+    def time(self) -> float:
+        """Return the time in seconds."""
+        return time.time()
+
+    def time_ns(self) -> int:
+        """Return the time in nanoseconds."""
+        return time.time_ns()
+
+
+class BootClock:
+    """A clock that never goes back, and goes on while the machine is suspended."""
+
+    __slots__ = ()
+
+    def time(self) -> float:
+        """Return the time in seconds."""
+        return self.time_ns() / SECOND
+
+    def time_ns(self) -> int:
+        """Return the time in nanoseconds."""
+        return time.clock_gettime_ns(BOOT)
 
 
 class Driven(Protocol):

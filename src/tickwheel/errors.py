@@ -33,3 +33,59 @@ class TimerClosed(TickwheelError, RuntimeError):
     """Something was scheduled on a timer that has been closed."""
 
     code = "timer_closed"
+
+
+class StoreUnavailable(TickwheelError, ConnectionError):
+    """The store cannot be reached, is locked, full or read-only; nothing was acknowledged."""
+
+    code = "store_unavailable"
+
+
+class Overloaded(TickwheelError, RuntimeError):
+    """More is waiting to be stored than the queue may hold: try again after `retry_after` s."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class KeyTaken(TickwheelError, ValueError):
+    """A live task of this service has the key already: `holder` is its id."""
+
+    code = "key_taken"
+
+    def __init__(self, message: str, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
+
+
+class UnknownTask(TickwheelError, LookupError):
+    """No task, live or final, has this id."""
+
+    code = "unknown_task"
+
+
+class UnknownService(TickwheelError, LookupError):
+    """No function and no service has this name."""
+
+    code = "unknown_service"
+
+
+class UnknownSchedule(TickwheelError, LookupError):
+    """No schedule has this name."""
+
+    code = "unknown_schedule"
+
+
+class AlreadyReplayed(TickwheelError, ValueError):
+    """The task has yet to end, or was replayed before: a second replay needs `force`."""
+
+    code = "already_replayed"
+
+
+class NotStarted(TickwheelError, RuntimeError):
+    """The scheduler is not running: use it inside `async with`, or `with app.blocking()`."""
+
+    code = "not_started"

@@ -1,0 +1,28 @@
+"""Durable delayed tasks: the database is the truth, the wheel fires what is due soon."""
+
+from tickwheel.durable.blocking import Blocking
+from tickwheel.durable.channels.local import current_task
+from tickwheel.durable.function import Request, TaskFunction
+from tickwheel.durable.outcome import Fail, Retry, Snooze
+from tickwheel.durable.schedule import Schedule
+from tickwheel.durable.scheduler import Scheduler
+from tickwheel.durable.service import Backoff
+from tickwheel.durable.task import Attempt, Page, State, Task, Verdict
+
+__all__ = [
+    "Attempt",
+    "Backoff",
+    "Blocking",
+    "Fail",
+    "Page",
+    "Request",
+    "Retry",
+    "Schedule",
+    "Scheduler",
+    "Snooze",
+    "State",
+    "Task",
+    "TaskFunction",
+    "Verdict",
+    "current_task",
+]

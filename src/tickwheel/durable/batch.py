@@ -1,0 +1,94 @@
+"""Batches: what arrives while one is under way goes together into the next. Never a timer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tickwheel.errors import Overloaded, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+QUEUE = 100_000  # items that may wait
+
+
+class Batch(Generic[T, R]):
+    """Calls `flush(items)` with all that has been added, `limit` at most, one call at a time.
+
+    - `add` returns the item's answer, once its batch is done.
+    - A batch that fails is split until the item that is to blame fails alone; when the store is
+      unavailable, all of it fails.
+    - More than `bound` waiting: `Overloaded`.
+    """
+
+    def __init__(
+        self,
+        flush: Callable[[list[T]], Awaitable[Sequence[R]]],
+        *,
+        limit: int = 1_000,
+        bound: int = QUEUE,
+    ) -> None:
+        self._flush = flush
+        self._limit = limit
+        self._bound = bound
+        self._queue: deque[tuple[T, asyncio.Future[R]]] = deque()
+        self._worker: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, item: T) -> asyncio.Future[R]:
+        """Add an item; the future is its answer."""
+        if len(self._queue) >= self._bound:
+            raise Overloaded(
+                f"{len(self._queue)} are waiting to be stored already, which is the limit"
+            )
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._queue.append((item, future))
+        if self._worker is None:
+            self._worker = loop.create_task(self._work())
+        return future
+
+    async def drained(self) -> None:
+        """Wait until nothing is waiting or under way."""
+        while self._worker is not None:
+            await asyncio.wait([self._worker])
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                count = min(len(self._queue), self._limit)
+                await self._do([self._queue.popleft() for _ in range(count)])
+        finally:
+            self._worker = None
+
+    async def _do(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+        try:
+            answers = await self._flush([item for item, _ in batch])
+        except Exception as error:  # noqa: BLE001
+            if len(batch) > 1 and not isinstance(error, StoreUnavailable):
+                middle = len(batch) // 2
+                await self._do(batch[:middle])
+                await self._do(batch[middle:])
+                return
+            for _, future in batch:
+                settle(future, error)
+        else:
+            for (_, future), answer in zip(batch, answers, strict=True):
+                settle(future, answer)
+
+
+def settle(future: asyncio.Future[Any], answer: Any) -> None:
+    """Give a future its answer, or raise it there; one that was cancelled is left alone."""
+    if future.done():
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)

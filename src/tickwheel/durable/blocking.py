@@ -1,0 +1,92 @@
+"""`Blocking`: the verbs for programs without an event loop, which runs on a thread of its own."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from tickwheel.durable.background import LoopThread
+from tickwheel.durable.verbs import Verbs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Self
+
+    from tickwheel.durable.scheduler import Scheduler
+    from tickwheel.durable.task import Task
+    from tickwheel.durable.verbs import Target
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def blocking(
+    verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Blocking, P], T]:
+    """Return a verb that waits for its answer."""
+
+    def wait(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._thread.run(verb(self._app, *args, **kwargs))
+
+    functools.update_wrapper(wait, verb)
+    return wait
+
+
+class Blocking:
+    """A scheduler for sync programs: `with app.blocking() as b`, then its verbs, in any thread."""
+
+    def __init__(self, app: Scheduler) -> None:
+        self._app = app
+        self._thread = LoopThread()
+
+    def start(self) -> Self:
+        """Start the scheduler, on its thread."""
+        self._thread.start()
+        try:
+            self._thread.run(self._app.start())
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop the scheduler, and end its thread."""
+        try:
+            self._thread.run(self._app.stop())
+        finally:
+            self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def submit(self, target: Target, /, *args: Any, **kwargs: Any) -> Task:
+        """Store a task, and return it once it is committed; `Scheduler.submit` has the options.
+
+        With `connection=`, a PostgreSQL connection of yours, it is used here, in your thread.
+        """
+        if kwargs.get("connection") is None:
+            return self._thread.run(self._app.submit(target, *args, **kwargs))
+        node = self._app._started()
+        submission, connection = self._app._submission(target, args, kwargs)
+        answer = node.store.insert_on_now(connection, submission)
+        return node.submit.settled(submission, answer)
+
+    submit_many = blocking(Verbs.submit_many)
+    cancel = blocking(Verbs.cancel)
+    cancel_key = blocking(Verbs.cancel_key)
+    cancel_where = blocking(Verbs.cancel_where)
+    reschedule = blocking(Verbs.reschedule)
+    reschedule_where = blocking(Verbs.reschedule_where)
+    get = blocking(Verbs.get)
+    list = blocking(Verbs.list)
+    backlog = blocking(Verbs.backlog)
+    attempts = blocking(Verbs.attempts)
+    replay = blocking(Verbs.replay)
+    replay_where = blocking(Verbs.replay_where)
+    put_schedule = blocking(Verbs.put_schedule)
+    delete_schedule = blocking(Verbs.delete_schedule)
+    schedules = blocking(Verbs.schedules)
+    stats = blocking(Verbs.stats)

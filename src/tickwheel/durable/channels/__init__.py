@@ -1,0 +1,1 @@
+"""The channels: each fulfils the contract in `channel`."""

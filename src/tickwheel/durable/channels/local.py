@@ -1,0 +1,105 @@
+"""The local channel: Python functions in this process.
+
+Coroutine functions run on the loop, plain ones on a pool of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.durable import serial
+from tickwheel.durable.channel import Answer
+from tickwheel.durable.gate import Gate
+from tickwheel.durable.outcome import Fail, Retry, Snooze, milliseconds
+from tickwheel.durable.task import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tickwheel.durable.function import TaskFunction
+    from tickwheel.durable.service import Service
+    from tickwheel.durable.task import Task
+
+ERROR = 16_000  # characters of a traceback that are kept: its end
+
+_current: contextvars.ContextVar[Task] = contextvars.ContextVar("tickwheel_task")
+
+
+def current_task() -> Task:
+    """Return the task that the calling function runs for; its `attempt` says which try this is."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise LookupError("current_task() is for task functions, while they run") from None
+
+
+class LocalChannel:
+    """Calls functions by their names."""
+
+    def __init__(self, functions: Mapping[str, TaskFunction[..., Any]], threads: int) -> None:
+        self._functions = functions
+        self._threads = Gate(threads)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tickwheel-task")
+
+    def gate(self, service: Service) -> Gate | None:
+        """Return the threads, for a plain function."""
+        return None if self._functions[service.name].is_async else self._threads
+
+    def interruptible(self, service: Service) -> bool:
+        """Say whether it is a coroutine function: a thread cannot be stopped."""
+        return self._functions[service.name].is_async
+
+    async def send(self, task: Task, service: Service) -> Answer:
+        """Call the function with the task's arguments."""
+        function = self._functions[service.name]
+        if function.is_async:
+            _current.set(task)  # each attempt is an asyncio task, with a context of its own
+            try:
+                args, kwargs = function.signature.unpack(task.body)
+                return answer_to(await function.call(*args, **kwargs))
+            except (Exception, SystemExit) as error:  # noqa: BLE001
+                return failed(error)
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, context.run, call, function, task)
+
+    async def close(self) -> None:
+        """Start no more threads; those that run a function yet are left to it."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def call(function: TaskFunction[..., Any], task: Task) -> Answer:
+    """Call a plain function, in a thread."""
+    _current.set(task)
+    try:
+        args, kwargs = function.signature.unpack(task.body)
+        return answer_to(function.call(*args, **kwargs))
+    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:  # noqa: BLE001
+        return failed(error)
+
+
+def answer_to(value: Any) -> Answer:
+    """Return what a function's return value says."""
+    if value is None:
+        return Answer(Event.FINISH)
+    if isinstance(value, Snooze):
+        return Answer(Event.SNOOZE, after_ms=milliseconds("delay", value.delay))
+    if isinstance(value, Fail):
+        return Answer(Event.FAIL, error=value.reason or "Fail")
+    if isinstance(value, Retry):
+        after = None if value.after is None else milliseconds("after", value.after)
+        return Answer(Event.RETRY, error=value.reason or "Retry", after_ms=after)
+    return Answer(Event.FINISH, serial.encode(value).decode())
+
+
+def failed(error: BaseException) -> Answer:
+    """Return the answer for an exception, with its traceback from the function on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__ and trace.tb_next:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return Answer(Event.RETRY, error=text[-ERROR:])

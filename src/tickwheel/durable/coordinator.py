@@ -1,0 +1,37 @@
+"""The coordinator: which shards this node owns, and with which epochs. It knows nothing of tasks.
+
+An epoch rises whenever a shard gets an owner, and every claim names it, so that a node that has
+lost a shard without knowing it claims nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class Coordinator(Protocol):
+    """The contract; `tests/contracts/test_coordinator.py` is its other half."""
+
+    async def start(self, changed: Callable[[], None]) -> None:
+        """Join; from now on `changed()` is called on this loop when `owned` has changed.
+
+        Returns at once: shards may come later, or never while others have them.
+        """
+
+    def owned(self) -> Mapping[int, int]:
+        """Return the shards that this node may claim from now, and their epochs.
+
+        Empty as soon as another node could have taken them.
+        """
+
+    async def step(self) -> float:
+        """Do what is due (keep the lease, take what is free, give up what is too much).
+
+        Returns the seconds until the next step.
+        """
+
+    async def stop(self) -> None:
+        """Give up all shards, so that another node can take them at once."""

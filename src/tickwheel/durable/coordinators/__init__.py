@@ -1,0 +1,1 @@
+"""The coordinators: each fulfils the contract in `coordinator`."""

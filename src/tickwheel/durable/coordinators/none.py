@@ -1,0 +1,28 @@
+"""The coordinator of a process that only submits: it owns nothing, ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LONG = 3600.0
+
+
+class NoCoordinator:
+    """Owns no shard, and takes none."""
+
+    async def start(self, changed: Callable[[], None]) -> None:
+        """Do nothing: there is nothing to join."""
+
+    def owned(self) -> Mapping[int, int]:
+        """Return no shard."""
+        return {}
+
+    async def step(self) -> float:
+        """Do nothing, for long."""
+        return LONG
+
+    async def stop(self) -> None:
+        """Do nothing: there is nothing to give up."""

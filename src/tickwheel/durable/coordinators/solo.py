@@ -1,0 +1,109 @@
+"""The coordinator for one node: it owns every shard, or stands by while another process does.
+
+On SQLite a lock on a file says which process dispatches: the system frees it when that process
+ends, however it ends, and one that stands by gets it at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there one process must do
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from tickwheel.durable.store import Store
+
+LONG = 3600.0  # nothing to do: `changed` says when there is
+
+
+class SoloCoordinator:
+    """Owns all shards; with `lock`, a path, only while it has that file's lock."""
+
+    def __init__(self, store: Store, node: str, lock: Path | None = None) -> None:
+        self._store = store
+        self._node = node
+        self._lock = FileLock(lock) if lock is not None and fcntl is not None else None
+        self._owned: dict[int, int] = {}
+        self._ours = self._lock is None
+        self._changed: Callable[[], None] = lambda: None
+
+    async def start(self, changed: Callable[[], None]) -> None:
+        """Take the shards now, or when whoever has them ends."""
+        self._changed = changed
+        if self._lock is not None:
+            self._lock.acquire(asyncio.get_running_loop(), self._acquired)
+
+    def _acquired(self) -> None:
+        self._ours = True
+        self._changed()
+
+    def owned(self) -> Mapping[int, int]:
+        """Return all shards, or none."""
+        return self._owned
+
+    async def step(self) -> float:
+        """Take the shards when it has become their turn."""
+        if self._ours and not self._owned:
+            self._owned = await self._store.take(range(self._store.shards), self._node)
+            self._changed()
+        return LONG
+
+    async def stop(self) -> None:
+        """Let the next process have them."""
+        self._owned = {}
+        self._ours = False
+        if self._lock is not None:
+            self._lock.release()
+
+
+class FileLock:
+    """An exclusive lock on a file, waited for by a thread: no polling."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self._released = False
+        self._guard = threading.Lock()
+
+    def acquire(self, loop: asyncio.AbstractEventLoop, acquired: Callable[[], None]) -> None:
+        """Call `acquired()` on `loop` as soon as the lock is ours."""
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            threading.Thread(
+                target=self._wait, args=(file, loop, acquired), name="tickwheel-lock", daemon=True
+            ).start()
+        else:
+            self._file = file
+            acquired()
+
+    def release(self) -> None:
+        """Free it; whoever waits for it here will not get it."""
+        with self._guard:
+            self._released = True
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _wait(
+        self, file: int, loop: asyncio.AbstractEventLoop, acquired: Callable[[], None]
+    ) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with self._guard:
+            if self._released:
+                os.close(file)
+                return
+            self._file = file
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(acquired)

@@ -1,0 +1,296 @@
+"""`encode` and `decode`: Python values to JSON, and JSON to what it says.
+
+Knows nothing of annotations, tasks or stores. Nothing that is read is run, as pickle would.
+
+| Python | JSON |
+|---|---|
+| None, bool, int, float, str | themselves; an int of any size, no NaN, no infinity |
+| list, tuple, NamedTuple, set, frozenset | array; a set in a fixed order |
+| dict and other mappings, dataclass, TypedDict | object |
+| datetime with a time zone, date, time | RFC 3339 text |
+| timedelta | seconds; exact to the microsecond within 136 years |
+| UUID, Decimal, path | text |
+| bytes | base64 text |
+| Enum | its value; one that is also a str, an int or a float goes as that |
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache, partial
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ALLOWED = (
+    "None, bool, int, float, str, list, tuple, set, dict, dataclasses, datetime, date, time, "
+    "timedelta, UUID, Decimal, Enum, bytes and paths"
+)
+TOO_DEEP = "nested too deeply, or inside itself"
+
+
+def encode(value: object) -> bytes:
+    """Return `value` as compact UTF-8 JSON.
+
+    - Equal sets give the same bytes.
+    - Keys of an object are str; int, UUID and Enum of str become text.
+    - TypeError for a type that is not in the table above, ValueError for a value that JSON cannot
+      hold (NaN, a datetime without a zone, half a surrogate pair, a cycle). Both say where it is.
+
+    Cost: plain data is one call of the C encoder, and a look at the keys that it wrote.
+    """
+    try:
+        text = _ENCODER.encode(value)
+        if not _has_doubtful_keys(text):
+            return text.encode()
+    except (TypeError, ValueError, RecursionError, Misfit):
+        pass  # the careful way knows where it is, or that it can be done
+    return encode_carefully(value)
+
+
+def decode(body: bytes | str) -> Any:
+    """Return what the JSON text `body` says; ValueError, with the position, when it is not JSON."""
+    try:
+        return _DECODER.decode(body if isinstance(body, str) else str(body, "utf-8"))
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno} (character {error.pos})"
+        raise ValueError(f"not JSON: {error.msg} at {place}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not JSON: no UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise ValueError("not read: this JSON is nested too deeply") from None
+
+
+class Misfit(Exception):
+    """A value that cannot go through, on its way up: each container adds where in it that was."""
+
+    def __init__(self, kind: type[Exception], message: str) -> None:
+        super().__init__(message)
+        self._kind = kind
+        self._message = message
+        self._steps: list[str | int] = []
+
+    def inside(self, step: str | int) -> None:
+        self._steps.append(step)
+
+    def error(self, owner: str = "") -> Exception:
+        """Return what the caller is to see; `owner` says whose argument it was."""
+        place = ""
+        for step in self._steps[:-20:-1]:
+            if isinstance(step, str) and step.isidentifier():
+                place += f".{step}" if place else step
+            else:
+                place += f"[{step!r:.50}]"
+        if place[:1] in ("", "["):
+            place = f"value{place}"
+        return self._kind(f"{owner}{place}: {self._message}")
+
+
+@contextmanager
+def told(owner: str = "") -> Iterator[None]:
+    """Let a Misfit out of this block as the error that the caller is to see."""
+    try:
+        yield
+    except Misfit as misfit:
+        raise misfit.error(owner) from misfit.__cause__
+    except RecursionError:
+        raise ValueError(f"{owner}value: {TOO_DEEP}") from None
+
+
+def at(step: str | int, convert: Callable[[Any], Any] | None, value: Any) -> Any:
+    """Return `convert(value)`, for a value that is at `step` of its container."""
+    if convert is None:
+        return value
+    try:
+        return convert(value)
+    except Misfit as misfit:
+        misfit.inside(step)
+        raise
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"not JSON: {name} is no JSON number")
+
+
+def _simpler(value: Any) -> object:
+    """Return `value` one step nearer to JSON: the encoder asks for it when it knows no way."""
+    kind: Any = type(value)
+    convert = _converter(kind)
+    if convert is None:
+        raise Misfit(TypeError, f"{_type_name(value)} cannot go as JSON; use {ALLOWED}")
+    try:
+        return convert(value)
+    except (ValueError, OverflowError) as error:
+        raise Misfit(ValueError, str(error)) from None
+
+
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False,
+    allow_nan=False,
+    check_circular=False,  # the limit of recursion ends a cycle, too
+    separators=(",", ":"),
+    default=_simpler,
+)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+# The C encoder makes text of keys that are float, bool or None, and lets 1 and "1" stand side by
+# side. To look at what it wrote is cheaper than to look at every dict: these are all the keys that
+# could be one of those. Inside a string the quotes would be escaped.
+_DOUBTFUL = r'"(?:-?[0-9][0-9.e+-]*|true|false|null)":'
+_first_key_is_doubtful = re.compile(r"\{" + _DOUBTFUL).search
+_later_key_is_doubtful = re.compile("," + _DOUBTFUL).search
+
+
+def _has_doubtful_keys(text: str) -> bool:
+    return '":' in text and bool(_first_key_is_doubtful(text) or _later_key_is_doubtful(text))
+
+
+def encode_carefully(value: object, owner: str = "") -> bytes:
+    """Do as `encode` does, slowly; `owner` says whose argument it is."""
+    with told(owner):
+        return _ENCODER.encode(_plain(value, set())).encode()
+
+
+def _plain(value: Any, above: set[int]) -> Any:
+    """Return `value` in JSON's own types; `above` has the ids of the containers that it is in."""
+    if value is None or isinstance(value, str | int | float):
+        return _plain_scalar(value)
+    if id(value) in above:
+        raise Misfit(ValueError, TOO_DEEP)
+    above.add(id(value))
+    try:
+        return _plain_container(value, above)
+    finally:
+        above.discard(id(value))
+
+
+def _plain_scalar(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Misfit(ValueError, f"{value} cannot go as JSON; use a finite number, or None")
+    try:
+        if isinstance(value, str):
+            value.encode()
+        elif isinstance(value, int):
+            int.__repr__(value)
+    except UnicodeEncodeError:
+        message = f"{value!r:.100} has half a surrogate pair and cannot be UTF-8"
+        raise Misfit(ValueError, message) from None
+    except ValueError as error:  # an int of thousands of digits: Python refuses to print it
+        raise Misfit(ValueError, str(error)) from None
+    return value
+
+
+def _plain_container(value: Any, above: set[int]) -> Any:
+    if isinstance(value, dict):
+        return _plain_dict(value, above)
+    if isinstance(value, list | tuple):
+        plain = partial(_plain, above=above)
+        return [at(index, plain, item) for index, item in enumerate(value)]
+    if isinstance(value, set | frozenset):
+        for item in value:
+            _plain(item, above)  # before they are put in order, which asks for their JSON
+    return _plain(_simpler(value), above)
+
+
+def _plain_dict(items: dict[Any, Any], above: set[int]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, item in items.items():
+        text = _key_text(key)
+        if text in plain:
+            raise Misfit(ValueError, f"two keys become {text!r:.100}")
+        plain[text] = at(text, partial(_plain, above=above), item)
+    return plain
+
+
+def _key_text(key: object) -> str:
+    if isinstance(key, Enum) and isinstance(key.value, str):
+        key = key if isinstance(key, str) else key.value
+    if isinstance(key, UUID):
+        key = str(key)
+    if isinstance(key, str):
+        return str.__str__(_plain_scalar(key))
+    if isinstance(key, int) and not isinstance(key, bool):
+        return int.__repr__(_plain_scalar(key))
+    raise Misfit(
+        TypeError,
+        f"the key {key!r:.100} ({_type_name(key)}) cannot go as JSON; "
+        "use str, int, UUID or an Enum of str",
+    )
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
+
+
+@lru_cache(maxsize=1024)
+def _converter(kind: Any) -> Callable[[Any], object] | None:
+    for base, convert in _CONVERTERS:
+        if issubclass(kind, base):
+            return convert
+    if is_dataclass(kind):
+        names = tuple(field.name for field in fields(kind))
+        return lambda value: {name: getattr(value, name) for name in names}
+    return dict if issubclass(kind, Mapping) else None
+
+
+def _from_datetime(value: datetime) -> str:
+    offset = value.utcoffset()
+    if offset is None:
+        raise ValueError(f"{value!r} needs a time zone; give it one, such as tzinfo=UTC")
+    if offset % timedelta(minutes=1):
+        value = value.astimezone(UTC)  # RFC 3339 has no seconds in an offset
+    return value.isoformat()
+
+
+def _from_time(value: time) -> str:
+    if value.tzinfo is not None and value.utcoffset() is None:
+        raise ValueError(f"{value!r} has an offset on a date only; use a datetime")
+    return value.isoformat()
+
+
+def _from_timedelta(value: timedelta) -> float:
+    return value.total_seconds() if value.microseconds else value // timedelta(seconds=1)
+
+
+def _from_decimal(value: Decimal) -> str:
+    if not value.is_finite():
+        raise ValueError(f"{value!r} cannot go as JSON; use a finite number, or None")
+    return str(value)
+
+
+def _from_set(value: AbstractSet[Any]) -> list[Any]:
+    kinds = set(map(type, value))
+    if len(kinds) == 1 and kinds <= {str, int, float}:
+        return sorted(value)
+    # Many types have no order; sets answer `<`, and have none either.
+    return sorted(value, key=encode)
+
+
+_CONVERTERS: tuple[tuple[type, Callable[[Any], object]], ...] = (
+    (Enum, lambda value: value.value),
+    (datetime, _from_datetime),  # before date, which it is, too
+    (date, date.isoformat),
+    (time, _from_time),
+    (timedelta, _from_timedelta),
+    (UUID, str),
+    (Decimal, _from_decimal),
+    (bytes, lambda value: base64.b64encode(value).decode()),
+    (PurePath, str),
+    (set, _from_set),
+    (frozenset, _from_set),
+)

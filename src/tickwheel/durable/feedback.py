@@ -1,0 +1,221 @@
+"""Step 4: how an attempt ended, into the store: finished, retried, failed; or its lease ran out.
+
+Outcomes are written in batches, and kept until the store has taken them: only then, or when the
+lease is over, is a task anybody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tickwheel.durable.batch import Batch
+from tickwheel.durable.store import LEASE_MARGIN_MS
+from tickwheel.durable.task import COUNTED, Due, Ending, Event, Lease, State
+from tickwheel.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tickwheel.durable.channel import Answer
+    from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.dispatch import Running
+    from tickwheel.durable.loader import Loader
+    from tickwheel.durable.service import Service
+    from tickwheel.durable.store import Store
+    from tickwheel.durable.task import Task
+
+logger = logging.getLogger("tickwheel")
+
+RENEW_SECONDS = 5.0
+AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # between tries to write an outcome; the last repeats
+
+
+class Feedback:
+    """Decides what an answer means, writes it, and sees to leases: our own, and what was left."""
+
+    def __init__(
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        loader: Loader,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._loader = loader
+        self._batch: Batch[Ending, bool] = Batch(self._record, bound=sys.maxsize)
+        self._all_written = asyncio.Event()
+        self._swept: frozenset[int] = frozenset()
+        self._left: dict[str, Task] = {}  # running by the store, and not here
+        self._doubtful = False
+        self.running: Mapping[str, Running] = {}
+        self.wake: Callable[[], None] = lambda: None
+        self.ended: dict[Event, int] = dict.fromkeys(Event, 0)
+        self.unrecorded: set[str] = set()
+
+    def end(self, task: Task, service: Service, answer: Answer) -> None:
+        """Take an answer; it is written with the next batch."""
+        ending = ending_of(task, service, answer, int(self._store.now_ms()))
+        self.unrecorded.add(task.id)
+        self._write(task, ending, 0)
+
+    def _write(self, task: Task, ending: Ending, tries: int) -> None:
+        future = self._batch.add(ending)
+        future.add_done_callback(partial(self._written, task, ending, tries))
+
+    def _written(
+        self, task: Task, ending: Ending, tries: int, future: asyncio.Future[bool]
+    ) -> None:
+        """See what became of an ending; as long as the store is away, write it again."""
+        error = future.exception()
+        if error is not None:
+            if tries == 0:
+                logger.warning("the end of task %s is yet to be written: %s", task.id, error)
+            pause = AGAIN_SECONDS[min(tries, len(AGAIN_SECONDS) - 1)]
+            loop = asyncio.get_running_loop()
+            loop.call_later(pause, self._write, task, ending, tries + 1)
+            return
+        self.unrecorded.discard(task.id)
+        if not self.unrecorded:
+            self._all_written.set()
+        if not future.result():
+            logger.info("attempt %d of task %s came too late", task.attempt, task.id)
+            return
+        self.ended[ending.event] += 1
+        if ending.state is State.DELAY and task.shard in self._coordinator.owned():
+            self._load(task, ending.due_at_ms)
+
+    def _load(self, task: Task, due_at_ms: int) -> None:
+        if self._loader.holds_until(due_at_ms):
+            self._loader.add(Due(task.id, due_at_ms, task.service, task.priority, task.shard))
+
+    async def _record(self, endings: list[Ending]) -> list[bool]:
+        return await self._store.record(endings)
+
+    def doubt(self) -> None:
+        """A claim's answer was lost: look for tasks that run in the store and not here."""
+        self._doubtful = True
+        self.wake()
+
+    async def step(self) -> float:
+        """Renew our leases, and end those that have run out; return how long until the next."""
+        await self._renew()
+        shards = frozenset(self._coordinator.owned())
+        if self._doubtful or shards - self._swept:
+            self._doubtful = False
+            try:
+                await self._sweep(shards)
+            except StoreUnavailable:
+                self._doubtful = True
+                raise
+        self._swept = shards
+        return await self._expire(shards)
+
+    async def _renew(self) -> None:
+        now = int(self._store.now_ms())
+        leases = [
+            Lease(one.task.id, one.task.attempt, one.task.epoch, renewed(one, now))
+            for one in self.running.values()
+            if not one.ended and one.lease_until_ms - now < 2 * LEASE_MARGIN_MS
+        ]
+        if not leases:
+            return
+        for lease, still in zip(leases, await self._store.renew(leases), strict=True):
+            attempt = self.running.get(lease.id)
+            if still and attempt is not None:
+                attempt.lease_until_ms = lease.until_ms
+
+    async def _sweep(self, shards: frozenset[int]) -> None:
+        """Find what runs by the store and not here: a node died, or an answer was lost."""
+        for task in await self._store.running(sorted(shards)):
+            ours = self.running.get(task.id)
+            if (
+                ours is None or ours.task.attempt != task.attempt
+            ) and task.id not in self.unrecorded:
+                self._left[task.id] = task
+
+    async def _expire(self, shards: frozenset[int]) -> float:
+        """End what was left once its lease is over."""
+        now = int(self._store.now_ms())
+        over: list[tuple[Task, Ending]] = []
+        for task in list(self._left.values()):
+            if task.shard not in shards:
+                del self._left[task.id]
+            elif (task.lease_until_ms or 0) < now:
+                over.append((task, lost(task, now)))
+        if over:
+            await self._end_lost(over)
+        ends = [task.lease_until_ms or 0 for task in self._left.values()]
+        return min(RENEW_SECONDS, max(0.001, (min(ends) - now) / 1000) if ends else RENEW_SECONDS)
+
+    async def _end_lost(self, over: list[tuple[Task, Ending]]) -> None:
+        won = await self._store.record([ending for _, ending in over])
+        doubtful = []
+        for (task, ending), ours in zip(over, won, strict=True):
+            del self._left[task.id]
+            if not ours:
+                doubtful.append(task)
+                continue
+            self.ended[ending.event] += 1
+            logger.warning("task %s: the lease of attempt %d ran out", task.id, task.attempt)
+            if ending.state is State.DELAY:
+                self._load(task, ending.due_at_ms)
+        # Renewed by the node that runs it, or ended meanwhile.
+        for now in await self._store.get([task.id for task in doubtful]):
+            if now is not None and now.state is State.RUNNING:
+                self._left[now.id] = now
+
+    async def drained(self) -> None:
+        """Wait until every answer has been written."""
+        while self.unrecorded:
+            self._all_written.clear()
+            await self._all_written.wait()
+
+
+def ending_of(task: Task, service: Service, answer: Answer, now_ms: int) -> Ending:
+    """Return what an answer means for the task: the retry rules are here, and nowhere else."""
+    event, after_ms, error = answer.event, answer.after_ms or 0, answer.error
+    failures = task.failures + (event in COUNTED)
+    due_at_ms = now_ms + after_ms
+    if event is Event.RETRY:
+        if failures >= task.max_attempts:
+            event = Event.FAIL
+        else:
+            if answer.after_ms is None:
+                after_ms = round(service.backoff.seconds(failures) * 1000)
+            due_at_ms = now_ms + after_ms
+    elif event is Event.RELEASE:
+        due_at_ms = task.due_at_ms
+    if event in (Event.RETRY, Event.SNOOZE) and due_at_ms > (task.deadline_at_ms or due_at_ms):
+        event = Event.EXPIRE
+        error = f"expired: the next try would be after its deadline\n{error or ''}".rstrip()
+    return Ending(
+        task.id, task.attempt, task.epoch, event, now_ms, due_at_ms, failures,
+        answer.result_body, storable(error),
+    )  # fmt: skip
+
+
+def storable(text: str | None) -> str | None:
+    """Return a text as every database can keep it: no NUL, nothing that is not UTF-8."""
+    if text is None:
+        return None
+    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def lost(task: Task, now_ms: int) -> Ending:
+    """Return the ending of an attempt of which nothing more was heard: a failure."""
+    failures = task.failures + 1
+    event = Event.RETRY if failures < task.max_attempts else Event.FAIL
+    error = f"lost: {task.node} was not heard of before the lease of attempt {task.attempt} ended"
+    return Ending(
+        task.id, task.attempt, task.epoch, event, now_ms, now_ms, failures, None, error, lost=True
+    )
+
+
+def renewed(attempt: Running, now_ms: int) -> int:
+    """Return until when a lease is to last now."""
+    timeout_ms = attempt.task.timeout_ms or attempt.service.timeout_ms
+    return now_ms + timeout_ms + LEASE_MARGIN_MS

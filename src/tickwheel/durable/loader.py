@@ -1,0 +1,168 @@
+"""Step 2: from the store to the wheel, what is due within the horizon; bounded.
+
+The wheel is a cache. Nothing counts as read: each second the next two seconds are read again, from
+the oldest unclaimed task on, and each scan period the whole horizon, so a task that another process
+commits late, or a poke that is lost, costs a second at most. What the wheel holds already is left
+alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import nlargest
+from typing import TYPE_CHECKING
+
+from tickwheel.durable.store import Window
+from tickwheel.kernel import Wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tickwheel import Entry
+    from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.service import Service
+    from tickwheel.durable.store import Store
+    from tickwheel.durable.task import Due
+
+LOOK_SECONDS = 1.0
+NEAR_MS = 2_000
+WINDOW = 1_000  # overdue tasks of one service that are kept in memory, beyond its permits
+
+
+class Loader:
+    """The wheel of this node, in milliseconds of the store's time, and all that is on it.
+
+    - `held` has every task in memory that is not running yet: on the wheel, or due and waiting for
+      a permit. Its size never passes `cap`: then the latest-due leave.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        services: Mapping[str, Service],
+        *,
+        horizon: float,
+        scan: float,
+        cap: int,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._services = services
+        self._horizon_ms = int(horizon * 1000)
+        self._scan_ms = int(scan * 1000)
+        self._cap = cap
+        self._limits: dict[str, int] = {}  # how many to read of a service at once
+        self._scanned_ms = -1
+        self._scanned_shards: frozenset[int] = frozenset()
+        self.wheel: Wheel[Due] = Wheel(1, start=int(store.now_ms()))
+        self.held: dict[str, Entry[Due]] = {}
+        self.waiting: Counter[str] = Counter()  # by service: due, and without a permit yet
+        self.hungry: set[str] = set()  # services of which the store had more than was asked for
+        self.earlier: Callable[[int], None] = lambda _: None  # told of each due time that is added
+        self.running: Mapping[str, object] = {}
+
+    def holds_until(self, due_at_ms: int) -> bool:
+        """Say whether a task due then belongs into memory already."""
+        return due_at_ms <= self._store.now_ms() + self._horizon_ms
+
+    def add(self, due: Due) -> None:
+        """Put a task on the wheel, or move it there; one that is running here is left alone."""
+        entry = self.held.get(due.id)
+        if entry is not None:
+            if entry.expiry == due.due_at_ms:
+                return
+            self.forget(due.id)
+        if due.id in self.running:
+            return
+        self.held[due.id] = self.wheel.schedule(due.due_at_ms, due)
+        self.earlier(due.due_at_ms)
+        if len(self.held) > self._cap + self._cap // 8:
+            self._shrink()
+
+    def forget(self, task_id: str) -> None:
+        """Take a task out of memory, wherever it is."""
+        entry = self.held.pop(task_id, None)
+        if entry is not None:
+            entry.cancel()
+
+    def fire(self) -> list[Due]:
+        """Return what has come due; those stay held until they are claimed or forgotten."""
+        now = int(self._store.now_ms())
+        if now < self.wheel.now:
+            self._turn_back(now)
+        return self.wheel.advance(now)
+
+    def sleep_ms(self) -> float | None:
+        """Return how long until the wheel has something due, or None."""
+        wakeup = self.wheel.next_wakeup()
+        return None if wakeup is None else max(0.0, wakeup - self._store.now_ms())
+
+    def _turn_back(self, now: int) -> None:
+        """The clock was set back: a new wheel, from the time that it is now."""
+        pending = [entry.item for entry in self.held.values() if entry.item is not None]
+        self.wheel = Wheel(1, start=now)
+        entries = self.wheel.schedule_many([due.due_at_ms for due in pending], pending)
+        self.held.update(zip((due.id for due in pending), entries, strict=True))
+
+    async def step(self) -> float:
+        """Read the next two seconds, or the horizon when that is due; return when to look again."""
+        shards = self._coordinator.owned()
+        if not shards:
+            self._drop_all()
+            return LOOK_SECONDS
+        now = int(self._store.now_ms())
+        full = not 0 <= now - self._scanned_ms < self._scan_ms or self._scanned_shards != set(
+            shards
+        )
+        until = now + (self._horizon_ms if full else NEAR_MS)
+        windows = self._windows()
+        found = await self._store.due(windows, list(shards), now, until)
+        cut = self._adapt(windows, found, now)
+        if full and not cut:
+            self._scanned_ms, self._scanned_shards = now, frozenset(shards)
+        for due in found:
+            self.add(due)
+        self._shrink()
+        return 0.0 if cut else LOOK_SECONDS
+
+    def _windows(self) -> list[Window]:
+        """Say how much of each service to read; those held are read again, and skipped.
+
+        Of a service that is disabled, or has enough waiting, nothing that is overdue is read.
+        """
+        windows = []
+        for name, service in self._services.items():
+            overdue = 0 if self.waiting[name] >= WINDOW else WINDOW + self.waiting[name]
+            later = self._limits.setdefault(name, WINDOW) if service.enabled else 0
+            windows.append(Window(name, overdue, later))
+        return windows
+
+    def _adapt(self, windows: list[Window], found: list[Due], now: int) -> bool:
+        """Note which services had more than was asked for; say whether to read again at once."""
+        overdue = Counter(due.service for due in found if due.due_at_ms <= now)
+        later = Counter(due.service for due in found if due.due_at_ms > now)
+        self.hungry = {name for name, limit, _ in windows if overdue[name] >= limit}
+        cut = False
+        for name, _, limit in windows:
+            if limit and later[name] >= limit and limit < self._cap:
+                self._limits[name] = min(4 * limit, self._cap)
+                cut = True
+            elif later[name] < limit // 16:
+                self._limits[name] = max(WINDOW, limit // 4)
+        return cut
+
+    def _drop_all(self) -> None:
+        """Let go of everything: the shards are another node's now."""
+        for task_id in list(self.held):
+            self.forget(task_id)
+        self._scanned_shards = frozenset()
+
+    def _shrink(self) -> None:
+        """Over the cap, let the latest-due go: the store has them."""
+        over = len(self.held) - self._cap
+        if over <= 0:
+            return
+        latest = nlargest(over, self.held.items(), key=lambda held: held[1].expiry)
+        for task_id, _ in latest:
+            self.forget(task_id)

@@ -1,0 +1,58 @@
+"""A schedule: cron or interval, and the firings that it makes. Pure.
+
+A firing's task has a key of the schedule's name and its time: no firing doubles, and all that are
+still to come can be found.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tickwheel.durable.task import Task
+
+
+class Schedule(NamedTuple):
+    """When to submit what: exactly one of `cron` and `interval_ms` is given.
+
+    - `fired_until_ms`: firings up to here have been submitted, or were left out on purpose.
+    - `missed`: what becomes of firings that no process was there for: "once", "all" or "skip".
+    """
+
+    name: str
+    service: str
+    body: bytes
+    cron: str | None
+    interval_ms: int | None
+    tz: str
+    missed: str
+    fired_until_ms: int
+    created_at_ms: int
+    enabled: bool = True
+    priority: int = 0
+    max_attempts: int = 1
+    timeout_ms: int | None = None
+
+    def same_as(self, other: Schedule) -> bool:
+        """Say whether both do the same, whenever they were made and last fired."""
+        return self == other._replace(
+            fired_until_ms=self.fired_until_ms, created_at_ms=self.created_at_ms
+        )
+
+
+class Firing(NamedTuple):
+    """One firing: the schedule with its `fired_until_ms` as it was read, and the new tasks."""
+
+    schedule: Schedule
+    until_ms: int
+    task: Task | None  # None: only noted, when missed firings are to be skipped
+
+
+def firing_key(name: str, time_ms: int) -> str:
+    """Return the key of one firing's task."""
+    return f"schedule:{name}\x1f{time_ms}"
+
+
+def firing_keys(name: str) -> tuple[str, str]:
+    """Return the range, its end left out, that the keys of all firings are in."""
+    return f"schedule:{name}\x1f", f"schedule:{name}\x20"

@@ -1,0 +1,229 @@
+"""`Scheduler`: durable tasks in the user's own process; the only file to name implementations."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from urllib.parse import unquote, urlsplit
+
+from tickwheel.arguments import bounded, nanoseconds
+from tickwheel.durable.blocking import Blocking
+from tickwheel.durable.channels.local import LocalChannel
+from tickwheel.durable.coordinators.none import NoCoordinator
+from tickwheel.durable.coordinators.solo import SoloCoordinator
+from tickwheel.durable.function import TaskFunction
+from tickwheel.durable.node import Node
+from tickwheel.durable.service import Backoff, Service, seconds_of
+from tickwheel.durable.task import MAX_SHARDS, SHARDS
+from tickwheel.durable.verbs import Verbs
+from tickwheel.errors import NotStarted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from tickwheel.clock import Clock
+    from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.store import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WEEK = timedelta(days=7)
+
+
+class Scheduler(Verbs):
+    """Durable tasks: stored before they are acknowledged, run when they are due.
+
+    - `url`: `sqlite:///tasks.db` (three slashes and a path; four for one from the root), or
+      `postgresql://user@host/database`.
+    - `dispatch=False`: this process submits and asks, and runs nothing.
+    - `coordinator`: "solo" or "postgres"; by default the one that fits the store.
+    - `horizon`: tasks due within so many seconds are kept in memory, `cap` of them at most.
+    - `threads`: how many plain functions may run at once.
+    - `retention`: for how long final tasks are kept; `grace`: how long `stop` waits for functions.
+    - `shards` counts when the store is made.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        dispatch: bool = True,
+        coordinator: str | None = None,
+        horizon: float = 60.0,
+        cap: int = 50_000,
+        threads: int = 32,
+        retention: float | timedelta = WEEK,
+        grace: float = 10.0,
+        shards: int = SHARDS,
+        node: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        nanoseconds("horizon", horizon)
+        nanoseconds("grace", grace)
+        nanoseconds("retention", seconds_of(retention))
+        bounded("cap", cap, 1, 100_000_000)
+        bounded("threads", threads, 1, 10_000)
+        bounded("shards", shards, 1, MAX_SHARDS)
+        self._make_store = functools.partial(store_at, url, shards=shards, clock=clock)
+        self._make_store()  # what is wrong with the URL is said now
+        self._coordinator = coordinator_for(url, coordinator)
+        self._dispatch = dispatch
+        self._horizon = horizon
+        self._cap = cap
+        self._threads = threads
+        self._retention = seconds_of(retention)
+        self._grace = grace
+        self._clock = clock
+        self._name = node
+        self._functions: dict[str, TaskFunction[..., Any]] = {}
+        self._services: dict[str, Service] = {}
+        self._node: Node | None = None
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        max_attempts: int = 5,
+        backoff: Backoff | Sequence[float] | float | timedelta | None = None,
+        timeout: float | timedelta | None = 60.0,
+        concurrency: int = 100,
+    ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+
+    def task(self, function: Any = None, **options: Any) -> Any:
+        """Make a task function of a plain or coroutine function.
+
+        - `name`: what its tasks are stored under; by default the function's own name.
+        - `max_attempts`: calls in all. `backoff`: a `Backoff`, seconds, or a list of seconds.
+        - `timeout`: seconds that one attempt may take, or None.
+        - `concurrency`: how many of them this process runs at once.
+        """
+        if function is None:
+            return lambda function: self._register(function, **options)
+        return self._register(function, **options)
+
+    def _register(
+        self, function: Callable[P, R], *, name: str | None = None, **options: Any
+    ) -> TaskFunction[P, R]:
+        if not callable(function):
+            raise TypeError(f"a task must be a function, got {function!r:.100}")
+        name = name or function.__name__
+        if name in self._functions:
+            raise ValueError(f"there is a task named {name!r} already; give one of them name=...")
+        if options.get("timeout") is not None:
+            options["timeout"] = seconds_of(options["timeout"])
+        backoff = options.pop("backoff", None)
+        if backoff is not None:
+            options["backoff"] = Backoff.of(backoff)
+        made = TaskFunction(self, function, Service(name, **options))
+        self._functions[name] = made
+        self._services[name] = made.service
+        return made
+
+    async def start(self) -> None:
+        """Open the store and begin; `async with` does this."""
+        if self._node is not None:
+            raise RuntimeError("the scheduler has been started already")
+        store = self._make_store()
+        await store.open()
+        try:
+            name = self._name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+            coordinator = self._coordinator(store, name) if self._dispatch else NoCoordinator()
+            self._node = Node(
+                store, coordinator, self._services,
+                {"local": LocalChannel(self._functions, self._threads)},
+                name=name, dispatches=self._dispatch, horizon=self._horizon,
+                scan=self._horizon / 3, cap=self._cap, retention=self._retention,
+                clock=self._clock,
+            )  # fmt: skip
+            await self._node.start()
+        except BaseException:
+            self._node = None
+            await store.close()
+            raise
+
+    async def stop(self) -> None:
+        """Take no more, finish or hand back what is under way, and close the store."""
+        node, self._node = self._started(), None
+        try:
+            await node.stop(self._grace)
+        finally:
+            await node.store.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def blocking(self) -> Blocking:
+        """Return the same verbs for a program without an event loop: `with app.blocking() as b`."""
+        return Blocking(self)
+
+    def _started(self) -> Node:
+        if self._node is None:
+            raise NotStarted(
+                "the scheduler is not running: use `async with app`, or `with app.blocking()`"
+            )
+        return self._node
+
+
+def store_at(url: str, *, shards: int, clock: Clock | None) -> Store:
+    """Return the store that a URL names, not open yet."""
+    scheme = scheme_of(url)
+    if scheme == "sqlite":
+        from tickwheel.durable.stores.sqlite import SqliteStore  # noqa: PLC0415
+
+        return SqliteStore(sqlite_path(url), shards=shards, clock=clock)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from tickwheel.durable.stores.postgres import PostgresStore  # noqa: PLC0415
+        except ImportError as missing:
+            raise ImportError(
+                f"{missing}; for PostgreSQL: pip install 'tickwheel[postgres]'"
+            ) from missing
+        return PostgresStore(url, shards=shards)
+    raise ValueError(f"a store is sqlite:///PATH or postgresql://…, got {scheme!r}:// in the URL")
+
+
+def coordinator_for(url: str, name: str | None) -> Callable[[Store, str], Coordinator]:
+    """Return how to make the coordinator: by name, or the one that fits the store."""
+    scheme = scheme_of(url)
+    if name is None:
+        name = "solo" if scheme == "sqlite" else "postgres"
+    if name == "solo":
+        lock = Path(f"{sqlite_path(url)}-lock") if scheme == "sqlite" else None
+        return functools.partial(SoloCoordinator, lock=lock)
+    if name == "postgres" and scheme != "sqlite":
+        from tickwheel.durable.coordinators.postgres import PostgresCoordinator  # noqa: PLC0415
+
+        return PostgresCoordinator
+    raise ValueError(
+        f"coordinator must be 'solo', or 'postgres' on PostgreSQL, got {name!r} for {scheme}"
+    )
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a store's URL."""
+    if not isinstance(url, str):
+        raise TypeError(f"a store's URL must be a str, got {url!r:.100} ({type(url).__name__})")
+    return urlsplit(url).scheme
+
+
+def sqlite_path(url: str) -> Path:
+    """Return the file of a SQLite URL."""
+    parts = urlsplit(url)
+    if parts.netloc or not parts.path.strip("/"):
+        raise ValueError(f"a SQLite URL is sqlite:///PATH, with three slashes, got {url!r:.200}")
+    return Path(unquote(parts.path[1:]))

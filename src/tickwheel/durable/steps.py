@@ -1,0 +1,83 @@
+"""The one loop that runs every step: work, then sleep as long as the step says, or until woken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from tickwheel.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tickwheel import AsyncTimer
+
+logger = logging.getLogger("tickwheel")
+
+AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # after a failure; the last repeats
+
+
+class Step:
+    """One step of the service, run again and again in a task of its own.
+
+    - What it raises is logged, and stops nothing: it is tried again, more slowly each time.
+    """
+
+    def __init__(self, name: str, work: Callable[[], Awaitable[float]], timer: AsyncTimer) -> None:
+        self.name = name
+        self._work = work
+        self._timer = timer
+        self._woken = asyncio.Event()
+        self._until = 0.0
+        self._failures = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"tickwheel {self.name}"
+        )
+
+    def wake(self) -> None:
+        """Have it work now, or once more when it is at work."""
+        self._woken.set()
+
+    def wake_within(self, seconds: float) -> None:
+        """Have it work at that time from now, unless it will sooner."""
+        if self._timer.time() + seconds < self._until:
+            self._woken.set()
+
+    async def stop(self) -> None:
+        """End it, in the middle of a step if need be."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            delay = await self._once()
+            self._until = self._timer.time() + delay
+            if delay <= 0:
+                await asyncio.sleep(0)
+                continue
+            alarm = self._timer.call_later(delay, self._woken.set)
+            await self._woken.wait()
+            alarm.cancel()
+
+    async def _once(self) -> float:
+        try:
+            delay = await self._work()
+        except Exception as error:
+            pause = AGAIN_SECONDS[min(self._failures, len(AGAIN_SECONDS) - 1)]
+            self._failures += 1
+            if not isinstance(error, StoreUnavailable):
+                logger.exception("the step %r failed; again in %g s", self.name, pause)
+            elif self._failures == 1:
+                logger.warning("the step %r waits for the store: %s", self.name, error)
+            return pause
+        if self._failures:
+            logger.info("the step %r goes on after %d failures", self.name, self._failures)
+            self._failures = 0
+        return delay

@@ -1,0 +1,195 @@
+"""The store: what the service asks of a database. It is the truth; all else is a cache of it.
+
+Every method that changes something is one transaction. It has committed when the method returns,
+and says who won; when it raises, nothing is acknowledged. `StoreUnavailable` means that the
+database could not be reached or would not write; other errors are the arguments'.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tickwheel.durable.schedule import Firing, Schedule
+    from tickwheel.durable.task import (
+        Attempt,
+        Due,
+        Ending,
+        Filter,
+        Lease,
+        Page,
+        Submission,
+        Taken,
+        Task,
+        Verdict,
+    )
+
+LEASE_MARGIN_MS = 10_000  # a lease is the timeout and this
+BATCH = 1_000  # rows of one statement, at most
+SCAN = 10_000  # rows that a list looks at before it answers with a cursor
+
+
+class Window(NamedTuple):
+    """How much of one service to read: so many that are overdue, so many that come later."""
+
+    service: str
+    overdue: int
+    later: int
+
+
+class Wanted(NamedTuple):
+    """A task to claim: as it was loaded, and the timeout that counts when it has none itself."""
+
+    due: Due
+    timeout_ms: int
+
+
+class Claims(NamedTuple):
+    """What a claim gave: tasks now running here, and those that are due at another time."""
+
+    tasks: list[Task]
+    later: list[Due]
+
+
+class Replay(NamedTuple):
+    """A final task to run again, as a new one."""
+
+    id: str
+    new_id: str
+    shard: int
+    due_at_ms: int
+
+
+class Store(Protocol):
+    """The contract; `tests/contracts/test_store.py` is its other half."""
+
+    shards: int
+    """How many shards there are: set when the store was made."""
+
+    async def open(self) -> None:
+        """Connect, and bring the tables to this version's form."""
+
+    async def close(self) -> None:
+        """Let go of every connection; what was under way ends first."""
+
+    def now_ms(self) -> float:
+        """Return the store's time: the host's on SQLite, the database's own on PostgreSQL."""
+
+    async def insert(
+        self,
+        submissions: Sequence[Submission],
+        epochs: Mapping[int, int],
+        *,
+        again: bool = False,
+    ) -> list[Task | Taken | None]:
+        """Store tasks, all in one commit; the answers are in their order.
+
+        - A task as it is stored; after `replace` under the id of the one that had the key.
+        - `Taken` when a live task has the key, and on_conflict does not settle it.
+        - None when the task's shard is in `epochs` and that is not the shard's epoch any more.
+        - `again`: these may have been stored already, by a call whose answer was lost; a task that
+          was, live or final by now, is answered as it is stored.
+        """
+
+    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:
+        """Store a task by a connection of the user's own, in the user's transaction.
+
+        Plain connections that block are for `insert_on_now`, in the user's own thread.
+        """
+
+    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken:
+        """Store a task by a plain DB-API connection of the user's own."""
+
+    async def due(
+        self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int
+    ) -> list[Due]:
+        """Return unclaimed tasks of these shards: overdue by `now_ms`, and later up to `until_ms`.
+
+        Each service's by due time, then id. One statement, by index, however many tasks there are.
+        """
+
+    async def claim(self, wanted: Sequence[Wanted], node: str, epochs: Mapping[int, int]) -> Claims:
+        """Claim what is unclaimed, due by the store's clock, and in a shard of that epoch.
+
+        A claimed task is `running`, its attempt one higher, with node, epoch and lease. One that
+        is unclaimed but due at another time than it was loaded with, or not yet due, is `later`.
+        """
+
+    async def record(self, endings: Sequence[Ending]) -> list[bool]:
+        """End attempts; for each whether it won, that is, was the running attempt of its task.
+
+        Of several endings of one attempt the first wins.
+        """
+
+    async def renew(self, leases: Sequence[Lease]) -> list[bool]:
+        """Move leases; for each whether the attempt is still the running one."""
+
+    async def running(self, shards: Sequence[int]) -> list[Task]:
+        """Return the running tasks of these shards, their bodies left out."""
+
+    async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
+        """Cancel what is unclaimed; None for ids that are unknown."""
+
+    async def cancel_where(self, filter: Filter, limit: int) -> list[str]:
+        """Cancel up to `limit` unclaimed tasks that match; return their ids.
+
+        The filter has a service or a key: an index serves it.
+        """
+
+    async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
+        """Make what is unclaimed due at another time; None for ids that are unknown."""
+
+    async def reschedule_where(self, filter: Filter, due_at_ms: int, limit: int) -> list[str]:
+        """Reschedule up to `limit` unclaimed tasks due at another time; return their ids."""
+
+    async def get(self, ids: Sequence[str]) -> list[Task | None]:
+        """Return tasks, live or final; None for ids that are unknown."""
+
+    async def find(
+        self, filter: Filter, *, final: bool | None, cursor: str | None, limit: int
+    ) -> Page:
+        """Return tasks newest first: live ones, final ones, or both (`final` None).
+
+        It looks at a bounded number of rows; a page may be short and still have a next one.
+        """
+
+    async def attempts(self, task_id: str) -> list[Attempt]:
+        """Return the execution log of a task, by attempt."""
+
+    async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
+        """Make new tasks of final ones, each once unless `force`.
+
+        None: it is not in the backlog, or has been replayed. `Taken`: a live task has its key.
+        """
+
+    async def prune(self, before_ms: int, limit: int) -> int:
+        """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
+
+    async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
+        """Become the owner of these shards, whoever was; return their new epochs."""
+
+    async def counts(self) -> dict[str, int]:
+        """Return how many "live" and "final" tasks there are; an estimate from 100,000 on."""
+
+    async def schedules(self) -> list[Schedule]:
+        """Return all schedules by name."""
+
+    async def put_schedule(self, schedule: Schedule) -> Schedule:
+        """Store a schedule and return it; when it changes, its pending firings are cancelled.
+
+        One that does the same as that which is stored (`same_as`) leaves it as it was.
+        """
+
+    async def delete_schedule(self, name: str) -> bool:
+        """Delete a schedule and cancel its pending firings; whether there was one."""
+
+    async def fire(self, firings: Sequence[Firing]) -> list[bool]:
+        """Insert each firing's task, unless the schedule has changed or fired; who won."""
+
+    def listen(self, heard: Callable[[], None]) -> None:
+        """Call `heard()` on the running loop when another process has stored something soon due."""
+
+    async def tell(self, shards: Sequence[int]) -> None:
+        """Tell the owners of these shards, in other processes, that something is soon due."""

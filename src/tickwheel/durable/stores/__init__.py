@@ -1,0 +1,1 @@
+"""The stores: each fulfils the contract in `store`."""

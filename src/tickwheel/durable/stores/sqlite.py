@@ -1,0 +1,595 @@
+"""The store on SQLite: a file, a writer thread that commits in groups, a reader beside it.
+
+Full durability: WAL with synchronous=FULL, so that what was acknowledged survives a power cut, too.
+Any process may open the file; which one dispatches is the coordinator's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tickwheel.clock import WallClock
+from tickwheel.durable.schedule import Schedule, firing_keys
+from tickwheel.durable.store import LEASE_MARGIN_MS, SCAN, Claims
+from tickwheel.durable.stores import sqlite_statements as sql
+from tickwheel.durable.stores.poke import Poke
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver
+from tickwheel.durable.stores.sqlite_schema import migrate
+from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Writer
+from tickwheel.durable.task import (
+    FINAL,
+    SHARDS,
+    Attempt,
+    Due,
+    Event,
+    Lease,
+    Page,
+    State,
+    Taken,
+    Task,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tickwheel.clock import Clock
+    from tickwheel.durable.schedule import Firing
+    from tickwheel.durable.store import Replay, Wanted, Window
+    from tickwheel.durable.stores.sqlite_connection import Connection, Row
+    from tickwheel.durable.task import Ending, Filter, Submission
+
+T = TypeVar("T")
+
+WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, whatever the checkpointer does
+SMALL_WAL_PAGES = 4_000  # where only the writer may move it
+
+
+class SqliteStore:
+    """Tasks in a SQLite file.
+
+    - `shards` counts when the file is made; later it is what the file says.
+    - `clock` gives the wall time, in nanoseconds since 1970.
+    - `driver`: "apsw" or "sqlite3"; by default apsw where it is installed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        shards: int = SHARDS,
+        clock: Clock | None = None,
+        driver: str | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.shards = shards
+        self._clock = clock or WallClock()
+        self._connect_class = DRIVERS[driver or default_driver()]
+        self._writer: Writer | None = None
+        self._reader: Connection | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._poke = Poke(self.path)
+
+    async def open(self) -> None:
+        """Open the file, or make it, and bring its tables to this version's form."""
+        writing = await asyncio.to_thread(self._prepare)
+        self._reader = self._connect()
+        self._reader.run("PRAGMA query_only = ON")
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="tickwheel-read")
+        apart = self._connect_class.version >= SAFE
+        writing.run(f"PRAGMA wal_autocheckpoint = {WAL_PAGES if apart else SMALL_WAL_PAGES}")
+        self._checkpointer = Checkpointer(self._connect()) if apart else None
+        committed = self._checkpointer.written if self._checkpointer else lambda: None
+        self._writer = Writer(committed)
+        self._writer.start(writing)
+
+    async def close(self) -> None:
+        """Finish what is queued, and close the file."""
+        self._poke.close()
+        if self._writer is not None:
+            await self._writer.stop()
+        if self._checkpointer is not None:
+            await asyncio.to_thread(self._checkpointer.stop)
+        if self._readers is not None and self._reader is not None:
+            await asyncio.to_thread(self._readers.shutdown)
+            self._reader.close()
+        self._writer = self._checkpointer = self._readers = self._reader = None
+
+    def now_ms(self) -> float:
+        """Return the host's time."""
+        return self._clock.time_ns() / 1e6
+
+    def _now(self) -> int:
+        return self._clock.time_ns() // 1_000_000
+
+    def _connect(self) -> Connection:
+        connection = self._connect_class(str(self.path))
+        for pragma in sql.PRAGMAS:
+            connection.run(pragma)
+        return connection
+
+    def _prepare(self) -> Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        connection = self._connect()
+        self.shards = migrate(connection, self.shards)
+        for statement in sql.SCRATCH:
+            connection.run(statement)
+        return connection
+
+    async def _write(self, rank: Rank, work: Callable[[Connection], T]) -> T:
+        if self._writer is None:
+            raise RuntimeError(f"the store {self.path} is not open")
+        return await self._writer.write(rank, work)
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        if self._readers is None or self._reader is None:
+            raise RuntimeError(f"the store {self.path} is not open")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, work, self._reader)
+
+    async def insert(
+        self,
+        submissions: Sequence[Submission],
+        epochs: Mapping[int, int],
+        *,
+        again: bool = False,
+    ) -> list[Task | Taken | None]:
+        """Store tasks, all in one commit."""
+
+        def work(connection: Connection) -> list[Task | Taken | None]:
+            stored = known_tasks(connection, submissions) if again else {}
+            stale = stale_shards(connection, epochs)
+            answers: list[Task | Taken | None] = [
+                stored.get(task.id) or (None if task.shard in stale else task)
+                for task, _ in submissions
+            ]
+            new = [
+                place
+                for place, answer in enumerate(answers)
+                if answer is not None and submissions[place].task.id not in stored
+            ]
+            plain = [task for task, _ in map(submissions.__getitem__, new) if task.key is None]
+            if plain:
+                connection.run_many(sql.INSERT, map(inserted, plain))
+            keyed = [place for place in new if submissions[place].task.key is not None]
+            for turn in rounds(submissions, keyed):
+                insert_keyed(connection, submissions, turn, answers)
+            return answers
+
+        return await self._write(Rank.SUBMIT, work)
+
+    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:
+        """Refuse: only a store on PostgreSQL shares a transaction with the user."""
+        return self.insert_on_now(connection, submission)
+
+    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken:
+        """Refuse: only a store on PostgreSQL shares a transaction with the user."""
+        raise TypeError("connection= needs a store on PostgreSQL; this one is on SQLite")
+
+    async def due(
+        self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int
+    ) -> list[Due]:
+        """Return unclaimed tasks: overdue, and later up to `until_ms`."""
+        if not windows or not shards:
+            return []
+        some = None if len(shards) == self.shards else json.dumps(list(shards))
+
+        def work(connection: Connection) -> list[Due]:
+            found: list[Due] = []
+            for start in range(0, len(windows), sql.SERVICES):
+                part = windows[start : start + sql.SERVICES]
+                values: list[Any] = []
+                for window in part:
+                    for limit, low, high in (
+                        (window.overdue, -1, now_ms),
+                        (window.later, now_ms, until_ms),
+                    ):
+                        values += [window.service, low, high]
+                        values += [limit] if some is None else [some, limit]
+                found += map(Due._make, connection.run(sql.due(len(part), some is None), values))
+            return found
+
+        return await self._read(work)
+
+    async def claim(self, wanted: Sequence[Wanted], node: str, epochs: Mapping[int, int]) -> Claims:
+        """Claim what is unclaimed, due, and in a shard of that epoch."""
+        rows = [
+            (due.id, due.due_at_ms, timeout_ms, epochs.get(due.shard, -1))
+            for due, timeout_ms in wanted
+        ]
+
+        def work(connection: Connection) -> Claims:
+            now = self._now()
+            listed = json.dumps(rows)
+            claimed = connection.run(
+                sql.CLAIM, {"wanted": listed, "node": node, "now": now, "margin": LEASE_MARGIN_MS}
+            )
+            tasks = [task_of(row) for row in claimed]
+            if len(tasks) == len(rows):
+                return Claims(tasks, [])
+            later = connection.run(sql.LATER, {"wanted": listed})
+            return Claims(tasks, [Due._make(row) for row in later])
+
+        return await self._write(Rank.CLAIM, work)
+
+    async def record(self, endings: Sequence[Ending]) -> list[bool]:
+        """End attempts; who won."""
+        rows = [
+            (number, one.id, one.attempt, one.epoch, one.event, one.state, one.at_ms, one.due_at_ms,
+             one.failures, one.result_body, one.error, one.lost)
+            for number, one in enumerate(endings)
+        ]  # fmt: skip
+
+        def work(connection: Connection) -> list[bool]:
+            connection.run("DELETE FROM temp.ending")
+            connection.run_many(sql.ENDING, rows)
+            for statement in sql.KEEP_WINNERS:
+                connection.run(statement)
+            won = {number for (number,) in connection.run("SELECT number FROM temp.ending")}
+            for statement in sql.RECORD:
+                connection.run(statement)
+            return [number in won for number in range(len(rows))]
+
+        return await self._write(Rank.OUTCOME, work)
+
+    async def renew(self, leases: Sequence[Lease]) -> list[bool]:
+        """Move leases; for each whether the attempt is still the running one."""
+
+        def work(connection: Connection) -> list[bool]:
+            rows = connection.run(sql.RENEW, (json.dumps(leases),))
+            still = {(task_id, attempt, epoch) for task_id, attempt, epoch in rows}
+            return [(one.id, one.attempt, one.epoch) in still for one in leases]
+
+        return await self._write(Rank.CLAIM, work)
+
+    async def running(self, shards: Sequence[int]) -> list[Task]:
+        """Return the running tasks of these shards, their bodies left out."""
+
+        def work(connection: Connection) -> list[Task]:
+            rows = connection.run(sql.RUNNING, (json.dumps(list(shards)),))
+            return [task_of(row) for row in rows]
+
+        return await self._read(work)
+
+    async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
+        """Cancel what is unclaimed."""
+
+        def work(connection: Connection) -> list[Verdict | None]:
+            return verdicts(
+                connection, ids, cancelled(connection, ids, self._now()), State.CANCELLED
+            )
+
+        return await self._write(Rank.CLAIM, work)
+
+    async def cancel_where(self, filter: Filter, limit: int) -> list[str]:
+        """Cancel up to `limit` unclaimed tasks that the filter holds for."""
+
+        def work(connection: Connection) -> list[str]:
+            now = self._now()
+            where, values = sql.matching(filter, now)
+            rows = connection.run(sql.UNCLAIMED.format(where=where), {**values, "limit": limit})
+            ids = [task_id for (task_id,) in rows]
+            cancelled(connection, ids, now)
+            return ids
+
+        return await self._write(Rank.CLAIM, work)
+
+    async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
+        """Make what is unclaimed due at another time."""
+
+        def work(connection: Connection) -> list[Verdict | None]:
+            return verdicts(connection, ids, self._move(connection, ids, due_at_ms), State.DELAY)
+
+        return await self._write(Rank.CLAIM, work)
+
+    async def reschedule_where(self, filter: Filter, due_at_ms: int, limit: int) -> list[str]:
+        """Reschedule up to `limit` unclaimed tasks due at another time."""
+
+        def work(connection: Connection) -> list[str]:
+            where, values = sql.matching(filter, self._now())
+            where += " AND due_at_ms <> :moved"
+            rows = connection.run(
+                sql.UNCLAIMED.format(where=where), {**values, "moved": due_at_ms, "limit": limit}
+            )
+            return list(self._move(connection, [task_id for (task_id,) in rows], due_at_ms))
+
+        return await self._write(Rank.CLAIM, work)
+
+    def _move(self, connection: Connection, ids: Sequence[str], due_at_ms: int) -> set[str]:
+        values = {"ids": json.dumps(ids), "due": due_at_ms, "now": self._now()}
+        return {task_id for (task_id,) in connection.run(sql.RESCHEDULE, values)}
+
+    async def get(self, ids: Sequence[str]) -> list[Task | None]:
+        """Return tasks, live or final."""
+
+        def work(connection: Connection) -> list[Task | None]:
+            listed = (json.dumps(list(ids)),)
+            # Live ones first: what moves in between is then found in the backlog.
+            found = {row[0]: task_of(row) for row in connection.run(sql.LIVE_BY_ID, listed)}
+            found |= {row[0]: task_of(row) for row in connection.run(sql.FINAL_BY_ID, listed)}
+            return [found.get(task_id) for task_id in ids]
+
+        return await self._read(work)
+
+    async def find(
+        self, filter: Filter, *, final: bool | None, cursor: str | None, limit: int
+    ) -> Page:
+        """Return tasks newest first."""
+        tables = [
+            table
+            for table, wanted in (("task", final is not True), ("backlog", final is not False))
+            if wanted and may_hold(filter.state, table)
+        ]
+
+        def work(connection: Connection) -> Page:
+            connection.run("BEGIN")  # one view of both tables: a task moves from one to the other
+            try:
+                pages = [self._scan(connection, table, filter, cursor, limit) for table in tables]
+            finally:
+                connection.run("COMMIT")
+            return merged(pages, limit)
+
+        return await self._read(work)
+
+    def _scan(
+        self, connection: Connection, table: str, filter: Filter, cursor: str | None, limit: int
+    ) -> tuple[list[Task], str | None]:
+        """Return what matches among the next rows of a table, and where it stopped, or None."""
+        where, values = sql.matching(filter, self._now())
+        by_key = filter.key is not None
+        statement = sql.find(table, where, by_key=by_key)
+        values |= {"cursor": cursor or "g", "scan": SCAN, "limit": limit + 1}
+        tasks = [task_of(row) for row in connection.run(statement, values)]
+        if len(tasks) > limit:
+            return tasks[:limit], tasks[limit - 1].id
+        if by_key:
+            return tasks, None
+        last = connection.run(sql.LAST.format(table=table), (values["cursor"], SCAN, SCAN - 1))
+        return tasks, last[0][0] if last else None
+
+    async def attempts(self, task_id: str) -> list[Attempt]:
+        """Return the execution log of a task, by attempt."""
+
+        def work(connection: Connection) -> list[Attempt]:
+            rows = connection.run(sql.ATTEMPTS, (task_id,))
+            return [Attempt._make(row)._replace(event=Event(row[2])) for row in rows]
+
+        return await self._read(work)
+
+    async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
+        """Make new tasks of final ones, each once unless `force`."""
+
+        def work(connection: Connection) -> list[Task | Taken | None]:
+            wanted = replays if force else list({one.id: one for one in reversed(replays)}.values())
+            values = {"replays": json.dumps(wanted), "force": force, "now": self._now()}
+            inserted_ids = {row[0] for row in connection.run(sql.REPLAY, values)}
+            connection.run(
+                sql.REPLAYED, (json.dumps([one[:2] for one in replays if one[1] in inserted_ids]),)
+            )
+            taken: dict[str, str] = dict(connection.run(sql.REPLAY_TAKEN, values))
+            named = [one.new_id for one in replays] + list(taken.values())
+            found = {
+                row[0]: task_of(row) for row in connection.run(sql.LIVE_BY_ID, (json.dumps(named),))
+            }
+            return [
+                found[one.new_id]
+                if one.new_id in inserted_ids
+                else Taken(found[taken[one.id]])
+                if one.id in taken
+                else None
+                for one in replays
+            ]
+
+        return await self._write(Rank.SUBMIT, work)
+
+    async def prune(self, before_ms: int, limit: int) -> int:
+        """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
+
+        def work(connection: Connection) -> int:
+            rows = connection.run(sql.OLD, (before_ms, limit))
+            ids = json.dumps([task_id for (task_id,) in rows])
+            connection.run(sql.PRUNE_ATTEMPTS, (ids,))
+            connection.run(sql.PRUNE_BACKLOG, (ids,))
+            return len(rows)
+
+        return await self._write(Rank.SUBMIT, work)
+
+    async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
+        """Become the owner of these shards, whoever was; return their new epochs."""
+
+        def work(connection: Connection) -> dict[int, int]:
+            return dict(connection.run(sql.TAKE, (node, json.dumps(list(shards)))))
+
+        return await self._write(Rank.CLAIM, work)
+
+    async def counts(self) -> dict[str, int]:
+        """Return how many live and final tasks there are; counting stops at 100,000."""
+
+        def work(connection: Connection) -> dict[str, int]:
+            return {name: connection.run(count)[0][0] for name, count in sql.COUNTS.items()}
+
+        return await self._read(work)
+
+    async def schedules(self) -> list[Schedule]:
+        """Return all schedules by name."""
+
+        def work(connection: Connection) -> list[Schedule]:
+            return [schedule_of(row) for row in connection.run(sql.SCHEDULES)]
+
+        return await self._read(work)
+
+    async def put_schedule(self, schedule: Schedule) -> Schedule:
+        """Store a schedule; when it changes, its pending firings are cancelled with it."""
+
+        def work(connection: Connection) -> Schedule:
+            stored = [schedule_of(row) for row in connection.run(sql.SCHEDULE, (schedule.name,))]
+            if stored and stored[0].same_as(schedule):
+                return stored[0]
+            self._cancel_pending(connection, schedule.name)
+            connection.run(sql.PUT_SCHEDULE, schedule)
+            return schedule
+
+        return await self._write(Rank.SUBMIT, work)
+
+    async def delete_schedule(self, name: str) -> bool:
+        """Delete a schedule and cancel its pending firings; whether there was one."""
+
+        def work(connection: Connection) -> bool:
+            self._cancel_pending(connection, name)
+            return bool(connection.run(sql.DELETE_SCHEDULE, (name,)))
+
+        return await self._write(Rank.SUBMIT, work)
+
+    def _cancel_pending(self, connection: Connection, name: str) -> None:
+        rows = connection.run(sql.PENDING_FIRINGS, firing_keys(name))
+        cancelled(connection, [task_id for (task_id,) in rows], self._now())
+
+    async def fire(self, firings: Sequence[Firing]) -> list[bool]:
+        """Insert each firing's task unless the schedule has fired until then; who won."""
+
+        def work(connection: Connection) -> list[bool]:
+            won = []
+            for schedule, until_ms, task in firings:
+                values = {**schedule._asdict(), "payload": schedule.body, "until": until_ms}
+                fired = connection.run(sql.FIRE, values)
+                won.append(bool(fired))
+                if fired and task is not None:
+                    connection.run_many(sql.INSERT, [inserted(task)])
+            return won
+
+        return await self._write(Rank.SUBMIT, work)
+
+    def listen(self, heard: Callable[[], None]) -> None:
+        """Call `heard()` on the running loop when another process pokes this one."""
+        self._poke.listen(heard)
+
+    async def tell(self, shards: Sequence[int]) -> None:
+        """Poke the process that dispatches."""
+        del shards  # one process has them all
+        self._poke.send()
+
+
+def inserted(task: Task) -> tuple[Any, ...]:
+    """Return the columns that an insert gives."""
+    return (
+        task.id, task.service, task.body, task.key, task.due_at_ms, task.shard, task.priority,
+        task.max_attempts, task.timeout_ms, task.deadline_at_ms, task.created_at_ms,
+        task.updated_at_ms, task.replay_of,
+    )  # fmt: skip
+
+
+STATES = {str(state): state for state in State}
+MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
+
+
+def task_of(row: Row) -> Task:
+    """Return a row of `sql.TASK` columns as a task."""
+    return Task._make((*row[:4], STATES[row[4]], *row[5:], *MISSING[len(row) :]))
+
+
+def schedule_of(row: Row) -> Schedule:
+    """Return a row of schedule columns as a schedule."""
+    return Schedule._make(row)._replace(enabled=bool(row[9]))
+
+
+def known_tasks(connection: Connection, submissions: Sequence[Submission]) -> dict[str, Task]:
+    """Return which of these tasks are stored already, live or final."""
+    listed = (json.dumps([task.id for task, _ in submissions]),)
+    rows = connection.run(sql.LIVE_BY_ID, listed) + connection.run(sql.FINAL_BY_ID, listed)
+    return {row[0]: task_of(row) for row in rows}
+
+
+def stale_shards(connection: Connection, epochs: Mapping[int, int]) -> set[int]:
+    """Return which of these shards have another epoch now."""
+    if not epochs:
+        return set()
+    rows = connection.run("SELECT shard, epoch FROM shard")
+    return {shard for shard, epoch in rows if epochs.get(shard, epoch) != epoch}
+
+
+def rounds(submissions: Sequence[Submission], keyed: list[int]) -> Iterable[list[int]]:
+    """Split keyed submissions so that each (service, key) appears once in a round, in order."""
+    seen: Counter[tuple[str, str | None]] = Counter()
+    turns: list[list[int]] = []
+    for place in keyed:
+        task = submissions[place].task
+        turn = seen[task.service, task.key]
+        seen[task.service, task.key] += 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(place)
+    return turns
+
+
+def insert_keyed(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    places: list[int],
+    answers: list[Task | Taken | None],
+) -> None:
+    """Store tasks that have keys, no key twice, and put their answers in place."""
+    connection.run("DELETE FROM temp.submission")
+    connection.run_many(
+        sql.SUBMISSION,
+        [(at, submissions[at].on_conflict, *inserted(submissions[at].task)) for at in places],
+    )
+    connection.run(sql.INSERT_KEYED)
+    connection.run(sql.REPLACE_KEYED)
+    for at, *row in connection.run(sql.HOLDERS):
+        holder = task_of(tuple(row))
+        task, on_conflict = submissions[at]
+        settled = holder.id == task.id or (on_conflict == "replace" and holder.state is State.DELAY)
+        answers[at] = holder if settled else Taken(holder)
+
+
+def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> set[str]:
+    """Move unclaimed tasks to the backlog; return which."""
+    if not ids:
+        return set()
+    values = {"ids": json.dumps(list(ids)), "now": now_ms}
+    won = {task_id for (task_id,) in connection.run(sql.CANCEL, values)}
+    connection.run(sql.CANCEL_LIVE, values)
+    return won
+
+
+def verdicts(
+    connection: Connection, ids: Sequence[str], won: set[str], state: State
+) -> list[Verdict | None]:
+    """Say for each id whether it won, and the state that it has."""
+    others = [task_id for task_id in ids if task_id not in won]
+    states: dict[str, str] = {}
+    if others:
+        states = dict(connection.run(sql.STATES_BY_ID, {"ids": json.dumps(others)}))
+    return [
+        Verdict(one, True, state)
+        if one in won
+        else Verdict(one, False, STATES[states[one]])
+        if one in states
+        else None
+        for one in ids
+    ]
+
+
+def may_hold(state: State | None, table: str) -> bool:
+    """Say whether tasks of this state can be in this table."""
+    return state is None or (state in FINAL) == (table == "backlog")
+
+
+def merged(pages: list[tuple[list[Task], str | None]], limit: int) -> Page:
+    """Make one page of several, newest first.
+
+    Beyond the place where the first of them stopped, nothing is known: there the page ends.
+    """
+    stops = [stop for _, stop in pages if stop is not None]
+    stop = max(stops, default=None)
+    tasks = [task for found, _ in pages for task in found if stop is None or task.id >= stop]
+    tasks.sort(key=lambda task: task.id, reverse=True)
+    if len(tasks) > limit:
+        return Page(tasks[:limit], tasks[limit - 1].id)
+    return Page(tasks, stop)

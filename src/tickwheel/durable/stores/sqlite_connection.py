@@ -1,0 +1,150 @@
+"""Connections to SQLite: by apsw where it is installed, otherwise by Python's own sqlite3.
+
+Both are hidden behind four methods, and what goes wrong becomes `StoreUnavailable` or stays an
+error of the statement. apsw brings a SQLite of its own. Python's may be older than 3.51.3: such a
+one can corrupt a database, rarely, when one connection writes and another moves the log into the
+file at the same moment; so with those only the writer itself does that.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tickwheel.errors import StoreUnavailable
+
+try:
+    import apsw
+except ImportError:
+    HAS_APSW = False  # the standard library's will do
+else:
+    HAS_APSW = True
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Row = tuple[Any, ...]
+
+SAFE = (3, 51, 3)
+WORLD = {"BUSY", "LOCKED", "FULL", "READONLY", "IOERR", "CANTOPEN", "CORRUPT", "NOTADB", "PERM"}
+# Waiting for another process is bounded: a caller must not wait for ever.
+BUSY_MS = 5_000
+
+
+class Connection(Protocol):
+    """What a store asks of a connection; in no transaction unless one is begun."""
+
+    def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
+        """Execute one statement and return its rows."""
+
+    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Execute one statement for each row of values."""
+
+    def changes(self) -> int:
+        """Return how many rows the last statement changed."""
+
+    def interrupt(self) -> None:
+        """Stop the statement that is under way, from another thread."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class StandardConnection:
+    """A connection by the standard library's sqlite3."""
+
+    version = sqlite3.sqlite_version_info
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, cached_statements=256,
+                timeout=BUSY_MS / 1000, uri=path.startswith("file:"),
+            )  # fmt: skip
+        except sqlite3.Error as error:
+            raise translated(error, path) from error
+        self._path = path
+        self._changes = 0
+
+    def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
+        try:
+            cursor = self._connection.execute(statement, values)
+            rows = cursor.fetchall()
+        except sqlite3.Error as error:
+            raise translated(error, self._path) from error
+        self._changes = cursor.rowcount
+        return rows
+
+    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        try:
+            self._changes = self._connection.executemany(statement, rows).rowcount
+        except sqlite3.Error as error:
+            raise translated(error, self._path) from error
+
+    def changes(self) -> int:
+        return self._changes
+
+    def interrupt(self) -> None:
+        self._connection.interrupt()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class ApswConnection:
+    """A connection by apsw."""
+
+    version = tuple(map(int, apsw.sqlite_lib_version().split("."))) if HAS_APSW else (0,)
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._connection = apsw.Connection(path, statementcachesize=256)
+            self._connection.set_busy_timeout(BUSY_MS)
+        except apsw.Error as error:
+            raise translated(error, path) from error
+        self._path = path
+
+    def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
+        try:
+            return self._connection.execute(statement, values).fetchall()
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+
+    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        try:
+            self._connection.executemany(statement, rows)
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+
+    def changes(self) -> int:
+        return self._connection.changes()
+
+    def interrupt(self) -> None:
+        self._connection.interrupt()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+DRIVERS: dict[str, type[StandardConnection | ApswConnection]] = {
+    "sqlite3": StandardConnection,
+    **({"apsw": ApswConnection} if HAS_APSW else {}),
+}
+
+
+def default_driver() -> str:
+    """Return "apsw" where it is installed, else "sqlite3"."""
+    return "apsw" if "apsw" in DRIVERS else "sqlite3"
+
+
+def translated(error: Exception, path: str) -> Exception:
+    """Return the error to raise: the world's become StoreUnavailable, a statement's stay."""
+    if isinstance(error, sqlite3.Error):
+        name = getattr(error, "sqlite_errorname", "") or ""
+        name = name.removeprefix("SQLITE_").split("_")[0]
+    else:
+        name = type(error).__name__.removesuffix("Error").upper()
+        name = {"IO": "IOERR", "PERMISSIONS": "PERM"}.get(name, name)
+    if name in WORLD:
+        return StoreUnavailable(f"SQLite database {path}: {error}")
+    return error

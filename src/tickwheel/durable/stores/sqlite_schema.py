@@ -1,0 +1,141 @@
+"""The tables on SQLite, as numbered migrations. Within a minor version they only add."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tickwheel.durable.stores.sqlite_connection import Connection
+
+MIGRATIONS: list[list[str]] = [
+    [
+        """
+        CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE task (
+            id TEXT NOT NULL PRIMARY KEY,
+            service TEXT NOT NULL,
+            payload BLOB NOT NULL,
+            key TEXT,
+            state TEXT NOT NULL DEFAULT 'delay',
+            due_at_ms INTEGER NOT NULL,
+            shard INTEGER NOT NULL,
+            priority INTEGER NOT NULL,
+            attempt INTEGER NOT NULL DEFAULT 0,
+            failures INTEGER NOT NULL DEFAULT 0,
+            max_attempts INTEGER NOT NULL,
+            timeout_ms INTEGER,
+            deadline_at_ms INTEGER,
+            created_at_ms INTEGER NOT NULL,
+            updated_at_ms INTEGER NOT NULL,
+            replay_of TEXT,
+            error TEXT,
+            node TEXT,
+            epoch INTEGER NOT NULL DEFAULT 0,
+            lease_until_ms INTEGER,
+            started_at_ms INTEGER
+        )
+        """,
+        "CREATE INDEX task_due ON task (service, due_at_ms, id)",
+        "CREATE INDEX task_running ON task (shard) WHERE state = 'running'",
+        "CREATE UNIQUE INDEX task_key ON task (key, service) WHERE key IS NOT NULL",
+        """
+        CREATE TABLE attempt (
+            task_id TEXT NOT NULL,
+            attempt INTEGER NOT NULL,
+            event TEXT NOT NULL,
+            node TEXT,
+            epoch INTEGER NOT NULL,
+            started_at_ms INTEGER NOT NULL,
+            ended_at_ms INTEGER NOT NULL,
+            error TEXT,
+            PRIMARY KEY (task_id, attempt)
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE backlog (
+            id TEXT NOT NULL PRIMARY KEY,
+            service TEXT NOT NULL,
+            payload BLOB NOT NULL,
+            key TEXT,
+            state TEXT NOT NULL,
+            due_at_ms INTEGER NOT NULL,
+            shard INTEGER NOT NULL,
+            priority INTEGER NOT NULL,
+            attempt INTEGER NOT NULL,
+            failures INTEGER NOT NULL,
+            max_attempts INTEGER NOT NULL,
+            timeout_ms INTEGER,
+            deadline_at_ms INTEGER,
+            created_at_ms INTEGER NOT NULL,
+            updated_at_ms INTEGER NOT NULL,
+            replay_of TEXT,
+            error TEXT,
+            node TEXT,
+            epoch INTEGER NOT NULL,
+            result TEXT,
+            replayed_as TEXT
+        )
+        """,
+        "CREATE INDEX backlog_ended ON backlog (updated_at_ms)",
+        "CREATE INDEX backlog_key ON backlog (key) WHERE key IS NOT NULL",
+        """
+        CREATE TABLE schedule (
+            name TEXT NOT NULL PRIMARY KEY,
+            service TEXT NOT NULL,
+            payload BLOB NOT NULL,
+            cron TEXT,
+            interval_ms INTEGER,
+            tz TEXT NOT NULL,
+            missed TEXT NOT NULL,
+            fired_until_ms INTEGER NOT NULL,
+            created_at_ms INTEGER NOT NULL,
+            enabled INTEGER NOT NULL,
+            priority INTEGER NOT NULL,
+            max_attempts INTEGER NOT NULL,
+            timeout_ms INTEGER
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE shard (
+            shard INTEGER PRIMARY KEY,
+            owner TEXT,
+            epoch INTEGER NOT NULL DEFAULT 0
+        )
+        """,
+    ],
+]
+
+
+def migrate(connection: Connection, shards: int) -> int:
+    """Bring the tables to the last version, each step at once or not at all; return the shards.
+
+    Several processes may come at the same moment: the file's write lock lets one in at a time.
+    """
+    if version(connection) < len(MIGRATIONS):
+        connection.run("BEGIN IMMEDIATE")
+        try:
+            for number in range(version(connection), len(MIGRATIONS)):
+                for statement in MIGRATIONS[number]:
+                    connection.run(statement)
+                if number == 0:
+                    found(connection, shards)
+                connection.run(f"PRAGMA user_version = {number + 1}")
+            connection.run("COMMIT")
+        except BaseException:
+            connection.run("ROLLBACK")
+            raise
+    return int(connection.run("SELECT value FROM setting WHERE name = 'shards'")[0][0])
+
+
+def version(connection: Connection) -> int:
+    """Return how many migrations the file has had."""
+    number: int = connection.run("PRAGMA user_version")[0][0]
+    return number
+
+
+def found(connection: Connection, shards: int) -> None:
+    """Write what is settled when a store is made."""
+    connection.run("INSERT INTO setting VALUES ('shards', ?)", (str(shards),))
+    connection.run_many("INSERT INTO shard (shard) VALUES (?)", [(n,) for n in range(shards)])

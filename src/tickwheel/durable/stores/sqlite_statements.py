@@ -1,0 +1,268 @@
+"""The statements on SQLite, by name. Lists go in as JSON: one statement, however many rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.durable.task import State
+
+if TYPE_CHECKING:
+    from tickwheel.durable.task import Filter
+
+PRAGMAS = [
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA cache_size = -16000",
+    "PRAGMA temp_store = MEMORY",
+]
+
+# In the order of Task's fields.
+LIVE = (
+    "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
+    " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch,"
+    " lease_until_ms, started_at_ms"
+)
+FINAL = LIVE.replace("lease_until_ms, started_at_ms", "NULL, NULL, result, replayed_as")
+COLUMNS = {"task": LIVE, "backlog": FINAL}
+IDS = "id IN (SELECT value FROM json_each(:ids))"
+GIVEN = (
+    "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
+    " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
+)
+
+SCRATCH = [
+    """
+    CREATE TEMP TABLE ending (
+        number INTEGER PRIMARY KEY, id TEXT, attempt INTEGER, epoch INTEGER, event TEXT, state TEXT,
+        at_ms INTEGER, due_at_ms INTEGER, failures INTEGER, result TEXT, error TEXT, lost INTEGER
+    )
+    """,
+    f"CREATE TEMP TABLE submission (place INTEGER PRIMARY KEY, on_conflict, {GIVEN})",
+]
+
+INSERT = f"INSERT INTO task ({GIVEN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"
+
+SUBMISSION = "INSERT INTO temp.submission VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+INSERT_KEYED = f"""
+    INSERT INTO task ({GIVEN}) SELECT {GIVEN} FROM temp.submission WHERE true ON CONFLICT DO NOTHING
+"""
+REPLACE_KEYED = """
+    UPDATE task SET payload = s.payload, due_at_ms = s.due_at_ms, priority = s.priority,
+        max_attempts = s.max_attempts, timeout_ms = s.timeout_ms,
+        deadline_at_ms = s.deadline_at_ms, updated_at_ms = s.updated_at_ms
+    FROM temp.submission s
+    WHERE task.key = s.key AND task.service = s.service AND task.id <> s.id
+        AND s.on_conflict = 'replace' AND task.state = 'delay'
+"""
+HOLDERS = f"""
+    SELECT s.place, {", ".join(f"t.{name.strip()}" for name in LIVE.split(","))}
+    FROM temp.submission s CROSS JOIN task t ON t.key = s.key AND t.service = s.service
+"""
+
+SERVICES = 100  # in one statement: SQLite takes 500 parts
+_DUE = """
+    SELECT * FROM (
+        SELECT id, due_at_ms, service, priority, shard FROM task
+        WHERE service = ? AND due_at_ms > ? AND due_at_ms <= ? AND state = 'delay'{shards}
+        ORDER BY due_at_ms, id LIMIT ?
+    )
+"""
+
+
+def due(services: int, every_shard: bool) -> str:
+    """Return the statement that reads what is due of so many services."""
+    some = "" if every_shard else " AND shard IN (SELECT value FROM json_each(?))"
+    return " UNION ALL ".join([_DUE.format(shards=some)] * (2 * services))
+
+
+_WANTED = """(
+        SELECT value ->> 0 AS id, value ->> 1 AS due_at_ms, value ->> 2 AS timeout_ms,
+            value ->> 3 AS epoch
+        FROM json_each(:wanted)
+    ) w"""
+
+CLAIM = f"""
+    UPDATE task SET state = 'running', attempt = attempt + 1, node = :node, epoch = w.epoch,
+        started_at_ms = :now, updated_at_ms = :now,
+        lease_until_ms = :now + coalesce(task.timeout_ms, w.timeout_ms) + :margin
+    FROM {_WANTED}
+    WHERE task.id = w.id AND task.state = 'delay' AND task.due_at_ms = w.due_at_ms
+        AND task.due_at_ms <= :now
+        AND EXISTS (SELECT 1 FROM shard s WHERE s.shard = task.shard AND s.epoch = w.epoch)
+    RETURNING {LIVE}
+"""
+LATER = f"""
+    SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard
+    FROM {_WANTED}
+    CROSS JOIN task t ON t.id = w.id AND t.state = 'delay'
+    JOIN shard s ON s.shard = t.shard AND s.epoch = w.epoch
+"""
+
+ENDING = "INSERT INTO temp.ending VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+KEEP_WINNERS = [
+    """
+    DELETE FROM temp.ending AS e
+    WHERE NOT EXISTS (
+        SELECT 1 FROM task t WHERE t.id = e.id AND t.state = 'running'
+            AND t.attempt = e.attempt AND t.epoch = e.epoch
+            AND (NOT e.lost OR t.lease_until_ms < e.at_ms)
+    )
+    """,
+    "DELETE FROM temp.ending WHERE number NOT IN (SELECT min(number) FROM temp.ending GROUP BY id)",
+]
+RECORD = [
+    """
+    INSERT INTO attempt
+    SELECT t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error
+    FROM temp.ending e CROSS JOIN task t ON t.id = e.id
+    """,
+    """
+    INSERT INTO backlog
+    SELECT t.id, t.service, t.payload, t.key, e.state, t.due_at_ms, t.shard, t.priority, t.attempt,
+        e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms, t.created_at_ms, e.at_ms,
+        t.replay_of, e.error, t.node, t.epoch, e.result, NULL
+    FROM temp.ending e CROSS JOIN task t ON t.id = e.id WHERE e.state <> 'delay'
+    """,
+    "DELETE FROM task WHERE id IN (SELECT id FROM temp.ending WHERE state <> 'delay')",
+    """
+    UPDATE task SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
+        error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
+    FROM temp.ending e WHERE task.id = e.id AND e.state = 'delay'
+    """,
+]
+
+RENEW = """
+    UPDATE task SET lease_until_ms = l.value ->> 3 FROM json_each(?) l
+    WHERE task.id = l.value ->> 0 AND task.state = 'running'
+        AND task.attempt = l.value ->> 1 AND task.epoch = l.value ->> 2
+    RETURNING id, attempt, epoch
+"""
+RUNNING = f"""
+    SELECT {LIVE.replace("payload", "x'' AS payload")} FROM task
+    WHERE state = 'running' AND shard IN (SELECT value FROM json_each(?))
+"""
+
+CANCEL = f"""
+    INSERT INTO backlog
+    SELECT id, service, payload, key, 'cancelled', due_at_ms, shard, priority, attempt, failures,
+        max_attempts, timeout_ms, deadline_at_ms, created_at_ms, :now, replay_of, error, node,
+        epoch, NULL, NULL
+    FROM task WHERE {IDS} AND state = 'delay'
+    RETURNING id
+"""
+CANCEL_LIVE = f"DELETE FROM task WHERE {IDS} AND state = 'delay' AND :now IS NOT NULL"
+STATES_BY_ID = f"""
+    SELECT id, state FROM task WHERE {IDS} UNION ALL SELECT id, state FROM backlog WHERE {IDS}
+"""
+RESCHEDULE = f"""
+    UPDATE task SET due_at_ms = :due, updated_at_ms = :now WHERE {IDS} AND state = 'delay'
+    RETURNING id
+"""
+UNCLAIMED = "SELECT id FROM task WHERE state = 'delay' AND {where} LIMIT :limit"
+
+LIVE_BY_ID = f"SELECT {LIVE} FROM task WHERE id IN (SELECT value FROM json_each(?))"
+FINAL_BY_ID = f"SELECT {FINAL} FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
+ATTEMPTS = "SELECT * FROM attempt WHERE task_id = ? ORDER BY attempt"
+LAST = """
+    SELECT id FROM (SELECT id FROM {table} WHERE id < ? ORDER BY id DESC LIMIT ?)
+    LIMIT 1 OFFSET ?
+"""
+
+
+def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
+    """Return the condition for a filter, and its values."""
+    conditions, values = ["true"], dict[str, Any]()
+    if filter.service is not None:
+        conditions.append("service = :service")
+        values["service"] = filter.service
+    if filter.key is not None:
+        conditions.append("key = :key")
+        values["key"] = filter.key
+    if filter.due_before_ms is not None:
+        conditions.append("due_at_ms < :due_before")
+        values["due_before"] = filter.due_before_ms
+    if filter.state in (State.DELAY, State.READY):
+        conditions.append(
+            "state = 'delay' AND due_at_ms" + (">:now" if filter.state is State.DELAY else "<=:now")
+        )
+        values["now"] = now_ms
+    elif filter.state is not None:
+        conditions.append("state = :state")
+        values["state"] = str(filter.state)
+    return " AND ".join(conditions), values
+
+
+def find(table: str, where: str, *, by_key: bool) -> str:
+    """Return the statement for a list: by the key's index, or over a bounded number of rows."""
+    columns = COLUMNS[table]
+    if by_key:
+        return f"""
+            SELECT {columns} FROM {table} WHERE id < :cursor AND :scan > 0 AND {where}
+            ORDER BY id DESC LIMIT :limit
+        """
+    return f"""
+        SELECT {columns} FROM (
+            SELECT * FROM {table} WHERE id < :cursor ORDER BY id DESC LIMIT :scan
+        ) WHERE {where} LIMIT :limit
+    """
+
+
+REPLAYS = """(
+        SELECT value ->> 0 AS id, value ->> 1 AS new_id, value ->> 2 AS shard,
+            value ->> 3 AS due_at_ms
+        FROM json_each(:replays)
+    ) r"""
+REPLAY = f"""
+    INSERT INTO task ({GIVEN})
+    SELECT r.new_id, b.service, b.payload, b.key, r.due_at_ms, r.shard, b.priority, b.max_attempts,
+        b.timeout_ms, NULL, :now, :now, b.id
+    FROM {REPLAYS} CROSS JOIN backlog b ON b.id = r.id
+    WHERE :force OR b.replayed_as IS NULL
+    ON CONFLICT DO NOTHING
+    RETURNING id
+"""
+REPLAYED = """
+    UPDATE backlog SET replayed_as = r.value ->> 1 FROM json_each(?) r
+    WHERE backlog.id = r.value ->> 0
+"""
+REPLAY_TAKEN = f"""
+    SELECT b.id, t.id FROM {REPLAYS} CROSS JOIN backlog b ON b.id = r.id
+    JOIN task t ON t.key = b.key AND t.service = b.service
+    WHERE t.id <> r.new_id AND (:force OR b.replayed_as IS NULL) AND :now IS NOT NULL
+"""
+
+OLD = "SELECT id FROM backlog WHERE updated_at_ms < ? ORDER BY updated_at_ms LIMIT ?"
+PRUNE_ATTEMPTS = "DELETE FROM attempt WHERE task_id IN (SELECT value FROM json_each(?))"
+PRUNE_BACKLOG = "DELETE FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
+
+TAKE = """
+    UPDATE shard SET owner = ?, epoch = epoch + 1
+    WHERE shard IN (SELECT value FROM json_each(?)) RETURNING shard, epoch
+"""
+
+_MANY = 100_000  # a count looks no further
+COUNTS = {
+    "live": f"SELECT count(*) FROM (SELECT 1 FROM task LIMIT {_MANY})",
+    "final": f"SELECT count(*) FROM (SELECT 1 FROM backlog LIMIT {_MANY})",
+}
+
+SCHEDULES = """
+    SELECT name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,
+        enabled, priority, max_attempts, timeout_ms
+    FROM schedule ORDER BY name
+"""
+SCHEDULE = SCHEDULES.replace("ORDER BY name", "WHERE name = ?")
+PUT_SCHEDULE = """
+    INSERT OR REPLACE INTO schedule VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
+"""
+DELETE_SCHEDULE = "DELETE FROM schedule WHERE name = ? RETURNING name"
+PENDING_FIRINGS = """
+    SELECT id FROM task WHERE key >= ? AND key < ? AND state = 'delay'
+"""
+FIRE = """
+    UPDATE schedule SET fired_until_ms = :until
+    WHERE name = :name AND fired_until_ms < :until AND enabled
+        AND (service, payload, cron, interval_ms, tz, missed, created_at_ms) IS
+            (:service, :payload, :cron, :interval_ms, :tz, :missed, :created_at_ms)
+    RETURNING name
+"""

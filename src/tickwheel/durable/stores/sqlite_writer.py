@@ -1,0 +1,196 @@
+"""The writer: one thread that owns the connection that writes, and commits in groups.
+
+Whatever queued while the last commit ran goes into the next one: claims first, then outcomes, then
+submits. Nothing waits for a timer. When a job of a group fails, the group is rolled back and each
+of its jobs gets a transaction of its own, so that one fails alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from tickwheel.clock import SystemClock
+from tickwheel.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tickwheel.durable.stores.sqlite_connection import Connection
+
+T = TypeVar("T")
+
+GROUP_SECONDS = 0.020  # a commit should not wait longer for its group
+CHECKPOINT_SECONDS = 1.0
+
+
+class Rank(IntEnum):
+    """Who goes first."""
+
+    CLAIM = 0
+    OUTCOME = 1
+    SUBMIT = 2
+
+
+class Job(NamedTuple):
+    """Work for a transaction, and who waits for it."""
+
+    work: Callable[[Connection], Any]
+    future: asyncio.Future[Any]
+
+
+class Writer:
+    """The thread; `write` is called on the loop that it was started on."""
+
+    def __init__(self, committed: Callable[[], None]) -> None:
+        self._committed = committed
+        self._clock = SystemClock()
+        self._changed = threading.Condition()
+        self._queues: tuple[deque[Job], ...] = tuple(deque() for _ in Rank)
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._connection: Connection
+        self.commits = 0
+
+    def start(self, connection: Connection) -> None:
+        """Begin, on a connection that is the writer's from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._thread = threading.Thread(target=self._run, name="tickwheel-sqlite", daemon=True)
+        self._thread.start()
+
+    def write(self, rank: Rank, work: Callable[[Connection], T]) -> asyncio.Future[T]:
+        """Have `work(connection)` done in a transaction; the future is done after the commit."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        with self._changed:
+            if self._stopping:
+                raise StoreUnavailable("the store is closed")
+            self._queues[rank].append(Job(work, future))
+            self._changed.notify()
+        return future
+
+    async def stop(self) -> None:
+        """Finish what is queued, then end the thread and close its connection."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while self._wait():
+            self._group()
+        self._connection.close()
+
+    def _wait(self) -> bool:
+        """Wait for a job; False when there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or any(self._queues))
+            return any(self._queues)
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            for queue in self._queues:
+                if queue:
+                    return queue.popleft()
+        return None
+
+    def _group(self) -> None:
+        """Do the queued jobs in one transaction, as many as fit its time."""
+        started = self._clock.time()
+        done: list[tuple[Job, Any]] = []
+        job: Job | None = None
+        try:
+            self._begin()
+            while self._clock.time() - started < GROUP_SECONDS and (job := self._next()):
+                done.append((job, job.work(self._connection)))
+                job = None
+            self._connection.run("COMMIT")
+            self.commits += 1
+        except Exception as error:  # noqa: BLE001
+            self._rollback()
+            jobs = [one for one, _ in done] + ([job] if job else [])
+            if isinstance(error, StoreUnavailable) or len(jobs) == 1:
+                answers = [(one, error) for one in jobs or self._all()]
+            else:
+                answers = [(one, self._alone(one)) for one in jobs]
+            self._deliver(answers)
+        else:
+            self._deliver(done)
+            self._committed()
+
+    def _all(self) -> list[Job]:
+        """Take every job that waits: the database could not be written to at all."""
+        jobs = []
+        while (job := self._next()) is not None:
+            jobs.append(job)
+        return jobs
+
+    def _alone(self, job: Job) -> Any:
+        try:
+            self._begin()
+            answer = job.work(self._connection)
+            self._connection.run("COMMIT")
+            self.commits += 1
+        except Exception as error:  # noqa: BLE001
+            self._rollback()
+            return error
+        return answer
+
+    def _begin(self) -> None:
+        self._connection.run("BEGIN IMMEDIATE")
+
+    def _rollback(self) -> None:
+        with contextlib.suppress(Exception):  # it could not be begun, or has ended by itself
+            self._connection.run("ROLLBACK")
+
+    def _deliver(self, answers: list[tuple[Job, Any]]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(settle, answers)
+
+
+class Checkpointer:
+    """A thread that moves the log into the database file, off the path of commits."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._written = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tickwheel-checkpoint", daemon=True)
+        self._thread.start()
+
+    def written(self) -> None:
+        """Tell it that there is something in the log."""
+        if not self._written.is_set():
+            self._written.set()
+
+    def stop(self) -> None:
+        """End the thread and close its connection."""
+        self._stop.set()
+        self._written.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._written.wait() and not self._stop.wait(CHECKPOINT_SECONDS):
+            self._written.clear()
+            try:
+                self._connection.run("PRAGMA wal_checkpoint(PASSIVE)")
+            except StoreUnavailable:
+                self._written.set()  # the next one moves it
+        self._connection.close()
+
+
+def settle(answers: list[tuple[Job, Any]]) -> None:
+    """Give those who wait their answers, or the errors that they are."""
+    for (_, future), answer in answers:
+        if future.done():
+            continue
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)

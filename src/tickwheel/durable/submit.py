@@ -1,0 +1,255 @@
+"""Step 1: from a request to the store, in groups, and to the wheel when it is due soon and ours.
+
+What cannot be right is refused here, before anything is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from tickwheel.arguments import bounded, nanoseconds
+from tickwheel.durable.batch import Batch
+from tickwheel.durable.outcome import milliseconds
+from tickwheel.durable.service import check_name
+from tickwheel.durable.task import (
+    MAX_AT_MS,
+    Due,
+    Ids,
+    State,
+    Submission,
+    Taken,
+    Task,
+)
+from tickwheel.errors import KeyTaken, OutOfRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.loader import Loader
+    from tickwheel.durable.store import Store
+
+ON_CONFLICT = ("reject", "replace", "keep")
+MAX_BODY = 1 << 20
+CHUNK = 1_000
+EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+MILLISECOND = timedelta(milliseconds=1)
+
+
+class Submit:
+    """Builds tasks, stores them in groups, and says who must hear of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        loader: Loader,
+        *,
+        max_body: int = MAX_BODY,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._loader = loader
+        self._max_body = max_body
+        self._ids = Ids()
+        self._plain: Batch[Submission, Task | Taken | None] = Batch(self._insert, limit=CHUNK)
+        self._keyed: Batch[Submission, Task | Taken | None] = Batch(self._insert, limit=CHUNK)
+        self._own_shard = -1  # one for a whole batch, which then checks a single epoch
+        self._untold: set[int] = set()
+        self._telling: asyncio.Task[None] | None = None
+        self.submitted = 0
+
+    def build(
+        self,
+        service: str,
+        body: bytes,
+        *,
+        max_attempts: int,
+        delay: float | timedelta | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        on_conflict: str = "reject",
+        priority: int = 0,
+        timeout: float | timedelta | None = None,
+        deadline: float | timedelta | datetime | None = None,
+        hashed: bool = False,
+    ) -> Submission:
+        """Return a task to store; raise for what cannot be right."""
+        now = self._store.now_ms()
+        now_ms = int(now)
+        if delay is not None and at is not None:
+            raise ValueError(f"give delay or at, not both: got delay={delay!r} and at={at!r}")
+        due_at_ms = moment_ms("at", at) if at is not None else later_ms(now, "delay", delay or 0)
+        if key is not None:
+            check_name("key", key)
+        if on_conflict not in ON_CONFLICT:
+            raise ValueError(f"on_conflict must be one of {ON_CONFLICT}, got {on_conflict!r:.100}")
+        if len(body) > self._max_body:
+            raise ValueError(f"a payload may have {self._max_body} bytes, this one has {len(body)}")
+        if priority:
+            bounded("priority", priority, -32_768, 32_767)
+        timeout_ms = None if timeout is None else milliseconds("timeout", timeout)
+        if timeout_ms == 0:
+            raise ValueError("timeout must be more than 0 seconds")
+        deadline_at_ms = None
+        if isinstance(deadline, datetime):
+            deadline_at_ms = moment_ms("deadline", deadline)
+        elif deadline is not None:
+            deadline_at_ms = later_ms(now, "deadline", deadline)
+        shard = self._shard(due_at_ms, hashed=hashed)
+        task = Task(
+            self._ids.make(now_ms, shard), service, body, key, State.DELAY, due_at_ms, shard,
+            priority, 0, 0, bounded("max_attempts", max_attempts, 1, 10_000), timeout_ms,
+            deadline_at_ms, now_ms, now_ms,
+        )  # fmt: skip
+        return Submission(task, on_conflict)
+
+    def _shard(self, due_at_ms: int, *, hashed: bool) -> int:
+        """Choose a shard: one of our own for what is due soon, else any by chance."""
+        if not hashed and self._loader.holds_until(due_at_ms):
+            owned = self._coordinator.owned()
+            if self._own_shard not in owned and owned:
+                self._own_shard = next(iter(owned))
+            if owned:
+                return self._own_shard
+        return random.randrange(self._store.shards)  # noqa: S311
+
+    async def submit(self, submission: Submission) -> Task:
+        """Store one task, with whatever else is waiting; return it as stored."""
+        lane = self._keyed if submission.task.key is not None else self._plain
+        return self.settled(submission, await lane.add(submission))
+
+    async def submit_many(
+        self, submissions: Iterable[Submission], progress: Callable[[int], object]
+    ) -> list[Task | KeyTaken]:
+        """Store many, in commits of a thousand; for each the task, or why it was refused."""
+        answers: list[Task | KeyTaken] = []
+        chunk: list[Submission] = []
+        storing: asyncio.Task[list[Task | KeyTaken]] | None = None
+
+        async def store(ready: list[Submission]) -> list[Task | KeyTaken]:
+            stored = await self._insert(ready)
+            return [self._answer(one, answer) for one, answer in zip(ready, stored, strict=True)]
+
+        async def finish() -> None:
+            if storing is not None:
+                answers.extend(await storing)
+                progress(len(answers))
+
+        # While one thousand are being stored, the next are made.
+        for submission in submissions:
+            chunk.append(submission)
+            if len(chunk) == CHUNK:
+                await finish()
+                storing = asyncio.ensure_future(store(chunk))
+                chunk = []
+                await asyncio.sleep(0)
+        await finish()
+        if chunk:
+            storing = asyncio.ensure_future(store(chunk))
+            await finish()
+        return answers
+
+    def _answer(self, submission: Submission, answer: Task | Taken | None) -> Task | KeyTaken:
+        try:
+            return self.settled(submission, answer)
+        except KeyTaken as taken:
+            return taken
+
+    def settled(self, submission: Submission, answer: Task | Taken | None) -> Task:
+        """Return the task that a submit comes to; raise when its key is taken."""
+        if isinstance(answer, Task):
+            return answer
+        assert answer is not None
+        holder = answer.holder
+        if submission.on_conflict == "keep":
+            return holder
+        running = ", and is running" if holder.state is State.RUNNING else ""
+        raise KeyTaken(
+            f"the key {holder.key!r} of {holder.service!r} is taken by task {holder.id}{running}",
+            holder.id,
+        )
+
+    async def _insert(self, submissions: Sequence[Submission]) -> list[Task | Taken | None]:
+        """Store a batch; what was meant for a shard that is lost meanwhile goes by chance."""
+        owned = self._coordinator.owned()
+        self._own_shard = random.choice(list(owned)) if owned else -1  # noqa: S311
+        answers = await self._store.insert(submissions, owned)
+        lost = [place for place, answer in enumerate(answers) if answer is None]
+        if lost:
+            moved = [self._moved(submissions[place]) for place in lost]
+            for place, answer in zip(lost, await self._store.insert(moved, {}), strict=True):
+                answers[place] = answer
+        for answer in answers:
+            if isinstance(answer, Task):
+                self._stored(answer)
+        return answers
+
+    def _moved(self, submission: Submission) -> Submission:
+        task = submission.task
+        shard = random.randrange(self._store.shards)  # noqa: S311
+        task = task._replace(id=self._ids.make(task.created_at_ms, shard), shard=shard)
+        return submission._replace(task=task)
+
+    def _stored(self, task: Task) -> None:
+        """Put it on the wheel, or have its owner told, when it is due soon."""
+        self.submitted += 1
+        self.notice(task.id, task.due_at_ms, task)
+
+    def notice(self, task_id: str, due_at_ms: int, task: Task) -> None:
+        """A task is stored with this due time now: the wheel that should have it gets it."""
+        if not self._loader.holds_until(due_at_ms):
+            self._loader.forget(task_id)
+        elif task.shard in self._coordinator.owned():
+            self._loader.add(Due(task_id, due_at_ms, task.service, task.priority, task.shard))
+        else:
+            self._untold.add(task.shard)
+            if self._telling is None:
+                self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        """Tell other processes, after the commit; what comes meanwhile goes with the next."""
+        try:
+            while self._untold:
+                shards, self._untold = self._untold, set()
+                await self._store.tell(sorted(shards))
+        except ConnectionError:
+            pass  # they look by themselves within a second
+        finally:
+            self._telling = None
+
+    def new_id(self, now_ms: int, shard: int) -> str:
+        """Return an id for a task that is made elsewhere."""
+        return self._ids.make(now_ms, shard)
+
+    async def drained(self) -> None:
+        """Wait until nothing is on its way into the store."""
+        await self._plain.drained()
+        await self._keyed.drained()
+        if self._telling is not None:
+            await asyncio.wait([self._telling])
+
+
+def later_ms(now: float, name: str, delay: float | timedelta) -> int:
+    """Return the time `delay` from now, rounded up to a millisecond: never early."""
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    wait = nanoseconds(name, seconds)
+    due = math.ceil(now + wait / 1e6) if wait else int(now)
+    if due > MAX_AT_MS:
+        raise OutOfRange(f"{name} must end before the year 10000, got {delay!r:.100}")
+    return due
+
+
+def moment_ms(name: str, at: datetime) -> int:
+    """Return an aware datetime in milliseconds, rounded up."""
+    if not isinstance(at, datetime):
+        raise TypeError(f"{name} must be a datetime, got {at!r:.100} ({type(at).__name__})")
+    if at.tzinfo is None or at.utcoffset() is None:
+        raise ValueError(
+            f"{name} must have a time zone, got {at!r}; datetime.now(UTC), say, has one"
+        )
+    return max(0, -((EPOCH - at) // MILLISECOND))

@@ -1,0 +1,259 @@
+"""A task: its states, the one table of transitions, and the values that steps hand each other.
+
+Pure: no clock, no store. Times are UTC, in integer milliseconds since 1970; `*_at` properties give
+them as aware datetimes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from tickwheel.durable import serial
+
+SHARDS = 64  # unless told otherwise when the store is made
+MAX_SHARDS = 4096  # twelve bits of an id
+MAX_AT_MS = 253_402_300_799_999  # the last moment of the year 9999
+
+
+class State(StrEnum):
+    """Where a task is in its life. `ready` is `delay` past its due time: shown, never stored."""
+
+    DELAY = "delay"
+    READY = "ready"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+FINAL = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})
+
+
+class Event(StrEnum):
+    """What can happen to a task; the word that an execution log row has for an attempt's end."""
+
+    CLAIM = "claim"
+    CANCEL = "cancel"
+    RESCHEDULE = "reschedule"
+    FINISH = "finish"
+    RETRY = "retry"  # it failed, and has calls left
+    FAIL = "fail"  # it failed for good
+    EXPIRE = "expire"  # its deadline passed
+    SNOOZE = "snooze"  # it asked for another time
+    RELEASE = "release"  # handed back, not run to its end
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.DELAY, Event.CLAIM): State.RUNNING,
+    (State.DELAY, Event.CANCEL): State.CANCELLED,
+    (State.DELAY, Event.RESCHEDULE): State.DELAY,
+    (State.RUNNING, Event.FINISH): State.FINISHED,
+    (State.RUNNING, Event.RETRY): State.DELAY,
+    (State.RUNNING, Event.FAIL): State.FAILED,
+    (State.RUNNING, Event.EXPIRE): State.FAILED,
+    (State.RUNNING, Event.SNOOZE): State.DELAY,
+    (State.RUNNING, Event.RELEASE): State.DELAY,
+}
+
+COUNTED = frozenset({Event.RETRY, Event.FAIL})  # these add one to `failures`
+
+
+class Task(NamedTuple):
+    """One task as the store has it. `attempt` counts claims, `failures` those that went wrong."""
+
+    id: str
+    service: str
+    body: bytes
+    key: str | None
+    state: State
+    due_at_ms: int
+    shard: int
+    priority: int
+    attempt: int
+    failures: int
+    max_attempts: int
+    timeout_ms: int | None
+    deadline_at_ms: int | None
+    created_at_ms: int
+    updated_at_ms: int
+    replay_of: str | None = None
+    error: str | None = None
+    node: str | None = None
+    epoch: int = 0
+    lease_until_ms: int | None = None
+    started_at_ms: int | None = None
+    result_body: str | None = None
+    replayed_as: str | None = None
+
+    @property
+    def payload(self) -> Any:
+        """What it was submitted with, decoded from the bytes kept."""
+        return serial.decode(self.body) if self.body else None
+
+    @property
+    def result(self) -> Any:
+        """What it finished with, or None."""
+        return None if self.result_body is None else serial.decode(self.result_body)
+
+    @property
+    def final(self) -> bool:
+        """Whether its life has ended."""
+        return self.state in FINAL
+
+    @property
+    def due_at(self) -> datetime:
+        """When it is due."""
+        return at(self.due_at_ms)
+
+    @property
+    def deadline_at(self) -> datetime | None:
+        """After when it is not to be run any more, or None."""
+        return None if self.deadline_at_ms is None else at(self.deadline_at_ms)
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was submitted."""
+        return at(self.created_at_ms)
+
+    @property
+    def updated_at(self) -> datetime:
+        """When its row was last written."""
+        return at(self.updated_at_ms)
+
+
+class Submission(NamedTuple):
+    """A task to store, and what to do when its key is taken: reject, replace or keep."""
+
+    task: Task
+    on_conflict: str = "reject"
+
+
+class Taken(NamedTuple):
+    """The answer to a submission whose key a live task has; that task."""
+
+    holder: Task
+
+
+class Due(NamedTuple):
+    """What the wheel holds of a task: enough to claim it, never the payload."""
+
+    id: str
+    due_at_ms: int
+    service: str
+    priority: int
+    shard: int
+
+
+class Ending(NamedTuple):
+    """How one attempt of a running task ends; it wins when attempt and epoch are the claim's."""
+
+    id: str
+    attempt: int
+    epoch: int
+    event: Event
+    at_ms: int
+    due_at_ms: int  # the next one's, when it goes back to delay
+    failures: int
+    result_body: str | None = None
+    error: str | None = None
+    lost: bool = False  # it wins only when the lease has run out by `at_ms`
+
+    @property
+    def state(self) -> State:
+        """The state that it leads to."""
+        return TRANSITIONS[State.RUNNING, self.event]
+
+
+class Lease(NamedTuple):
+    """A claim that some node has made, and until when it counts."""
+
+    id: str
+    attempt: int
+    epoch: int
+    until_ms: int
+
+
+class Attempt(NamedTuple):
+    """One row of the execution log."""
+
+    task_id: str
+    attempt: int
+    event: Event
+    node: str | None
+    epoch: int
+    started_at_ms: int
+    ended_at_ms: int
+    error: str | None
+
+    @property
+    def started_at(self) -> datetime:
+        """When it was claimed."""
+        return at(self.started_at_ms)
+
+    @property
+    def ended_at(self) -> datetime:
+        """When its end was reported."""
+        return at(self.ended_at_ms)
+
+
+class Verdict(NamedTuple):
+    """The answer to a cancel or a reschedule: whether it won, and the state there is now."""
+
+    id: str
+    won: bool
+    state: State
+
+
+class Filter(NamedTuple):
+    """Which tasks: all that are given must hold."""
+
+    state: State | None = None
+    service: str | None = None
+    key: str | None = None
+    due_before_ms: int | None = None
+
+
+class Page(NamedTuple):
+    """A part of a list, newest first, and the cursor of the next part (None: that was all)."""
+
+    items: list[Task]
+    next_cursor: str | None
+
+
+class Ids:
+    """Makes task ids: UUIDs of version 7 (time first) with the shard inside, as 32 hex digits.
+
+    Those made in one millisecond for one shard are in order.
+    """
+
+    def __init__(self) -> None:
+        self._ms = -1
+        self._low = 0
+
+    def make(self, now_ms: int, shard: int) -> str:
+        """Return a new id."""
+        if now_ms != self._ms:
+            self._ms = now_ms
+            self._low = secrets.randbits(61)
+        self._low += 1 + (self._low & 0xFF)
+        low = self._low & (1 << 62) - 1
+        return f"{now_ms << 80 | 7 << 76 | shard << 64 | 2 << 62 | low:032x}"
+
+
+def shard_of(task_id: str) -> int:
+    """Return the shard inside a task id."""
+    return int(task_id[13:16], 16)
+
+
+def hashed_shard(text: str, shards: int) -> int:
+    """Return a shard for `text`, the same on every node."""
+    return crc32(text.encode()) % shards
+
+
+def at(ms: int) -> datetime:
+    """Return a time in milliseconds as an aware datetime."""
+    return datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)

@@ -1,0 +1,448 @@
+"""The verbs of a scheduler: submit, cancel, reschedule, look, replay, and schedules.
+
+Each checks what it was given, asks the store, and tells the wheel. `Blocking` has the same verbs
+for programs without an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sized
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.arguments import bounded, nanoseconds
+from tickwheel.durable import serial
+from tickwheel.durable.function import OPTIONS, Request, TaskFunction
+from tickwheel.durable.progress import Bar, progress_of
+from tickwheel.durable.recurring import rule_of
+from tickwheel.durable.schedule import Schedule
+from tickwheel.durable.service import check_name, seconds_of
+from tickwheel.durable.store import BATCH, Replay
+from tickwheel.durable.submit import later_ms, moment_ms
+from tickwheel.durable.task import Attempt, Filter, State, Taken, Task, Verdict, hashed_shard
+from tickwheel.errors import AlreadyReplayed, KeyTaken, UnknownSchedule, UnknownService, UnknownTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime, timedelta
+
+    from tickwheel.durable.node import Node
+    from tickwheel.durable.task import Page, Submission
+
+MAX_ATTEMPTS = 5  # for a service that this process knows only by name
+MISSED = ("once", "all", "skip")
+
+Target = TaskFunction[..., Any] | str
+Progress = bool | Callable[[int], object]
+Tasks = list[Task | KeyTaken]  # inside the class `list` is a verb
+Ids = list[str]
+Verdicts = list[Verdict]
+Attempts = list[Attempt]
+Schedules = list[Schedule]
+Replayed = list[Task | Taken | None]
+
+
+class Verbs:
+    """What a started scheduler can be asked for."""
+
+    _functions: dict[str, TaskFunction[..., Any]]
+
+    def _started(self) -> Node:
+        raise NotImplementedError
+
+    async def submit(self, target: Target, /, *args: Any, **kwargs: Any) -> Task:
+        """Store a task, and return it once it is committed.
+
+        `target` is a task function, with its arguments, or a name with one payload. Options:
+
+        - `delay` (seconds or a timedelta) or `at` (an aware datetime); with neither it is due now.
+        - `key`, unique among the live tasks of a service; `on_conflict` says what to do when it is
+          taken: "reject" raises `KeyTaken`, "keep" returns the holder, "replace" changes it.
+        - `priority` (higher first), `timeout` (of one attempt), `max_attempts`, `deadline` (a
+          moment, or seconds from now, after which it is not run any more).
+        - `connection`: the task is stored by this PostgreSQL connection of yours, in your
+          transaction, and exists when that commits.
+        """
+        submission, connection = self._submission(target, args, kwargs)
+        node = self._started()
+        if connection is not None:
+            answer = await node.store.insert_on(connection, submission)
+            return node.submit.settled(submission, answer)
+        return await node.submit.submit(submission)
+
+    def _submission(
+        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Submission, Any]:
+        """Return what to store, and the user's connection or None."""
+        options = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
+        service, body = self._call(target, args, kwargs)
+        connection = options.pop("connection", None)
+        return self._build(service, body, options, hashed=connection is not None), connection
+
+    async def submit_many(
+        self, requests: Iterable[Request | Mapping[str, Any]], *, progress: Progress = False
+    ) -> Tasks:
+        """Store many tasks, in commits of a thousand, and return them in their order.
+
+        A request is made by `function.request(...)`, or is a mapping: "service", "payload", and
+        options. One whose key is taken gives that `KeyTaken` in its place; one that cannot be right
+        raises, and those of the thousands before it are stored.
+        """
+        node = self._started()
+        known = requests if isinstance(requests, Sized) else [*requests]
+        total = len(known)
+        show = progress_of(progress, "submit", total)
+        try:
+            return await node.submit.submit_many(self._submissions(known), show)
+        finally:
+            if isinstance(show, Bar):
+                show.close()
+
+    def _submissions(self, requests: Iterable[Request | Mapping[str, Any]]) -> Iterator[Submission]:
+        for number, request in enumerate(requests):
+            try:
+                if isinstance(request, Request):
+                    yield self._build(*request)
+                else:
+                    options = dict(request)
+                    service = options.pop("service")
+                    payload = options.pop("payload", None)
+                    yield self._build(*self._call(service, (payload,), {}), options)
+            except (KeyError, TypeError, ValueError) as error:
+                error.add_note(f"in request {number} of submit_many")
+                raise
+
+    def _call(
+        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, bytes]:
+        """Return the service's name and the payload for a call."""
+        if isinstance(target, TaskFunction):
+            if self._functions.get(target.name) is not target:
+                raise UnknownService(f"{target!r} is another scheduler's")
+            return target.name, target.signature.pack(args, kwargs)
+        check_name("target", target)
+        if kwargs or len(args) > 1:
+            raise TypeError(
+                f"submit({target!r}, payload, ...) takes one payload"
+                + (f", and no option {min(kwargs)!r}" if kwargs else f", got {len(args)}")
+            )
+        return target, serial.encode(args[0] if args else None)
+
+    def _build(
+        self, service: str, body: bytes, options: Mapping[str, Any], *, hashed: bool = False
+    ) -> Submission:
+        node = self._started()
+        known = node.services.get(service)
+        if known is None and node.dispatches:
+            raise UnknownService(
+                f"no task function is named {service!r}; there are {sorted(node.services)[:20]}"
+            )
+        max_attempts = options.get("max_attempts") or (
+            known.max_attempts if known else MAX_ATTEMPTS
+        )
+        return node.submit.build(
+            service, body, **{**options, "max_attempts": max_attempts}, hashed=hashed
+        )
+
+    async def cancel(self, task_id: str) -> Verdict:
+        """Cancel a task that is not running; the answer says whether this won, and its state."""
+        return (await self._cancel([task_id]))[0]
+
+    async def cancel_key(self, key: str, service: Target | None = None) -> Verdicts:
+        """Cancel the live tasks that have this key, of one service or of all; who won."""
+        page = await self.list(key=key, service=service, final=False, limit=1_000)
+        return await self._cancel([task.id for task in page.items])
+
+    async def _cancel(self, ids: Ids) -> Verdicts:
+        node = self._started()
+        verdicts = known(ids, await node.store.cancel(ids) if ids else [])
+        for verdict in verdicts:
+            if verdict.won:
+                node.loader.forget(verdict.id)
+        return verdicts
+
+    async def cancel_where(
+        self,
+        *,
+        service: Target | None = None,
+        key: str | None = None,
+        state: State | str | None = None,
+        due_before: datetime | None = None,
+        progress: Progress = False,
+    ) -> int:
+        """Cancel all unclaimed tasks of a service, or with a key, that match; return how many."""
+        node = self._started()
+        filter = filter_of(service, key, state, due_before, bulk=True)
+        show = progress_of(progress, "cancel", None)
+        count = 0
+        while ids := await node.store.cancel_where(filter, BATCH):
+            for task_id in ids:
+                node.loader.forget(task_id)
+            count += len(ids)
+            show(count)
+        return count
+
+    async def reschedule(
+        self, task_id: str, *, delay: float | timedelta | None = None, at: datetime | None = None
+    ) -> Verdict:
+        """Make a task that is not running due at another time; whether this won, and its state."""
+        node = self._started()
+        due_at_ms = self._due(delay, at)
+        verdict = known([task_id], await node.store.reschedule([task_id], due_at_ms))[0]
+        if verdict.won:
+            await self._moved([task_id])
+        return verdict
+
+    async def reschedule_where(
+        self,
+        *,
+        delay: float | timedelta | None = None,
+        at: datetime | None = None,
+        service: Target | None = None,
+        key: str | None = None,
+        state: State | str | None = None,
+        due_before: datetime | None = None,
+        progress: Progress = False,
+    ) -> int:
+        """Make all unclaimed tasks that match due at another time; return how many moved."""
+        node = self._started()
+        due_at_ms = self._due(delay, at)
+        filter = filter_of(service, key, state, due_before, bulk=True)
+        show = progress_of(progress, "reschedule", None)
+        count = 0
+        while ids := await node.store.reschedule_where(filter, due_at_ms, BATCH):
+            await self._moved(ids)
+            count += len(ids)
+            show(count)
+        return count
+
+    def _due(self, delay: float | timedelta | None, at: datetime | None) -> int:
+        if (delay is None) == (at is None):
+            raise ValueError(f"give delay or at, one of them: got delay={delay!r} and at={at!r}")
+        if at is not None:
+            return moment_ms("at", at)
+        assert delay is not None
+        return later_ms(self._started().store.now_ms(), "delay", delay)
+
+    async def _moved(self, ids: Ids) -> None:
+        node = self._started()
+        for task in await node.store.get(ids):
+            if task is not None and task.state is State.DELAY:
+                node.submit.notice(task.id, task.due_at_ms, task)
+
+    async def get(self, task_id: str) -> Task:
+        """Return a task, live or final."""
+        node = self._started()
+        task = (await node.store.get([checked_id(task_id)]))[0]
+        if task is None:
+            raise UnknownTask(f"no task has the id {task_id!r:.100}")
+        return shown(task, node.store.now_ms())
+
+    async def list(
+        self,
+        *,
+        state: State | str | None = None,
+        service: Target | None = None,
+        key: str | None = None,
+        due_before: datetime | None = None,
+        final: bool | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next."""
+        node = self._started()
+        bounded("limit", limit, 1, 1_000)
+        filter = filter_of(service, key, state, due_before)
+        cursor = None if cursor is None else checked_id(cursor)
+        page = await node.store.find(filter, final=final, cursor=cursor, limit=limit)
+        now = node.store.now_ms()
+        return page._replace(items=[shown(task, now) for task in page.items])
+
+    async def backlog(
+        self,
+        *,
+        state: State | str | None = None,
+        service: Target | None = None,
+        key: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Return final tasks, newest first: finished, failed, cancelled."""
+        return await self.list(
+            state=state, service=service, key=key, final=True, cursor=cursor, limit=limit
+        )
+
+    async def attempts(self, task_id: str) -> Attempts:
+        """Return the execution log of a task: one row for each attempt that has ended."""
+        return await self._started().store.attempts(checked_id(task_id))
+
+    async def replay(
+        self,
+        task_id: str,
+        *,
+        delay: float | timedelta = 0,
+        at: datetime | None = None,
+        force: bool = False,
+    ) -> Task:
+        """Run a final task again, as a new one; a second time only with `force`."""
+        answer = (await self._replay([task_id], self._due(None if at else delay, at), force))[0]
+        if isinstance(answer, Task):
+            return answer
+        old = await self.get(task_id)
+        if isinstance(answer, Taken):
+            raise KeyTaken(
+                f"the key {old.key!r} is taken by task {answer.holder.id}", answer.holder.id
+            )
+        if not old.final:
+            raise AlreadyReplayed(f"task {task_id} is {old.state}: it has yet to end")
+        raise AlreadyReplayed(f"task {task_id} was replayed as {old.replayed_as}; use force")
+
+    async def replay_where(
+        self,
+        *,
+        state: State | str | None = State.FAILED,
+        service: Target | None = None,
+        key: str | None = None,
+        force: bool = False,
+        progress: Progress = False,
+    ) -> int:
+        """Replay all final tasks that match, by default the failed ones; return how many."""
+        show = progress_of(progress, "replay", None)
+        count, cursor = 0, None
+        while True:
+            page = await self.backlog(
+                state=state, service=service, key=key, cursor=cursor, limit=BATCH
+            )
+            ids = [task.id for task in page.items if force or task.replayed_as is None]
+            now = int(self._started().store.now_ms())
+            count += sum(isinstance(one, Task) for one in await self._replay(ids, now, force))
+            show(count)
+            if (cursor := page.next_cursor) is None:
+                return count
+
+    async def _replay(self, ids: Ids, due_at_ms: int, force: bool) -> Replayed:
+        node = self._started()
+        now = int(node.store.now_ms())
+        replays = []
+        for task_id in ids:
+            shard = hashed_shard(checked_id(task_id), node.store.shards)
+            replays.append(Replay(task_id, node.submit.new_id(now, shard), shard, due_at_ms))
+        answers = await node.store.replay(replays, force=force) if ids else []
+        for answer in answers:
+            if isinstance(answer, Task):
+                node.submit.notice(answer.id, answer.due_at_ms, answer)
+        return answers
+
+    async def put_schedule(
+        self,
+        name: str,
+        target: Target,
+        /,
+        *args: Any,
+        cron: str | None = None,
+        interval: float | timedelta | None = None,
+        tz: str = "UTC",
+        missed: str = "once",
+        enabled: bool = True,
+        priority: int = 0,
+        timeout: float | timedelta | None = None,
+        max_attempts: int | None = None,
+        **kwargs: Any,
+    ) -> Schedule:
+        """Make a schedule, or change the one of this name; as it was before, nothing happens.
+
+        - One of `cron` (five fields, in the zone `tz`) and `interval` (seconds or a timedelta).
+        - `missed`: what to do about firings that no process was there for: run "once" for all of
+          them, run "all", or "skip" them.
+        """
+        node = self._started()
+        check_name("name", name)
+        if (cron is None) == (interval is None):
+            raise ValueError(f"give cron or interval, one of them: got {cron!r} and {interval!r}")
+        if missed not in MISSED:
+            raise ValueError(f"missed must be one of {MISSED}, got {missed!r:.100}")
+        service, body = self._call(target, args, kwargs)
+        built = self._build(
+            service, body, {"priority": priority, "timeout": timeout, "max_attempts": max_attempts}
+        ).task
+        now = int(node.store.now_ms())
+        interval_ms = None if interval is None else _interval_ms(interval)
+        wanted = Schedule(
+            name, service, body, cron, interval_ms, tz, missed, now, now, enabled, priority,
+            built.max_attempts, built.timeout_ms,
+        )  # fmt: skip
+        rule_of(wanted)  # raises for what is no rule
+        stored = await node.store.put_schedule(wanted)
+        node.schedules_changed()
+        return stored
+
+    async def delete_schedule(self, name: str) -> None:
+        """Delete a schedule; a firing of it that is still to come is cancelled with it."""
+        node = self._started()
+        if not await node.store.delete_schedule(name):
+            raise UnknownSchedule(f"no schedule is named {name!r:.100}")
+        node.schedules_changed()
+
+    async def schedules(self) -> Schedules:
+        """Return all schedules, by name."""
+        return await self._started().store.schedules()
+
+    async def stats(self) -> dict[str, Any]:
+        """Return what this process holds and has done, and what the store has."""
+        node = self._started()
+        return {**node.stats(), "store": await node.store.counts()}
+
+
+def _interval_ms(interval: float | timedelta) -> int:
+    ms = round(nanoseconds("interval", seconds_of(interval)) / 1e6)
+    if ms < 1:
+        raise ValueError(f"interval must be a millisecond at least, got {interval!r}")
+    return ms
+
+
+def known(ids: list[str], verdicts: list[Verdict | None]) -> list[Verdict]:
+    """Return the verdicts; an id that is unknown raises."""
+    found = []
+    for task_id, verdict in zip(ids, verdicts, strict=True):
+        if verdict is None:
+            raise UnknownTask(f"no task has the id {task_id!r:.100}")
+        found.append(verdict)
+    return found
+
+
+def shown(task: Task, now_ms: float) -> Task:
+    """Return a task as users see it: past its due time and not claimed, it is ready."""
+    if task.state is State.DELAY and task.due_at_ms <= now_ms:
+        return task._replace(state=State.READY)
+    return task
+
+
+def checked_id(task_id: object) -> str:
+    """Return an id; what cannot be one is unknown."""
+    if not isinstance(task_id, str):
+        raise TypeError(f"a task id must be a str, got {task_id!r:.100} ({type(task_id).__name__})")
+    if len(task_id) != 32 or not set(task_id) <= set("0123456789abcdef"):
+        raise UnknownTask(f"no task has the id {task_id!r:.100}: an id is 32 hexadecimal digits")
+    return task_id
+
+
+def filter_of(
+    service: Target | None,
+    key: str | None,
+    state: State | str | None,
+    due_before: datetime | None,
+    *,
+    bulk: bool = False,
+) -> Filter:
+    """Return a filter; for many at once it must be one that an index serves."""
+    if bulk and service is None and key is None:
+        raise ValueError("say which tasks: give service or key")
+    if state is not None:
+        try:
+            state = State(state)
+        except ValueError:
+            raise ValueError(
+                f"state must be one of {[str(one) for one in State]}, got {state!r:.100}"
+            ) from None
+    name = service.name if isinstance(service, TaskFunction) else service
+    due_before_ms = None if due_before is None else moment_ms("due_before", due_before)
+    return Filter(state, name, key, due_before_ms)

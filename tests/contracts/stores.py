@@ -1,0 +1,337 @@
+"""What the tests of stores stand on: the stores under test, and short words for their arguments."""
+
+import contextlib
+import importlib
+import signal
+import sys
+from typing import NamedTuple
+
+from tickwheel.durable.schedule import Firing, Schedule
+from tickwheel.durable.store import Replay, Wanted
+from tickwheel.durable.task import (
+    COUNTED,
+    Due,
+    Ending,
+    Event,
+    Filter,
+    Ids,
+    Lease,
+    State,
+    Submission,
+    Task,
+)
+
+KINDS = ["sqlite-sqlite3", "sqlite-apsw", "postgres"]
+SHARDS = 8
+PATIENCE = 60  # seconds after which a test has hung
+SECOND = 1_000  # in milliseconds, as all times here
+HOUR = 3_600 * SECOND
+EVERYTHING = Filter()
+EVENTS = [event for event in Event if event not in (Event.CLAIM, Event.CANCEL, Event.RESCHEDULE)]
+ENDS = [Event.FINISH, Event.FAIL, Event.EXPIRE]
+RETURNS = [Event.RETRY, Event.SNOOZE, Event.RELEASE]
+NOBODY = "0" * 32  # an id that no task has
+
+_ids = Ids()
+
+
+class Place(NamedTuple):
+    """Where a database is, and by which store it is opened."""
+
+    kind: str
+    address: str
+
+    def store(self, *, shards=SHARDS, **options):
+        """A store on it, not opened yet."""
+        if self.kind == "postgres":
+            module = importlib.import_module("tickwheel.durable.stores.postgres")
+            return module.PostgresStore(self.address, shards=shards, **options)
+        from tickwheel.durable.stores.sqlite import SqliteStore
+
+        driver = self.kind.removeprefix("sqlite-")
+        return SqliteStore(self.address, shards=shards, driver=driver, **options)
+
+
+def place_for(request, tmp_path):
+    """A fresh place for the kind that the fixture was asked for."""
+    if request.param == "postgres":
+        return Place(request.param, request.getfixturevalue("postgres_url"))
+    return Place(request.param, str(tmp_path / "tasks.db"))
+
+
+@contextlib.asynccontextmanager
+async def several(place, **options):
+    """Gives a function that opens stores on one database, and closes them all in the end."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def opened():
+            store = place.store(**options)
+            await store.open()
+            stack.push_async_callback(store.close)
+            return store
+
+        yield opened
+
+
+@contextlib.contextmanager
+def watchdog(seconds=PATIENCE):
+    """Ends a test that hangs, with a traceback of where it does."""
+
+    def bark(*_):
+        raise TimeoutError(f"this test has hung for {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, bark)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def scan_less(monkeypatch, rows):
+    """Have lists look at so few rows before they answer with a cursor."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tickwheel.durable.store") and hasattr(module, "SCAN"):
+            monkeypatch.setattr(module, "SCAN", rows)
+
+
+def now(store):
+    """The store's time, whole."""
+    return int(store.now_ms())
+
+
+def task(store, *, late=SECOND, shard=0, **fields):
+    """A new task, overdue by a second unless told otherwise (`late` is negative: due later)."""
+    at = now(store)
+    given = {
+        "id": _ids.make(at, shard),
+        "service": "mail",
+        "body": b'{"to": "a@example.org"}',
+        "key": None,
+        "state": State.DELAY,
+        "due_at_ms": at - late,
+        "shard": shard,
+        "priority": 0,
+        "attempt": 0,
+        "failures": 0,
+        "max_attempts": 3,
+        "timeout_ms": None,
+        "deadline_at_ms": None,
+        "created_at_ms": at,
+        "updated_at_ms": at,
+    }
+    return Task(**(given | fields))
+
+
+def later(store, **fields):
+    """A new task that is due in an hour."""
+    return task(store, late=-HOUR, **fields)
+
+
+async def insert(store, *tasks, on_conflict="reject", epochs=None, again=False):
+    """The answers to the submission of these tasks."""
+    submissions = [Submission(one, on_conflict) for one in tasks]
+    return await store.insert(submissions, epochs or {}, again=again)
+
+
+async def stored(store, *tasks):
+    """These tasks, which must all have been stored."""
+    answers = await insert(store, *tasks)
+    assert all(isinstance(answer, Task) for answer in answers)
+    return answers
+
+
+def due_of(task):
+    """What the wheel would hold of a task."""
+    return Due(task.id, task.due_at_ms, task.service, task.priority, task.shard)
+
+
+def wanted(task, timeout_ms=30 * SECOND):
+    """What a claim says of a task that was loaded as it is."""
+    return Wanted(due_of(task), timeout_ms)
+
+
+async def claim(store, tasks, epochs, node="n1"):
+    """The tasks as they run now: all of them, in the order given."""
+    claims = await store.claim([wanted(one) for one in tasks], node, epochs)
+    running = {one.id: one for one in claims.tasks}
+    assert sorted(running) == sorted(one.id for one in tasks)
+    assert claims.later == []
+    return [running[one.id] for one in tasks]
+
+
+async def run(store, epochs, *tasks, node="n1"):
+    """The tasks, stored and claimed."""
+    await stored(store, *tasks)
+    return await claim(store, tasks, epochs, node)
+
+
+def ending(task, event=Event.FINISH, *, at_ms=None, due_at_ms=None, **fields):
+    """The end of a running task's attempt, as feedback would write it."""
+    at_ms = task.started_at_ms + 5 if at_ms is None else at_ms
+    given = {
+        "id": task.id,
+        "attempt": task.attempt,
+        "epoch": task.epoch,
+        "event": event,
+        "at_ms": at_ms,
+        "due_at_ms": task.due_at_ms if due_at_ms is None else due_at_ms,
+        "failures": task.failures + (event in COUNTED),
+    }
+    return Ending(**(given | fields))
+
+
+async def ended(store, epochs, *tasks, event=Event.FINISH, **fields):
+    """The tasks, stored, claimed, and ended with one event; as they are stored then."""
+    running = await run(store, epochs, *tasks)
+    won = await store.record([ending(one, event, **fields) for one in running])
+    assert all(won)
+    return await store.get([one.id for one in tasks])
+
+
+def lease(task, until_ms):
+    """A running task's lease, moved."""
+    return Lease(task.id, task.attempt, task.epoch, until_ms)
+
+
+async def one(store, task_id):
+    """A task as it is stored, or None."""
+    (found,) = await store.get([task_id])
+    return found
+
+
+async def everything(store, *, final=None):
+    """All tasks, newest first."""
+    return await walk(store, EVERYTHING, final=final, limit=1_000)
+
+
+async def walk(store, which, *, final=None, limit=10, pages=10_000):
+    """All tasks that a list gives, page by page."""
+    found, cursor = [], None
+    for _ in range(pages):
+        page = await store.find(which, final=final, cursor=cursor, limit=limit)
+        assert len(page.items) <= limit
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+    raise AssertionError(f"the list has not ended after {pages} pages")
+
+
+def schedule(store, name="nightly", **fields):
+    """A schedule that has not fired yet."""
+    at = now(store)
+    given = {
+        "name": name,
+        "service": "report",
+        "body": b"{}",
+        "cron": "0 3 * * *",
+        "interval_ms": None,
+        "tz": "Europe/Berlin",
+        "missed": "once",
+        "fired_until_ms": at - HOUR,
+        "created_at_ms": at - 2 * HOUR,
+    }
+    return Schedule(**(given | fields))
+
+
+ALL = range(SHARDS)
+
+
+def all_of(*tasks):
+    """Tasks as a list gives them: newest first."""
+    return sorted(tasks, key=lambda one: one.id, reverse=True)
+
+
+def ids_of(tasks):
+    """The ids of tasks."""
+    return [one.id for one in tasks]
+
+
+def replay_of(store, given, *, late=SECOND, shard=1):
+    """A replay of a final task, under a new id."""
+    new = task(store, shard=shard, late=late)
+    return Replay(given.id, new.id, shard, new.due_at_ms)
+
+
+def firing(store, schedule, until_ms, **fields):
+    """A firing of a schedule, and its task: due when it fires, with a key of its own."""
+    name = f"{schedule.name}@{until_ms}"
+    given = {"service": schedule.service, "due_at_ms": until_ms, "key": name}
+    return Firing(schedule, until_ms, task(store, **(given | fields)))
+
+
+async def put(store, *schedules):
+    for given in schedules:
+        await store.put_schedule(given)
+
+
+async def various(store, epochs):
+    """Tasks of all states, two services, and two keys; as they are stored."""
+    at = now(store)
+    given = {
+        "overdue": task(store, shard=1),
+        "overdue sms": task(store, service="sms", key="a"),
+        "later": later(store, key="a"),
+        "later sms": later(store, service="sms", key="b", shard=2),
+        "much later": task(store, due_at_ms=at + 3 * HOUR),
+        "running": task(store, key="b", late=2 * SECOND),
+        "retried": task(store, late=3 * SECOND),
+        "finished": task(store, service="sms", key="a2"),
+        "failed": task(store, key="c"),
+        "cancelled": later(store, service="sms", key="c"),
+    }
+    await stored(store, *given.values())
+    await store.cancel([given["cancelled"].id])
+    names = ["running", "retried", "finished", "failed"]
+    running = dict(
+        zip(names, await claim(store, [given[name] for name in names], epochs), strict=True)
+    )
+    await store.record(
+        [
+            ending(running["retried"], Event.RETRY, due_at_ms=at - 2 * SECOND),
+            ending(running["finished"], Event.FINISH),
+            ending(running["failed"], Event.FAIL),
+        ]
+    )
+    found = await store.get([one.id for one in given.values()])
+    return dict(zip(given, found, strict=True))
+
+
+def holds(which, task, at):
+    """Whether a filter holds for a task, by the words of `Filter`."""
+    shown = task.state
+    if shown is State.DELAY and task.due_at_ms <= at:
+        shown = State.READY
+    return (
+        which.state in (None, shown)
+        and which.service in (None, task.service)
+        and which.key in (None, task.key)
+        and (which.due_before_ms is None or task.due_at_ms < which.due_before_ms)
+    )
+
+
+STATES = [None, *State]
+FILTERS = [
+    (state, service, key, due)
+    for state in STATES
+    for service, key, due in [
+        (None, None, None),
+        ("sms", None, None),
+        ("mail", "a", None),
+        (None, "a", None),
+        (None, None, 0),
+        (None, None, 2 * HOUR),
+        ("mail", None, 2 * HOUR),
+        ("sms", "b", 2 * HOUR),
+        ("nobody", None, None),
+        (None, "nobody", None),
+    ]
+]
+
+
+def made(parts, at):
+    """A filter of these parts, the last of which is relative to now."""
+    state, service, key, due = parts
+    return Filter(state, service, key, None if due is None else at + due)

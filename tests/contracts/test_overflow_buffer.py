@@ -1,0 +1,907 @@
+"""The contract of an overflow buffer: every one of them, on real servers, passes this suite."""
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+import servers
+from stage import LONG
+from tickwheel import MemoryBuffer, OverflowBuffer, Wheel
+from tickwheel.durable import buffers
+from tickwheel.durable.buffers import rows
+from tickwheel.durable.serial import decode
+from tickwheel.durable.stores import sqlite_connection
+from tickwheel.errors import StoreUnavailable
+
+DURABLE = ["sqlite", "postgres", "redis"]
+END_OF_TIME = 2**63 - 1
+CLASSES = {"sqlite": "SqliteBuffer", "postgres": "PostgresBuffer", "redis": "RedisBuffer"}
+
+
+class Place:
+    """Somewhere that buffers of one kind are kept."""
+
+    def __init__(self, kind, where=None):
+        self.kind = kind
+        self.where = where
+        self._made = []
+
+    def buffer(self, name="default", **options):
+        if self.kind == "memory":
+            return MemoryBuffer()
+        buffer = getattr(buffers, CLASSES[self.kind])(self.where, name, **options)
+        self._made.append(buffer)
+        return buffer
+
+    def stored(self, name="default"):
+        """What is stored under this name, by whomever: pairs of expiry and item."""
+        with self.buffer(name) as stranger:
+            found = [(row.key.expiry, decode(row.item)) for row in stranger._others()]
+        return sorted(found, key=lambda pair: (pair[0], repr(pair[1])))
+
+    def close(self):
+        for buffer in self._made:
+            buffer.close()
+
+
+def find_place(kind, request):
+    if kind == "memory":
+        return Place(kind)
+    if kind == "sqlite":
+        return Place(kind, str(request.getfixturevalue("tmp_path") / "overflow.db"))
+    return Place(kind, request.getfixturevalue(f"{kind}_url"))
+
+
+@pytest.fixture(params=["memory", *DURABLE])
+def place(request):
+    place = find_place(request.param, request)
+    yield place
+    place.close()
+
+
+@pytest.fixture(params=DURABLE)
+def durable(request):
+    place = find_place(request.param, request)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def buffer(place):
+    return place.buffer()
+
+
+@pytest.fixture
+def entries():
+    """Makes entries of given expiries, to put by hand."""
+    maker = Wheel()
+
+    def make(*expiries):
+        return [maker.schedule(expiry, f"item {expiry}") for expiry in expiries]
+
+    make.wheel = maker  # an entry lives no longer than its wheel
+    return make
+
+
+def put_all(buffer, made):
+    for entry in made:
+        buffer.put(entry)
+
+
+class TestByHand:
+    def test_it_takes_what_expires_before_and_keeps_the_rest(self, buffer, entries):
+        made = entries(30, 10, 20, 10)
+        put_all(buffer, made)
+        assert len(buffer) == 4
+        assert buffer.next_expiry() == 10
+        assert list(buffer.take(10)) == []
+        assert list(buffer.take(20)) == [made[1], made[3]]
+        assert len(buffer) == 2
+        assert buffer.next_expiry() == 20
+        assert list(buffer.take(2**63)) == [made[2], made[0]]
+        assert len(buffer) == 0
+        assert buffer.next_expiry() is None
+        assert list(buffer.take(2**63)) == []
+
+    def test_it_takes_nothing_before_the_beginning(self, buffer, entries):
+        put_all(buffer, made := entries(0, 1))
+        assert list(buffer.take(0)) == []
+        assert list(buffer.take(1)) == made[:1]
+
+    def test_a_discarded_entry_is_gone(self, buffer, entries):
+        first, second, third = entries(10, 10, 5)
+        put_all(buffer, (first, second, third))
+        buffer.discard(third)
+        assert buffer.next_expiry() == 10
+        buffer.discard(first)
+        assert len(buffer) == 1
+        assert list(buffer.take(11)) == [second]
+
+    def test_an_unknown_entry_is_discarded_in_silence(self, buffer, entries):
+        known, unknown = entries(10, 10)
+        buffer.put(known)
+        buffer.discard(unknown)
+        buffer.discard(*entries(99))
+        assert len(buffer) == 1
+        buffer.discard(known)
+        buffer.discard(known)
+        assert len(buffer) == 0
+
+    def test_put_twice_is_put_once(self, buffer, entries):
+        (entry,) = entries(10)
+        buffer.put(entry)
+        buffer.put(entry)
+        assert len(buffer) == 1
+        assert list(buffer.take(11)) == [entry]
+        assert list(buffer.take(11)) == []
+
+    def test_put_again_after_a_discard_or_a_take(self, buffer, entries):
+        (entry,) = entries(10)
+        for _ in range(3):
+            buffer.put(entry)
+            buffer.discard(entry)
+            buffer.put(entry)
+            assert list(buffer.take(11)) == [entry]
+        buffer.put(entry)
+        assert len(buffer) == 1
+        assert buffer.next_expiry() == 10
+
+    def test_an_empty_one_is_still_true(self, buffer):
+        assert buffer
+        assert len(buffer) == 0
+
+    def test_it_satisfies_the_protocol(self, buffer):
+        typed: OverflowBuffer = buffer
+        assert typed.next_expiry() is None
+
+    def test_neighbours_at_the_end_of_time_are_told_apart(self, buffer, entries):
+        end = [END_OF_TIME - 3, END_OF_TIME, END_OF_TIME - 1, END_OF_TIME - 2]
+        put_all(buffer, entries(*end, 0, 2**53, 2**53 + 1))
+        taken = []
+        while (smallest := buffer.next_expiry()) is not None:
+            (entry,) = buffer.take(smallest + 1)
+            taken.append(entry.expiry)
+        assert taken == [0, 2**53, 2**53 + 1, *sorted(end)]
+
+    def test_it_behaves_as_a_sorted_list_does(self, buffer, entries):
+        chance = random.Random(9)
+        model = []
+        for entry in entries(*(chance.randrange(50) for _ in range(300))):
+            buffer.put(entry)
+            model.append(entry)
+            if chance.random() < 0.5:
+                gone = model.pop(chance.randrange(len(model)))
+                buffer.discard(gone)
+            if chance.random() < 0.1:
+                before = chance.randrange(15)
+                fits = sorted((e for e in model if e.expiry < before), key=lambda e: e.expiry)
+                assert list(buffer.take(before)) == fits
+                model = [e for e in model if e.expiry >= before]
+            assert len(buffer) == len(model)
+            assert buffer.next_expiry() == min((e.expiry for e in model), default=None)
+
+    def test_two_buffers_of_different_names_do_not_meet(self, place, entries):
+        one, other = place.buffer("one"), place.buffer("other")
+        mine, yours = entries(10, 20)
+        one.put(mine)
+        other.put(yours)
+        assert (len(one), len(other)) == (1, 1)
+        assert (one.next_expiry(), other.next_expiry()) == (10, 20)
+        other.discard(mine)
+        assert list(other.take(2**63)) == [yours]
+        assert list(one.take(2**63)) == [mine]
+
+    def test_two_buffers_of_one_name_hand_over_their_own_entries_only(self, place, entries):
+        one, other = place.buffer(), place.buffer()
+        mine, yours = entries(10, 10)
+        one.put(mine)
+        other.put(yours)
+        assert list(one.take(11)) == [mine]
+        assert list(other.take(11)) == [yours]
+
+
+class TestOnAWheel:
+    @pytest.fixture
+    def wheel(self, core, buffer):
+        return core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+
+    def test_the_worked_example(self, wheel, buffer):
+        entry = wheel.schedule(600, "order 600")
+        assert wheel.where(entry) == (0, 0)
+        assert (len(wheel), len(buffer)) == (1, 1)
+        assert wheel.next_wakeup() == 128
+        assert wheel.advance(64) == []
+        assert wheel.where(entry) == (0, 0)  # 536 left, it stays
+        assert wheel.advance(128) == []
+        assert wheel.where(entry) == (3, 1)  # 472 left
+        assert (len(wheel), len(buffer)) == (1, 0)
+        assert wheel.advance(576) == []
+        assert wheel.where(entry) == (2, 3)
+        assert wheel.advance(599) == []
+        assert wheel.advance(600) == ["order 600"]
+        wheel._check()
+
+    def test_order_of_schedule_survives_the_buffer(self, wheel):
+        expected = []
+        for now in (0, 64, 100, 127, 128, 200, 575, 580, 599):
+            wheel.advance(now)
+            for _ in range(3):
+                wheel.schedule(600, len(expected))
+                expected.append(len(expected))
+            wheel._check()
+        assert wheel.advance(600) == expected
+
+    def test_cancel_reaches_into_the_buffer(self, wheel, buffer):
+        entry, other = wheel.schedule(600, "a"), wheel.schedule(600, "b")
+        assert entry.cancel() is True
+        assert (len(buffer), len(wheel)) == (1, 1)
+        assert entry.cancel() is False
+        assert wheel.cancel_many([other]) == 1
+        assert wheel.next_wakeup() is None
+        wheel._check()
+        assert wheel.advance(1000) == []
+
+    @pytest.mark.parametrize("to", [0, 50, 511, 512, 5000])
+    @pytest.mark.parametrize("expiry", [50, 512, 600])
+    def test_reschedule_moves_in_out_and_within(self, wheel, buffer, expiry, to):
+        entry = wheel.schedule(expiry, "a")
+        assert entry.reschedule(to) is True
+        assert len(buffer) == (to >= 512)
+        assert wheel.next_expiry() == to
+        wheel._check()
+        assert wheel.advance(max(to - 1, 0)) == ([] if to else ["a"])
+        assert wheel.advance(max(to, 1)) == (["a"] if to else [])
+
+    def test_the_end_of_time_waits_in_the_buffer(self, wheel, buffer):
+        wheel.schedule_many([END_OF_TIME, END_OF_TIME - 1], ["last", "last but one"])
+        assert len(buffer) == 2
+        assert wheel.advance(END_OF_TIME - 2) == []
+        assert wheel.advance(END_OF_TIME - 1) == ["last but one"]
+        assert wheel.advance(END_OF_TIME) == ["last"]
+
+    def test_a_jump_past_everything_gives_the_order_of_a_sort(self, wheel):
+        chance = random.Random(4)
+        script = [(chance.randrange(3000), number) for number in range(200)]
+        for expiry, number in script:
+            wheel.schedule(expiry, [expiry, number])
+        assert wheel.advance(3000) == sorted(map(list, script))
+
+
+def test_ten_thousand_entries_come_out_in_order(buffer):
+    chance = random.Random(7)
+    wheel = Wheel(sizes=(8, 8, 8), overflow=buffer)
+    expiries = [chance.randrange(512, 10_000) for _ in range(10_000)]
+    entries = wheel.schedule_many(expiries, range(10_000))
+    assert len(buffer) == 10_000
+    assert wheel.cancel_many(entries[::100]) == 100
+    expected = sorted((e, n) for n, e in enumerate(expiries) if n % 100)
+    fired = []
+    while (time := wheel.next_wakeup()) is not None:
+        fired += wheel.advance(time)
+    assert fired == [number for _, number in expected]
+    assert len(buffer) == 0
+
+
+class TestItems:
+    @pytest.mark.parametrize("odd", [object(), {1, object()}, float("nan")], ids=repr)
+    def test_one_that_is_not_json_is_refused_and_nothing_has_changed(self, durable, core, odd):
+        buffer = durable.buffer()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        wheel.schedule(600, "a")
+        near = wheel.schedule(5, odd)
+        with pytest.raises((TypeError, ValueError)):
+            wheel.schedule(600, odd)
+        with pytest.raises((TypeError, ValueError)):
+            wheel.schedule_many([600, 700], ["b", odd])
+        with pytest.raises((TypeError, ValueError)):
+            near.reschedule(600)
+        assert near.expiry == 5
+        assert durable.stored() == [(600, "a")]
+        assert (len(wheel), len(buffer)) == (2, 1)
+        wheel._check()
+
+    def test_what_comes_out_is_the_very_item_that_went_in(self, buffer, core):
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        item = {"order": [1, "Ω", None], "nul": "\0"}
+        wheel.schedule(600, item)
+        (found,) = wheel.advance(600)
+        assert found is item
+
+    def test_they_are_stored_as_json(self, durable, core):
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=durable.buffer())
+        items = [None, "", "Ω\0😀", 2**70, [1.5, {"a": True}]]
+        wheel.schedule_many(range(600, 605), items)
+        assert durable.stored() == list(zip(range(600, 605), items, strict=True))
+
+
+class Outage:
+    """A server that can be taken away from its buffers and given back, with all that it has."""
+
+    def __init__(self, place, down, up):
+        self.place, self.down, self.up = place, down, up
+
+
+@pytest.fixture(scope="module")
+def mortal():
+    """Servers to kill: by kind, started at the first use."""
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            made[kind] = {"postgres": servers.PostgresServer, "redis": servers.RedisServer}[kind]()
+        return made[kind].start()
+
+    yield get
+    for server in made.values():
+        server.close()
+
+
+_databases = itertools.count(1)
+
+
+def fresh_url(server):
+    if isinstance(server, servers.RedisServer):
+        server.execute("FLUSHALL")
+        return server.url
+    name = f"mortal_{next(_databases)}"
+    server.execute(f"CREATE DATABASE {name}")
+    return server.url_for(name)
+
+
+@pytest.fixture(params=DURABLE)
+def outage(request, tmp_path, mortal, monkeypatch):
+    if request.param == "sqlite":
+        monkeypatch.setattr(sqlite_connection, "BUSY_MS", 1)
+        path = str(tmp_path / "overflow.db")
+        place = Place("sqlite", path)
+        place.buffer()._connection()  # the file is there
+        holder = sqlite_connection.DRIVERS[sqlite_connection.default_driver()](path)
+        outage = Outage(
+            place, lambda: holder.run("BEGIN EXCLUSIVE"), lambda: holder.run("ROLLBACK")
+        )
+        yield outage
+        holder.close()
+    else:
+        server = mortal(request.param)
+        place = Place(request.param, fresh_url(server))
+        yield Outage(place, server.kill, server.start)
+        server.start()
+    place.close()
+
+
+class TestWithoutTheServer:
+    def test_each_verb_says_so_and_nothing_has_changed(self, outage, core):
+        buffer = outage.place.buffer()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        far, near = wheel.schedule(600, "far"), wheel.schedule(5, "near")
+        assert wheel.next_wakeup() == 5
+        outage.down()
+        for attempt in (
+            lambda: wheel.schedule(700, "refused"),
+            lambda: wheel.schedule_many([700, 800, 6], ["refused", "refused", "refused"]),
+            lambda: far.cancel(),
+            lambda: far.reschedule(700),
+            lambda: far.reschedule(6),
+            lambda: near.reschedule(700),
+            lambda: buffer.restore(wheel),
+        ):
+            with pytest.raises(StoreUnavailable) as refused:
+                attempt()
+            assert refused.value.code == "store_unavailable"
+            assert isinstance(refused.value, ConnectionError)
+            assert (len(wheel), len(buffer)) == (2, 1)
+            assert (far.expiry, near.expiry) == (600, 5)
+            wheel._check()
+        wheel.schedule(7, "needs no server").cancel()
+        assert wheel.advance(130) == ["near"]
+        with pytest.raises(StoreUnavailable):
+            wheel.advance(130)
+        wheel._check()
+        outage.up()
+        assert outage.place.stored() == [(600, "far")]
+        wheel.schedule(700, "accepted")
+        assert wheel.advance(700) == ["far", "accepted"]
+        assert outage.place.stored() == []
+
+    def test_it_may_be_made_and_wait_for_its_server(self, outage, entries):
+        outage.down()
+        buffer = outage.place.buffer()
+        (entry,) = entries(10)
+        assert len(buffer) == 0
+        assert buffer.next_expiry() is None
+        with pytest.raises(StoreUnavailable):
+            buffer.put(entry)
+        outage.up()
+        buffer.put(entry)
+        assert outage.place.stored() == [(10, "item 10")]
+
+    def test_a_server_that_was_restarted_meanwhile_is_not_noticed(self, outage, core):
+        buffer = outage.place.buffer()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        first = wheel.schedule(600, "a")
+        for _ in range(2):
+            outage.down()
+            outage.up()
+            wheel.schedule(700, "b")
+            outage.down()
+            outage.up()
+            assert first.reschedule(601)
+            outage.down()
+            outage.up()
+            assert wheel.next_expiry() == 601
+        outage.down()
+        outage.up()
+        assert wheel.advance(601) == ["a"]
+        assert wheel.advance(700) == ["b", "b"]
+        assert outage.place.stored() == []
+
+    def test_a_reschedule_that_is_cut_in_two_keeps_the_entry(self, outage, core):
+        """The old row is gone, and the new one cannot be put: nor can the old one again."""
+        buffer = outage.place.buffer()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        entry, _ = wheel.schedule(600, "a"), wheel.schedule(601, "b")
+        discard = buffer.discard
+
+        def discard_and_die(entry):
+            discard(entry)
+            outage.down()
+
+        buffer.discard = discard_and_die
+        with pytest.raises(StoreUnavailable):
+            entry.reschedule(700)
+        del buffer.discard
+        assert (entry.expiry, len(wheel), len(buffer)) == (600, 2, 2)
+        wheel._check()
+        outage.up()
+        assert wheel.next_expiry() == 600
+        wheel.schedule(800, "c")
+        assert outage.place.stored() == [(600, "a"), (601, "b"), (800, "c")]
+        assert wheel.advance(1000) == ["a", "b", "c"]
+
+    def test_a_batch_that_failed_halfway_leaves_nothing(self, outage, core):
+        buffer = outage.place.buffer()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        put = buffer.put
+
+        def put_and_die(entry):
+            put(entry)
+            outage.down()
+
+        buffer.put = put_and_die
+        with pytest.raises(StoreUnavailable):
+            wheel.schedule_many([600, 700], "ab")
+        del buffer.put
+        outage.up()
+        wheel.schedule(800, "c")
+        assert outage.place.stored() == [(800, "c")]
+        wheel._check()
+        assert wheel.advance(1000) == ["c"]
+
+
+STATEMENTS = ["_insert", "_remove", "_remove_until", "_replace"]
+
+
+class Lossy:
+    """Makes statements of a buffer fail: before the server did them, or only their answers."""
+
+    def __init__(self, buffer, done):
+        self.buffer, self.done, self.left = buffer, done, 0
+        for name in STATEMENTS:
+            setattr(buffer, name, self._wrapped(getattr(buffer, name)))
+
+    def _wrapped(self, statement):
+        def lossy(*arguments):
+            if not self.left:
+                return statement(*arguments)
+            left, self.left = self.left - 1, 0  # a statement may be made of another one
+            if self.done:
+                statement(*arguments)
+            self.left = left
+            raise StoreUnavailable("the answer was lost")
+
+        return lossy
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["answer-lost", "request-lost"])
+class TestAnswersThatAreLost:
+    @pytest.fixture
+    def lossy(self, durable, core, done):
+        buffer = durable.buffer()
+        lossy = Lossy(buffer, done)
+        lossy.wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        lossy.entries = lossy.wheel.schedule_many([600, 601, 650], "abc")
+        lossy.all = buffer._tries  # so many losses in a row are an error
+        return lossy
+
+    def check(self, durable, lossy, expected):
+        """What is stored, kept and fired is exactly this."""
+        lossy.left = 0
+        lossy.wheel.schedule(2000, "later").cancel()
+        assert durable.stored() == expected
+        assert len(lossy.buffer) == len(expected)
+        lossy.wheel._check()
+        fired = []
+        while (time := lossy.wheel.next_wakeup()) is not None:
+            fired += [(time, item) for item in lossy.wheel.advance(time)]
+        assert [item for _, item in fired] == [item for _, item in expected]
+        assert durable.stored() == []
+
+    def test_one_is_made_good_in_silence(self, durable, lossy):
+        a, b, _ = lossy.entries
+        one = lossy.all - 1  # none for a file, which has no connection to make anew
+        lossy.left = one
+        lossy.wheel.schedule(700, "d")
+        lossy.left = one
+        assert a.cancel() is True
+        lossy.left = one
+        assert b.reschedule(660) is True
+        self.check(durable, lossy, [(650, "c"), (660, "b"), (700, "d")])
+
+    def test_of_a_put(self, durable, lossy):
+        lossy.left = lossy.all
+        with pytest.raises(StoreUnavailable):
+            lossy.wheel.schedule(700, "d")
+        self.check(durable, lossy, [(600, "a"), (601, "b"), (650, "c")])
+
+    def test_of_a_discard(self, durable, lossy):
+        lossy.left = lossy.all
+        with pytest.raises(StoreUnavailable):
+            lossy.entries[1].cancel()
+        self.check(durable, lossy, [(600, "a"), (601, "b"), (650, "c")])
+
+    def test_of_a_take(self, durable, lossy):
+        lossy.left = lossy.all
+        with pytest.raises(StoreUnavailable):
+            lossy.wheel.advance(140)
+        self.check(durable, lossy, [(600, "a"), (601, "b"), (650, "c")])
+
+    def test_of_the_settling_itself(self, durable, lossy):
+        for _ in range(3):
+            lossy.left = lossy.all + 2
+            with pytest.raises(StoreUnavailable):
+                lossy.entries[1].cancel()
+            with pytest.raises(StoreUnavailable):
+                lossy.wheel.schedule(700, "d")
+        self.check(durable, lossy, [(600, "a"), (601, "b"), (650, "c")])
+
+    def test_of_a_restore(self, durable, core, done, monkeypatch):
+        monkeypatch.setattr(rows, "CHUNK", 2)
+        dead = durable.buffer()
+        lost = core.Wheel(sizes=(8, 8, 8), overflow=dead)
+        lost.schedule_many([600, 601, 602, 603, 604], "abcde")
+        buffer = durable.buffer()
+        lossy = Lossy(buffer, done)
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer, start=90)  # a and b fit on levels
+        lossy.left = 2
+        restored = 0
+        for _ in range(10):
+            try:
+                restored += buffer.restore(wheel)
+            except StoreUnavailable:
+                continue
+            break
+        assert buffer.restore(wheel) == 0
+        wheel._check()
+        fits = [e for e in (600, 601, 602, 603, 604) if e - 90 < 512]
+        assert durable.stored() == [(600 + n, "abcde"[n]) for n in range(len(fits), 5)]
+        assert wheel.advance(604) == list("abcde")
+        assert durable.stored() == []
+
+
+class TestRealFaults:
+    """Where the moment is chance, what must hold does not depend on it."""
+
+    @pytest.mark.parametrize("kind", ["postgres", "redis"])
+    def test_killed_at_any_moment_it_loses_and_doubles_nothing(self, mortal, kind):
+        server = mortal(kind)
+        place = Place(kind, fresh_url(server))
+        buffer = place.buffer()
+        wheel = Wheel(sizes=(8, 8, 8), overflow=buffer)
+        over = threading.Event()
+
+        def kill():
+            try:
+                for _ in range(4):
+                    over.wait(0.1)
+                    server.kill()
+                    server.start()
+            finally:
+                over.set()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        chance, waiting, fired = random.Random(3), {}, []
+        accepted = []
+        for number in itertools.count():
+            if over.is_set():
+                break
+            try:
+                verb = chance.random()
+                if verb < 0.6:
+                    expiry = wheel.now + chance.randrange(513, 2000)
+                    waiting[number] = wheel.schedule(expiry, number)
+                    accepted.append(number)
+                elif verb < 0.8 and waiting:
+                    chosen = chance.choice(list(waiting))
+                    if waiting[chosen].cancel():
+                        accepted.remove(chosen)
+                    del waiting[chosen]
+                else:
+                    fired += wheel.advance(wheel.now + chance.randrange(40))
+            except StoreUnavailable:
+                pass
+        killer.join(LONG)
+        server.start()
+        wheel.schedule(wheel.now + 600, "probe").cancel()
+        assert len(place.stored()) == len(buffer)
+        wheel._check()
+        while (time := wheel.next_wakeup()) is not None:
+            fired += wheel.advance(time)
+        assert sorted(fired) == accepted
+        assert place.stored() == []
+        place.close()
+
+    @pytest.mark.parametrize("kind", ["postgres", "redis"])
+    def test_standing_still_it_is_given_up_and_may_do_the_work_later(self, mortal, kind):
+        server = mortal(kind)
+        place = Place(kind, fresh_url(server))
+        buffer = place.buffer(timeout=0.2)
+        wheel = Wheel(sizes=(8, 8, 8), overflow=buffer)
+        entries = wheel.schedule_many([600, 601, 650], "abc")
+        assert wheel.next_wakeup() == 128
+        server.pause()
+        try:
+            for attempt in (
+                lambda: wheel.schedule(700, "d"),
+                entries[1].cancel,
+                lambda: wheel.advance(140),
+            ):
+                with pytest.raises(StoreUnavailable):
+                    attempt()
+        finally:
+            server.resume()
+        assert len(wheel) == len(buffer) == 3
+        assert wheel.next_expiry() == 600
+        assert wheel.advance(1000) == ["a", "b", "c"]
+        wheel._check()
+        place.close()
+
+
+CHILD = """
+import os, signal, sys
+from tickwheel import Wheel
+from tickwheel.durable import buffers
+from tickwheel.durable.buffers import rows
+
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.alarm(60)
+buffer = buffers.{kind}({where!r})
+wheel = Wheel(sizes=(8, 8, 8), overflow=buffer)
+"""
+
+
+def killed(place, text):
+    """Run `text` in a process that says "ready" and is killed then, or kills itself."""
+    program = CHILD.format(kind=CLASSES[place.kind], where=place.where) + textwrap.dedent(text)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    ) as child:
+        said = child.stdout.readline()
+        if said:
+            assert said == "ready\n"
+            child.kill()
+        assert child.wait(LONG) == -signal.SIGKILL
+
+
+class TestRestore:
+    def test_after_a_kill_all_that_was_in_the_buffer_is_there_once(self, durable, core):
+        killed(
+            durable,
+            """
+            wheel.schedule_many([600, 700, 600, 2**63 - 1, 5], [["a"], {"b": 1}, "c", None, "near"])
+            wheel.schedule(800, "cancelled").cancel()
+            wheel.schedule(900, "moved").reschedule(650)
+            print("ready", flush=True)
+            sys.stdin.read()
+            """,
+        )
+        buffer = durable.buffer()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        assert buffer.restore(wheel) == 5
+        assert buffer.restore(wheel) == 0
+        assert (len(wheel), len(buffer)) == (5, 5)
+        assert len(durable.stored()) == 5
+        wheel._check()
+        assert wheel.advance(600) == [["a"], "c"]
+        assert wheel.advance(700) == ["moved", {"b": 1}]
+        assert wheel.advance(END_OF_TIME) == [None]
+        assert durable.stored() == []
+
+    def test_before_it_nothing_of_the_dead_is_touched(self, durable, core, entries):
+        killed(durable, "wheel.schedule(600, 'a'); print('ready', flush=True); sys.stdin.read()")
+        buffer = durable.buffer()
+        (entry,) = entries(700)
+        buffer.put(entry)
+        assert len(buffer) == 1
+        assert buffer.next_expiry() == 700
+        assert list(buffer.take(2**63)) == [entry]
+        assert durable.stored() == [(600, "a")]
+
+    def test_what_is_due_or_near_by_now_goes_on_the_wheel_and_leaves_the_buffer(
+        self, durable, core
+    ):
+        killed(
+            durable,
+            """
+            wheel.schedule_many([600, 700, 5000], "abc")
+            print("ready", flush=True)
+            sys.stdin.read()
+            """,
+        )
+        buffer = durable.buffer()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer, start=650)
+        assert buffer.restore(wheel) == 3
+        assert len(buffer) == 1
+        assert durable.stored() == [(5000, "c")]
+        assert wheel.advance(650) == ["a"]
+        assert wheel.advance(5000) == ["b", "c"]
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    @pytest.mark.parametrize("chunk", [1, 2, 3, 4])
+    def test_killed_in_the_middle_of_it_none_is_lost_or_doubled(self, durable, chunk, when):
+        killed(
+            durable,
+            """
+            wheel.schedule_many(range(600, 608), "abcdefgh")
+            print("ready", flush=True)
+            sys.stdin.read()
+            """,
+        )
+        killed(
+            durable,
+            f"""
+            rows.CHUNK = 3
+            replace, calls = buffer._replace, []
+
+            def fatal(gone, kept):
+                calls.append(1)
+                if len(calls) < {chunk}:
+                    return replace(gone, kept)
+                if {when!r} == "after":
+                    replace(gone, kept)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            buffer._replace = fatal
+            wheel.advance(93)  # 600 ... 604 fit on the wheel
+            buffer.restore(wheel)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """,
+        )
+        buffer = durable.buffer()
+        wheel = Wheel(sizes=(8, 8, 8), overflow=buffer)
+        fits = set("abcde")
+        buffer.restore(wheel)
+        back = wheel.advance(700)
+        assert back == sorted(back)
+        assert len(back) == len(set(back))
+        # What was on the dead wheel's levels went with it once its restore was done, not before.
+        done = (chunk, when) == (3, "after") or chunk == 4
+        assert set("abcdefgh") - set(back) == (fits if done else set())
+
+    def test_a_name_restores_its_own(self, durable, core, entries):
+        put_all(durable.buffer("one"), entries(600))
+        put_all(durable.buffer("other"), entries(700))
+        buffer = durable.buffer("one")
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        assert buffer.restore(wheel) == 1
+        assert wheel.advance(1000) == ["item 600"]
+        assert durable.stored("other") == [(700, "item 700")]
+
+    def test_many_are_restored_in_order_with_few_statements(self, durable, core):
+        lost = core.Wheel(sizes=(8, 8, 8), overflow=durable.buffer())
+        lost.schedule_many([600 + n % 7 for n in range(1200)], range(1200))
+        buffer = durable.buffer()
+        replace, sizes = buffer._replace, []
+
+        def counted(gone, kept):
+            sizes.append((len(gone), len(kept)))
+            replace(gone, kept)
+
+        buffer._replace = counted
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        assert buffer.restore(wheel) == 1200
+        assert [kept for _, kept in sizes] == [500, 500, 200]
+        assert len(durable.stored()) == 1200
+        assert wheel.advance(700) == sorted(range(1200), key=lambda n: n % 7)
+
+
+class TestLife:
+    def test_closed_it_refuses_and_its_rows_stay(self, durable, entries):
+        buffer = durable.buffer()
+        first, second = entries(10, 20)
+        buffer.put(first)
+        buffer.close()
+        buffer.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            buffer.put(second)
+        assert "closed" in repr(buffer)
+        assert durable.stored() == [(10, "item 10")]
+
+    @pytest.mark.parametrize("name", ["", "a\0b", "x" * 201])
+    def test_a_name_that_cannot_be_stored_is_refused(self, durable, name):
+        with pytest.raises(ValueError, match="name must be"):
+            durable.buffer(name)
+
+    @pytest.mark.parametrize("name", ["Ω ' \" % {} :", "a}:items", "x" * 200])
+    def test_any_other_name_will_do(self, durable, name, entries):
+        (entry,) = entries(10)
+        buffer = durable.buffer(name)
+        buffer.put(entry)
+        assert durable.stored(name) == [(10, "item 10")]
+        assert list(buffer.take(11)) == [entry]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+    def test_in_the_child_of_a_fork_it_is_the_parents(self, durable):
+        program = (
+            CHILD.format(kind=CLASSES[durable.kind], where=durable.where)
+            + """
+wheel.schedule(600, "a")
+child = os.fork()
+if not child:
+    try:
+        wheel.schedule(700, "b")
+    except RuntimeError as error:
+        os._exit("before a fork" not in str(error))
+    os._exit(2)
+assert os.waitpid(child, 0)[1] == 0
+wheel.schedule(800, "c")
+assert wheel.advance(1000) == ["a", "c"]
+buffer.close()
+"""
+        )
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", program],
+            capture_output=True, text=True, timeout=LONG, check=False,
+        )  # fmt: skip
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+    def test_a_process_that_ends_without_closing_it_ends_well(self, durable):
+        program = CHILD.format(kind=CLASSES[durable.kind], where=durable.where)
+        program += 'wheel.schedule(600, "a")\n'
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True, text=True, timeout=LONG, check=False,
+        )  # fmt: skip
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert durable.stored() == [(600, "a")]
+
+    def test_an_interrupted_verb_leaves_nothing_in_doubt_for_long(self, durable, core):
+        buffer = durable.buffer()
+        wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+        kept = wheel.schedule(600, "kept")
+        for name in ("_insert", "_remove", "_remove_until"):
+            statement = getattr(buffer, name)
+
+            def interrupted(*arguments, statement=statement):
+                statement(*arguments)
+                raise KeyboardInterrupt
+
+            setattr(buffer, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            wheel.schedule(700, "refused")
+        with pytest.raises(KeyboardInterrupt):
+            kept.cancel()
+        with pytest.raises(KeyboardInterrupt):
+            wheel.advance(200)
+        for name in ("_insert", "_remove", "_remove_until"):
+            delattr(buffer, name)
+        wheel.schedule(800, "probe").cancel()
+        assert durable.stored() == [(600, "kept")]
+        assert wheel.advance(1000) == ["kept"]

@@ -1,0 +1,754 @@
+"""The contract of a store, run on every one of them: SQLite by both drivers, and PostgreSQL.
+
+This file is the life of a task, from due to its end, and the store's own. Its neighbours: `insert`,
+lists and the backlog, schedules, what several do at once, and long random lives against a model.
+No test waits for a time to come: tasks are overdue by a second, or due in an hour, by the store's
+own clock.
+"""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from contracts.stores import (
+    ALL,
+    ENDS,
+    EVENTS,
+    EVERYTHING,
+    HOUR,
+    NOBODY,
+    PATIENCE,
+    RETURNS,
+    SECOND,
+    SHARDS,
+    all_of,
+    claim,
+    due_of,
+    ended,
+    ending,
+    everything,
+    firing,
+    ids_of,
+    insert,
+    later,
+    lease,
+    now,
+    one,
+    put,
+    replay_of,
+    run,
+    schedule,
+    stored,
+    task,
+    various,
+    wanted,
+)
+from tickwheel.durable.store import LEASE_MARGIN_MS, Claims, Window
+from tickwheel.durable.task import (
+    FINAL,
+    TRANSITIONS,
+    Attempt,
+    Event,
+    State,
+    Verdict,
+)
+from tickwheel.errors import StoreUnavailable
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+
+class TestDue:
+    async def test_overdue_up_to_now_and_later_up_to_the_horizon(self, store):
+        at = now(store)
+        dues = [at - 1, at, at + 1, at + 999, at + 1_000, at + 1_001]
+        tasks = await stored(store, *[task(store, due_at_ms=due) for due in dues])
+
+        async def read(overdue, later):
+            return await store.due([Window("mail", overdue, later)], ALL, at, at + 1_000)
+
+        assert await read(100, 100) == [due_of(one) for one in tasks[:5]]
+        assert await read(100, 0) == [due_of(one) for one in tasks[:2]]
+        assert await read(0, 100) == [due_of(one) for one in tasks[2:5]]
+
+    async def test_a_limit_leaves_the_latest_out(self, store):
+        at = now(store)
+        dues = [at - 30, at - 20, at - 10, at + 10, at + 20, at + 30]
+        tasks = await stored(store, *[task(store, due_at_ms=due) for due in reversed(dues)])
+        tasks.reverse()
+        found = await store.due([Window("mail", 1, 2)], ALL, at, at + HOUR)
+        assert found == [due_of(tasks[0]), due_of(tasks[3]), due_of(tasks[4])]
+
+    async def test_a_task_of_1970_is_overdue(self, store):
+        (old,) = await stored(store, task(store, due_at_ms=0))
+        at = now(store)
+        assert await store.due([Window("mail", 1, 0)], ALL, at, at) == [due_of(old)]
+
+    async def test_each_services_come_by_due_time_then_id(self, store):
+        at = now(store)
+        tasks = [
+            task(store, service=service, due_at_ms=at + moved, shard=moved % SHARDS)
+            for service, moved in itertools.product(["b", "a"], [7, -7, 3, -3, -7, 3])
+        ]
+        await stored(store, *tasks)
+        windows = [Window("a", 10, 10), Window("b", 10, 10)]
+        found = await store.due(windows, ALL, at, at + 100)
+        for service in ("a", "b"):
+            expected = sorted(
+                (due_of(one) for one in tasks if one.service == service),
+                key=lambda due: (due.due_at_ms, due.id),
+            )
+            assert [due for due in found if due.service == service] == expected
+
+    async def test_only_the_shards_asked_for(self, store):
+        tasks = await stored(store, *[task(store, shard=shard) for shard in ALL])
+        at = now(store)
+        for shards in ([], [3], [1, 6], [7, 0, 2], ALL):
+            found = await store.due([Window("mail", 100, 100)], shards, at, at + HOUR)
+            assert sorted(found) == sorted(due_of(tasks[shard]) for shard in shards)
+
+    async def test_a_limit_counts_tasks_of_the_shards_only(self, store):
+        await stored(store, *[task(store, late=HOUR, shard=1) for _ in range(20)])
+        (wanted_one,) = await stored(store, task(store, shard=2))
+        at = now(store)
+        assert await store.due([Window("mail", 1, 0)], [2], at, at) == [due_of(wanted_one)]
+
+    async def test_only_what_is_unclaimed(self, store, epochs):
+        cancelled, finished, running, retried, left = (task(store) for _ in range(5))
+        await stored(store, cancelled, left)
+        await store.cancel([cancelled.id])
+        await ended(store, epochs, finished)
+        await run(store, epochs, running)
+        moved = now(store) - 5
+        await ended(store, epochs, retried, event=Event.RETRY, due_at_ms=moved)
+        at = now(store)
+        found = await store.due([Window("mail", 10, 10)], ALL, at, at + HOUR)
+        assert sorted(found) == sorted([due_of(left), due_of(retried)._replace(due_at_ms=moved)])
+
+    async def test_many_services_each_with_its_own_window(self, store):
+        names = [f"s{n:03}" for n in range(250)]
+        await stored(store, *[task(store, service=name) for name in names for _ in range(3)])
+        at = now(store)
+        windows = [Window(name, n % 4, 0) for n, name in enumerate(names)]
+        found = await store.due(windows, ALL, at, at + HOUR)
+        counts = [sum(due.service == name for due in found) for name in names]
+        assert counts == [n % 4 for n in range(250)]
+
+    async def test_no_service_no_tasks(self, store):
+        await stored(store, task(store))
+        at = now(store)
+        assert await store.due([], ALL, at, at + HOUR) == []
+        assert await store.due([Window("sms", 10, 10)], ALL, at, at + HOUR) == []
+
+    async def test_what_it_holds_is_enough_to_claim(self, store, epochs):
+        (given,) = await stored(store, task(store, priority=3, shard=6))
+        at = now(store)
+        (found,) = await store.due([Window("mail", 10, 0)], ALL, at, at)
+        assert found == (given.id, given.due_at_ms, "mail", 3, 6)
+        assert ids_of(await claim(store, [given], epochs)) == [given.id]
+
+
+class TestClaim:
+    async def test_a_claimed_task_runs_here(self, store, epochs):
+        given = task(store, shard=3, body=b"payload", priority=2)
+        await stored(store, given)
+        (running,) = await claim(store, [given], epochs, "here")
+        assert running.state is State.RUNNING
+        assert (running.attempt, running.node, running.epoch) == (1, "here", epochs[3])
+        assert running.started_at_ms >= given.due_at_ms
+        assert running.updated_at_ms == running.started_at_ms
+        assert (
+            running._replace(
+                state=State.DELAY,
+                attempt=0,
+                node=None,
+                epoch=0,
+                started_at_ms=None,
+                lease_until_ms=None,
+                updated_at_ms=given.updated_at_ms,
+            )
+            == given
+        )
+        assert await one(store, given.id) == running
+
+    async def test_its_lease_is_the_timeout_and_a_margin(self, store, epochs):
+        own, services = task(store, timeout_ms=7_000), task(store)
+        await stored(store, own, services)
+        claims = await store.claim([wanted(own, 55_000), wanted(services, 55_000)], "n1", epochs)
+        leases = {one.id: one.lease_until_ms - one.started_at_ms for one in claims.tasks}
+        assert leases == {
+            own.id: 7_000 + LEASE_MARGIN_MS,
+            services.id: 55_000 + LEASE_MARGIN_MS,
+        }
+        assert LEASE_MARGIN_MS == 10_000
+
+    async def test_a_timeout_of_zero_is_a_timeout(self, store, epochs):
+        given = task(store, timeout_ms=0)
+        (running,) = await run(store, epochs, given)
+        assert running.lease_until_ms == running.started_at_ms + LEASE_MARGIN_MS
+
+    async def test_each_claim_is_an_attempt(self, store, epochs):
+        given = task(store)
+        await stored(store, given)
+        for number in range(1, 6):
+            (running,) = await claim(store, [given], epochs)
+            assert running.attempt == number
+            await store.record([ending(running, Event.SNOOZE)])
+
+    async def test_what_is_not_due_yet_is_later(self, store, epochs):
+        (given,) = await stored(store, later(store))
+        assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [due_of(given)])
+        assert await one(store, given.id) == given
+
+    @pytest.mark.parametrize("moved", [-HOUR, -1, 1, HOUR])
+    async def test_what_was_rescheduled_is_later_with_its_new_time(self, store, epochs, moved):
+        (given,) = await stored(store, task(store))
+        await store.reschedule([given.id], given.due_at_ms + moved)
+        claims = await store.claim([wanted(given)], "n1", epochs)
+        assert claims == Claims([], [due_of(given)._replace(due_at_ms=given.due_at_ms + moved)])
+        assert (await one(store, given.id)).state is State.DELAY
+
+    async def test_what_is_gone_or_running_is_neither(self, store, epochs):
+        cancelled, finished, running, unknown = (task(store) for _ in range(4))
+        await stored(store, cancelled)
+        await store.cancel([cancelled.id])
+        await ended(store, epochs, finished)
+        (running,) = await run(store, epochs, running)
+        asked = [wanted(one) for one in (cancelled, finished, running, unknown)]
+        assert await store.claim(asked, "n2", epochs) == Claims([], [])
+        assert await one(store, running.id) == running
+
+    @pytest.mark.parametrize("moved", [-1, 1])
+    async def test_another_epoch_claims_nothing(self, store, epochs, moved):
+        due, not_yet = await stored(store, task(store, shard=4), later(store, shard=4))
+        wrong = epochs | {4: epochs[4] + moved}
+        assert await store.claim([wanted(due), wanted(not_yet)], "n1", wrong) == Claims([], [])
+        assert await everything(store) == all_of(due, not_yet)
+
+    async def test_a_shard_that_was_taken_is_claimed_by_its_new_owner_only(self, store, epochs):
+        given = await stored(store, *[task(store, shard=shard) for shard in (0, 1)])
+        newer = await store.take([1], "n2")
+        first = await store.claim([wanted(one) for one in given], "n1", epochs)
+        second = await store.claim([wanted(one) for one in given], "n2", newer)
+        assert (ids_of(first.tasks), ids_of(second.tasks)) == ([given[0].id], [given[1].id])
+
+    async def test_a_shard_without_an_epoch_is_not_claimed_from(self, store, epochs):
+        (given,) = await stored(store, task(store, shard=4))
+        del epochs[4]
+        assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [])
+        assert await store.claim([wanted(given)], "n1", {}) == Claims([], [])
+
+    async def test_an_epoch_of_an_unknown_shard_does_no_harm(self, store, epochs):
+        (given,) = await stored(store, task(store))
+        epochs |= {SHARDS: 1, 4_095: 7, -1: 0}
+        claims = await store.claim([wanted(given)], "n1", epochs)
+        assert ids_of(claims.tasks) == [given.id]
+
+    async def test_of_a_task_named_twice_there_is_one_claim(self, store, epochs):
+        (given,) = await stored(store, task(store))
+        claims = await store.claim([wanted(given), wanted(given)], "n1", epochs)
+        assert [(one.id, one.attempt) for one in claims.tasks] == [(given.id, 1)]
+        assert claims.later == []
+
+    async def test_a_thousand_are_claimed_at_once(self, store, epochs):
+        due = [task(store, shard=n % SHARDS) for n in range(900)]
+        not_yet = [later(store) for _ in range(100)]
+        await stored(store, *due, *not_yet)
+        asked = [wanted(one) for one in (*not_yet, *reversed(due))]
+        tasks, rest = await store.claim(asked, "n1", epochs)
+        assert sorted(ids_of(tasks)) == sorted(ids_of(due))
+        assert sorted(rest) == sorted(due_of(one) for one in not_yet)
+
+    async def test_of_nothing_there_is_nothing(self, store, epochs):
+        assert await store.claim([], "n1", epochs) == Claims([], [])
+
+
+class TestRecord:
+    @pytest.mark.parametrize("event", ENDS)
+    async def test_an_end_moves_the_task_to_the_backlog(self, store, epochs, event):
+        (running,) = await run(store, epochs, task(store, key="k", shard=2, body=b"\x00\xff"))
+        end = ending(running, event, failures=2, result_body='{"ü": 1}', error="Zeile 1\nline 2 ✓")
+        assert await store.record([end]) == [True]
+        final = await one(store, running.id)
+        assert final == running._replace(
+            state=TRANSITIONS[State.RUNNING, event],
+            failures=2,
+            updated_at_ms=end.at_ms,
+            error="Zeile 1\nline 2 ✓",
+            result_body='{"ü": 1}',
+            lease_until_ms=None,
+            started_at_ms=None,
+        )
+        assert final.state in FINAL
+        assert await everything(store, final=False) == []
+        assert await everything(store, final=True) == [final]
+
+    @pytest.mark.parametrize("event", RETURNS)
+    async def test_a_return_makes_the_task_wait_again(self, store, epochs, event):
+        given = task(store, key="k", shard=2)
+        (running,) = await run(store, epochs, given)
+        end = ending(running, event, failures=1, due_at_ms=running.due_at_ms + 77, error="why")
+        assert await store.record([end]) == [True]
+        waiting = await one(store, running.id)
+        assert waiting.state is State.DELAY
+        assert (waiting.attempt, waiting.failures) == (1, 1)
+        assert (waiting.due_at_ms, waiting.error) == (given.due_at_ms + 77, "why")
+        assert (waiting.body, waiting.key, waiting.shard) == (given.body, "k", 2)
+        assert (waiting.updated_at_ms, waiting.lease_until_ms) == (end.at_ms, None)
+        assert await everything(store, final=False) == [waiting]
+        assert await everything(store, final=True) == []
+        assert await store.running(ALL) == []
+        (again,) = await claim(store, [waiting], epochs)
+        assert (again.attempt, again.failures) == (2, 1)
+
+    @pytest.mark.parametrize("event", EVENTS)
+    async def test_every_end_of_an_attempt_is_logged_once(self, store, epochs, event):
+        (running,) = await run(store, epochs, task(store), node="n7")
+        end = ending(running, event, error="why")
+        assert await store.record([end]) == [True]
+        row = Attempt(
+            running.id, 1, event, "n7", running.epoch, running.started_at_ms, end.at_ms, "why"
+        )
+        assert await store.attempts(running.id) == [row]
+        assert await store.record([end]) == [False]
+        assert await store.attempts(running.id) == [row]
+
+    async def test_an_end_without_an_error_clears_the_last_one(self, store, epochs):
+        given = task(store)
+        (running,) = await run(store, epochs, given)
+        await store.record([ending(running, Event.RETRY, error="boom")])
+        (running,) = await claim(store, [given], epochs)
+        assert running.error == "boom"
+        await store.record([ending(running, Event.FINISH)])
+        assert (await one(store, given.id)).error is None
+        assert [row.error for row in await store.attempts(given.id)] == ["boom", None]
+
+    async def test_a_long_result_and_a_long_error_are_kept(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        result, error = '"' + "é" * 500_000 + '"', "Traceback…\n" * 50_000
+        await store.record([ending(running, Event.FAIL, result_body=result, error=error)])
+        final = await one(store, running.id)
+        assert (final.result_body, final.error) == (result, error)
+
+    async def test_another_attempt_or_epoch_changes_nothing(self, store, epochs):
+        (running,) = await run(store, epochs, task(store, key="k"))
+        wrongs = [{"attempt": 0}, {"attempt": 2}, {"epoch": -1}, {"epoch": 10**6}]
+        for event, wrong in itertools.product(EVENTS, wrongs):
+            assert await store.record([ending(running, event, **wrong)]) == [False]
+            assert await everything(store) == [running]
+            assert await store.attempts(running.id) == []
+        assert await store.record([ending(running)]) == [True]
+
+    @pytest.mark.parametrize("event", EVENTS)
+    async def test_the_end_of_an_earlier_attempt_comes_too_late(self, store, epochs, event):
+        given = task(store)
+        (first,) = await run(store, epochs, given)
+        await store.record([ending(first, Event.RELEASE)])
+        (second,) = await claim(store, [given], epochs, "n2")
+        assert await store.record([ending(first, event)]) == [False]
+        assert await everything(store) == [second]
+        assert [row.event for row in await store.attempts(given.id)] == [Event.RELEASE]
+
+    @pytest.mark.parametrize("event", EVENTS)
+    async def test_what_does_not_run_cannot_end(self, store, epochs, event):
+        (running,) = await run(store, epochs, task(store))
+        end = ending(running, event)
+        waiting, cancelled = await stored(store, task(store), task(store))
+        await store.cancel([cancelled.id])
+        (finished,) = await ended(store, epochs, task(store))
+        before = await everything(store)
+        ends = [
+            end._replace(id=waiting.id, attempt=0, epoch=0),
+            end._replace(id=waiting.id),
+            end._replace(id=cancelled.id, attempt=0, epoch=0),
+            end._replace(id=finished.id),
+            end._replace(id=NOBODY),
+        ]
+        assert await store.record(ends) == [False] * 5
+        assert await everything(store) == before
+        logs = [await store.attempts(one.id) for one in (waiting, cancelled, finished)]
+        assert [len(log) for log in logs] == [0, 0, 1]
+
+    async def test_of_two_ends_in_a_batch_the_first_wins(self, store, epochs):
+        for first, second in itertools.permutations(EVENTS, 2):
+            (running,) = await run(store, epochs, task(store))
+            ends = [ending(running, first, error="1"), ending(running, second, error="2")]
+            assert await store.record(ends) == [True, False]
+            final = await one(store, running.id)
+            assert (final.state, final.error) == (TRANSITIONS[State.RUNNING, first], "1")
+            log = await store.attempts(running.id)
+            assert [(row.event, row.error) for row in log] == [(first, "1")]
+
+    async def test_a_stale_end_does_not_shadow_the_right_one_of_its_batch(self, store, epochs):
+        running = await run(store, epochs, *[task(store) for _ in range(3)])
+        ends = [ending(one, Event.FAIL, attempt=0) for one in running]
+        ends += [ending(one, Event.FAIL, epoch=one.epoch - 1) for one in running]
+        ends += [ending(one, Event.FINISH) for one in running]
+        assert await store.record(ends) == [False] * 6 + [True] * 3
+        assert {one.state for one in await everything(store)} == {State.FINISHED}
+
+    async def test_a_lease_that_was_not_lost_does_not_shadow_the_end_of_its_batch(
+        self, store, epochs
+    ):
+        (running,) = await run(store, epochs, task(store))
+        ends = [ending(running, Event.RETRY, lost=True), ending(running, Event.FINISH)]
+        assert await store.record(ends) == [False, True]
+        assert (await one(store, running.id)).state is State.FINISHED
+
+    @pytest.mark.parametrize("event", [Event.RETRY, Event.FAIL, Event.EXPIRE])
+    async def test_a_lease_is_lost_only_when_it_is_over(self, store, epochs, event):
+        (running,) = await run(store, epochs, task(store))
+        lost = ending(running, event, at_ms=now(store), lost=True)
+        assert await store.record([lost]) == [False]
+        assert await everything(store) == [running]
+        assert await store.renew([lease(running, now(store) - 5 * SECOND)]) == [True]
+        lost = lost._replace(at_ms=now(store))
+        assert await store.record([lost]) == [True]
+        assert (await one(store, running.id)).state is TRANSITIONS[State.RUNNING, event]
+        assert [row.event for row in await store.attempts(running.id)] == [event]
+
+    async def test_a_late_answer_counts_while_nobody_has_found_the_lease_over(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        await store.renew([lease(running, now(store) - 5 * SECOND)])
+        assert await store.record([ending(running, at_ms=now(store))]) == [True]
+
+    async def test_an_end_wins_after_another_node_has_taken_the_shard(self, store, epochs):
+        running = await run(store, epochs, *[task(store, shard=n) for n in ALL])
+        newer = await store.take(ALL, "n2")
+        assert all(newer[shard] > epochs[shard] for shard in ALL)
+        assert await store.record([ending(one) for one in running]) == [True] * SHARDS
+
+    async def test_the_attempts_of_a_task_are_in_order(self, store, epochs):
+        given = task(store)
+        await stored(store, given)
+        events = [Event.SNOOZE, Event.RETRY, Event.RELEASE, Event.RETRY, Event.EXPIRE]
+        for number, event in enumerate(events, 1):
+            (running,) = await claim(store, [given], epochs, f"n{number}")
+            await store.record([ending(running, event, error=f"error {number}")])
+        log = await store.attempts(given.id)
+        assert [(row.attempt, row.event, row.node, row.error) for row in log] == [
+            (number, event, f"n{number}", f"error {number}")
+            for number, event in enumerate(events, 1)
+        ]
+        assert all(isinstance(row.event, Event) and row.task_id == given.id for row in log)
+        assert all(row.started_at_ms <= row.ended_at_ms for row in log)
+
+    async def test_a_thousand_end_together_each_its_own_way(self, store, epochs):
+        running = await run(store, epochs, *[task(store, shard=n % SHARDS) for n in range(1_000)])
+        events = list(itertools.islice(itertools.cycle(EVENTS), 1_000))
+        ends = [ending(one, event) for one, event in zip(running, events, strict=True)]
+        for place in range(0, 1_000, 10):
+            ends[place] = ends[place]._replace(attempt=9)
+        assert await store.record(ends) == [place % 10 > 0 for place in range(1_000)]
+        found = await store.get(ids_of(running))
+        for place, (was, is_now, event) in enumerate(zip(running, found, events, strict=True)):
+            if place % 10:
+                assert is_now.state is TRANSITIONS[State.RUNNING, event]
+            else:
+                assert is_now == was
+
+    async def test_no_ends_no_answers(self, store):
+        assert await store.record([]) == []
+
+
+class TestRenew:
+    async def test_a_lease_moves_and_nothing_else(self, store, epochs):
+        given = task(store)
+        (running,) = await run(store, epochs, given)
+        until = running.lease_until_ms + HOUR
+        assert await store.renew([lease(running, until)]) == [True]
+        after = await one(store, given.id)
+        assert after == running._replace(lease_until_ms=until, updated_at_ms=after.updated_at_ms)
+
+    async def test_only_the_running_attempt_has_a_lease(self, store, epochs):
+        running, other = await run(store, epochs, task(store), task(store))
+        (waiting,) = await stored(store, task(store))
+        (finished,) = await ended(store, epochs, task(store))
+        until = now(store) + HOUR
+        leases = [
+            lease(running, until)._replace(attempt=2),
+            lease(running, until)._replace(epoch=running.epoch + 1),
+            lease(other, until),
+            lease(waiting, until),
+            lease(finished, until),
+            lease(running, until)._replace(id=NOBODY),
+        ]
+        before = [running, waiting, finished]
+        assert await store.renew(leases) == [False, False, True, False, False, False]
+        assert await store.get(ids_of(before)) == before
+
+    async def test_a_lease_moves_after_another_node_has_taken_the_shard(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        await store.take(ALL, "n2")
+        assert await store.renew([lease(running, now(store) + HOUR)]) == [True]
+
+    async def test_a_thousand_move_together(self, store, epochs):
+        running = await run(store, epochs, *[task(store) for _ in range(1_000)])
+        until = now(store) + HOUR
+        leases = [lease(one, until + n) for n, one in enumerate(running)]
+        assert await store.renew(leases) == [True] * 1_000
+        found = await store.get(ids_of(running))
+        assert [one.lease_until_ms - until for one in found] == list(range(1_000))
+
+    async def test_no_leases_no_answers(self, store):
+        assert await store.renew([]) == []
+
+
+class TestRunning:
+    async def test_the_running_tasks_of_the_shards_without_their_bodies(self, store, epochs):
+        running = await run(store, epochs, *[task(store, shard=shard) for shard in ALL])
+        await stored(store, task(store), later(store))
+        await ended(store, epochs, task(store), event=Event.RETRY)
+        await ended(store, epochs, task(store))
+        for shards in ([], [5], [0, 7], ALL):
+            found = sorted(await store.running(shards), key=lambda one: one.shard)
+            assert found == [running[shard]._replace(body=b"") for shard in shards]
+
+    async def test_of_every_service(self, store, epochs):
+        running = await run(
+            store, epochs, *[task(store, service=f"s{n}", late=n * SECOND) for n in range(30)]
+        )
+        assert sorted(ids_of(await store.running(ALL))) == sorted(ids_of(running))
+
+    async def test_also_those_of_shards_that_moved(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        await store.take(ALL, "n2")
+        assert await store.running(ALL) == [running._replace(body=b"")]
+
+
+class TestCancel:
+    async def test_what_is_unclaimed_is_cancelled(self, store):
+        overdue = task(store, key="k", shard=3, body=b"\x00\xff")
+        not_yet = later(store)
+        await stored(store, overdue, not_yet)
+        assert await store.cancel([not_yet.id, overdue.id]) == [
+            Verdict(not_yet.id, True, State.CANCELLED),
+            Verdict(overdue.id, True, State.CANCELLED),
+        ]
+        for given in (overdue, not_yet):
+            final = await one(store, given.id)
+            assert final == given._replace(state=State.CANCELLED, updated_at_ms=final.updated_at_ms)
+            assert final.updated_at_ms >= given.updated_at_ms
+            assert await store.attempts(given.id) == []
+        assert await everything(store, final=False) == []
+
+    async def test_who_lost_hears_the_state(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        (finished,) = await ended(store, epochs, task(store))
+        (failed,) = await ended(store, epochs, task(store), event=Event.FAIL)
+        (cancelled,) = await stored(store, task(store))
+        await store.cancel([cancelled.id])
+        before = await everything(store)
+        ids = [running.id, finished.id, NOBODY, failed.id, cancelled.id]
+        assert await store.cancel(ids) == [
+            Verdict(running.id, False, State.RUNNING),
+            Verdict(finished.id, False, State.FINISHED),
+            None,
+            Verdict(failed.id, False, State.FAILED),
+            Verdict(cancelled.id, False, State.CANCELLED),
+        ]
+        assert await everything(store) == before
+
+    async def test_a_task_between_attempts_keeps_its_log(self, store, epochs):
+        given = task(store)
+        (waiting,) = await ended(store, epochs, given, event=Event.RETRY, error="boom")
+        assert await store.cancel([given.id]) == [Verdict(given.id, True, State.CANCELLED)]
+        final = await one(store, given.id)
+        assert (final.attempt, final.failures, final.error) == (1, 1, "boom")
+        assert len(await store.attempts(given.id)) == 1
+        assert waiting.state is State.DELAY
+
+    async def test_a_cancelled_task_never_runs(self, store, epochs):
+        (given,) = await stored(store, task(store))
+        await store.cancel([given.id])
+        at = now(store)
+        assert await store.due([Window("mail", 10, 10)], ALL, at, at + HOUR) == []
+        assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [])
+        verdicts = await store.reschedule([given.id], at)
+        assert verdicts == [Verdict(given.id, False, State.CANCELLED)]
+
+    async def test_a_thousand_are_cancelled_together(self, store):
+        given = await stored(store, *[task(store) for _ in range(1_000)])
+        ids = ids_of(given)[::-1]
+        assert await store.cancel(ids) == [Verdict(one, True, State.CANCELLED) for one in ids]
+
+    async def test_no_ids_no_verdicts(self, store):
+        assert await store.cancel([]) == []
+
+
+class TestReschedule:
+    async def test_what_is_unclaimed_is_due_at_another_time(self, store):
+        overdue, not_yet = await stored(store, task(store, key="k"), later(store))
+        moved = now(store) + 2 * HOUR
+        assert await store.reschedule([not_yet.id, overdue.id], moved) == [
+            Verdict(not_yet.id, True, State.DELAY),
+            Verdict(overdue.id, True, State.DELAY),
+        ]
+        for given in (overdue, not_yet):
+            after = await one(store, given.id)
+            assert after == given._replace(due_at_ms=moved, updated_at_ms=after.updated_at_ms)
+            assert after.updated_at_ms >= given.updated_at_ms
+
+    async def test_it_is_loaded_and_claimed_at_that_time(self, store, epochs):
+        (given,) = await stored(store, later(store))
+        moved = now(store) - SECOND
+        await store.reschedule([given.id], moved)
+        at = now(store)
+        (found,) = await store.due([Window("mail", 10, 10)], ALL, at, at + 9 * HOUR)
+        assert found == due_of(given)._replace(due_at_ms=moved)
+        await claim(store, [given._replace(due_at_ms=moved)], epochs)
+
+    async def test_who_lost_hears_the_state(self, store, epochs):
+        tasks = await various(store, epochs)
+        names = ["running", "finished", "failed", "cancelled"]
+        ids = [NOBODY, *[tasks[name].id for name in names]]
+        assert await store.reschedule(ids, now(store) + HOUR) == [
+            None,
+            *[Verdict(tasks[name].id, False, State(name)) for name in names],
+        ]
+        assert await store.get(ids) == [None, *[tasks[name] for name in names]]
+
+    async def test_the_same_time_wins_as_well(self, store):
+        (given,) = await stored(store, later(store))
+        verdicts = await store.reschedule([given.id], given.due_at_ms)
+        assert verdicts == [Verdict(given.id, True, State.DELAY)]
+
+    async def test_no_ids_no_verdicts(self, store):
+        assert await store.reschedule([], 0) == []
+
+
+class TestTake:
+    async def test_the_epochs_rise_shard_by_shard(self, store):
+        first = await store.take(ALL, "n1")
+        assert sorted(first) == list(ALL)
+        second = await store.take([2, 5], "n2")
+        assert second == {2: first[2] + 1, 5: first[5] + 1}
+        third = await store.take(ALL, "n1")
+        assert third == {shard: second.get(shard, first[shard]) + 1 for shard in ALL}
+
+    async def test_an_owner_that_takes_its_shards_again_gets_newer_epochs(self, store):
+        first = await store.take([1], "n1")
+        assert await store.take([1], "n1") == {1: first[1] + 1}
+
+    async def test_no_shards_no_epochs(self, store):
+        assert await store.take([], "n1") == {}
+
+
+class TestTelling:
+    async def test_one_store_hears_another(self, store, opened):
+        other = await opened()
+        heard = asyncio.Event()
+        store.listen(heard.set)
+        async with asyncio.timeout(PATIENCE):
+            while not heard.is_set():  # listening may take a moment to begin
+                await other.tell([0])
+                try:
+                    await asyncio.wait_for(heard.wait(), 0.1)
+                except TimeoutError:
+                    continue
+
+    async def test_telling_nobody_is_no_error(self, store):
+        await store.tell([0, 1])
+        await store.tell([])
+
+
+CALLS = {
+    "insert": lambda store: insert(store, task(store)),
+    "due": lambda store: store.due([Window("mail", 1, 1)], ALL, 0, 1),
+    "claim": lambda store: store.claim([wanted(task(store))], "n1", {}),
+    "record": lambda store: store.record([ending(task(store), at_ms=0)]),
+    "renew": lambda store: store.renew([lease(task(store), 0)]),
+    "running": lambda store: store.running(ALL),
+    "cancel": lambda store: store.cancel([NOBODY]),
+    "cancel_where": lambda store: store.cancel_where(EVERYTHING, 1),
+    "reschedule": lambda store: store.reschedule([NOBODY], 0),
+    "reschedule_where": lambda store: store.reschedule_where(EVERYTHING, 0, 1),
+    "get": lambda store: store.get([NOBODY]),
+    "find": lambda store: store.find(EVERYTHING, final=None, cursor=None, limit=1),
+    "attempts": lambda store: store.attempts(NOBODY),
+    "replay": lambda store: store.replay([replay_of(store, task(store))], force=False),
+    "prune": lambda store: store.prune(0, 1),
+    "take": lambda store: store.take([0], "n1"),
+    "counts": lambda store: store.counts(),
+    "schedules": lambda store: store.schedules(),
+    "put_schedule": lambda store: store.put_schedule(schedule(store)),
+    "delete_schedule": lambda store: store.delete_schedule("nightly"),
+    "fire": lambda store: store.fire([firing(store, schedule(store), 0)]),
+}
+
+
+class TestOpenAndClose:
+    async def test_a_closed_store_says_so(self, place):
+        store = place.store()
+        await store.open()
+        await store.close()
+        for name, call in CALLS.items():
+            with pytest.raises((RuntimeError, StoreUnavailable), match=r"not open|closed"):
+                assert not await call(store), name
+
+    async def test_closing_it_twice_is_no_error(self, place):
+        store = place.store()
+        await store.open()
+        await store.close()
+        await store.close()
+
+    async def test_one_that_was_never_opened_can_be_closed(self, place):
+        await place.store().close()
+
+    async def test_what_was_under_way_ends_first(self, place):
+        store = place.store()
+        await store.open()
+        given = [task(store) for _ in range(100)]
+        inserting = [asyncio.ensure_future(insert(store, one)) for one in given]
+        await asyncio.sleep(0)
+        await store.close()
+        answers = await asyncio.gather(*inserting)
+        assert answers == [[one] for one in given]
+
+    async def test_another_store_finds_everything_as_it_was(self, place):
+        first = place.store()
+        await first.open()
+        epochs = await first.take(ALL, "n1")
+        tasks = await various(first, epochs)
+        logs = {name: await first.attempts(one.id) for name, one in tasks.items()}
+        nightly = schedule(first)
+        await put(first, nightly)
+        counts = await first.counts()
+        await first.close()
+
+        second = place.store()
+        await second.open()
+        try:
+            found = await second.get([one.id for one in tasks.values()])
+            assert found == list(tasks.values())
+            for name, one in tasks.items():
+                assert await second.attempts(one.id) == logs[name]
+            assert await second.schedules() == [nightly]
+            assert await second.counts() == counts
+            assert await second.record([ending(tasks["running"])]) == [True]
+            newer = await second.take(ALL, "n2")
+            assert newer == {shard: epoch + 1 for shard, epoch in epochs.items()}
+        finally:
+            await second.close()
+
+    async def test_a_store_can_be_opened_again(self, place):
+        store = place.store()
+        await store.open()
+        (given,) = await stored(store, task(store))
+        await store.close()
+        await store.open()
+        assert await everything(store) == [given]
+        await store.close()
+
+    async def test_the_number_of_shards_is_settled_when_it_is_made(self, place):
+        for shards in (SHARDS, 64, 2):
+            store = place.store(shards=shards)
+            await store.open()
+            assert store.shards == SHARDS
+            assert sorted(await store.take(range(100), "n1")) == list(ALL)
+            await store.close()
+
+    async def test_the_stores_time_is_about_the_hosts(self, store):
+        """Both run on this machine; by which rules the time is kept is each store's business."""
+        assert abs(store.now_ms() - time.time() * 1_000) < PATIENCE * SECOND

@@ -1,0 +1,162 @@
+"""The contract of a store: schedules, and firings of which none is lost or doubled."""
+
+import pytest
+
+from contracts.stores import (
+    HOUR,
+    SECOND,
+    all_of,
+    claim,
+    ending,
+    everything,
+    firing,
+    now,
+    one,
+    put,
+    schedule,
+)
+from tickwheel.durable.task import (
+    State,
+)
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+
+class TestSchedules:
+    async def test_they_are_kept_as_they_were_given_by_name(self, store):
+        nightly = schedule(store, body=b"\x00\xff", enabled=False, priority=-3, timeout_ms=5)
+        hourly = schedule(
+            store, "hourly ✓", cron=None, interval_ms=HOUR, tz="UTC", missed="all", max_attempts=7
+        )
+        early = schedule(store, "early", missed="skip")
+        await put(store, nightly, hourly, early)
+        found = await store.schedules()
+        assert found == [early, hourly, nightly]
+        assert [one.enabled for one in found] == [True, True, False]
+        assert all(isinstance(one.enabled, bool) for one in found)
+
+    async def test_a_changed_one_takes_the_place_of_the_old(self, store):
+        first = schedule(store)
+        changed = first._replace(cron="0 4 * * *", body=b"2", enabled=False)
+        await put(store, first, changed)
+        assert await store.schedules() == [changed]
+
+    async def test_a_change_cancels_the_pending_firing(self, store):
+        first = schedule(store)
+        await put(store, first)
+        pending = firing(store, first, now(store) + HOUR)
+        assert await store.fire([pending]) == [True]
+        await put(store, first._replace(cron="0 4 * * *"))
+        assert (await one(store, pending.task.id)).state is State.CANCELLED
+        assert await everything(store, final=False) == []
+
+    async def test_a_change_leaves_a_firing_that_runs(self, store, epochs):
+        first = schedule(store)
+        await put(store, first)
+        fired = firing(store, first, now(store) - SECOND)
+        await store.fire([fired])
+        (running,) = await claim(store, [fired.task], epochs)
+        await put(store, first._replace(cron="0 4 * * *"))
+        assert await everything(store) == [running]
+        assert await store.record([ending(running)]) == [True]
+
+    async def test_deleting_one_cancels_its_pending_firing_and_no_other(self, store):
+        nightly, hourly = schedule(store), schedule(store, "hourly")
+        await put(store, nightly, hourly)
+        at = now(store) + HOUR
+        firings = [firing(store, nightly, at), firing(store, hourly, at)]
+        assert await store.fire(firings) == [True, True]
+        assert await store.delete_schedule("nightly") is True
+        assert [found.name for found in await store.schedules()] == ["hourly"]
+        found = await store.get([fired.task.id for fired in firings])
+        assert [fired.state for fired in found] == [State.CANCELLED, State.DELAY]
+
+    async def test_deleting_what_is_not_there_is_false(self, store):
+        assert await store.delete_schedule("nightly") is False
+        await put(store, schedule(store))
+        assert await store.delete_schedule("nightly") is True
+        assert await store.delete_schedule("nightly") is False
+        assert await store.schedules() == []
+
+    async def test_a_firing_stores_its_task_and_how_far_it_came(self, store):
+        first = schedule(store)
+        await put(store, first)
+        fired = firing(store, first, first.fired_until_ms + 5)
+        assert await store.fire([fired]) == [True]
+        assert await store.schedules() == [first._replace(fired_until_ms=fired.until_ms)]
+        assert await everything(store) == [fired.task]
+
+    async def test_a_second_firing_until_the_same_time_loses(self, store):
+        first = schedule(store)
+        await put(store, first)
+        until = first.fired_until_ms + 5
+        winner = firing(store, first, until)
+        assert await store.fire([winner]) == [True]
+        losers = [firing(store, first, until, key=None), firing(store, first, until - 1)]
+        assert await store.fire(losers) == [False, False]
+        assert await everything(store) == [winner.task]
+        assert await store.schedules() == [first._replace(fired_until_ms=until)]
+
+    async def test_of_two_firings_in_one_call_the_first_wins(self, store):
+        first = schedule(store)
+        await put(store, first)
+        until = first.fired_until_ms + 5
+        firings = [firing(store, first, until), firing(store, first, until, key=None)]
+        assert await store.fire(firings) == [True, False]
+        assert await everything(store) == [firings[0].task]
+
+    async def test_firings_one_after_another_all_win(self, store):
+        first = schedule(store, missed="all")
+        await put(store, first)
+        firings = [firing(store, first, first.fired_until_ms + n) for n in range(1, 6)]
+        assert await store.fire(firings[:3]) == [True] * 3
+        assert await store.fire(firings[3:]) == [True] * 2
+        assert await everything(store) == all_of(*[fired.task for fired in firings])
+        assert (await store.schedules())[0].fired_until_ms == firings[-1].until_ms
+
+    async def test_every_pending_firing_of_a_deleted_schedule_is_cancelled(self, store):
+        first = schedule(store, missed="all")
+        await put(store, first)
+        at = now(store) + HOUR
+        firings = [firing(store, first, at + n) for n in range(3)]
+        assert await store.fire(firings) == [True] * 3
+        await store.delete_schedule(first.name)
+        assert await everything(store, final=False) == []
+
+    async def test_a_firing_of_a_deleted_schedule_loses(self, store):
+        first = schedule(store)
+        await put(store, first)
+        await store.delete_schedule(first.name)
+        assert await store.fire([firing(store, first, now(store))]) == [False]
+        assert await everything(store) == []
+
+    @pytest.mark.parametrize(
+        "change", [{"cron": "0 4 * * *"}, {"body": b"2"}, {"enabled": False}, {"tz": "UTC"}]
+    )
+    async def test_a_firing_of_a_schedule_that_has_changed_loses(self, store, change):
+        first = schedule(store)
+        await put(store, first, first._replace(**change))
+        assert await store.fire([firing(store, first, now(store))]) == [False]
+        assert await everything(store) == []
+
+    async def test_a_firing_of_a_schedule_that_was_made_anew_loses(self, store):
+        first = schedule(store)
+        await put(store, first)
+        await store.delete_schedule(first.name)
+        await put(store, first._replace(created_at_ms=first.created_at_ms + 1))
+        assert await store.fire([firing(store, first, now(store))]) == [False]
+        assert await everything(store) == []
+
+    async def test_one_that_is_put_unchanged_keeps_its_pending_firing(self, store):
+        first = schedule(store)
+        await put(store, first)
+        pending = firing(store, first, now(store) + HOUR)
+        await store.fire([pending])
+        await put(store, *await store.schedules())
+        assert (await one(store, pending.task.id)).state is State.DELAY
+        assert (await store.schedules())[0].fired_until_ms == pending.until_ms
+        await store.delete_schedule(first.name)
+        assert (await one(store, pending.task.id)).state is State.CANCELLED
+
+    async def test_no_firings_no_answers(self, store):
+        assert await store.fire([]) == []

@@ -1,0 +1,362 @@
+"""The contract of a store: long random lives, each answer compared with a model's.
+
+On SQLite by a clock set by hand, so that time passes, too. PostgreSQL has a clock of its own: there
+tasks are overdue or due in an hour, whatever the time is.
+"""
+
+import asyncio
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from contracts.model_store import ModelStore, due_of
+from contracts.stores import (
+    EVENTS,
+    HOUR,
+    NOBODY,
+    SECOND,
+    Place,
+    ending,
+    lease,
+    now,
+    schedule,
+    task,
+    walk,
+)
+from stage import HandClock
+from tickwheel.durable.schedule import Firing
+from tickwheel.durable.store import Replay, Wanted, Window
+from tickwheel.durable.task import Filter, State, Submission, Taken
+
+SHARDS = 3
+ALL = range(SHARDS)
+SERVICES = ["mail", "sms"]
+START = 1_800_000_000.0
+TIMEOUT_MS = 30 * SECOND
+
+places = st.lists(st.integers(0, 999), min_size=1, max_size=4)
+late = st.sampled_from([SECOND, 2 * SECOND, -HOUR, -2 * HOUR])
+services = st.sampled_from(SERVICES)
+keys = st.sampled_from([None, None, "a", "b"])
+states = st.sampled_from([None, *State])
+filters = st.builds(
+    Filter, states, st.sampled_from([None, *SERVICES]), st.sampled_from([None, None, "a", "b"])
+)
+submissions = st.tuples(
+    services, keys, late, st.sampled_from(ALL), st.sampled_from(["reject", "replace", "keep"])
+)
+known_epochs = st.sampled_from(["none", "right", "stale"])
+
+
+def timeless(answer):
+    """An answer without the times that a store writes by its own clock."""
+    if isinstance(answer, Taken):
+        return Taken(timeless(answer.holder))
+    if answer is None:
+        return None
+    return answer._replace(
+        updated_at_ms=0, created_at_ms=0, started_at_ms=None, lease_until_ms=None
+    )
+
+
+def timeless_row(row):
+    return row._replace(started_at_ms=0, ended_at_ms=0)
+
+
+class Lives(RuleBasedStateMachine):
+    """A store and a model, told the same."""
+
+    def __init__(self, place, clock=None):
+        super().__init__()
+        self.clock = clock
+        self.runner = asyncio.Runner()
+        self.place = place
+        self.options = {"clock": clock} if clock else {}
+        self.model = ModelStore(SHARDS)
+        self.known = []  # the ids of all tasks ever stored
+        self.given = []  # tasks as they were submitted
+        self.claimed = []  # tasks as they were claimed
+        self.names = itertools.count()
+        self.open()
+
+    def open(self):
+        self.store = self.place.store(shards=SHARDS, **self.options)
+        self.do(self.store.open())
+
+    def do(self, coroutine):
+        return self.runner.run(coroutine)
+
+    def teardown(self):
+        self.do(self.store.close())
+        self.runner.close()
+
+    def chosen(self, places, items):
+        return [items[place % len(items)] for place in places] if items else []
+
+    def epochs(self, how):
+        right = dict(self.model.epochs)
+        return {"none": {}, "right": right, "stale": right | {1: right[1] - 1}}[how]
+
+    def now(self):
+        return now(self.store)
+
+    @rule(parts=st.lists(submissions, min_size=1, max_size=4), how=known_epochs)
+    def submit(self, parts, how):
+        given = [
+            Submission(
+                task(
+                    self.store,
+                    service=service,
+                    key=key,
+                    late=late,
+                    shard=shard,
+                    body=b"%d" % next(self.names),
+                ),
+                on_conflict,
+            )
+            for service, key, late, shard, on_conflict in parts
+        ]
+        self.insert(given, self.epochs(how), again=False)
+
+    @precondition(lambda self: self.given)
+    @rule(places=places, part=submissions)
+    def submit_again(self, places, part):
+        service, key, late, shard, on_conflict = part
+        new = task(self.store, service=service, key=key, late=late, shard=shard)
+        given = {one.id: Submission(one, on_conflict) for one in self.chosen(places, self.given)}
+        self.insert([*given.values(), Submission(new, on_conflict)], {}, again=True)
+
+    def insert(self, given, epochs, *, again):
+        answers = self.do(self.store.insert(given, epochs, again=again))
+        expected = self.model.insert(given, epochs, again=again)
+        assert list(map(timeless, answers)) == list(map(timeless, expected))
+        self.given += [one.task for one in given]
+        self.learn(one.task.id for one in given)
+
+    def learn(self, ids):
+        self.known += [one for one in ids if self.model.get(one) and one not in self.known]
+
+    @rule(shards=st.sets(st.sampled_from(ALL)))
+    def take(self, shards):
+        shards = sorted(shards)
+        assert self.do(self.store.take(shards, "n2")) == self.model.take(shards)
+
+    @precondition(lambda self: self.known)
+    @rule(places=places, moved=st.sampled_from([0, 0, 0, 1]), how=known_epochs)
+    def claim(self, places, moved, how):
+        ids = list(dict.fromkeys(self.chosen(places, self.known)))
+        asked = [
+            Wanted(due_of(one)._replace(due_at_ms=one.due_at_ms + moved), TIMEOUT_MS)
+            for one in map(self.model.get, ids)
+            if one is not None
+        ]
+        epochs = self.epochs(how)
+        claims = self.do(self.store.claim(asked, "n1", epochs))
+        running, later = self.model.claim(asked, "n1", epochs, self.now())
+        assert sorted(one.id for one in claims.tasks) == sorted(running)
+        assert sorted(claims.later) == sorted(later)
+        for one in claims.tasks:
+            expected = self.model.live[one.id]
+            assert timeless(one) == timeless(expected)
+            if self.clock:
+                assert one.lease_until_ms == expected.lease_until_ms
+            self.model.live[one.id] = expected._replace(
+                started_at_ms=one.started_at_ms, lease_until_ms=one.lease_until_ms
+            )
+            self.claimed.append(one)
+
+    @precondition(lambda self: self.claimed)
+    @rule(
+        places=places,
+        event=st.sampled_from(EVENTS),
+        late=late,
+        lost=st.sampled_from([False, False, True]),
+        error=st.sampled_from([None, "boom"]),
+    )
+    def record(self, places, event, late, lost, error):
+        at = self.now()
+        ends = [
+            ending(one, event, at_ms=at, due_at_ms=at - late, lost=lost, error=error)
+            for one in self.chosen(places, self.claimed)
+        ]
+        assert self.do(self.store.record(ends)) == self.model.record(ends)
+
+    @precondition(lambda self: self.claimed)
+    @rule(places=places, moved=st.sampled_from([-HOUR, 2 * HOUR]))
+    def renew(self, places, moved):
+        chosen = {one.id: one for one in self.chosen(places, self.claimed)}
+        leases = [lease(one, self.now() + moved) for one in chosen.values()]
+        assert self.do(self.store.renew(leases)) == self.model.renew(leases)
+
+    @precondition(lambda self: self.known)
+    @rule(places=places)
+    def cancel(self, places):
+        ids = [*dict.fromkeys(self.chosen(places, self.known)), NOBODY]
+        assert self.do(self.store.cancel(ids)) == self.model.cancel(ids)
+
+    @precondition(lambda self: self.known)
+    @rule(places=places, late=late)
+    def reschedule(self, places, late):
+        ids = [*dict.fromkeys(self.chosen(places, self.known)), NOBODY]
+        due = self.now() - late
+        assert self.do(self.store.reschedule(ids, due)) == self.model.reschedule(ids, due)
+
+    @rule(which=filters, limit=st.sampled_from([1, 100]))
+    def cancel_where(self, which, limit):
+        won = self.do(self.store.cancel_where(which, limit))
+        self.check_won(won, self.unclaimed(which), limit)
+        self.model.cancel(won)
+
+    @rule(which=filters, limit=st.sampled_from([1, 100]), late=late)
+    def reschedule_where(self, which, limit, late):
+        due = self.now() - late
+        matching = [one for one in self.unclaimed(which) if self.model.live[one].due_at_ms != due]
+        won = self.do(self.store.reschedule_where(which, due, limit))
+        self.check_won(won, matching, limit)
+        self.model.reschedule(won, due)
+
+    def unclaimed(self, which):
+        found = self.model.find(which, self.now(), final=False)
+        return [one.id for one in found if one.state is State.DELAY]
+
+    def check_won(self, won, matching, limit):
+        """Of what matches, so many: which of them is the store's choice."""
+        assert len(won) == len(set(won)) == min(limit, len(matching))
+        assert set(won) <= set(matching)
+
+    @rule(which=filters, final=st.sampled_from([None, True, False]), limit=st.integers(1, 5))
+    def find(self, which, final, limit):
+        found = self.do(walk(self.store, which, final=final, limit=limit))
+        expected = self.model.find(which, self.now(), final=final)
+        assert list(map(timeless, found)) == list(map(timeless, expected))
+
+    @rule(shards=st.sets(st.sampled_from(ALL)), horizon=st.sampled_from([0, HOUR + 1, 9 * HOUR]))
+    def due(self, shards, horizon):
+        at = self.now()
+        windows = [Window(service, 1_000, 1_000) for service in SERVICES]
+        found = self.do(self.store.due(windows, sorted(shards), at, at + horizon))
+        for service in SERVICES:
+            ours = [due for due in found if due.service == service]
+            assert ours == self.model.due(service, shards, -1, at + horizon)
+
+    @rule(shards=st.sets(st.sampled_from(ALL)))
+    def running(self, shards):
+        found = {one.id: one for one in self.do(self.store.running(sorted(shards)))}
+        expected = {one.id: one for one in self.model.running(shards)}
+        assert found.keys() == expected.keys()
+        for task_id, one in found.items():
+            assert timeless(one) == timeless(expected[task_id]._replace(body=b""))
+            assert one.lease_until_ms == expected[task_id].lease_until_ms
+
+    @precondition(lambda self: self.known)
+    @rule(places=places, late=late, force=st.booleans())
+    def replay(self, places, late, force):
+        new = [task(self.store, late=late, shard=2) for _ in places]
+        replays = [
+            Replay(old, one.id, 2, one.due_at_ms)
+            for old, one in zip(self.chosen(places, self.known), new, strict=True)
+        ]
+        if force:  # which of two forced ones of a batch the backlog notes is not promised
+            replays = list({one.id: one for one in replays}.values())
+        answers = self.do(self.store.replay(replays, force=force))
+        expected = self.model.replay(replays, self.now(), force=force)
+        assert list(map(timeless, answers)) == list(map(timeless, expected))
+        self.learn(one.new_id for one in replays)
+
+    @rule(limit=st.integers(1, 3))
+    def prune(self, limit):
+        before = set(self.model.final)
+        count = self.do(self.store.prune(self.now() + HOUR, limit))
+        assert count == min(limit, len(before))
+        left = self.do(self.store.get(sorted(before)))
+        gone = before - {one.id for one in left if one is not None}
+        assert len(gone) == count
+        for task_id in gone:
+            self.model.forget(task_id)
+            assert self.do(self.store.attempts(task_id)) == []
+
+    @rule(name=st.sampled_from(["nightly", "hourly"]), tz=st.sampled_from(["UTC", "Asia/Tokyo"]))
+    def put_schedule(self, name, tz):
+        there = self.model.schedules.get(name) or schedule(self.store, name, service="sms")
+        given = there._replace(tz=tz)
+        self.do(self.store.put_schedule(given))
+        self.model.put_schedule(given)
+
+    @rule(name=st.sampled_from(["nightly", "hourly"]))
+    def delete_schedule(self, name):
+        assert self.do(self.store.delete_schedule(name)) == self.model.delete_schedule(name)
+
+    @precondition(lambda self: self.model.schedules)
+    @rule(place=st.integers(0, 9), moved=st.sampled_from([-1, 0, 1, 2]), late=late)
+    def fire(self, place, moved, late):
+        given = self.chosen([place], sorted(self.model.schedules.values()))[0]
+        changed = given._replace(tz="Europe/Paris")
+        firings = [
+            Firing(one, given.fired_until_ms + moved, task(self.store, service="sms", late=late))
+            for one in (changed, given, given)
+        ]
+        assert self.do(self.store.fire(firings)) == self.model.fire(firings)
+        self.learn(one.task.id for one in firings)
+
+    @precondition(lambda self: self.clock)
+    @rule(hours=st.sampled_from([0.001, 1.5]))
+    def pass_time(self, hours):
+        self.clock.add(hours * 3_600)
+
+    @rule()
+    def reopen(self):
+        self.do(self.store.close())
+        self.open()
+
+    @invariant()
+    def both_hold_the_same(self):
+        found = self.do(walk(self.store, Filter(), limit=1_000))
+        expected = self.model.find(Filter(), self.now())
+        assert list(map(timeless, found)) == list(map(timeless, expected))
+        assert sum(self.do(self.store.counts()).values()) == len(expected)
+        schedules = sorted(self.model.schedules.values(), key=lambda one: one.name)
+        assert self.do(self.store.schedules()) == schedules
+
+    @invariant()
+    def both_have_the_same_log(self):
+        for task_id in self.model.log:
+            rows = self.do(self.store.attempts(task_id))
+            expected = self.model.log[task_id]
+            assert list(map(timeless_row, rows)) == list(map(timeless_row, expected))
+
+
+@pytest.mark.parametrize("kind", ["sqlite-sqlite3", "sqlite-apsw"])
+def test_a_sqlite_store_does_what_the_model_does(kind, tmp_path):
+    files = (tmp_path / f"{number}.db" for number in itertools.count())
+
+    def lives():
+        return Lives(Place(kind, str(next(files))), HandClock(START))
+
+    run_state_machine_as_test(lives, settings=settings(max_examples=50, stateful_step_count=30))
+
+
+def test_a_postgres_store_does_what_the_model_does(postgres_server):
+    names = (f"lives_{number}" for number in itertools.count())
+
+    class OnPostgres(Lives):
+        def __init__(self):
+            self.database = next(names)
+            postgres_server.execute(f"CREATE DATABASE {self.database}")
+            super().__init__(Place("postgres", postgres_server.url_for(self.database)))
+
+        def teardown(self):
+            super().teardown()
+            postgres_server.execute(f"DROP DATABASE {self.database} WITH (FORCE)")
+
+    run_state_machine_as_test(
+        OnPostgres, settings=settings(max_examples=10, stateful_step_count=30)
+    )

@@ -1,0 +1,93 @@
+"""How many statements things take, and what the loader reads: SQLite, counted at the driver."""
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tickwheel.durable import Scheduler
+from tickwheel.durable.stores import sqlite_statements as sql
+from tickwheel.durable.stores.sqlite_connection import DRIVERS
+
+BURST = 10_000
+
+
+@pytest.fixture(params=sorted(DRIVERS))
+def counted(request, monkeypatch):
+    """Every statement that the driver is given, by its text; executemany counts once."""
+    driver = DRIVERS[request.param]
+    seen = Counter()
+    run, run_many = driver.run, driver.run_many
+
+    def count_run(self, statement, values=()):
+        seen[statement] += 1
+        return run(self, statement, values)
+
+    def count_many(self, statement, rows):
+        seen[statement] += 1
+        return run_many(self, statement, rows)
+
+    monkeypatch.setattr(driver, "run", count_run)
+    monkeypatch.setattr(driver, "run_many", count_many)
+    monkeypatch.setattr("tickwheel.durable.stores.sqlite.default_driver", lambda: request.param)
+    return seen
+
+
+@pytest.mark.asyncio
+async def test_a_burst_of_ten_thousand_takes_one_statement_per_batch(counted, tmp_path):
+    app = Scheduler(f"sqlite:///{tmp_path}/tasks.db")
+    left = BURST
+    done = asyncio.Event()
+
+    @app.task(concurrency=500)
+    async def nothing():
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set()
+
+    async with app:
+        due = datetime.now(UTC) + timedelta(seconds=1.5)
+        await app.submit_many([nothing.request(at=due) for _ in range(BURST)])
+        async with asyncio.timeout(50):
+            await done.wait()
+        while (await app.stats())["ended"].get("finish", 0) < BURST:
+            await asyncio.sleep(0.05)
+    assert counted[sql.INSERT] == BURST // 1_000
+    assert counted[sql.CLAIM] <= BURST // 50  # 500 permits: 20 claims when none comes in halves
+    assert counted[sql.ENDING] <= BURST // 50
+    assert all(counted[statement] == counted[sql.ENDING] for statement in sql.RECORD)
+    assert sum(counted.values()) < BURST // 2
+
+
+@pytest.mark.asyncio
+async def test_the_loader_reads_only_what_is_due_within_the_horizon(tmp_path, monkeypatch):
+    read = []
+    app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", horizon=30)
+
+    @app.task
+    async def nothing():
+        pass
+
+    writer = Scheduler(f"sqlite:///{tmp_path}/tasks.db", dispatch=False)
+    async with writer:
+        near = [{"service": "nothing", "delay": 20 + n / 1000} for n in range(50)]
+        far = [{"service": "nothing", "delay": 3600 + n} for n in range(5_000)]
+        await writer.submit_many([*far, *near])
+    async with app:
+        due = app._node.store.due
+
+        async def noted(*args):
+            found = await due(*args)
+            read.append(len(found))
+            return found
+
+        monkeypatch.setattr(app._node.store, "due", noted)
+        app._node.loader._scanned_ms = -1
+        app._node._steps["loader"].wake()
+        async with asyncio.timeout(20):
+            while not read:
+                await asyncio.sleep(0.01)
+        assert read[0] == 50
+        assert (await app.stats())["held"] == 50

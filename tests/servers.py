@@ -1,0 +1,482 @@
+"""Real servers for the tests: child processes on loopback, each in a temporary directory.
+
+- A server ends with the test process, however that ends; only what it started is ever signalled.
+- It keeps its port and its data through `stop`, `kill` and `restart`; `close` removes the data.
+- A server that is not installed fails the test and names the package: nothing is skipped.
+"""
+
+import os
+import pwd
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 60.0  # seconds until a server that does not answer counts as broken
+POLL = 0.005
+TRIES = 5
+ROOT = os.geteuid() == 0
+
+# Becomes the server: without root, tied to the life of the process that asked for it. A program
+# of its own and no preexec_fn, which is unsafe (and warned of) where there are threads.
+LAUNCH = """
+import ctypes, os, pwd, signal, sys
+parent, death, user, *argv = sys.argv[1:]
+if user:
+    who = pwd.getpwnam(user)
+    os.setgroups([])
+    os.setgid(who.pw_gid)
+    os.setuid(who.pw_uid)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(death))
+if os.getppid() != int(parent):
+    sys.exit("the process that started this one is gone")
+os.execv(argv[0], argv)
+"""
+
+
+@cache
+def _starter():
+    """A thread that never ends: a child dies with the *thread* that started it."""
+    return ThreadPoolExecutor(1, "servers")
+
+
+def _spawn(argv, user, death, log, environment):
+    launch = [sys.executable, "-ISc", LAUNCH, str(os.getpid()), str(int(death)), user or "", *argv]
+    options = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": log,
+        "stderr": log,
+        "cwd": "/",
+        "env": clean_environment() | environment,
+        "start_new_session": True,  # Ctrl-C is for the tests
+    }
+    if threading.current_thread() is threading.main_thread():
+        return subprocess.Popen(launch, **options)
+    return _starter().submit(subprocess.Popen, launch, **options).result()
+
+
+def clean_environment():
+    """The environment without what is meant for the Python under test, or for another server."""
+    odd = re.compile(
+        r"LD_PRELOAD|PYTHON.*|(A|UB)SAN_OPTIONS|PG[A-Z]+|LC_.*|LANG(UAGE)?|TZ|FAKETIME.*"
+    )
+    kept = {name: value for name, value in os.environ.items() if not odd.fullmatch(name)}
+    return kept | {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
+
+
+def free_port():
+    """A port that nobody listens on now.
+
+    Below the range of outgoing connections: within it, one of those may take the port while the
+    server is down, or connect to itself and look like a server.
+    """
+    low = 0
+    span = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if span.exists():
+        low = int(span.read_text().split()[0])
+    candidates = random.SystemRandom().sample(range(15_000, low), 50) if low > 16_000 else []
+    for port in [*candidates, 0]:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise RuntimeError("no port is free")
+
+
+def _stat(pid):
+    """The state and the parent of a process, or None when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, parent = text.rpartition(")")[2].split()[:2]
+    return state, int(parent)
+
+
+def _descendants(pid):
+    """The processes below `pid`, without it."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (found := _stat(entry.name)):
+            parents.setdefault(found[1], []).append(int(entry.name))
+    below, todo = [], [pid]
+    while todo:
+        children = parents.get(todo.pop(), [])
+        below += children
+        todo += children
+    return below
+
+
+def _gone(pid):
+    found = _stat(pid)
+    return found is None or found[0] in "ZX"  # an orphan may stay as a zombie
+
+
+def _stopped(pid):
+    found = _stat(pid)
+    return found is None or found[0] in "TtZX"
+
+
+def wait_until(condition, what, seconds=PATIENCE):
+    """Return when `condition()` holds; a failure that says `what` did not happen otherwise."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(POLL)
+
+
+class Server:
+    """One server process: what all kinds have in common.
+
+    A kind adds `argv()`, the command; `ready()`, whether this very process answers; and
+    `prepare(attempt)`, what must be in its directory before the first start.
+    """
+
+    name = "server"
+    package = ""  # Debian's name of what to install
+    user = ""  # whom root becomes
+    stop_signal = signal.SIGTERM
+    death_signal = signal.SIGKILL
+
+    def __init__(self, *, durable=False, options=None, environment=None):
+        self.durable = durable
+        self.options = dict(options or {})
+        self.environment = dict(environment or {})
+        self.port = 0
+        self._process = None
+        self._settled = False  # it ran once: the port is its own
+        self._paused = []
+        self.binaries()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"tickwheel-{self.name}-"))
+        self.own(self.directory)
+
+    def argv(self):
+        raise NotImplementedError
+
+    def ready(self):
+        raise NotImplementedError
+
+    def binaries(self):
+        """Where its programs are; fails the test when they are missing."""
+        raise NotImplementedError
+
+    def prepare(self, attempt):
+        """Make what the first start needs."""
+
+    @property
+    def pid(self):
+        return self._process.pid if self.running else None
+
+    @property
+    def running(self):
+        return self._process is not None and self._process.poll() is None
+
+    def start(self):
+        """Start it, and return when it answers; nothing when it runs already."""
+        if self.running:
+            return self
+        for attempt in range(TRIES):
+            if not self._settled:
+                self.port = free_port()
+                self.prepare(attempt)
+            self._launch()
+            try:
+                wait_until(lambda: not self.running or self.ready(), f"{self.name} answers")
+            except TimeoutError as error:
+                self.kill()
+                raise RuntimeError(f"{error}\n{self.log()}") from None
+            if self.running:
+                self._settled = True
+                return self
+        raise RuntimeError(f"{self.name} does not start:\n{self.log()}")
+
+    def stop(self):
+        """End it cleanly; nothing when it does not run."""
+        if not self.running:
+            return
+        self.resume()
+        self._process.send_signal(self.stop_signal)
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self):
+        """End it and all its processes with SIGKILL: what it did not write is lost."""
+        if not self.running:
+            return
+        family = self._freeze()
+        for pid in family:
+            self._signal(pid, signal.SIGKILL)
+        self._process.wait(PATIENCE)
+        wait_until(lambda: all(map(_gone, family)), f"{self.name} is gone")
+        self._paused = []
+
+    def restart(self):
+        """Stop it and start it again: same port, same data."""
+        self.stop()
+        return self.start()
+
+    def pause(self):
+        """Let all its processes stand still: connections stay open, and nothing answers."""
+        self._paused = self._freeze()
+
+    def resume(self):
+        """Let its processes go on after `pause`."""
+        paused, self._paused = self._paused, []
+        for pid in paused:
+            self._signal(pid, signal.SIGCONT)
+
+    def close(self):
+        """Stop it and remove its directory."""
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def log(self, lines=40):
+        """The last lines that it wrote."""
+        path = self.directory / "log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+    def own(self, path):
+        """Give `path` to the user that the server runs as."""
+        if ROOT:
+            who = self._account()
+            os.chown(path, who.pw_uid, who.pw_gid)
+
+    def missing(self):
+        """Fail the test: the server is not installed."""
+        pytest.fail(f"{self.name} is not here: apt-get install {self.package}", pytrace=False)
+
+    def _account(self):
+        try:
+            return pwd.getpwnam(self.user)
+        except KeyError:
+            return self.missing()
+
+    def _launch(self):
+        user = self.user if ROOT else ""
+        with (self.directory / "log").open("ab") as log:
+            argv = [str(part) for part in self.argv()]
+            self._process = _spawn(argv, user, self.death_signal, log, self.environment)
+
+    def _freeze(self):
+        """Stop its processes, the parent first so that it starts no more; return them all."""
+        family = [self._process.pid]
+        for pid in family:
+            self._signal(pid, signal.SIGSTOP)
+            wait_until(lambda pid=pid: _stopped(pid), f"process {pid} stands still")
+            family += [child for child in _descendants(pid) if child not in family]
+        return family
+
+    def _signal(self, pid, number):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+    def __enter__(self):
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __repr__(self):
+        return f"<{type(self).__name__} port={self.port} {'running' if self.running else 'down'}>"
+
+
+class PostgresServer(Server):
+    """PostgreSQL, user `tickwheel`, no password.
+
+    - Fast and safe against kill -9 of the server, not against a loss of power: `durable=True`
+      leaves fsync on.
+    - `options` are settings, as in `options={"wal_level": "logical"}`.
+    """
+
+    name = "postgres"
+    package = "postgresql-15"
+    user = "postgres"
+    stop_signal = signal.SIGINT
+    death_signal = signal.SIGQUIT
+
+    @property
+    def url(self):
+        return self.url_for("postgres")
+
+    def url_for(self, database):
+        return f"postgresql://tickwheel@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, statement, database="postgres"):
+        """Run SQL, and return what it printed: for tests to look behind the driver's back."""
+        psql = [self.binaries() / "psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-d"]
+        done = subprocess.run(
+            [*psql, self.url_for(database), "-c", statement],
+            capture_output=True,
+            check=False,
+            text=True,
+            env=clean_environment(),
+            timeout=PATIENCE,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{statement}: {done.stderr.strip()}")
+        return done.stdout.rstrip("\n")
+
+    def binaries(self):
+        installed = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+        newest = max(installed, key=lambda path: float(path.parts[-3]), default=None)
+        if newest is None:
+            found = shutil.which("initdb")
+            newest = Path(found).resolve() if found else self.missing()
+        return newest.parent
+
+    def argv(self):
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "max_connections": 200,
+            "synchronous_commit": "on",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+        }
+        if not self.durable:
+            settings |= {"fsync": "off", "full_page_writes": "off"}
+        settings |= self.options
+        flags = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return [
+            self.binaries() / "postgres",
+            "-D",
+            self.directory / "data",
+            "-p",
+            self.port,
+            *flags,
+        ]
+
+    def ready(self):
+        """The server says so in its pid file, which is read without a connection."""
+        try:
+            lines = (self.directory / "data" / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return False
+        return lines[:1] == [str(self._process.pid)] and lines[7:8] == ["ready   "]
+
+    def prepare(self, attempt):
+        data = self.directory / "data"
+        template = self._template()
+        if attempt == 1:  # not the port, then: perhaps somebody swept half of the template away
+            shutil.rmtree(template, ignore_errors=True)
+            shutil.rmtree(data, ignore_errors=True)
+        if data.exists():
+            return
+        if not self._copied(template, data):
+            shutil.rmtree(data, ignore_errors=True)
+            self._initdb(data)
+            self._keep(data, template)
+
+    def _template(self):
+        """Where a data directory fresh from initdb is kept: one per boot, user and PostgreSQL."""
+        binary = (self.binaries() / "postgres").stat()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        name = f"tickwheel-template-{os.geteuid()}-{boot}-{binary.st_mtime_ns:x}"
+        return Path(tempfile.gettempdir(), name)
+
+    def _copied(self, template, data):
+        """Whether `data` is now a copy of the template; no, when that is missing or not ours."""
+        owner = self._account().pw_uid if ROOT else os.geteuid()
+        try:
+            if template.lstat().st_uid != owner:
+                return False
+        except FileNotFoundError:
+            return False
+        copy = subprocess.run(["cp", "-a", template, data], capture_output=True, check=False)
+        return copy.returncode == 0
+
+    def _initdb(self, data):
+        argv = [self.binaries() / "initdb", "-D", data, "-U", "tickwheel", "-A", "trust"]
+        argv += ["-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions"]
+        with (self.directory / "log").open("ab") as log:
+            user = self.user if ROOT else ""
+            made = _spawn([str(part) for part in argv], user, signal.SIGKILL, log, {})
+        if made.wait(PATIENCE):
+            raise RuntimeError(f"initdb failed:\n{self.log()}")
+
+    def _keep(self, data, template):
+        """Leave a copy for the next server. It appears whole, by one rename; the first one wins."""
+        scratch = Path(tempfile.mkdtemp(prefix=f"{template.name}-"))
+        try:
+            subprocess.run(["cp", "-a", data, scratch / "data"], capture_output=True, check=True)
+            (scratch / "data").rename(template)
+        except (OSError, subprocess.CalledProcessError):
+            pass  # another run was faster, or the disk is full
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+class RedisServer(Server):
+    """Redis with an append-only file: what it has answered survives kill -9 of the server.
+
+    `durable=True` makes it wait for the disk as well.
+    """
+
+    name = "redis"
+    package = "redis-server"
+    user = "redis"
+
+    @property
+    def url(self):
+        return self.url_for(0)
+
+    def url_for(self, database):
+        return f"redis://127.0.0.1:{self.port}/{database}"
+
+    def execute(self, *words, timeout=PATIENCE):
+        """Send one command of plain words, and return what it answered, raw."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout) as connection:
+            connection.sendall(" ".join(words).encode() + b"\r\nQUIT\r\n")
+            said = b""
+            while part := connection.recv(65536):
+                said += part
+        return said.removesuffix(b"+OK\r\n").decode()
+
+    def binaries(self):
+        return Path(shutil.which("redis-server") or self.missing()).parent
+
+    def argv(self):
+        settings = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": self.directory,
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always" if self.durable else "no",
+        } | self.options
+        flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        return [self.binaries() / "redis-server", *flags]
+
+    def ready(self):
+        try:
+            said = self.execute("INFO", timeout=1)  # whoever has the port may be silent
+        except OSError:
+            return False
+        return f"process_id:{self._process.pid}\r\n" in said and "\r\nloading:0\r\n" in said
