@@ -14,7 +14,8 @@ WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text("utf-8"))]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_prints_what_it_says(page, capsys):
+def test_the_code_of_a_page_prints_what_it_says(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a page may make files
     code = "\n".join(BLOCK.findall(page.read_text("utf-8")))
     exec(compile(code, str(page), "exec"), {"__name__": "__page__"})
     assert capsys.readouterr().out.splitlines() == PRINTED.findall(code)

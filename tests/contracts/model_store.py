@@ -1,7 +1,7 @@
 """A store in a few dictionaries: the rules of the contract, as plain as they can be said.
 
-It has no clock: `now_ms` is an argument. Times that a store writes by its own clock are left as they
-were, for whoever compares to leave out.
+It has no clock: `now_ms` is an argument. Times that a store writes by its own clock are left as
+they were, for whoever compares to leave out.
 """
 
 from tickwheel.durable.store import LEASE_MARGIN_MS
@@ -88,13 +88,13 @@ class ModelStore:
             if task.due_at_ms != due.due_at_ms or task.due_at_ms > now_ms:
                 later.append(due_of(task))
                 continue
-            timeout_ms = timeout_ms if task.timeout_ms is None else task.timeout_ms
+            length_ms = timeout_ms if task.timeout_ms is None else task.timeout_ms
             self.live[task.id] = task._replace(
                 state=TRANSITIONS[State.DELAY, Event.CLAIM],
                 attempt=task.attempt + 1,
                 node=node,
                 epoch=self.epochs[task.shard],
-                lease_until_ms=now_ms + timeout_ms + LEASE_MARGIN_MS,
+                lease_until_ms=now_ms + length_ms + LEASE_MARGIN_MS,
                 started_at_ms=now_ms,
             )
             claimed.append(task.id)
@@ -222,9 +222,12 @@ class ModelStore:
         return {shard: self.epochs[shard] for shard in shards}
 
     def put_schedule(self, schedule):
-        if self.schedules.get(schedule.name) != schedule:
-            self._cancel_firings(schedule.name)
+        there = self.schedules.get(schedule.name)
+        if there is not None and there.same_as(schedule):
+            return there
+        self._cancel_firings(schedule.name)
         self.schedules[schedule.name] = schedule
+        return schedule
 
     def delete_schedule(self, name):
         self._cancel_firings(name)
@@ -243,11 +246,12 @@ class ModelStore:
         given, until_ms, task = firing
         there = self.schedules.get(given.name)
         same = there and there._replace(fired_until_ms=0) == given._replace(fired_until_ms=0)
-        if not same or there.fired_until_ms >= until_ms:
+        if not same or not there.enabled or there.fired_until_ms >= until_ms:
             return False
         self.schedules[given.name] = there._replace(fired_until_ms=until_ms)
-        self.firings.setdefault(given.name, []).append(task.id)
-        self.live[task.id] = task
+        if task is not None and self.holder(task.service, task.key) is None:
+            self.firings.setdefault(given.name, []).append(task.id)
+            self.live[task.id] = task
         return True
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import NamedTuple
 
-from tickwheel.durable.schedule import Firing, Schedule
+from tickwheel.durable.schedule import Firing, Schedule, firing_key
 from tickwheel.durable.store import Replay, Wanted
 from tickwheel.durable.task import (
     COUNTED,
@@ -256,9 +256,12 @@ def replay_of(store, given, *, late=SECOND, shard=1):
 
 
 def firing(store, schedule, until_ms, **fields):
-    """A firing of a schedule, and its task: due when it fires, with a key of its own."""
-    name = f"{schedule.name}@{until_ms}"
-    given = {"service": schedule.service, "due_at_ms": until_ms, "key": name}
+    """A firing of a schedule, and its task: due when it fires, with a firing's key."""
+    given = {
+        "service": schedule.service,
+        "due_at_ms": until_ms,
+        "key": firing_key(schedule.name, until_ms),
+    }
     return Firing(schedule, until_ms, task(store, **(given | fields)))
 
 
@@ -313,21 +316,23 @@ def holds(which, task, at):
 
 
 STATES = [None, *State]
-FILTERS = [
+INDEXED = [  # state, service, key, due before: what an index serves
     (state, service, key, due)
     for state in STATES
     for service, key, due in [
-        (None, None, None),
         ("sms", None, None),
         ("mail", "a", None),
         (None, "a", None),
-        (None, None, 0),
-        (None, None, 2 * HOUR),
+        ("mail", None, 0),
         ("mail", None, 2 * HOUR),
         ("sms", "b", 2 * HOUR),
         ("nobody", None, None),
         (None, "nobody", None),
     ]
+]
+FILTERS = [
+    *INDEXED,
+    *[(state, None, None, due) for state in STATES for due in (None, 0, 2 * HOUR)],
 ]
 
 

@@ -215,7 +215,7 @@ async def test_of_two_firings_until_the_same_time_one_wins(store, opened):
     await put(store, nightly)
     for number in range(1, ROUNDS):
         until = nightly.fired_until_ms + number
-        firings = [firing(store, nightly, until, key=None) for _ in range(6)]
+        firings = [firing(store, nightly, until) for _ in range(6)]
         won = await asyncio.gather(
             *[node.fire([fired]) for node, fired in zip([store, other] * 3, firings, strict=True)]
         )
@@ -229,7 +229,7 @@ async def test_a_schedule_that_is_deleted_meanwhile_leaves_no_firing(store, open
         nightly = schedule(store)
         await put(store, nightly)
         await asyncio.gather(
-            store.fire([firing(store, nightly, now(store) + HOUR, key=None)]),
+            store.fire([firing(store, nightly, now(store) + HOUR)]),
             other.delete_schedule(nightly.name),
         )
         assert await everything(store, final=False) == []

@@ -14,6 +14,7 @@ from contracts.stores import (
     one,
     put,
     schedule,
+    stored,
 )
 from tickwheel.durable.task import (
     State,
@@ -92,7 +93,7 @@ class TestSchedules:
         until = first.fired_until_ms + 5
         winner = firing(store, first, until)
         assert await store.fire([winner]) == [True]
-        losers = [firing(store, first, until, key=None), firing(store, first, until - 1)]
+        losers = [firing(store, first, until), firing(store, first, until - 1)]
         assert await store.fire(losers) == [False, False]
         assert await everything(store) == [winner.task]
         assert await store.schedules() == [first._replace(fired_until_ms=until)]
@@ -101,7 +102,7 @@ class TestSchedules:
         first = schedule(store)
         await put(store, first)
         until = first.fired_until_ms + 5
-        firings = [firing(store, first, until), firing(store, first, until, key=None)]
+        firings = [firing(store, first, until), firing(store, first, until)]
         assert await store.fire(firings) == [True, False]
         assert await everything(store) == [firings[0].task]
 
@@ -152,11 +153,55 @@ class TestSchedules:
         await put(store, first)
         pending = firing(store, first, now(store) + HOUR)
         await store.fire([pending])
-        await put(store, *await store.schedules())
+        as_stored = first._replace(fired_until_ms=pending.until_ms)
+        assert await store.put_schedule(as_stored) == as_stored
+        made_again = first._replace(created_at_ms=now(store), fired_until_ms=now(store))
+        assert await store.put_schedule(made_again) == as_stored
+        assert await store.schedules() == [as_stored]
         assert (await one(store, pending.task.id)).state is State.DELAY
-        assert (await store.schedules())[0].fired_until_ms == pending.until_ms
         await store.delete_schedule(first.name)
         assert (await one(store, pending.task.id)).state is State.CANCELLED
+
+    async def test_put_answers_with_what_is_stored(self, store):
+        first = schedule(store)
+        changed = first._replace(priority=4, created_at_ms=first.created_at_ms + 1)
+        assert await store.put_schedule(first) == first
+        assert await store.put_schedule(changed) == changed
+        assert await store.schedules() == [changed]
+
+    async def test_a_firing_without_a_task_only_notes_how_far_it_came(self, store):
+        first = schedule(store, missed="skip")
+        await put(store, first)
+        until = first.fired_until_ms + 5
+        assert await store.fire([Firing(first, until, None)]) == [True]
+        assert await store.schedules() == [first._replace(fired_until_ms=until)]
+        assert await store.fire([Firing(first, until, None), firing(store, first, until)]) == [
+            False,
+            False,
+        ]
+        assert await everything(store) == []
+
+    async def test_a_firing_whose_key_is_taken_is_noted_and_leaves_the_others_alone(self, store):
+        first, other = schedule(store), schedule(store, "other")
+        await put(store, first, other)
+        until = first.fired_until_ms + 5
+        (holder,) = await stored(store, firing(store, first, until).task)
+        firings = [firing(store, first, until), firing(store, other, until)]
+        assert await store.fire(firings) == [True, True]
+        assert await everything(store) == all_of(holder, firings[1].task)
+        assert {one.fired_until_ms for one in await store.schedules()} == {until}
+
+    async def test_names_that_begin_alike_have_their_own_firings(self, store):
+        names = ["night", "nightly", "night ", "night\x1f", "night\x1f5", "nigh", "night\x20"]
+        schedules = [schedule(store, name) for name in dict.fromkeys(names)]
+        await put(store, *schedules)
+        until = now(store) + HOUR
+        firings = [firing(store, one, until) for one in schedules]
+        assert await store.fire(firings) == [True] * len(firings)
+        await store.delete_schedule("night")
+        found = await store.get([fired.task.id for fired in firings])
+        assert [one.state for one in found if one.state is not State.DELAY] == [State.CANCELLED]
+        assert found[0].state is State.CANCELLED
 
     async def test_no_firings_no_answers(self, store):
         assert await store.fire([]) == []

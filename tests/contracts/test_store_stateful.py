@@ -33,7 +33,7 @@ from contracts.stores import (
     walk,
 )
 from stage import HandClock
-from tickwheel.durable.schedule import Firing
+from tickwheel.durable.schedule import Firing, firing_key
 from tickwheel.durable.store import Replay, Wanted, Window
 from tickwheel.durable.task import Filter, State, Submission, Taken
 
@@ -49,8 +49,13 @@ services = st.sampled_from(SERVICES)
 keys = st.sampled_from([None, None, "a", "b"])
 states = st.sampled_from([None, *State])
 filters = st.builds(
-    Filter, states, st.sampled_from([None, *SERVICES]), st.sampled_from([None, None, "a", "b"])
+    Filter,
+    state=states,
+    service=st.sampled_from([None, *SERVICES]),
+    key=st.sampled_from([None, None, "a", "b"]),
+    due_before_ms=st.none(),
 )
+indexed = filters.filter(lambda which: which.service or which.key)
 submissions = st.tuples(
     services, keys, late, st.sampled_from(ALL), st.sampled_from(["reject", "replace", "keep"])
 )
@@ -210,13 +215,13 @@ class Lives(RuleBasedStateMachine):
         due = self.now() - late
         assert self.do(self.store.reschedule(ids, due)) == self.model.reschedule(ids, due)
 
-    @rule(which=filters, limit=st.sampled_from([1, 100]))
+    @rule(which=indexed, limit=st.sampled_from([1, 100]))
     def cancel_where(self, which, limit):
         won = self.do(self.store.cancel_where(which, limit))
         self.check_won(won, self.unclaimed(which), limit)
         self.model.cancel(won)
 
-    @rule(which=filters, limit=st.sampled_from([1, 100]), late=late)
+    @rule(which=indexed, limit=st.sampled_from([1, 100]), late=late)
     def reschedule_where(self, which, limit, late):
         due = self.now() - late
         matching = [one for one in self.unclaimed(which) if self.model.live[one].due_at_ms != due]
@@ -284,12 +289,15 @@ class Lives(RuleBasedStateMachine):
             self.model.forget(task_id)
             assert self.do(self.store.attempts(task_id)) == []
 
-    @rule(name=st.sampled_from(["nightly", "hourly"]), tz=st.sampled_from(["UTC", "Asia/Tokyo"]))
-    def put_schedule(self, name, tz):
+    @rule(
+        name=st.sampled_from(["nightly", "hourly"]),
+        tz=st.sampled_from(["UTC", "Asia/Tokyo"]),
+        enabled=st.sampled_from([True, True, True, False]),
+    )
+    def put_schedule(self, name, tz, enabled):
         there = self.model.schedules.get(name) or schedule(self.store, name, service="sms")
-        given = there._replace(tz=tz)
-        self.do(self.store.put_schedule(given))
-        self.model.put_schedule(given)
+        given = there._replace(tz=tz, enabled=enabled)
+        assert self.do(self.store.put_schedule(given)) == self.model.put_schedule(given)
 
     @rule(name=st.sampled_from(["nightly", "hourly"]))
     def delete_schedule(self, name):
@@ -300,9 +308,14 @@ class Lives(RuleBasedStateMachine):
     def fire(self, place, moved, late):
         given = self.chosen([place], sorted(self.model.schedules.values()))[0]
         changed = given._replace(tz="Europe/Paris")
+        until = given.fired_until_ms + moved
+        tasks = [
+            task(self.store, service="sms", late=late, key=firing_key(given.name, until))
+            for _ in range(3)
+        ]
         firings = [
-            Firing(one, given.fired_until_ms + moved, task(self.store, service="sms", late=late))
-            for one in (changed, given, given)
+            Firing(one, until, fired)
+            for one, fired in zip((changed, given, given), tasks, strict=True)
         ]
         assert self.do(self.store.fire(firings)) == self.model.fire(firings)
         self.learn(one.task.id for one in firings)

@@ -8,12 +8,26 @@ from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.scheduler import Scheduler
 from tickwheel.durable.service import Backoff
 from tickwheel.durable.task import Attempt, Page, State, Task, Verdict
+from tickwheel.errors import (
+    AlreadyReplayed,
+    KeyTaken,
+    NotStarted,
+    Overloaded,
+    StoreUnavailable,
+    UnknownSchedule,
+    UnknownService,
+    UnknownTask,
+)
 
 __all__ = [
+    "AlreadyReplayed",
     "Attempt",
     "Backoff",
     "Blocking",
     "Fail",
+    "KeyTaken",
+    "NotStarted",
+    "Overloaded",
     "Page",
     "Request",
     "Retry",
@@ -21,8 +35,12 @@ __all__ = [
     "Scheduler",
     "Snooze",
     "State",
+    "StoreUnavailable",
     "Task",
     "TaskFunction",
+    "UnknownSchedule",
+    "UnknownService",
+    "UnknownTask",
     "Verdict",
     "current_task",
 ]

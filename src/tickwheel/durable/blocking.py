@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tickwheel.durable.scheduler import Scheduler
-    from tickwheel.durable.task import Task
+    from tickwheel.durable.task import Submission, Task
     from tickwheel.durable.verbs import Target
 
 P = ParamSpec("P")
@@ -70,9 +70,15 @@ class Blocking:
         if kwargs.get("connection") is None:
             return self._thread.run(self._app.submit(target, *args, **kwargs))
         node = self._app._started()
-        submission, connection = self._app._submission(target, args, kwargs)
+        submission, connection = self._thread.run(self._submission(target, args, kwargs))
         answer = node.store.insert_on_now(connection, submission)
         return node.submit.settled(submission, answer)
+
+    async def _submission(
+        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Submission, Any]:
+        """Make it on the loop's thread: ids are made there, and nowhere else."""
+        return self._app._submission(target, args, kwargs)
 
     submit_many = blocking(Verbs.submit_many)
     cancel = blocking(Verbs.cancel)
@@ -81,6 +87,7 @@ class Blocking:
     reschedule = blocking(Verbs.reschedule)
     reschedule_where = blocking(Verbs.reschedule_where)
     get = blocking(Verbs.get)
+    wait = blocking(Verbs.wait)
     list = blocking(Verbs.list)
     backlog = blocking(Verbs.backlog)
     attempts = blocking(Verbs.attempts)

@@ -15,6 +15,7 @@ from tickwheel.clock import BootClock
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.gate import Gate
 from tickwheel.durable.loader import WINDOW
+from tickwheel.durable.steps import Home
 from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, Wanted
 from tickwheel.durable.task import Event
 from tickwheel.errors import StoreUnavailable
@@ -73,6 +74,7 @@ class Dispatch:
         self._channels = channels
         self._timer = timer
         self._node = node
+        self._home = Home()
         self._boot = BootClock()
         self._ready: dict[str, list[tuple[int, int, str, Due]]] = {}
         self._gates: dict[str, Gate] = {}
@@ -186,7 +188,9 @@ class Dispatch:
         else:
             timeout = service.timeout if task.timeout_ms is None else task.timeout_ms / 1000
             if timeout is not None:
-                attempt.deadline = self._timer.call_later(timeout, self._time_out, attempt, timeout)
+                attempt.deadline = self._timer.call_later(
+                    timeout, self._home.call, self._time_out, attempt, timeout
+                )
             attempt.job = asyncio.get_running_loop().create_task(self._run(attempt))
             self._jobs[attempt.job] = attempt
             self.sent += 1
@@ -202,6 +206,10 @@ class Dispatch:
         except Exception as error:
             logger.exception("sending %s failed", task.id)
             answer = Answer(Event.RETRY, error=f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            self._end(attempt, Answer(Event.RETRY, error=f"{type(error).__name__}: {error}"))
+            self._leave(attempt)
+            raise  # an interrupt is meant for the whole program
         self._end(attempt, answer)
         self._leave(attempt)
 

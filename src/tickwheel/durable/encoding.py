@@ -54,7 +54,7 @@ def encode(value: object) -> bytes:
     """
     try:
         text = _ENCODER.encode(value)
-        if not _has_doubtful_keys(text):
+        if not _has_doubtful_keys(text) or _is_plain(value):
             return text.encode()
     except (TypeError, ValueError, RecursionError, Misfit):
         pass  # the careful way knows where it is, or that it can be done
@@ -147,15 +147,30 @@ _ENCODER = json.JSONEncoder(
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 # The C encoder makes text of keys that are float, bool or None, and lets 1 and "1" stand side by
-# side. To look at what it wrote is cheaper than to look at every dict: these are all the keys that
-# could be one of those. Inside a string the quotes would be escaped.
+# side. To look at what it wrote is cheaper than to look at every dict. The first search stops at
+# the ends of keys only; the others are exact. Inside a string the quotes would be escaped.
+_may_be_doubtful = re.compile(
+    r'":(?<=[0-9el]":)(?:(?<=[0-9]":)|(?<="true":)|(?<="false":)|(?<="null":))'
+).search
 _DOUBTFUL = r'"(?:-?[0-9][0-9.e+-]*|true|false|null)":'
-_first_key_is_doubtful = re.compile(r"\{" + _DOUBTFUL).search
-_later_key_is_doubtful = re.compile("," + _DOUBTFUL).search
+_first_is_doubtful = re.compile(r"\{" + _DOUBTFUL).search
+_later_is_doubtful = re.compile("," + _DOUBTFUL).search
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_KEYS = (set(), {str}, {int})
 
 
 def _has_doubtful_keys(text: str) -> bool:
-    return '":' in text and bool(_first_key_is_doubtful(text) or _later_key_is_doubtful(text))
+    return bool(_may_be_doubtful(text) and (_first_is_doubtful(text) or _later_is_doubtful(text)))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `value` is JSON's own types all through, with keys that the C encoder does right."""
+    kind = type(value)
+    if kind is dict:
+        return set(map(type, value)) in _KEYS and all(map(_is_plain, value.values()))
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, value))
+    return kind in _SCALARS
 
 
 def encode_carefully(value: object, owner: str = "") -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from tickwheel.durable.task import COUNTED, Due, Ending, Event, Lease, State
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tickwheel.durable.channel import Answer
     from tickwheel.durable.coordinator import Coordinator
@@ -55,6 +56,7 @@ class Feedback:
         self.wake: Callable[[], None] = lambda: None
         self.ended: dict[Event, int] = dict.fromkeys(Event, 0)
         self.unrecorded: set[str] = set()
+        self._waiters: dict[str, set[asyncio.Event]] = {}
 
     def end(self, task: Task, service: Service, answer: Answer) -> None:
         """Take an answer; it is written with the next batch."""
@@ -85,8 +87,28 @@ class Feedback:
             logger.info("attempt %d of task %s came too late", task.attempt, task.id)
             return
         self.ended[ending.event] += 1
-        if ending.state is State.DELAY and task.shard in self._coordinator.owned():
+        if ending.state is not State.DELAY:
+            self.tell(task.id)
+        elif task.shard in self._coordinator.owned():
             self._load(task, ending.due_at_ms)
+
+    @contextmanager
+    def waiting(self, task_id: str) -> Iterator[asyncio.Event]:
+        """Give an event that is set when the task ends here."""
+        event = asyncio.Event()
+        self._waiters.setdefault(task_id, set()).add(event)
+        try:
+            yield event
+        finally:
+            waiters = self._waiters.get(task_id, set())
+            waiters.discard(event)
+            if not waiters:
+                self._waiters.pop(task_id, None)
+
+    def tell(self, task_id: str) -> None:
+        """A task has come to its end: tell who waits for it."""
+        for event in self._waiters.get(task_id, ()):
+            event.set()
 
     def _load(self, task: Task, due_at_ms: int) -> None:
         if self._loader.holds_until(due_at_ms):

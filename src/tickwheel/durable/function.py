@@ -40,7 +40,9 @@ class TaskFunction(Generic[P, R]):
         self._app = app
         self.call = function
         self.service = service
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004
+        )
         self.signature = Signature.of(function)
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.name in OPTIONS:

@@ -16,6 +16,7 @@ from tickwheel.durable.submit import Submit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from tickwheel.clock import Clock
     from tickwheel.durable.channel import Channel
@@ -98,6 +99,15 @@ class Node:
             self.store.listen(self._steps["loader"].wake)
         for step in self._steps.values():
             step.wake()
+
+    def forget(self, task_id: str) -> None:
+        """A task was cancelled: take it off the wheel, and tell who waits for its end."""
+        self.loader.forget(task_id)
+        self._feedback.tell(task_id)
+
+    def waiting(self, task_id: str) -> AbstractContextManager[asyncio.Event]:
+        """Give an event that is set when a task ends in this process."""
+        return self._feedback.waiting(task_id)
 
     def schedules_changed(self) -> None:
         """Read the schedules again."""

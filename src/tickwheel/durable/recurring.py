@@ -7,11 +7,9 @@ once, all of it, or not at all, as the schedule says.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tickwheel.durable.cron import Cron, Interval
 from tickwheel.durable.schedule import Firing, firing_key
 from tickwheel.durable.task import State, Task, hashed_shard
 
@@ -78,7 +76,7 @@ class Recurring:
 
     def _firings(self, schedule: Schedule, now: int) -> Iterator[Firing]:
         """Give the firings that are to be stored now, in order."""
-        rule = rule_of(schedule)
+        rule = schedule.rule
         fired_until = schedule.fired_until_ms
         if schedule.missed != "all":
             first = next(rule.between(fired_until, now - MISSED_MS), None)
@@ -96,17 +94,3 @@ class Recurring:
             firing_key(schedule.name, time_ms), State.DELAY, time_ms, shard, schedule.priority,
             0, 0, schedule.max_attempts, schedule.timeout_ms, None, now, now,
         )  # fmt: skip
-
-
-@lru_cache(maxsize=10_000)
-def rule(cron: str | None, interval_ms: int | None, tz: str, anchor_ms: int) -> Cron | Interval:
-    """Return when a schedule fires."""
-    if cron is not None:
-        return Cron(cron, tz)
-    assert interval_ms is not None
-    return Interval(interval_ms / 1000, anchor_ms)
-
-
-def rule_of(schedule: Schedule) -> Cron | Interval:
-    """Return when a schedule fires; intervals count from when it was made."""
-    return rule(schedule.cron, schedule.interval_ms, schedule.tz, schedule.created_at_ms)

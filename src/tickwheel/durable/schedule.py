@@ -6,9 +6,16 @@ still to come can be found.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tickwheel.durable import serial
+from tickwheel.durable.cron import Cron, Interval
+from tickwheel.durable.task import at
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from tickwheel.durable.task import Task
 
 
@@ -33,6 +40,21 @@ class Schedule(NamedTuple):
     max_attempts: int = 1
     timeout_ms: int | None = None
 
+    @property
+    def rule(self) -> Cron | Interval:
+        """When it fires; intervals count from when it was made."""
+        return rule(self.cron, self.interval_ms, self.tz, self.created_at_ms)
+
+    @property
+    def next_at(self) -> datetime:
+        """When the first firing is due that has not been submitted yet."""
+        return at(self.rule.after(self.fired_until_ms))
+
+    @property
+    def payload(self) -> Any:
+        """What its tasks are submitted with."""
+        return serial.decode(self.body) if self.body else None
+
     def same_as(self, other: Schedule) -> bool:
         """Say whether both do the same, whenever they were made and last fired."""
         return self == other._replace(
@@ -56,3 +78,12 @@ def firing_key(name: str, time_ms: int) -> str:
 def firing_keys(name: str) -> tuple[str, str]:
     """Return the range, its end left out, that the keys of all firings are in."""
     return f"schedule:{name}\x1f", f"schedule:{name}\x20"
+
+
+@lru_cache(maxsize=10_000)
+def rule(cron: str | None, interval_ms: int | None, tz: str, anchor_ms: int) -> Cron | Interval:
+    """Return when a schedule fires."""
+    if cron is not None:
+        return Cron(cron, tz)
+    assert interval_ms is not None
+    return Interval(interval_ms / 1000, anchor_ms)

@@ -117,7 +117,9 @@ class Scheduler(Verbs):
     ) -> TaskFunction[P, R]:
         if not callable(function):
             raise TypeError(f"a task must be a function, got {function!r:.100}")
-        name = name or function.__name__
+        name = name or getattr(function, "__name__", None)
+        if name is None:
+            raise TypeError(f"{function!r:.100} has no name of its own: give it name=...")
         if name in self._functions:
             raise ValueError(f"there is a task named {name!r} already; give one of them name=...")
         if options.get("timeout") is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import StoreUnavailable
 
@@ -18,6 +19,21 @@ logger = logging.getLogger("tickwheel")
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # after a failure; the last repeats
 
 
+class Home:
+    """The loop and thread that the steps live on; a manual clock may ring from any other."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def call(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call it here and now, or as soon as may be on the loop's thread."""
+        if threading.get_ident() == self._thread:
+            callback(*args)
+        else:
+            self._loop.call_soon_threadsafe(callback, *args)
+
+
 class Step:
     """One step of the service, run again and again in a task of its own.
 
@@ -28,6 +44,7 @@ class Step:
         self.name = name
         self._work = work
         self._timer = timer
+        self._home = Home()
         self._woken = asyncio.Event()
         self._until = 0.0
         self._failures = 0
@@ -62,7 +79,7 @@ class Step:
             if delay <= 0:
                 await asyncio.sleep(0)
                 continue
-            alarm = self._timer.call_later(delay, self._woken.set)
+            alarm = self._timer.call_later(delay, self._home.call, self._woken.set)
             await self._woken.wait()
             alarm.cancel()
 

@@ -6,14 +6,15 @@ for programs without an event loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sized
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.durable import serial
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
 from tickwheel.durable.progress import Bar, progress_of
-from tickwheel.durable.recurring import rule_of
 from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.service import check_name, seconds_of
 from tickwheel.durable.store import BATCH, Replay
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.task import Page, Submission
 
 MAX_ATTEMPTS = 5  # for a service that this process knows only by name
+WAIT_SECONDS = 0.5
 MISSED = ("once", "all", "skip")
 
 Target = TaskFunction[..., Any] | str
@@ -157,7 +159,7 @@ class Verbs:
         verdicts = known(ids, await node.store.cancel(ids) if ids else [])
         for verdict in verdicts:
             if verdict.won:
-                node.loader.forget(verdict.id)
+                node.forget(verdict.id)
         return verdicts
 
     async def cancel_where(
@@ -176,7 +178,7 @@ class Verbs:
         count = 0
         while ids := await node.store.cancel_where(filter, BATCH):
             for task_id in ids:
-                node.loader.forget(task_id)
+                node.forget(task_id)
             count += len(ids)
             show(count)
         return count
@@ -236,6 +238,23 @@ class Verbs:
         if task is None:
             raise UnknownTask(f"no task has the id {task_id!r:.100}")
         return shown(task, node.store.now_ms())
+
+    async def wait(self, task_id: str, timeout: float | timedelta | None = None) -> Task:
+        """Return a task once it is final: finished, failed or cancelled; else TimeoutError.
+
+        What this process ends is noticed at once, what another does within half a second.
+        """
+        node = self._started()
+        seconds = None if timeout is None else seconds_of(timeout)
+        try:
+            async with asyncio.timeout(seconds):
+                with node.waiting(task_id) as ended:
+                    while not (task := await self.get(task_id)).final:
+                        with suppress(TimeoutError):
+                            await asyncio.wait_for(ended.wait(), WAIT_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(f"task {task_id} has not ended after {seconds:g} s") from None
+        return task
 
     async def list(
         self,
@@ -370,7 +389,7 @@ class Verbs:
             name, service, body, cron, interval_ms, tz, missed, now, now, enabled, priority,
             built.max_attempts, built.timeout_ms,
         )  # fmt: skip
-        rule_of(wanted)  # raises for what is no rule
+        wanted.rule.after(now)  # raises for what is no rule
         stored = await node.store.put_schedule(wanted)
         node.schedules_changed()
         return stored

@@ -61,7 +61,9 @@ class LocalChannel:
             try:
                 args, kwargs = function.signature.unpack(task.body)
                 return answer_to(await function.call(*args, **kwargs))
-            except (Exception, SystemExit) as error:  # noqa: BLE001
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001
                 return failed(error)
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
@@ -78,7 +80,7 @@ def call(function: TaskFunction[..., Any], task: Task) -> Answer:
     try:
         args, kwargs = function.signature.unpack(task.body)
         return answer_to(function.call(*args, **kwargs))
-    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001
         return failed(error)
 
 

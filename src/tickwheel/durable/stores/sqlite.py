@@ -34,6 +34,7 @@ from tickwheel.durable.task import (
     Task,
     Verdict,
 )
+from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,6 +76,7 @@ class SqliteStore:
         self._readers: ThreadPoolExecutor | None = None
         self._checkpointer: Checkpointer | None = None
         self._poke = Poke(self.path)
+        self._file = (0, 0)
 
     async def open(self) -> None:
         """Open the file, or make it, and bring its tables to this version's form."""
@@ -86,7 +88,7 @@ class SqliteStore:
         writing.run(f"PRAGMA wal_autocheckpoint = {WAL_PAGES if apart else SMALL_WAL_PAGES}")
         self._checkpointer = Checkpointer(self._connect()) if apart else None
         committed = self._checkpointer.written if self._checkpointer else lambda: None
-        self._writer = Writer(committed)
+        self._writer = Writer(self._check_file, committed)
         self._writer.start(writing)
 
     async def close(self) -> None:
@@ -114,12 +116,23 @@ class SqliteStore:
             connection.run(pragma)
         return connection
 
+    def _check_file(self) -> None:
+        """Raise when the file is another than at the start: SQLite would write to the old one."""
+        try:
+            now = self.path.stat()
+        except OSError as error:
+            raise StoreUnavailable(f"SQLite database {self.path}: {error.strerror}") from error
+        if (now.st_dev, now.st_ino) != self._file:
+            raise StoreUnavailable(f"SQLite database {self.path}: the file has been replaced")
+
     def _prepare(self) -> Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._connect()
         self.shards = migrate(connection, self.shards)
         for statement in sql.SCRATCH:
             connection.run(statement)
+        made = self.path.stat()
+        self._file = made.st_dev, made.st_ino
         return connection
 
     async def _write(self, rank: Rank, work: Callable[[Connection], T]) -> T:

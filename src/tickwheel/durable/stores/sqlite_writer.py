@@ -46,7 +46,8 @@ class Job(NamedTuple):
 class Writer:
     """The thread; `write` is called on the loop that it was started on."""
 
-    def __init__(self, committed: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[], None], committed: Callable[[], None]) -> None:
+        self._check = check
         self._committed = committed
         self._clock = SystemClock()
         self._changed = threading.Condition()
@@ -143,6 +144,7 @@ class Writer:
         return answer
 
     def _begin(self) -> None:
+        self._check()
         self._connection.run("BEGIN IMMEDIATE")
 
     def _rollback(self) -> None:
