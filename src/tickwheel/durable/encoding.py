@@ -156,7 +156,7 @@ _DOUBTFUL = r'"(?:-?[0-9][0-9.e+-]*|true|false|null)":'
 _first_is_doubtful = re.compile(r"\{" + _DOUBTFUL).search
 _later_is_doubtful = re.compile("," + _DOUBTFUL).search
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-_KEYS = (set(), {str}, {int})
+_KEYS: tuple[set[type], ...] = (set(), {str}, {int})
 
 
 def _has_doubtful_keys(text: str) -> bool:

@@ -63,6 +63,7 @@ class RowBuffer:
     - One buffer is for one wheel, and like it for one thread at a time.
 
     Cost: `put`, `discard` and `take` are one statement, `next_expiry` at most one, `len` none.
+    Once the server has failed, a `take` also looks at every entry in memory.
     """
 
     _tries = 2  # a connection that broke while it was idle is no reason to fail
@@ -134,7 +135,8 @@ class RowBuffer:
             return
         key = self._key(number)
         self._try(self._remove, key, about=lambda: [key])
-        self._forget(number)
+        if number in self._entries:  # settling may have forgotten it
+            self._forget(number)
         if self._smallest == key.expiry:
             self._smallest = None
         self._discarded = weakref.ref(entry), key.expiry

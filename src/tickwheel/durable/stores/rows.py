@@ -1,4 +1,4 @@
-"""What the stores on SQL do alike: rows become tasks, pages are merged, doubles wait for their turn.
+"""What the stores on SQL do alike: rows become tasks, pages are merged, doubles wait their turn.
 
 Pure: no connection, no statement.
 """
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
 STATES = {str(state): state for state in State}
+MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
 
 
 def inserted(task: Task) -> tuple[Any, ...]:
@@ -26,7 +27,7 @@ def inserted(task: Task) -> tuple[Any, ...]:
 
 def task_of(row: Sequence[Any]) -> Task:
     """Return a row of columns in the order of Task's fields as a task."""
-    return Task(*row[:4], STATES[row[4]], *row[5:])
+    return Task._make((*row[:4], STATES[row[4]], *row[5:], *MISSING[len(row) :]))
 
 
 def rounds(keys: Iterable[Hashable]) -> list[list[int]]:

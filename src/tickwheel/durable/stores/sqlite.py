@@ -379,7 +379,7 @@ class SqliteStore:
         """Make new tasks of final ones, each once unless `force`."""
 
         def work(connection: Connection) -> list[Task | Taken | None]:
-            wanted = replays if force else list({one.id: one for one in reversed(replays)}.values())
+            wanted = replays if force else firsts(replays)
             values = {"replays": json.dumps(wanted), "force": force, "now": self._now()}
             inserted_ids = {row[0] for row in connection.run(sql.REPLAY, values)}
             connection.run(
@@ -559,6 +559,14 @@ def insert_keyed(
         task, on_conflict = submissions[at]
         settled = holder.id == task.id or (on_conflict == "replace" and holder.state is State.DELAY)
         answers[at] = holder if settled else Taken(holder)
+
+
+def firsts(replays: Sequence[Replay]) -> list[Replay]:
+    """Return the first of each final task, in order."""
+    seen: dict[str, Replay] = {}
+    for one in replays:
+        seen.setdefault(one.id, one)
+    return list(seen.values())
 
 
 def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> set[str]:
