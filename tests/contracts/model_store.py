@@ -4,6 +4,7 @@ It has no clock: `now_ms` is an argument. Times that a store writes by its own c
 they were, for whoever compares to leave out.
 """
 
+from tickwheel.durable.schedule import firing_keys
 from tickwheel.durable.store import LEASE_MARGIN_MS
 from tickwheel.durable.task import (
     FINAL,
@@ -26,7 +27,6 @@ class ModelStore:
         self.log = {}
         self.epochs = dict.fromkeys(range(shards), 0)
         self.schedules = {}
-        self.firings = {}  # the ids of each schedule's tasks
 
     def get(self, task_id):
         return self.live.get(task_id) or self.final.get(task_id)
@@ -234,9 +234,9 @@ class ModelStore:
         return self.schedules.pop(name, None) is not None
 
     def _cancel_firings(self, name):
-        for task_id in self.firings.pop(name, []):
-            task = self.live.get(task_id)
-            if task is not None and task.state is State.DELAY:
+        first, end = firing_keys(name)
+        for task in list(self.live.values()):
+            if task.state is State.DELAY and task.key is not None and first <= task.key < end:
                 self._cancel(task)
 
     def fire(self, firings):
@@ -250,7 +250,6 @@ class ModelStore:
             return False
         self.schedules[given.name] = there._replace(fired_until_ms=until_ms)
         if task is not None and self.holder(task.service, task.key) is None:
-            self.firings.setdefault(given.name, []).append(task.id)
             self.live[task.id] = task
         return True
 

@@ -16,6 +16,7 @@ from contracts.stores import (
     schedule,
     stored,
 )
+from tickwheel.durable.schedule import Firing
 from tickwheel.durable.task import (
     State,
 )
@@ -192,8 +193,18 @@ class TestSchedules:
         assert {one.fired_until_ms for one in await store.schedules()} == {until}
 
     async def test_names_that_begin_alike_have_their_own_firings(self, store):
-        names = ["night", "nightly", "night ", "night\x1f", "night\x1f5", "nigh", "night\x20"]
-        schedules = [schedule(store, name) for name in dict.fromkeys(names)]
+        names = [
+            "night",
+            "nightly",
+            "night ",
+            "night:1",
+            "nigh",
+            "Night",
+            "night\x1e",
+            "%",
+            "nigh_",
+        ]
+        schedules = [schedule(store, name) for name in names]
         await put(store, *schedules)
         until = now(store) + HOUR
         firings = [firing(store, one, until) for one in schedules]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING
 
 from tickwheel.clock import BootClock
@@ -23,7 +25,7 @@ from tickwheel.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tickwheel import AsyncTimer, Handle
+    from tickwheel import AsyncTimer, Entry, Handle
     from tickwheel.durable.channel import Channel
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.feedback import Feedback
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from tickwheel.durable.task import Due, Task
 
 logger = logging.getLogger("tickwheel")
+
+if TYPE_CHECKING:
+    # Priority, due time, id and turn decide; an entry that is held no more has lost its place.
+    Line = list[tuple[int, int, str, int, Due, Entry[Due]]]
 
 LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 
@@ -76,7 +82,10 @@ class Dispatch:
         self._node = node
         self._home = Home()
         self._boot = BootClock()
-        self._ready: dict[str, list[tuple[int, int, str, Due]]] = {}
+        self._ready: dict[str, Line] = {}
+        self._turns = count()
+        self._pause = 0.0  # the store said "not due yet": our clock is ahead of its
+        self._paused_until = 0.0
         self._gates: dict[str, Gate] = {}
         self._stopping = False
         self._jobs: dict[asyncio.Task[None], Running] = {}
@@ -88,6 +97,9 @@ class Dispatch:
     async def step(self) -> float:
         """Send what is due and permitted; return how long until more is due."""
         while not self._stopping:
+            pause = self._paused_until - self._boot.time() if self._pause else 0.0
+            if pause > 0:
+                return pause
             for due in self._loader.fire():
                 self._wait(due)
             batch = self._pick()
@@ -105,7 +117,8 @@ class Dispatch:
             self._loader.forget(due.id)  # the store has it: a window is enough
             return
         line = self._ready.setdefault(due.service, [])
-        heappush(line, (-due.priority, due.due_at_ms, due.id, due))
+        entry = self._loader.held[due.id]
+        heappush(line, (-due.priority, due.due_at_ms, due.id, next(self._turns), due, entry))
         self._loader.waiting[due.service] += 1
 
     def _pick(self) -> list[Due]:
@@ -116,8 +129,8 @@ class Dispatch:
             if not line or service is None or not service.enabled:
                 continue
             gates = self._gates_of(service)
-            count = min(BATCH - len(batch), *(gate.free for gate in gates))
-            picked = self._pop(line, count)
+            free = min(BATCH - len(batch), *(gate.free for gate in gates))
+            picked = self._pop(line, free)
             for gate in gates:
                 gate.take(len(picked))
             batch += picked
@@ -127,13 +140,12 @@ class Dispatch:
                 self.hungry()
         return batch
 
-    def _pop(self, line: list[tuple[int, int, str, Due]], count: int) -> list[Due]:
+    def _pop(self, line: Line, free: int) -> list[Due]:
         picked: list[Due] = []
         held = self._loader.held
-        while line and len(picked) < count:
-            due = heappop(line)[-1]
-            entry = held.get(due.id)
-            if entry is not None and not entry.pending and entry.expiry == due.due_at_ms:
+        while line and len(picked) < free:
+            *_, due, entry = heappop(line)
+            if held.get(due.id) is entry:
                 picked.append(due)  # otherwise it was cancelled or moved meanwhile
         return picked
 
@@ -147,7 +159,6 @@ class Dispatch:
     def _give(self, service: Service) -> None:
         for gate in self._gates_of(service):
             gate.give()
-        self.wake()
 
     async def _claim(self, batch: list[Due]) -> None:
         """Claim the batch with one statement, and send what was got."""
@@ -158,7 +169,9 @@ class Dispatch:
             claims = await self._store.claim(wanted, self._node, self._coordinator.owned())
         except BaseException as error:
             for due in batch:
-                self._give(services[due.service])
+                self._give(
+                    services[due.service]
+                )  # not woken by it: the step waits, and tries again
                 if due.id in self._loader.held:
                     self._wait(due)
             if isinstance(error, StoreUnavailable):
@@ -169,18 +182,28 @@ class Dispatch:
             self._loader.forget(due.id)
             if due.id not in got:
                 self._give(services[due.service])
-        for due in claims.later:
-            self._loader.add(due)
+        self._rearm(batch, claims.later)
         late = self._boot.time() - asked
         for task in claims.tasks:
             self._send(task, services[task.service], in_time=late * 1000 < LEASE_MARGIN_MS)
+
+    def _rearm(self, batch: list[Due], later: list[Due]) -> None:
+        """Put back what is due at another time; what the store finds not due yet, after a pause."""
+        for due in later:
+            self._loader.add(due)
+        if {(due.id, due.due_at_ms) for due in later} & {(due.id, due.due_at_ms) for due in batch}:
+            self._pause = min(max(0.001, 2 * self._pause), LONGEST_SECONDS)
+            self._paused_until = self._boot.time() + self._pause
+        else:
+            self._pause = 0.0
 
     def _send(self, task: Task, service: Service, *, in_time: bool) -> None:
         attempt = Running(task, service)
         self.running[task.id] = attempt
         now = int(self._store.now_ms())
-        if not in_time:
-            self._end(attempt, Answer(Event.RELEASE, error="claimed too late to be sent"))
+        if self._stopping or not in_time:
+            why = "the node was stopping" if self._stopping else "the lease would not have lasted"
+            self._end(attempt, Answer(Event.RELEASE, error=f"claimed, not sent: {why}"))
             self._leave(attempt)
         elif task.deadline_at_ms is not None and task.deadline_at_ms < now:
             self._end(attempt, Answer(Event.EXPIRE, error="expired: its deadline has passed"))
@@ -193,6 +216,7 @@ class Dispatch:
                 )
             attempt.job = asyncio.get_running_loop().create_task(self._run(attempt))
             self._jobs[attempt.job] = attempt
+            attempt.job.add_done_callback(partial(self._returned, attempt))
             self.sent += 1
 
     async def _run(self, attempt: Running) -> None:
@@ -208,10 +232,8 @@ class Dispatch:
             answer = Answer(Event.RETRY, error=f"{type(error).__name__}: {error}")
         except BaseException as error:
             self._end(attempt, Answer(Event.RETRY, error=f"{type(error).__name__}: {error}"))
-            self._leave(attempt)
             raise  # an interrupt is meant for the whole program
         self._end(attempt, answer)
-        self._leave(attempt)
 
     def _time_out(self, attempt: Running, timeout: float) -> None:
         """Its time is over: that is the answer, whatever it still does."""
@@ -230,18 +252,25 @@ class Dispatch:
             attempt.deadline.cancel()
         self._feedback.end(attempt.task, attempt.service, answer)
 
+    def _returned(self, attempt: Running, job: asyncio.Task[None]) -> None:
+        """Free its place: the function has returned, or was stopped before it began."""
+        del self._jobs[job]
+        self._end(attempt, Answer(Event.RELEASE, error="stopped before it had begun"))
+        self._leave(attempt)
+
     def _leave(self, attempt: Running) -> None:
-        """Give its permits back: the function has returned."""
-        if attempt.job is not None:
-            del self._jobs[attempt.job]
         self._give(attempt.service)
+        self.wake()
+
+    def quit(self) -> None:
+        """Send nothing more: what a claim under way still brings is handed back."""
+        self._stopping = True
 
     async def stop(self, grace: float) -> None:
-        """Send nothing more; give what is under way `grace` seconds, then hand it back.
+        """After `quit`: give what is under way `grace` seconds, then hand it back.
 
         A plain function that still runs then keeps its lease: nobody can stop a thread.
         """
-        self._stopping = True
         if self._jobs:
             await asyncio.wait(self._jobs, timeout=grace)
         left = list(self._jobs.items())

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tickwheel")
 
 RENEW_SECONDS = 5.0
+ERROR = 16_000  # characters of an error that are kept: of a longer one its ends
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # between tries to write an outcome; the last repeats
 
 
@@ -224,6 +225,8 @@ def storable(text: str | None) -> str | None:
     """Return a text as every database can keep it: no NUL, nothing that is not UTF-8."""
     if text is None:
         return None
+    if len(text) > ERROR:
+        text = f"{text[: ERROR // 4]}\n…\n{text[-3 * ERROR // 4 :]}"
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tickwheel")
 
 PRUNE_SECONDS = 60.0
+PATIENCE_SECONDS = 2.0  # for a statement under way, when stopping
 PRUNE_ROWS = 1_000
 
 
@@ -124,10 +125,10 @@ class Node:
 
     async def stop(self, grace: float) -> None:
         """Take no more, finish or hand back what is under way, and give up the shards."""
-        for name in ("recurring", "prune", "loader"):
-            await self._steps[name].stop()
+        self.dispatch.quit()
+        for name in ("dispatch", "recurring", "prune", "loader"):
+            await self._steps[name].stop(PATIENCE_SECONDS)
         await self.dispatch.stop(grace)
-        await self._steps["dispatch"].stop()
         try:
             async with asyncio.timeout(max(grace, 1.0)):
                 await self.submit.drained()
@@ -136,7 +137,7 @@ class Node:
             logger.warning("stopped with %d ends not written: their leases will run out",
                            len(self._feedback.unrecorded))  # fmt: skip
         for name in ("feedback", "coordinator"):
-            await self._steps[name].stop()
+            await self._steps[name].stop(PATIENCE_SECONDS)
         try:
             await self._coordinator.stop()
         except ConnectionError as error:

@@ -48,6 +48,7 @@ class Step:
         self._woken = asyncio.Event()
         self._until = 0.0
         self._failures = 0
+        self._ending = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -65,18 +66,23 @@ class Step:
         if self._timer.time() + seconds < self._until:
             self._woken.set()
 
-    async def stop(self) -> None:
-        """End it, in the middle of a step if need be."""
-        if self._task is not None:
+    async def stop(self, patience: float = 0.0) -> None:
+        """End it: between two turns within `patience` seconds, then in the middle of one."""
+        if self._task is None:
+            return
+        self._ending = True
+        self._woken.set()
+        done, _ = await asyncio.wait([self._task], timeout=patience)
+        if not done:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        while True:
+        while not self._ending:
             self._woken.clear()
             delay = await self._once()
             self._until = self._timer.time() + delay
-            if delay <= 0:
+            if delay <= 0 or self._ending:
                 await asyncio.sleep(0)
                 continue
             alarm = self._timer.call_later(delay, self._home.call, self._woken.set)

@@ -83,14 +83,18 @@ class Submit:
         now_ms = int(now)
         if delay is not None and at is not None:
             raise ValueError(f"give delay or at, not both: got delay={delay!r} and at={at!r}")
-        due_at_ms = moment_ms("at", at) if at is not None else later_ms(now, "delay", delay or 0)
+        due_at_ms = (
+            moment_ms("at", at)
+            if at is not None
+            else later_ms(now, "delay", 0 if delay is None else delay)
+        )
         if key is not None:
             check_name("key", key)
         if on_conflict not in ON_CONFLICT:
             raise ValueError(f"on_conflict must be one of {ON_CONFLICT}, got {on_conflict!r:.100}")
         if len(body) > self._max_body:
             raise ValueError(f"a payload may have {self._max_body} bytes, this one has {len(body)}")
-        if priority:
+        if priority != 0 or type(priority) is not int:
             bounded("priority", priority, -32_768, 32_767)
         timeout_ms = None if timeout is None else milliseconds("timeout", timeout)
         if timeout_ms == 0:
@@ -141,14 +145,16 @@ class Submit:
                 progress(len(answers))
 
         # While one thousand are being stored, the next are made.
-        for submission in submissions:
-            chunk.append(submission)
-            if len(chunk) == CHUNK:
-                await finish()
-                storing = asyncio.ensure_future(store(chunk))
-                chunk = []
-                await asyncio.sleep(0)
-        await finish()
+        try:
+            for submission in submissions:
+                chunk.append(submission)
+                if len(chunk) == CHUNK:
+                    await finish()
+                    storing = asyncio.ensure_future(store(chunk))
+                    chunk = []
+                    await asyncio.sleep(0)
+        finally:
+            await finish()
         if chunk:
             storing = asyncio.ensure_future(store(chunk))
             await finish()
@@ -252,4 +258,7 @@ def moment_ms(name: str, at: datetime) -> int:
         raise ValueError(
             f"{name} must have a time zone, got {at!r}; datetime.now(UTC), say, has one"
         )
-    return max(0, -((EPOCH - at) // MILLISECOND))
+    ms = -((EPOCH - at) // MILLISECOND)
+    if ms > MAX_AT_MS:
+        raise OutOfRange(f"{name} must be before the year 10000 in UTC, got {at}")
+    return max(0, ms)

@@ -109,7 +109,7 @@ class Verbs:
                     service = options.pop("service")
                     payload = options.pop("payload", None)
                     yield self._build(*self._call(service, (payload,), {}), options)
-            except (KeyError, TypeError, ValueError) as error:
+            except (LookupError, TypeError, ValueError) as error:
                 error.add_note(f"in request {number} of submit_many")
                 raise
 
@@ -138,9 +138,9 @@ class Verbs:
             raise UnknownService(
                 f"no task function is named {service!r}; there are {sorted(node.services)[:20]}"
             )
-        max_attempts = options.get("max_attempts") or (
-            known.max_attempts if known else MAX_ATTEMPTS
-        )
+        max_attempts = options.get("max_attempts")
+        if max_attempts is None:
+            max_attempts = known.max_attempts if known else MAX_ATTEMPTS
         return node.submit.build(
             service, body, **{**options, "max_attempts": max_attempts}, hashed=hashed
         )

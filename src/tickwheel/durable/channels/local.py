@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.service import Service
     from tickwheel.durable.task import Task
 
-ERROR = 16_000  # characters of a traceback that are kept: its end
-
 _current: contextvars.ContextVar[Task] = contextvars.ContextVar("tickwheel_task")
 
 
@@ -104,4 +102,4 @@ def failed(error: BaseException) -> Answer:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__ and trace.tb_next:
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    return Answer(Event.RETRY, error=text[-ERROR:])
+    return Answer(Event.RETRY, error=text)

@@ -80,16 +80,14 @@ class SqliteStore:
 
     async def open(self) -> None:
         """Open the file, or make it, and bring its tables to this version's form."""
-        writing = await asyncio.to_thread(self._prepare)
+        await asyncio.to_thread(self._prepare)
         self._reader = self._connect()
         self._reader.run("PRAGMA query_only = ON")
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="tickwheel-read")
-        apart = self._connect_class.version >= SAFE
-        writing.run(f"PRAGMA wal_autocheckpoint = {WAL_PAGES if apart else SMALL_WAL_PAGES}")
-        self._checkpointer = Checkpointer(self._connect()) if apart else None
+        self._checkpointer = Checkpointer(self._connect()) if self._apart else None
         committed = self._checkpointer.written if self._checkpointer else lambda: None
-        self._writer = Writer(self._check_file, committed)
-        self._writer.start(writing)
+        self._writer = Writer(self._connect_writer, self._check_file, committed)
+        self._writer.start()
 
     async def close(self) -> None:
         """Finish what is queued, and close the file."""
@@ -105,7 +103,7 @@ class SqliteStore:
 
     def now_ms(self) -> float:
         """Return the host's time."""
-        return self._clock.time_ns() / 1e6
+        return self._clock.time_ns() / 1_000_000  # int by int: exact
 
     def _now(self) -> int:
         return self._clock.time_ns() // 1_000_000
@@ -125,15 +123,28 @@ class SqliteStore:
         if (now.st_dev, now.st_ino) != self._file:
             raise StoreUnavailable(f"SQLite database {self.path}: the file has been replaced")
 
-    def _prepare(self) -> Connection:
+    def _prepare(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._connect()
-        self.shards = migrate(connection, self.shards)
-        for statement in sql.SCRATCH:
-            connection.run(statement)
+        try:
+            self.shards = migrate(connection, self.shards)
+        finally:
+            connection.close()
         made = self.path.stat()
         self._file = made.st_dev, made.st_ino
+
+    def _connect_writer(self) -> Connection:
+        connection = self._connect()
+        pages = WAL_PAGES if self._apart else SMALL_WAL_PAGES
+        connection.run(f"PRAGMA wal_autocheckpoint = {pages}")
+        for statement in sql.SCRATCH:
+            connection.run(statement)
         return connection
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the log may be moved into the file beside the writer."""
+        return self._connect_class.version >= SAFE
 
     async def _write(self, rank: Rank, work: Callable[[Connection], T]) -> T:
         if self._writer is None:

@@ -46,9 +46,16 @@ class Job(NamedTuple):
 class Writer:
     """The thread; `write` is called on the loop that it was started on."""
 
-    def __init__(self, check: Callable[[], None], committed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        check: Callable[[], None],
+        committed: Callable[[], None],
+    ) -> None:
+        self._connect = connect
         self._check = check
         self._committed = committed
+        self._broken = False
         self._clock = SystemClock()
         self._changed = threading.Condition()
         self._queues: tuple[deque[Job], ...] = tuple(deque() for _ in Rank)
@@ -58,10 +65,10 @@ class Writer:
         self._connection: Connection
         self.commits = 0
 
-    def start(self, connection: Connection) -> None:
-        """Begin, on a connection that is the writer's from now on."""
+    def start(self) -> None:
+        """Begin, on a connection that is the writer's own."""
         self._loop = asyncio.get_running_loop()
-        self._connection = connection
+        self._connection = self._connect()
         self._thread = threading.Thread(target=self._run, name="tickwheel-sqlite", daemon=True)
         self._thread.start()
 
@@ -103,14 +110,16 @@ class Writer:
 
     def _group(self) -> None:
         """Do the queued jobs in one transaction, as many as fit its time."""
-        started = self._clock.time()
         done: list[tuple[Job, Any]] = []
         job: Job | None = None
         try:
             self._begin()
-            while self._clock.time() - started < GROUP_SECONDS and (job := self._next()):
+            started = self._clock.time()  # the lock may have been long in coming
+            while job := self._next():
                 done.append((job, job.work(self._connection)))
                 job = None
+                if self._clock.time() - started > GROUP_SECONDS:
+                    break
             self._connection.run("COMMIT")
             self.commits += 1
         except Exception as error:  # noqa: BLE001
@@ -145,11 +154,17 @@ class Writer:
 
     def _begin(self) -> None:
         self._check()
+        if self._broken:  # one that was opened read-only stays so for ever
+            fresh = self._connect()
+            self._connection.close()
+            self._connection, self._broken = fresh, False
         self._connection.run("BEGIN IMMEDIATE")
 
     def _rollback(self) -> None:
-        with contextlib.suppress(Exception):  # it could not be begun, or has ended by itself
+        try:
             self._connection.run("ROLLBACK")
+        except Exception:  # noqa: BLE001
+            self._broken = True  # it could not be begun, or has ended by itself
 
     def _deliver(self, answers: list[tuple[Job, Any]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -1,0 +1,594 @@
+"""The store on PostgreSQL: a pool of connections, and one statement for whatever can be one.
+
+The database's clock is the service's. Any number of processes may use one database; which of them
+dispatches what is the coordinator's business, and the shards' epochs keep them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tickwheel.durable.schedule import Schedule, firing_keys
+from tickwheel.durable.store import LEASE_MARGIN_MS, SCAN, Claims
+from tickwheel.durable.stores import postgres_statements as sql
+from tickwheel.durable.stores.postgres_clock import DatabaseClock
+from tickwheel.durable.stores.postgres_insert import insert, keyed
+from tickwheel.durable.stores.postgres_listener import Listener
+from tickwheel.durable.stores.postgres_pool import (
+    AnswerLost,
+    Pool,
+    place_of,
+    transaction,
+)
+from tickwheel.durable.stores.postgres_schema import PATIENCE_SECONDS, migrate
+from tickwheel.durable.stores.postgres_transaction import insert_on, insert_on_now
+from tickwheel.durable.stores.rows import STATES, inserted, may_hold, merged, rounds, task_of
+from tickwheel.durable.task import SHARDS, Attempt, Due, Event, State, Taken, Task, Verdict
+from tickwheel.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+
+    from tickwheel.clock import Clock
+    from tickwheel.durable.schedule import Firing
+    from tickwheel.durable.store import Replay, Wanted, Window
+    from tickwheel.durable.stores.postgres_pool import Connection
+    from tickwheel.durable.task import Ending, Filter, Lease, Page, Submission
+
+    WantedRow = tuple[str, int, int, int, int]
+
+T = TypeVar("T")
+
+KEYED_LANES = 3  # connections that may wait for keys that other transactions hold
+CLOCK_SECONDS = 2.0  # the database's clock is looked at so often when nothing else does
+SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to look at
+MOMENT_MS = 100  # a claim waits so long for what is locked
+TURNS = 8  # of what another process was quicker with each time
+WORDS = 7_900  # bytes that a notification can carry
+ALL = "*"
+ID = re.compile("[0-9a-f]{32}")
+LAST_ID = "f" * 32
+
+
+class PostgresStore:
+    """Tasks in a PostgreSQL database.
+
+    - `shards` counts when the tables are made; later it is what they say.
+    - `clock` is the monotonic one that the database's time is reckoned on between two looks.
+    - The URL is asyncpg's: several hosts, `sslmode`, and settings such as `search_path` may be in
+      it. No pooler that shares connections among transactions may be on the way to the server.
+    - A server that does not answer makes a call fail after 10 s; it works again when the server
+      does.
+    """
+
+    listening_for: Callable[[], Container[int]] | None = None
+    """The shards whose news are wanted; None: all."""
+
+    def __init__(self, url: str, *, shards: int = SHARDS, clock: Clock | None = None) -> None:
+        self._url = url
+        self.shards = shards
+        self.clock = DatabaseClock(clock)
+        self.where = place_of(url)
+        self._pool: Pool | None = None
+        self._listener: Listener | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._lanes = asyncio.Semaphore(KEYED_LANES)
+        self._tables = 0
+        self._heard: Callable[[], None] | None = None
+        self._untold: set[int] = set()
+        self._telling = False
+
+    @property
+    def offset_ms(self) -> float:
+        """How far the database's clock is ahead of this host's: a metric."""
+        return self.clock.offset_ms
+
+    async def open(self) -> None:
+        """Connect, and bring the tables to this version's form."""
+        pool = Pool(self._url)
+        try:
+            self.shards, self._tables = await pool.run(self._prepare, PATIENCE_SECONDS + 60)
+        except BaseException:
+            await pool.close()
+            raise
+        self._pool = pool
+        self._listener = Listener(pool.connect)
+        await self._look()
+        self._keeper = asyncio.create_task(self._keep_time(), name="tickwheel-clock")
+
+    async def close(self) -> None:
+        """Let go of every connection; what is under way ends first."""
+        pool, self._pool = self._pool, None
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._listener is not None:
+            await self._listener.close()
+        if pool is not None:
+            await pool.close()
+        self._keeper = self._listener = self._heard = None
+
+    async def _prepare(self, connection: Connection) -> tuple[int, int]:
+        shards = await migrate(connection, self.shards)
+        tables = (await connection.fetch(sql.CHANNELS))[0][0]
+        connection.terminate()  # and with it go the lock and what was set for the migration
+        return shards, tables
+
+    def now_ms(self) -> float:
+        """Return the database's time, or a little less."""
+        return self.clock.now_ms()
+
+    async def _keep_time(self) -> None:
+        """Look at the database's clock when no other statement has brought its time."""
+        while True:
+            await asyncio.sleep(CLOCK_SECONDS)
+            if self.clock.local_ms() - self.clock.sampled_ms >= CLOCK_SECONDS * 1000:
+                with contextlib.suppress(StoreUnavailable):
+                    await self._look()
+
+    async def _look(self) -> None:
+        await self.run(lambda connection: self._timed(connection, sql.CLOCK))
+
+    async def _timed(
+        self, connection: Connection, statement: str, *values: Any
+    ) -> list[Sequence[Any]]:
+        """Fetch rows whose first column is the database's time, and note that."""
+        sent_ms = self.clock.local_ms()
+        rows = await connection.fetch(statement, *values)
+        self.clock.sample(rows[0][0], sent_ms)
+        return rows
+
+    async def run(
+        self, work: Callable[[Connection], Awaitable[T]], seconds: float | None = None
+    ) -> T:
+        """Have `work(connection)` done within that time."""
+        return await self._opened().run(work, seconds)
+
+    def _opened(self) -> Pool:
+        if self._pool is None:
+            raise RuntimeError(f"the store {self.where} is not open")
+        return self._pool
+
+    async def fetch(
+        self, statement: str, *values: Any, seconds: float | None = None
+    ) -> list[Sequence[Any]]:
+        """Execute one statement, which is a transaction of its own, and return its rows."""
+        return await self.run(lambda connection: connection.fetch(statement, *values), seconds)
+
+    async def _transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        return await self.run(lambda connection: transaction(connection, work))
+
+    async def insert(
+        self,
+        submissions: Sequence[Submission],
+        epochs: Mapping[int, int],
+        *,
+        again: bool = False,
+    ) -> list[Task | Taken | None]:
+        """Store tasks, all in one commit.
+
+        Those with keys may wait for other transactions, up to 2 s: better not in one batch with
+        the rest.
+        """
+        self._opened()
+        if not submissions:
+            return []
+        lane = self._lanes if keyed(submissions) else contextlib.nullcontext()
+        async with lane:
+            try:
+                return await self.run(
+                    lambda connection: insert(connection, submissions, epochs, again=again)
+                )
+            except AnswerLost:
+                return await self.run(
+                    lambda connection: insert(connection, submissions, epochs, again=True)
+                )
+
+    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:
+        """Store a task by a connection of asyncpg or an asynchronous one of psycopg."""
+        return await insert_on(connection, submission)
+
+    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken:
+        """Store a task by a connection of psycopg or psycopg2, or Django's `connection`."""
+        return insert_on_now(connection, submission)
+
+    async def due(
+        self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int
+    ) -> list[Due]:
+        """Return unclaimed tasks: overdue, and later up to `until_ms`."""
+        self._opened()
+        if not windows or not shards:
+            return []
+        values = list(zip(*(part for one in windows for part in (
+            (one.service, -1, now_ms, one.overdue),
+            (one.service, now_ms, until_ms, one.later),
+        )), strict=True))  # fmt: skip
+        statement = sql.due(len(shards) == self.shards)
+        rows = await self.run(
+            lambda connection: self._timed(connection, statement, *values, [*shards])
+        )
+        return [Due._make(row[1:]) for row in rows if row[1] is not None]
+
+    async def claim(self, wanted: Sequence[Wanted], node: str, epochs: Mapping[int, int]) -> Claims:
+        """Claim what is unclaimed, due, and in a shard of that epoch.
+
+        What a transaction under way has locked is waited for, but only for a moment, and after all
+        the others were claimed. What it then lets go, the loader finds within a second.
+        """
+        self._opened()
+        rows = sorted(
+            (due.id, due.due_at_ms, timeout_ms, due.shard, epochs[due.shard])
+            for due, timeout_ms in wanted
+            if due.shard in epochs and ID.fullmatch(due.id)
+        )
+        claims, locked = await self._claim(sql.CLAIM, rows, node)
+        if locked:
+            with contextlib.suppress(StoreUnavailable):
+                more, _ = await self._claim(sql.CLAIM_LOCKED, locked, node)
+                claims = Claims(claims.tasks + more.tasks, claims.later + more.later)
+        return claims
+
+    async def _claim(
+        self, statement: str, rows: Sequence[WantedRow], node: str
+    ) -> tuple[Claims, list[WantedRow]]:
+        """Claim; return also which rows only a lock can have kept from it."""
+        if not rows:
+            return Claims([], []), []
+        checked = {row[3]: row[4] for row in rows}
+        columns = zip(*rows, strict=True)
+        values = [*checked], [*checked.values()], *columns, node, LEASE_MARGIN_MS
+
+        async def work(connection: Connection) -> list[Sequence[Any]]:
+            return await self._timed(connection, statement, *values)
+
+        async def waiting(connection: Connection) -> list[Sequence[Any]]:
+            await connection.execute(f"SET LOCAL lock_timeout = {MOMENT_MS}")
+            return await work(connection)
+
+        waits = statement is sql.CLAIM_LOCKED
+        claimed = await (self._transaction(waiting) if waits else self.run(work))
+        tasks = [task_of(row[1:]) for row in claimed if row[1] is not None]
+        missing = {row[0]: row for row in rows} if len(tasks) < len(rows) else {}
+        for task in tasks:
+            missing.pop(task.id, None)
+        if not missing:
+            return Claims(tasks, []), []
+        numbers = [row[4] for row in missing.values()]
+        unclaimed = [Due._make(row) for row in await self.fetch(sql.UNCLAIMED, [*missing], numbers)]
+        now_ms = claimed[0][0]
+        later = [
+            due
+            for due in unclaimed
+            if due.due_at_ms > now_ms or due.due_at_ms != missing[due.id][1]
+        ]
+        apart = {due.id for due in unclaimed} - {due.id for due in later}
+        return Claims(tasks, later), [row for row in rows if row[0] in apart]
+
+    async def record(self, endings: Sequence[Ending]) -> list[bool]:
+        """End attempts; who won."""
+        self._opened()
+        rows = [
+            (one.id, one.attempt, one.epoch, str(one.event), str(one.state), one.at_ms,
+             one.due_at_ms, one.failures, one.result_body, clean(one.error), one.lost, number)
+            for number, one in enumerate(endings)
+        ]  # fmt: skip
+        turns = rounds(one.id for one in endings)
+
+        async def work(connection: Connection) -> set[int]:
+            won: set[int] = set()
+            for turn in turns:
+                part = sorted((rows[number] for number in turn), key=lambda row: row[0])
+                found = await connection.fetch(sql.RECORD, *zip(*part, strict=True))
+                won |= {number for (number,) in found}
+            return won
+
+        one_statement = len(turns) == 1
+        won = await (self.run(work) if one_statement else self._transaction(work))
+        return [number in won for number in range(len(rows))]
+
+    async def renew(self, leases: Sequence[Lease]) -> list[bool]:
+        """Move leases; for each whether the attempt is still the running one."""
+        self._opened()
+        if not leases:
+            return []
+        rows = await self.fetch(sql.RENEW, *zip(*sorted(leases), strict=True))
+        still = {tuple(row) for row in rows}
+        return [(one.id, one.attempt, one.epoch) in still for one in leases]
+
+    async def running(self, shards: Sequence[int]) -> list[Task]:
+        """Return the running tasks of these shards, their bodies left out."""
+        rows = await self.fetch(sql.RUNNING, [*shards], seconds=SWEEP_SECONDS)
+        return [task_of(row) for row in rows]
+
+    async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
+        """Cancel what is unclaimed."""
+        return await self._verdicts(ids, State.CANCELLED, sql.cancel())
+
+    async def cancel_where(self, filter: Filter, limit: int) -> list[str]:
+        """Cancel up to `limit` unclaimed tasks that the filter holds for."""
+        return await self._where(filter, limit, sql.cancel)
+
+    async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
+        """Make what is unclaimed due at another time."""
+        return await self._verdicts(ids, State.DELAY, sql.reschedule(), due_at_ms)
+
+    async def reschedule_where(self, filter: Filter, due_at_ms: int, limit: int) -> list[str]:
+        """Reschedule up to `limit` unclaimed tasks due at another time."""
+        return await self._where(filter, limit, sql.reschedule, due_at_ms)
+
+    async def _verdicts(
+        self, ids: Sequence[str], state: State, statement: str, *values: Any
+    ) -> list[Verdict | None]:
+        """Execute a statement on unclaimed tasks, and say for each id whether it won."""
+        won: set[str] = set()
+        states: dict[str, str] = {}
+        left = sorted(valid(ids))
+        for _ in range(TURNS):
+            if left:
+                rows = await self.fetch(statement, left, *values)
+                won |= {task_id for (task_id,) in rows}
+                left = [one for one in left if one not in won]
+            if left:
+                states |= pairs(await self.fetch(sql.STATES_BY_ID, left))
+            # Running a moment ago, unclaimed again by now: that one can still be had.
+            left = [one for one in left if states.get(one) == State.DELAY]
+            if not left:
+                break
+        return [
+            Verdict(one, True, state)
+            if one in won
+            else Verdict(one, False, STATES[states[one]])
+            if one in states
+            else None
+            for one in ids
+        ]
+
+    async def _where(
+        self, filter: Filter, limit: int, statement: Callable[[str], str], *moved: int
+    ) -> list[str]:
+        """Execute a statement on unclaimed tasks that a filter holds for, not yet due as wished."""
+        now_ms = int(self.now_ms())
+        for _ in range(TURNS):
+            query, values = sql.unclaimed(filter, now_ms, limit, *moved)
+            ids = sorted(task_id for (task_id,) in await self.fetch(query, *values))
+            if not ids:
+                return []
+            given = sql.Values(ids, *moved)
+            changed = statement(sql.matching(filter, now_ms, given))
+            rows = await self.fetch(changed, *given.list)
+            if rows:
+                return [task_id for (task_id,) in rows]
+        return []
+
+    async def get(self, ids: Sequence[str]) -> list[Task | None]:
+        """Return tasks, live or final."""
+        rows = await self.fetch(sql.BY_ID, valid(ids))
+        found = {row[0]: task_of(row) for row in rows}
+        return [found.get(task_id) for task_id in ids]
+
+    async def find(
+        self, filter: Filter, *, final: bool | None, cursor: str | None, limit: int
+    ) -> Page:
+        """Return tasks newest first."""
+        if cursor is not None and not ID.fullmatch(cursor):
+            raise ValueError(f"a cursor is what the page before gave, got {cursor!r:.100}")
+        tables = [
+            table
+            for table, wanted in (("task", final is not True), ("backlog", final is not False))
+            if wanted and may_hold(filter.state, table)
+        ]
+
+        async def work(connection: Connection) -> list[tuple[list[Task], str | None]]:
+            # Live ones first: what moves in between is then found in the backlog.
+            return [
+                await self._scan(connection, table, filter, cursor or LAST_ID, limit)
+                for table in tables
+            ]
+
+        return merged(await self.run(work), limit)
+
+    async def _scan(
+        self, connection: Connection, table: str, filter: Filter, before: str, limit: int
+    ) -> tuple[list[Task], str | None]:
+        """Return what matches among the next rows of a table, and where it stopped, or None."""
+        statement, values = sql.find(
+            table, filter, now_ms=int(self.now_ms()), before=before, scan=SCAN, limit=limit + 1
+        )
+        rows = await connection.fetch(statement, *values)
+        tasks = [task_of(row[1:]) for row in rows if row[1] is not None]
+        if len(tasks) > limit:
+            return tasks[:limit], tasks[limit - 1].id
+        return tasks, rows[0][0] if rows else None
+
+    async def attempts(self, task_id: str) -> list[Attempt]:
+        """Return the execution log of a task, by attempt."""
+        if not ID.fullmatch(task_id):
+            return []
+        rows = await self.fetch(sql.ATTEMPTS, task_id)
+        return [Attempt._make(row)._replace(event=Event(row[2])) for row in rows]
+
+    async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
+        """Make new tasks of final ones, each once unless `force`."""
+        answers: list[Task | Taken | None] = [None] * len(replays)
+
+        async def work(connection: Connection) -> None:
+            for turn in rounds(one.id for one in replays):
+                part = {replays[at].id: at for at in turn if ID.fullmatch(replays[at].id)}
+                found = await replayed(connection, [replays[at] for at in part.values()], force)
+                for task_id, answer in found.items():
+                    answers[part[task_id]] = answer
+
+        await self._transaction(work)
+        return answers
+
+    async def prune(self, before_ms: int, limit: int) -> int:
+        """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
+        return len(await self.fetch(sql.PRUNE, before_ms, limit))
+
+    async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
+        """Become the owner of these shards, whoever was; return their new epochs."""
+        return pairs(await self.fetch(sql.TAKE, node, [*shards]))
+
+    async def counts(self) -> dict[str, int]:
+        """Return how many tasks are live and final; from 100,000 on an estimate."""
+        live, final, live_estimate, final_estimate = (await self.fetch(sql.COUNTS))[0]
+        return {
+            "live": live if live < sql.MANY else max(live, live_estimate),
+            "final": final if final < sql.MANY else max(final, final_estimate),
+        }
+
+    async def schedules(self) -> list[Schedule]:
+        """Return all schedules by name."""
+        return [Schedule._make(row) for row in await self.fetch(sql.SCHEDULES)]
+
+    async def put_schedule(self, schedule: Schedule) -> Schedule:
+        """Store a schedule; when it changes, its pending firings are cancelled with it."""
+
+        async def work(connection: Connection) -> Schedule:
+            rows = await connection.fetch(sql.SCHEDULE, schedule.name)
+            stored = [Schedule._make(row) for row in rows]
+            if stored and stored[0].same_as(schedule):
+                return stored[0]
+            await cancel_pending(connection, schedule.name)
+            await connection.fetch(sql.PUT_SCHEDULE, *schedule)
+            return schedule
+
+        return await self._transaction(work)
+
+    async def delete_schedule(self, name: str) -> bool:
+        """Delete a schedule and cancel its pending firings; whether there was one."""
+
+        async def work(connection: Connection) -> bool:
+            gone = await connection.fetch(sql.DELETE_SCHEDULE, name)
+            await cancel_pending(connection, name)
+            return bool(gone)
+
+        return await self._transaction(work)
+
+    async def fire(self, firings: Sequence[Firing]) -> list[bool]:
+        """Insert each firing's task, unless the schedule has changed or fired; who won."""
+        self._opened()
+        places = later_each_time(firings)
+        if not places:
+            return []
+        rows = await self.fetch(sql.FIRE, *zip(*(fired(firings[at]) for at in places), strict=True))
+        won = {places[number] for (number,) in rows}
+        return [at in won for at in range(len(firings))]
+
+    def listen(self, heard: Callable[[], None]) -> None:
+        """Call `heard()` on the running loop when another process has stored something soon due.
+
+        Also each time the connection that listens has been made anew: then anything may have been.
+        Whoever listened before is deaf now.
+        """
+        if self._heard is None:
+            self.hear("due", self._told)
+        self._heard = heard
+
+    def _told(self, words: str) -> None:
+        if self._heard is not None and self._concerned(words):
+            self._heard()
+
+    def _concerned(self, words: str) -> bool:
+        if self.listening_for is None or words in {"", ALL}:
+            return True
+        ours = self.listening_for()
+        return any(int(word) in ours for word in words.split(","))
+
+    def hear(self, channel: str, heard: Callable[[str], None]) -> None:
+        """Call `heard(words)` on the running loop for what is said on a channel; "": anything."""
+        self._opened()
+        assert self._listener is not None
+        self._listener.hear(self.channel(channel), heard)
+
+    def channel(self, name: str) -> str:
+        """Return the database's name of a channel: one for each set of tables in it."""
+        return f"tickwheel_{name}_{self._tables}"
+
+    async def tell(self, shards: Sequence[int]) -> None:
+        """Tell the owners of these shards that something is soon due.
+
+        What comes while it is being said is said with the next word. One that is lost costs a
+        second, so a failure is not worth an error.
+        """
+        self._untold.update(shards)
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._untold:
+                words = ",".join(map(str, sorted(self._untold)))
+                self._untold.clear()
+                await self.fetch(
+                    sql.NOTIFY, self.channel("due"), words if len(words) < WORDS else ALL
+                )
+        except StoreUnavailable:
+            self._untold.clear()
+        finally:
+            self._telling = False
+
+
+async def replayed(
+    connection: Connection, replays: Sequence[Replay], force: bool
+) -> dict[str, Task | Taken]:
+    """Make new tasks of final ones, none twice; return them, or who has the key, by the old id."""
+    answers: dict[str, Task | Taken] = {}
+    left = sorted(replays)
+    for _ in range(TURNS):
+        if not left:
+            break
+        rows = await connection.fetch(sql.REPLAY, *zip(*left, strict=True), force)
+        answers |= {row[0]: task_of(row[1:]) for row in rows if row[1] is not None}
+        taken = {row[0] for row in rows if row[1] is None}
+        if taken:
+            holders = await connection.fetch(sql.REPLAY_HOLDERS, sorted(taken))
+            answers |= {row[0]: Taken(task_of(row[1:])) for row in holders}
+        left = [one for one in left if one.id in taken and one.id not in answers]
+    return answers
+
+
+async def cancel_pending(connection: Connection, name: str) -> None:
+    """Cancel the firings of a schedule that nobody has claimed yet."""
+    rows = await connection.fetch(sql.PENDING_FIRINGS, *firing_keys(name))
+    if rows:
+        await connection.fetch(sql.cancel(), sorted(task_id for (task_id,) in rows))
+
+
+def fired(firing: Firing) -> tuple[Any, ...]:
+    """Return the columns that a firing gives: what the schedule was, until when, and the task."""
+    one, until_ms, task = firing
+    given = inserted(task) if task is not None else (None,) * len(sql.GIVEN_COLUMNS)
+    was = one.name, one.service, one.body, one.cron, one.interval_ms, one.tz, one.missed
+    return *was, one.created_at_ms, until_ms, *given
+
+
+def later_each_time(firings: Sequence[Firing]) -> list[int]:
+    """Return the places of those that are later than the ones of their schedule before them."""
+    last: dict[str, int] = {}
+    places = []
+    for at, one in enumerate(firings):
+        if one.until_ms > last.get(one.schedule.name, -1):
+            last[one.schedule.name] = one.until_ms
+            places.append(at)
+    return places
+
+
+def pairs(rows: Iterable[Any]) -> dict[Any, Any]:
+    """Return rows of two columns as a mapping."""
+    return dict(rows)
+
+
+def valid(ids: Iterable[str]) -> list[str]:
+    """Return what can be an id, each once: no other is known to any store."""
+    return [one for one in dict.fromkeys(ids) if ID.fullmatch(one)]
+
+
+def clean(text: str | None) -> str | None:
+    """Return a text that PostgreSQL can store: an error's words may hold anything."""
+    if text is None:
+        return None
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,51 @@
+"""The database's time, reckoned on the host's monotonic clock between two looks at it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tickwheel.clock import SystemClock, WallClock
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Clock
+
+SAMPLES = 8  # the best of so many counts
+
+
+class DatabaseClock:
+    """What the database's clock shows, as far as is known here; before the first look the host's.
+
+    - It does not run ahead of the database: its time is taken as that of the moment when the
+      answer arrived, which is later. The quickest of the last answers is the nearest.
+    - A step of the database's clock, forward or back, is followed at the next look.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._wall = WallClock()
+        self._lows: deque[float] = deque(maxlen=SAMPLES)
+        self._ahead_ms = self._wall.time_ns() / 1e6 - self.local_ms()
+        self.sampled_ms = float("-inf")  # by the local clock
+
+    def local_ms(self) -> float:
+        """Return the local clock's time, which has an origin of its own."""
+        return self._clock.time_ns() / 1e6
+
+    def now_ms(self) -> float:
+        """Return the database's time."""
+        return self.local_ms() + self._ahead_ms
+
+    @property
+    def offset_ms(self) -> float:
+        """How far the database's clock is ahead of the host's time of day: a metric."""
+        return self.now_ms() - self._wall.time_ns() / 1e6
+
+    def sample(self, database_ms: float, sent_ms: float) -> None:
+        """Note what the database showed, asked at `sent_ms` by the local clock, answered now."""
+        arrived_ms = self.local_ms()
+        if self._lows and max(self._lows) > database_ms - sent_ms:
+            self._lows.clear()  # no answer can have been that quick: its clock was set back
+        self._lows.append(database_ms - arrived_ms)
+        self._ahead_ms = max(self._lows)
+        self.sampled_ms = arrived_ms

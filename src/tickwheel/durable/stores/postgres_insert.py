@@ -1,0 +1,181 @@
+"""How tasks get into PostgreSQL: all of a batch in one commit, by COPY or by statements.
+
+A task with a key may have to wait for a transaction that holds the key, and then has to settle with
+whoever has it. So a batch with keys is a transaction of several statements; one without is one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import asyncpg  # type: ignore[import-untyped]
+
+from tickwheel.durable.stores import postgres_statements as sql
+from tickwheel.durable.stores.postgres_pool import transaction
+from tickwheel.durable.stores.rows import inserted, rounds, task_of
+from tickwheel.durable.task import State, Taken, Task
+from tickwheel.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tickwheel.durable.stores.postgres_pool import Connection
+    from tickwheel.durable.task import Submission
+
+    Answers = list[Task | Taken | None]
+
+COPY_FROM = 32  # rows: COPY is as fast as a statement from about here on, then twice as fast
+TURNS = 8  # a key that changes hands more often while it is looked at is given up
+
+
+def keyed(submissions: Sequence[Submission]) -> bool:
+    """Say whether any of them has a key."""
+    return any(one.task.key is not None for one in submissions)
+
+
+async def insert(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    epochs: Mapping[int, int],
+    *,
+    again: bool,
+) -> Answers:
+    """Store tasks, all in one commit; the answers are in their order."""
+
+    async def all_of(connection: Connection) -> Answers:
+        return await insert_keyed(connection, submissions, epochs)
+
+    async def the_rest(connection: Connection) -> Answers:
+        return await insert_rest(connection, submissions, epochs)
+
+    if again:
+        return await transaction(connection, the_rest)
+    if keyed(submissions):
+        return await transaction(connection, all_of)
+    return await insert_plain(connection, [one.task for one in submissions], epochs)
+
+
+async def insert_rest(
+    connection: Connection, submissions: Sequence[Submission], epochs: Mapping[int, int]
+) -> Answers:
+    """Store those that are not stored yet, live or final."""
+    rows = await connection.fetch(sql.BY_ID, [one.task.id for one in submissions])
+    there = {row[0]: task_of(row) for row in rows}
+    rest = [one for one in submissions if one.task.id not in there]
+    answers = iter(await insert_keyed(connection, rest, epochs))
+    return [there.get(one.task.id) or next(answers) for one in submissions]
+
+
+async def insert_plain(
+    connection: Connection, tasks: Sequence[Task], epochs: Mapping[int, int]
+) -> Answers:
+    """Store tasks without keys."""
+    checked = checks(tasks, epochs)
+    # Not where shards are locked: a process that is stopped amid a COPY would hold them for ever.
+    if len(tasks) >= COPY_FROM and not checked and await copied(connection, tasks):
+        return [*tasks]
+    shards, numbers = [*checked], [*checked.values()]
+    rows = await connection.fetch(sql.INSERT, shards, numbers, *columns(tasks))
+    stale = checked.keys() - {shard for (shard,) in rows}
+    return [None if task.shard in stale else task for task in tasks]
+
+
+async def copied(connection: Connection, tasks: Sequence[Task]) -> bool:
+    """Store tasks by COPY; False when an id is there already."""
+    try:
+        await connection.copy_records_to_table(
+            "task", records=map(inserted, tasks), columns=sql.GIVEN_COLUMNS
+        )
+    except asyncpg.UniqueViolationError:
+        if connection.is_in_transaction():
+            raise
+        return False
+    return True
+
+
+async def insert_keyed(
+    connection: Connection, submissions: Sequence[Submission], epochs: Mapping[int, int]
+) -> Answers:
+    """Store tasks with and without keys, inside a transaction."""
+    if not submissions:
+        return []
+    stale = await stale_shards(connection, checks([one.task for one in submissions], epochs))
+    answers: Answers = [None if one.task.shard in stale else one.task for one in submissions]
+    plain = [one for one in answers if isinstance(one, Task) and one.key is None]
+    if plain:
+        await connection.fetch(sql.INSERT, [], [], *columns(plain))
+    places = [at for at, one in enumerate(answers) if isinstance(one, Task) and one.key is not None]
+    names = [(submissions[at].task.service, submissions[at].task.key) for at in places]
+    for turn in rounds(names):
+        # In order of the keys: two batches that wait for each other would be a deadlock.
+        ordered = sorted(turn, key=lambda number: names[number])
+        settled = await settle(connection, [submissions[places[number]] for number in ordered])
+        for number, answer in zip(ordered, settled, strict=True):
+            answers[places[number]] = answer
+    return answers
+
+
+async def settle(connection: Connection, submissions: Sequence[Submission]) -> Answers:
+    """Store tasks with keys, no key twice, or find out who has them."""
+    answers: dict[str, Task | Taken] = {}
+    left = submissions
+    for _ in range(TURNS):
+        rows = await connection.fetch(sql.INSERT_KEYED, *columns(one.task for one in left))
+        stored = {task_id for (task_id,) in rows}
+        answers |= {one.task.id: one.task for one in left if one.task.id in stored}
+        left = [one for one in left if one.task.id not in stored]
+        if left:
+            answers |= await conflicts(connection, left)
+            left = [one for one in left if one.task.id not in answers]
+        if not left:
+            return [answers[one.task.id] for one in submissions]
+    raise StoreUnavailable(f"the key {left[0].task.key!r} changes hands all the time")
+
+
+async def conflicts(
+    connection: Connection, submissions: Sequence[Submission]
+) -> dict[str, Task | Taken]:
+    """Replace the holders of keys where that is wished, and name them; none: it has just gone."""
+    replacing = [one.task for one in submissions if one.on_conflict == "replace"]
+    replaced: list[Sequence[Any]] = []
+    if replacing:
+        replaced = await connection.fetch(sql.REPLACE_KEYED, *columns(replacing))
+    done = by_key(replaced)
+    keys = [one.task.key for one in submissions]
+    rows = await connection.fetch(sql.HOLDERS, keys, [one.task.service for one in submissions])
+    holders = by_key(rows)
+    answers: dict[str, Task | Taken] = {}
+    for task, on_conflict in submissions:
+        name = task.service, task.key
+        if name in done:
+            answers[task.id] = done[name]
+        elif holder := holders.get(name):
+            if holder.id == task.id:
+                answers[task.id] = holder
+            elif on_conflict != "replace" or holder.state is not State.DELAY:
+                answers[task.id] = Taken(holder)
+    return answers
+
+
+def by_key(rows: Iterable[Sequence[Any]]) -> dict[tuple[str, str | None], Task]:
+    """Return tasks by service and key."""
+    tasks = map(task_of, rows)
+    return {(task.service, task.key): task for task in tasks}
+
+
+def checks(tasks: Iterable[Task], epochs: Mapping[int, int]) -> dict[int, int]:
+    """Return the epochs to check: of the shards that are in the batch."""
+    return {shard: epochs[shard] for shard in {task.shard for task in tasks} if shard in epochs}
+
+
+async def stale_shards(connection: Connection, checked: Mapping[int, int]) -> set[int]:
+    """Return which of these shards have another epoch now; the others keep theirs till the end."""
+    if not checked:
+        return set()
+    rows = await connection.fetch(sql.HELD, [*checked], [*checked.values()])
+    return set(checked) - {shard for (shard,) in rows}
+
+
+def columns(tasks: Iterable[Task]) -> list[tuple[Any, ...]]:
+    """Return what an insert gives, as one array for each column."""
+    return list(zip(*map(inserted, tasks), strict=True))

@@ -1,0 +1,87 @@
+"""What other processes say on channels of the database, heard on a connection of its own.
+
+A word may be lost while the connection is: each time it is made anew, every hearer is called with
+"", which means: anything may have been said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+
+import asyncpg  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tickwheel.durable.stores.postgres_pool import Connection
+
+HEARTBEAT_SECONDS = 5.0  # a connection that is cut silently is found out by then
+ANSWER_SECONDS = 5.0
+FIRST_PAUSE = 0.1
+LAST_PAUSE = 5.0
+
+
+class Listener:
+    """Hears on any number of channels, from the first `hear` to `close`."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
+        self._connect = connect
+        self._hearers: dict[str, list[Callable[[str], None]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._stirred = asyncio.Event()
+
+    def hear(self, channel: str, heard: Callable[[str], None]) -> None:
+        """Call `heard(words)` on the running loop for what is said on the channel."""
+        self._hearers.setdefault(channel, []).append(heard)
+        self._stirred.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="tickwheel-listen")
+
+    async def close(self) -> None:
+        """Be deaf."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            connection: Connection | None = None
+            try:
+                connection = await self._connect()
+                connection.add_termination_listener(lambda *_: self._stirred.set())
+                await self._heed(connection)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                pass  # also StoreUnavailable: each second's look must do until it is back
+            finally:
+                if connection is not None:
+                    connection.terminate()
+            if connection is not None:
+                pause = FIRST_PAUSE
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = min(2 * pause, LAST_PAUSE)
+
+    async def _heed(self, connection: Connection) -> None:
+        """Listen on every channel, and see to it that the connection is alive."""
+        on: set[str] = set()
+        while True:
+            self._stirred.clear()
+            for channel in self._hearers.keys() - on:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await connection.add_listener(channel, self._said)
+                on.add(channel)
+                self._said(connection, 0, channel, "")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    await self._stirred.wait()
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await connection.fetch("SELECT 1")
+
+    def _said(self, _connection: Any, _process: int, channel: str, words: str) -> None:
+        for heard in self._hearers[channel]:
+            heard(words)

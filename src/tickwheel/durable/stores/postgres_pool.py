@@ -1,0 +1,246 @@
+"""Connections to PostgreSQL: a bounded pool, and what goes wrong by one name.
+
+- A call ends within bounded time, whatever the server does, and a connection that was in the middle
+  of something when it ended is thrown away: nothing waits for a server that stands still.
+- Deadlocks and serialization failures are tried again; the world's errors become
+  `StoreUnavailable`, which names host and database and never the password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg  # type: ignore[import-untyped]
+
+from tickwheel.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+T = TypeVar("T")
+
+SIZE = 10  # connections of one store, at most, beside the one that listens
+CALL_SECONDS = 10.0  # a call's time, with the wait for a connection
+CONNECT_SECONDS = 5.0
+TRIES = 6  # of a statement that ran into a deadlock
+PAUSE_SECONDS = 0.005  # before the second try, on average; doubled for each further one
+LOCK_MS = 2_000
+
+SETTINGS = {
+    # A statement looks again at a row that changed under it: all of them rely on that.
+    "default_transaction_isolation": "read committed",
+    "lock_timeout": str(LOCK_MS),
+    # A process that stands still must not hold the rows that another waits for.
+    "idle_in_transaction_session_timeout": "5000",
+    "client_connection_check_interval": "10000",
+    # Each statement has one good plan, by index. A planner that has not seen the tables grow yet
+    # would read them whole, and keep to that.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_sort": "off",
+    "jit": "off",  # what is "off" above costs a fortune on paper, and would be compiled
+}
+# Acknowledged is on disk. Other settings than "off" are the administrator's to choose.
+DURABLE = """
+    SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('synchronous_commit') = 'off'
+"""
+
+# SQLSTATE classes and codes of a server that cannot be reached, or will not read or write.
+WORLD = ("08", "28", "40", "53", "57", "58", "3D000", "25006", "25P03", "55P03", "42501", "XX")
+AGAIN = ("40001", "40P01")
+
+
+class AnswerLost(StoreUnavailable):
+    """The connection broke while a statement was under way: it may have been committed."""
+
+
+class Connection(Protocol):
+    """What is used of asyncpg's connections. Ids go in and come out as 32 hex digits."""
+
+    async def execute(self, query: str, *values: Any) -> str: ...
+
+    async def fetch(self, query: str, *values: Any) -> list[Sequence[Any]]: ...
+
+    async def copy_records_to_table(
+        self, table_name: str, *, records: Iterable[Sequence[Any]], columns: Sequence[str]
+    ) -> str: ...
+
+    async def add_listener(self, channel: str, callback: Callable[..., None]) -> None: ...
+
+    def add_termination_listener(self, callback: Callable[..., None]) -> None: ...
+
+    async def close(self, *, timeout: float | None = None) -> None: ...
+
+    def is_closed(self) -> bool: ...
+
+    def is_in_transaction(self) -> bool: ...
+
+    def terminate(self) -> None: ...
+
+
+class Pool:
+    """Connections to one database, made when they are needed and kept."""
+
+    def __init__(self, url: str, size: int = SIZE) -> None:
+        self._url = url
+        self.where = place_of(url)
+        self._size = size
+        self._slots = asyncio.Semaphore(size)
+        self._free: list[Connection] = []
+
+    async def connect(self) -> Connection:
+        """Return a new connection, which the pool does not look after."""
+        named = {} if "application_name=" in self._url else {"application_name": "tickwheel"}
+        try:
+            connection: Connection = await asyncpg.connect(
+                self._url, timeout=CONNECT_SECONDS, server_settings={**SETTINGS, **named}
+            )
+        except Exception as error:
+            raise unreachable(error, self.where) from error
+        try:
+            await as_hex(connection)
+            await connection.execute(DURABLE)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def run(
+        self, work: Callable[[Connection], Awaitable[T]], seconds: float | None = None
+    ) -> T:
+        """Have `work(connection)` done, and again when it ran into a deadlock."""
+        seconds = CALL_SECONDS if seconds is None else seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._tried(work)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"{self.where} has not answered in {seconds:g} s") from error
+
+    async def _tried(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        for turn in range(TRIES):
+            try:
+                return await self._once(work)
+            except StoreUnavailable:
+                raise
+            except asyncpg.PostgresError as error:
+                if error.sqlstate not in AGAIN or turn == TRIES - 1:
+                    raise translated(error, self.where) from error
+            except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+                raise translated(error, self.where) from error
+            await asyncio.sleep(random.uniform(0, 2 * PAUSE_SECONDS * 2**turn))  # noqa: S311
+        raise AssertionError("the last try returns or raises")
+
+    async def _once(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self._slots:
+            connection = self._idle() or await self.connect()
+            try:
+                answer = await work(connection)
+            except asyncpg.PostgresError as error:
+                self._put_back(connection, fit=not (error.sqlstate or "").startswith(WORLD_ENDS))
+                raise
+            except BaseException:
+                connection.terminate()  # whatever was under way, nobody waits for it
+                raise
+            self._put_back(connection, fit=True)
+            return answer
+
+    def _idle(self) -> Connection | None:
+        while self._free:
+            connection = self._free.pop()
+            if not connection.is_closed():
+                return connection
+        return None
+
+    def _put_back(self, connection: Connection, *, fit: bool) -> None:
+        if fit and not connection.is_closed() and not connection.is_in_transaction():
+            self._free.append(connection)
+        else:
+            connection.terminate()
+
+    async def close(self) -> None:
+        """Let go of every connection, when what is under way has ended."""
+        for _ in range(self._size):
+            await self._slots.acquire()
+        while self._free:
+            connection = self._free.pop()
+            with contextlib.suppress(Exception):  # it closes itself in any case
+                await connection.close(timeout=1.0)
+
+
+async def transaction(connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
+    """Do `work(connection)` in one transaction.
+
+    When the answer does not come, no rollback is waited for: the connection is thrown away.
+    """
+    await connection.execute("BEGIN")
+    try:
+        answer = await work(connection)
+    except (asyncpg.PostgresError, ValueError, StoreUnavailable):
+        if not connection.is_closed():
+            await connection.execute("ROLLBACK")
+        raise
+    await connection.execute("COMMIT")
+    return answer
+
+
+async def as_hex(connection: Any) -> None:
+    """Have the connection take and give uuids as hex digits."""
+    await connection.set_type_codec(
+        "uuid", schema="pg_catalog", encoder=bytes.fromhex, decoder=bytes.hex, format="binary"
+    )
+
+
+# After these the connection is of no use: shut down, or not (any more) where one can write.
+WORLD_ENDS = ("08", "57P", "25006", "25P03", "XX")
+
+
+def translated(error: Exception, where: str) -> Exception:
+    """Return the error to raise: the world's become StoreUnavailable, a statement's stay."""
+    text = str(error) or type(error).__name__
+    if not isinstance(error, asyncpg.PostgresError):
+        # A value that the driver cannot send, or else a connection that broke.
+        return error if isinstance(error, ValueError) else AnswerLost(f"{where}: {text}")
+    state: str = getattr(error, "sqlstate", None) or ""
+    if state == "55P03":
+        waited = f"waited {LOCK_MS / 1000:g} s for what another transaction holds"
+        return StoreUnavailable(f"{where}: {waited}: {text}")
+    if state.startswith(("08", "57P")):
+        return AnswerLost(f"{where}: {text}")
+    if state.startswith(WORLD):
+        return StoreUnavailable(f"{where}: {text}")
+    if state.startswith("22"):
+        return ValueError(f"PostgreSQL cannot store this: {text}")
+    statements: Exception = error
+    return statements
+
+
+def unreachable(error: Exception, where: str) -> Exception:
+    """Return the error to raise when no connection could be made."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return ValueError(f"the URL of {where} cannot be used: {text}")
+    return StoreUnavailable(f"cannot connect to {where}: {text}")
+
+
+def place_of(url: str) -> str:
+    """Return host and database of a URL for messages, without user and password."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"postgresql", "postgres"}:
+        raise ValueError(f"a PostgreSQL URL begins with postgresql://, got {parts.scheme!r}")
+    if "@" in parts.path + parts.fragment or parts.fragment:
+        # Not shown: what stands there is a part of the password.
+        raise ValueError(
+            "the PostgreSQL URL cannot be read: in a password, write @ : / # ? as %40 …"
+        )
+    asked = parse_qs(parts.query)
+    host = parts.netloc.rpartition("@")[2] or asked.get("host", ["the local socket"])[0]
+    database = parts.path.strip("/") or asked.get("dbname", asked.get("database", [""]))[0]
+    return f"PostgreSQL {host}/{database}"

@@ -1,0 +1,194 @@
+"""The tables on PostgreSQL, as numbered migrations. Within a minor version they only add.
+
+They are made in the first schema of the connection's search_path, and found along it. A program
+that knows fewer migrations than the database has had works on, unless `LEAST` was raised meanwhile:
+so the nodes of a cluster can be renewed one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import asyncpg  # type: ignore[import-untyped]
+
+from tickwheel.durable.stores.postgres_pool import transaction
+from tickwheel.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from tickwheel.durable.stores.postgres_pool import Connection
+
+# Columns of one width first: no bytes are lost to alignment, and `state` is found quickly.
+_TASK = """
+    id uuid PRIMARY KEY,
+    due_at_ms bigint NOT NULL,
+    created_at_ms bigint NOT NULL,
+    updated_at_ms bigint NOT NULL,
+    epoch bigint NOT NULL DEFAULT 0,
+    shard integer NOT NULL,
+    priority integer NOT NULL,
+    attempt integer NOT NULL DEFAULT 0,
+    failures integer NOT NULL DEFAULT 0,
+    max_attempts integer NOT NULL,
+    state text COLLATE "C" NOT NULL DEFAULT 'delay',
+    service text COLLATE "C" NOT NULL,
+    key text COLLATE "C",
+    timeout_ms bigint,
+    deadline_at_ms bigint,
+    replay_of uuid,
+    node text,
+    error text,
+    payload bytea NOT NULL
+"""
+
+MIGRATIONS: list[list[str]] = [
+    [
+        "CREATE TABLE setting (name text PRIMARY KEY, value text NOT NULL)",
+        # No index holds what a claim changes, and a page has room for its rows a second time: so
+        # a claim writes no index at all. Vacuum comes early, since each task leaves two dead rows.
+        f"""
+        CREATE TABLE task ({_TASK}, lease_until_ms bigint, started_at_ms bigint) WITH (
+            fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02,
+            autovacuum_vacuum_threshold = 5000, autovacuum_analyze_scale_factor = 0.05,
+            autovacuum_vacuum_cost_limit = 2000, autovacuum_vacuum_insert_scale_factor = 0.1
+        )
+        """,
+        "CREATE INDEX task_due ON task (service, due_at_ms, id)",
+        "CREATE UNIQUE INDEX task_key ON task (key, service) WHERE key IS NOT NULL",
+        """
+        CREATE TABLE attempt (
+            task_id uuid NOT NULL,
+            epoch bigint NOT NULL,
+            started_at_ms bigint NOT NULL,
+            ended_at_ms bigint NOT NULL,
+            attempt integer NOT NULL,
+            event text NOT NULL,
+            node text,
+            error text,
+            PRIMARY KEY (task_id, attempt)
+        ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000)
+        """,
+        f"""
+        CREATE TABLE backlog ({_TASK}, result text, replayed_as uuid)
+            WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000)
+        """,
+        "CREATE INDEX backlog_ended ON backlog (updated_at_ms)",
+        "CREATE INDEX backlog_key ON backlog (key, id) WHERE key IS NOT NULL",
+        """
+        CREATE TABLE schedule (
+            name text COLLATE "C" PRIMARY KEY,
+            service text NOT NULL,
+            payload bytea NOT NULL,
+            cron text,
+            interval_ms bigint,
+            tz text NOT NULL,
+            missed text NOT NULL,
+            fired_until_ms bigint NOT NULL,
+            created_at_ms bigint NOT NULL,
+            enabled boolean NOT NULL,
+            priority integer NOT NULL,
+            max_attempts integer NOT NULL,
+            timeout_ms bigint
+        ) WITH (fillfactor = 50)
+        """,
+        """
+        CREATE TABLE shard (
+            shard integer PRIMARY KEY,
+            owner text,
+            epoch bigint NOT NULL DEFAULT 0
+        ) WITH (fillfactor = 25, autovacuum_vacuum_threshold = 500)
+        """,
+        """
+        CREATE TABLE node (
+            name text COLLATE "C" PRIMARY KEY,
+            incarnation uuid NOT NULL,
+            started_at_ms bigint NOT NULL,
+            lease_until_ms bigint NOT NULL
+        ) WITH (fillfactor = 25, autovacuum_vacuum_threshold = 500)
+        """,
+    ],
+]
+LEAST = 1  # a program must know so many migrations to work with these tables
+
+LOCK = """
+    SELECT pg_try_advisory_lock(1953063787, hashtext(current_schema()))
+"""  # "tick", and one for each schema
+POLL_SECONDS = 0.05
+PATIENCE_SECONDS = 60.0
+
+
+async def migrate(connection: Connection, shards: int) -> int:
+    """Bring the tables to the last version, each step at once or not at all; return the shards.
+
+    Several processes may come at the same moment: one at a time is let in. Polled, since a session
+    that waits for the lock would hold a snapshot open. The connection is to be closed afterwards.
+    """
+    if await version(connection) < len(MIGRATIONS):
+        await connection.execute("SET lock_timeout = 0")
+        await locked(connection)
+        for number in range(await version(connection), len(MIGRATIONS)):
+
+            async def step(connection: Connection, number: int = number) -> None:
+                for statement in MIGRATIONS[number]:
+                    await connection.execute(statement)
+                if number == 0:
+                    await found(connection, shards)
+                await put(connection, "version", number + 1)
+                await put(connection, "least", LEAST)
+
+            try:
+                await transaction(connection, step)
+            except asyncpg.DuplicateTableError as error:
+                raise ValueError(
+                    f"the schema has such a table that is not tickwheel's: {error}; give tickwheel"
+                    " a schema of its own, and name it in the URL: ?search_path=…"
+                ) from error
+    least = await setting(connection, "least")
+    if least > len(MIGRATIONS):
+        raise ValueError(
+            f"the tables are those of a newer version: they need one that knows {least} migrations,"
+            f" and this one knows {len(MIGRATIONS)}"
+        )
+    return await setting(connection, "shards")
+
+
+async def locked(connection: Connection) -> None:
+    """Wait until this session may migrate."""
+    for _ in range(int(PATIENCE_SECONDS / POLL_SECONDS)):
+        if (await connection.fetch(LOCK))[0][0]:
+            return
+        await asyncio.sleep(POLL_SECONDS)
+    raise StoreUnavailable(f"another process has been migrating for {PATIENCE_SECONDS:g} s")
+
+
+async def version(connection: Connection) -> int:
+    """Return how many migrations the database has had."""
+    there = await connection.fetch(
+        "SELECT to_regclass('setting') IS NOT NULL AND to_regclass('shard') IS NOT NULL"
+    )
+    return await setting(connection, "version") if there[0][0] else 0
+
+
+async def setting(connection: Connection, name: str) -> int:
+    """Return what is settled under this name."""
+    rows = await connection.fetch("SELECT value::bigint FROM setting WHERE name = $1", name)
+    number: int = rows[0][0]
+    return number
+
+
+async def put(connection: Connection, name: str, value: int) -> None:
+    """Settle something."""
+    await connection.execute(
+        "INSERT INTO setting VALUES ($1, $2::bigint::text)"
+        " ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value",
+        name,
+        value,
+    )
+
+
+async def found(connection: Connection, shards: int) -> None:
+    """Write what is settled when a store is made."""
+    await put(connection, "shards", shards)
+    await connection.execute(
+        "INSERT INTO shard (shard) SELECT n FROM generate_series(0, $1::integer - 1) n", shards
+    )

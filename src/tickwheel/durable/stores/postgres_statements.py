@@ -1,0 +1,458 @@
+"""The statements on PostgreSQL, by name. Lists go in as arrays: one statement, however many rows.
+
+Rows are locked one by one in the order of the array, which the store sorts by id: a lateral query
+that locks cannot be turned round by the planner. What a lock had to wait for is looked at again
+(READ COMMITTED), so each condition holds for the row as it is when it is changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.durable.task import State
+
+if TYPE_CHECKING:
+    from tickwheel.durable.task import Filter
+
+# In the order of Task's fields.
+LIVE = (
+    "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
+    " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch,"
+    " lease_until_ms, started_at_ms"
+)
+FINAL = LIVE.replace(
+    "lease_until_ms, started_at_ms", "NULL::bigint, NULL::bigint, result, replayed_as"
+)
+COLUMNS = {"task": LIVE, "backlog": FINAL}
+GIVEN = (
+    "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
+    " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
+)
+GIVEN_COLUMNS = GIVEN.split(", ")
+_SENT = ("uuid", "text", "bytea", "text", "bigint", "integer", "integer", "integer", "bigint",
+         "bigint", "bigint", "bigint", "uuid")  # fmt: skip
+_KEPT = (
+    "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
+    " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch"
+)
+
+
+def of(table: str, columns: str) -> str:
+    """Return columns with the table's name before each."""
+    return ", ".join(f"{table}.{name}" for name in columns.split(", "))
+
+
+def given(first: int) -> str:
+    """Return the rows to insert, from the parameter `first` on, as `g`."""
+    arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_SENT, first))
+    return f"unnest({arrays}) AS g ({GIVEN})"
+
+
+CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8"
+# Down to the millisecond: what is due then is due.
+_MOMENT = """moment AS MATERIALIZED (
+        SELECT floor(ms)::bigint AS now_ms, ms::float8 AS exact_ms
+        FROM (SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms) c
+    )"""
+_NOW = "(SELECT now_ms FROM moment)"
+
+
+def _held(shards: int) -> str:
+    """Return the shards that have the epochs given, their rows locked: no takeover until the end.
+
+    A plain look would see them as they were when the statement began, and claim after a takeover.
+    """
+    return f"""held AS MATERIALIZED (
+        SELECT s.shard FROM unnest(${shards}::integer[], ${shards + 1}::bigint[]) e (shard, epoch)
+        JOIN shard s ON s.shard = e.shard AND s.epoch = e.epoch
+        ORDER BY s.shard FOR SHARE OF s
+    )"""
+
+
+_IN_HELD = "= ANY (ARRAY(SELECT shard FROM held))"
+
+INSERT = f"""
+    WITH {_held(1)}, stored AS (
+        INSERT INTO task ({GIVEN})
+        SELECT * FROM {given(3)}
+        WHERE g.shard <> ALL ($1::integer[]) OR g.shard {_IN_HELD}
+        ON CONFLICT (id) DO NOTHING
+    )
+    SELECT shard FROM held
+"""
+HELD = f"WITH {_held(1)} SELECT shard FROM held"
+INSERT_KEYED = f"""
+    INSERT INTO task ({GIVEN}) SELECT * FROM {given(1)} ON CONFLICT DO NOTHING RETURNING id
+"""
+REPLACE_KEYED = f"""
+    UPDATE task t SET payload = g.payload, due_at_ms = g.due_at_ms, priority = g.priority,
+        max_attempts = g.max_attempts, timeout_ms = g.timeout_ms,
+        deadline_at_ms = g.deadline_at_ms, updated_at_ms = g.updated_at_ms
+    FROM {given(1)}
+    WHERE t.key = g.key AND t.service = g.service AND t.id <> g.id AND t.state = 'delay'
+    RETURNING {of("t", LIVE)}
+"""
+HOLDERS = f"""
+    SELECT {of("t", LIVE)} FROM unnest($1::text[], $2::text[]) AS g (key, service)
+    JOIN task t ON t.key = g.key AND t.service = g.service
+"""
+
+
+def due(every_shard: bool) -> str:
+    """Return the statement that reads what is due in each window, and the database's time."""
+    some = " AND $5::integer[] IS NOT NULL" if every_shard else " AND t.shard = ANY ($5::integer[])"
+    return f"""
+        WITH {_MOMENT}
+        SELECT m.exact_ms, d.*
+        FROM moment m LEFT JOIN (
+            SELECT t.*
+            FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[])
+                AS w (service, low, high, most)
+            CROSS JOIN LATERAL (
+                SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard FROM task t
+                WHERE t.service = w.service AND t.due_at_ms > w.low AND t.due_at_ms <= w.high
+                    AND t.state = 'delay'{some}
+                ORDER BY t.due_at_ms, t.id LIMIT w.most
+            ) t
+        ) d ON true
+    """
+
+
+_WANTED = (
+    "unnest($3::uuid[], $4::bigint[], $5::bigint[], $6::integer[], $7::bigint[])"
+    " AS w (id, due_at_ms, timeout_ms, shard, epoch)"
+)
+
+
+def _claim(locked: str) -> str:
+    return f"""
+        WITH {_held(1)}, {_MOMENT}, free AS MATERIALIZED (
+            SELECT t.id, w.timeout_ms, w.epoch, {_NOW} AS now_ms
+            FROM {_WANTED}
+            CROSS JOIN LATERAL (
+                SELECT t.id FROM task t
+                WHERE t.id = w.id AND t.state = 'delay' AND t.due_at_ms = w.due_at_ms
+                    AND t.due_at_ms <= {_NOW}
+                FOR NO KEY UPDATE {locked}
+            ) t
+            WHERE w.shard {_IN_HELD}
+        ), claimed AS (
+            UPDATE task t SET state = 'running', attempt = t.attempt + 1, node = $8,
+                epoch = f.epoch, started_at_ms = f.now_ms, updated_at_ms = f.now_ms,
+                lease_until_ms = f.now_ms + coalesce(t.timeout_ms, f.timeout_ms) + $9::bigint
+            FROM free f WHERE t.id = f.id
+            RETURNING {of("t", LIVE)}
+        )
+        SELECT m.exact_ms, c.* FROM moment m LEFT JOIN claimed c ON true
+    """
+
+
+# Rows that a transaction under way has locked are left out: one would keep all the others waiting.
+CLAIM = _claim("SKIP LOCKED")
+CLAIM_LOCKED = _claim("")
+UNCLAIMED = """
+    SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard
+    FROM unnest($1::uuid[], $2::bigint[]) AS w (id, epoch)
+    JOIN task t ON t.id = w.id AND t.state = 'delay'
+    JOIN shard s ON s.shard = t.shard AND s.epoch = w.epoch
+"""
+
+RECORD = f"""
+    WITH won AS MATERIALIZED (
+        SELECT e.*, t.node, t.started_at_ms
+        FROM unnest(
+            $1::uuid[], $2::integer[], $3::bigint[], $4::text[], $5::text[], $6::bigint[],
+            $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::boolean[], $12::integer[]
+        ) AS e (id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error, lost,
+            number)
+        CROSS JOIN LATERAL (
+            SELECT t.node, t.started_at_ms FROM task t
+            WHERE t.id = e.id AND t.state = 'running' AND t.attempt = e.attempt
+                AND t.epoch = e.epoch AND (NOT e.lost OR t.lease_until_ms < e.at_ms)
+            FOR UPDATE
+        ) t
+    ), logged AS (
+        INSERT INTO attempt
+            (task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error)
+        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error FROM won
+    ), gone AS (
+        DELETE FROM task t USING won e WHERE t.id = e.id AND e.state <> 'delay'
+        RETURNING t.id, t.service, t.payload, t.key, e.state, t.due_at_ms, t.shard, t.priority,
+            t.attempt, e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms, t.created_at_ms,
+            e.at_ms, t.replay_of, e.error, t.node, t.epoch, e.result
+    ), kept AS (
+        INSERT INTO backlog ({_KEPT}, result) SELECT * FROM gone
+    ), back AS (
+        UPDATE task t SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
+            error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
+        FROM won e WHERE t.id = e.id AND e.state = 'delay'
+    )
+    SELECT number FROM won
+"""
+RENEW = """
+    WITH still AS MATERIALIZED (
+        SELECT l.* FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
+            AS l (id, attempt, epoch, until_ms)
+        CROSS JOIN LATERAL (
+            SELECT t.id FROM task t WHERE t.id = l.id AND t.state = 'running'
+                AND t.attempt = l.attempt AND t.epoch = l.epoch
+            FOR NO KEY UPDATE
+        ) t
+    )
+    UPDATE task t SET lease_until_ms = s.until_ms FROM still s WHERE t.id = s.id
+    RETURNING t.id, t.attempt, t.epoch
+"""
+
+# The services that have tasks: one step along the index for each, not one for each task.
+_SERVICES = """service AS (
+        (SELECT t.service FROM task t ORDER BY t.service LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT t.service FROM task t WHERE t.service > s.service ORDER BY t.service LIMIT 1
+        ) FROM service s WHERE s.service IS NOT NULL
+    )"""
+# What runs was due when it was claimed. The clock may have been set back since: a little beyond.
+_SET_BACK_MS = 7_200_000
+RUNNING = f"""
+    WITH RECURSIVE {_SERVICES}, {_MOMENT}
+    SELECT {of("t", LIVE).replace("t.payload", "''::bytea AS payload")}
+    FROM service s CROSS JOIN LATERAL (
+        SELECT * FROM task t
+        WHERE t.service = s.service AND t.due_at_ms <= {_NOW} + {_SET_BACK_MS}
+            AND t.state = 'running' AND t.shard = ANY ($1::integer[])
+        ORDER BY t.due_at_ms, t.id
+    ) t
+"""
+
+_FREE = """free AS MATERIALIZED (
+        SELECT t.id FROM unnest($1::uuid[]) AS i (id)
+        CROSS JOIN LATERAL (
+            SELECT t.id FROM task t WHERE t.id = i.id AND t.state = 'delay' AND {where} FOR UPDATE
+        ) t
+    )"""
+
+
+def cancel(where: str = "true") -> str:
+    """Return the statement that cancels which of these ids are unclaimed, and `where` holds for."""
+    return f"""
+        WITH {_MOMENT}, {_FREE.format(where=where)}, gone AS (
+            DELETE FROM task t USING free f WHERE t.id = f.id
+            RETURNING t.id, t.service, t.payload, t.key, 'cancelled', t.due_at_ms, t.shard,
+                t.priority, t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
+                t.created_at_ms, {_NOW}, t.replay_of, t.error, t.node, t.epoch
+        )
+        INSERT INTO backlog ({_KEPT}) SELECT * FROM gone RETURNING id
+    """
+
+
+def reschedule(where: str = "true") -> str:
+    """Return the statement that moves which of these ids are unclaimed, and `where` holds for."""
+    return f"""
+        WITH {_MOMENT}, {_FREE.format(where=where)}
+        UPDATE task t SET due_at_ms = $2, updated_at_ms = {_NOW} FROM free f WHERE t.id = f.id
+        RETURNING t.id
+    """
+
+
+STATES_BY_ID = """
+    SELECT id, state FROM task WHERE id = ANY ($1::uuid[])
+    UNION ALL SELECT id, state FROM backlog WHERE id = ANY ($1::uuid[])
+"""
+BY_ID = f"""
+    SELECT {LIVE}, NULL::text, NULL::uuid FROM task WHERE id = ANY ($1::uuid[])
+    UNION ALL SELECT {FINAL} FROM backlog WHERE id = ANY ($1::uuid[])
+"""
+ATTEMPTS = """
+    SELECT task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error
+    FROM attempt WHERE task_id = $1 ORDER BY attempt
+"""
+
+
+class Values:
+    """The values of a statement that is put together: each has a number."""
+
+    def __init__(self, *first: Any) -> None:
+        self.list = [*first]
+
+    def add(self, value: Any) -> str:
+        """Return what stands for the value in the statement."""
+        self.list.append(value)
+        return f"${len(self.list)}"
+
+
+def matching(filter: Filter, now_ms: int, values: Values) -> str:
+    """Return the condition for a filter, on a table called `t`."""
+    conditions = ["true"]
+    if filter.service is not None:
+        conditions.append(f"t.service = {values.add(filter.service)}")
+    if filter.key is not None:
+        conditions.append(f"t.key = {values.add(filter.key)}")
+    if filter.due_before_ms is not None:
+        conditions.append(f"t.due_at_ms < {values.add(filter.due_before_ms)}")
+    if filter.state in (State.DELAY, State.READY):
+        side = ">" if filter.state is State.DELAY else "<="
+        conditions.append(f"t.state = 'delay' AND t.due_at_ms {side} {values.add(now_ms)}")
+    elif filter.state is not None:
+        conditions.append(f"t.state = {values.add(str(filter.state))}")
+    return " AND ".join(conditions)
+
+
+def unclaimed(
+    filter: Filter, now_ms: int, limit: int, moved_ms: int | None = None
+) -> tuple[str, list[Any]]:
+    """Return the statement for ids of unclaimed tasks that a filter holds for, and its values.
+
+    By the index of keys or the one of due times: the order says which. `moved_ms`: only those due
+    at another time.
+    """
+    values = Values()
+    chosen = f"FROM task t WHERE t.state = 'delay' AND {matching(filter, now_ms, values)}"
+    if moved_ms is not None:
+        chosen += f" AND t.due_at_ms <> {values.add(moved_ms)}"
+    most = f"LIMIT {values.add(limit)}::bigint"
+    order = "t.key, t.service" if filter.key is not None else "t.due_at_ms, t.id"
+    return f"SELECT t.id {chosen} ORDER BY {order} {most}", values.list
+
+
+def find(
+    table: str, filter: Filter, *, now_ms: int, before: str, scan: int, limit: int
+) -> tuple[str, list[Any]]:
+    """Return the statement for a list, and its values: what matches among the next `scan` rows.
+
+    Newest first. The first column is where the look ended when there may be more; else null.
+    """
+    values = Values()
+    where = matching(filter, now_ms, values)
+    range_ = f"t.id < {values.add(before)}::uuid"
+    most = f"LIMIT {values.add(limit)}::bigint"
+    if table == "task" and filter.key is not None:  # at most one for each service
+        statement = f"""
+            WITH held AS MATERIALIZED (SELECT * FROM task t WHERE t.key = {values.add(filter.key)})
+            SELECT NULL::uuid, t.* FROM (
+                SELECT {LIVE} FROM held t WHERE {range_} AND {where} ORDER BY t.id DESC {most}
+            ) t
+        """
+        return statement, values.list
+    order = "t.id DESC"
+    if filter.key is not None:
+        range_ += f" AND t.key = {values.add(filter.key)}"
+        order = "t.key DESC, t.id DESC"
+    statement = f"""
+        WITH stop AS MATERIALIZED (
+            SELECT (
+                SELECT t.id FROM {table} t WHERE {range_}
+                ORDER BY {order} LIMIT 1 OFFSET {values.add(scan - 1)}::bigint
+            ) AS id
+        )
+        SELECT s.id AS stop, f.* FROM stop s LEFT JOIN (
+            SELECT {COLUMNS[table]} FROM {table} t
+            WHERE {range_} AND t.id >= coalesce((SELECT id FROM stop), '{"0" * 32}'::uuid)
+                AND {where}
+            ORDER BY {order} {most}
+        ) f ON true
+    """
+    return statement, values.list
+
+
+REPLAY = f"""
+    WITH {_MOMENT}, old AS MATERIALIZED (
+        SELECT r.new_id, b.service, b.payload, b.key, r.due_at_ms, r.shard, b.priority,
+            b.max_attempts, b.timeout_ms, b.id
+        FROM unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[])
+            AS r (id, new_id, shard, due_at_ms)
+        CROSS JOIN LATERAL (
+            SELECT * FROM backlog b WHERE b.id = r.id AND ($5 OR b.replayed_as IS NULL)
+            FOR NO KEY UPDATE
+        ) b
+    ), stored AS (
+        INSERT INTO task ({GIVEN})
+        SELECT new_id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,
+            NULL, {_NOW}, {_NOW}, id
+        FROM old
+        ON CONFLICT DO NOTHING
+        RETURNING {LIVE}
+    ), noted AS (
+        UPDATE backlog b SET replayed_as = s.id FROM stored s WHERE b.id = s.replay_of
+    )
+    SELECT o.id AS old_id, s.* FROM old o LEFT JOIN stored s ON s.id = o.new_id
+"""
+REPLAY_HOLDERS = f"""
+    SELECT b.id AS old_id, {of("t", LIVE)} FROM unnest($1::uuid[]) AS r (id)
+    JOIN backlog b ON b.id = r.id
+    JOIN task t ON t.key = b.key AND t.service = b.service
+"""
+
+PRUNE = """
+    WITH old AS MATERIALIZED (
+        SELECT id FROM backlog WHERE updated_at_ms < $1 ORDER BY updated_at_ms LIMIT $2::bigint
+        FOR UPDATE SKIP LOCKED
+    ), logs AS (
+        DELETE FROM attempt a USING old o WHERE a.task_id = o.id
+    )
+    DELETE FROM backlog b USING old o WHERE b.id = o.id RETURNING b.id
+"""
+
+TAKE = """
+    WITH wanted AS MATERIALIZED (
+        SELECT shard FROM shard WHERE shard = ANY ($2::integer[]) ORDER BY shard FOR UPDATE
+    )
+    UPDATE shard s SET owner = $1, epoch = s.epoch + 1 FROM wanted w WHERE s.shard = w.shard
+    RETURNING s.shard, s.epoch
+"""
+
+MANY = 100_000  # a count looks no further: from then on it is the planner's estimate
+COUNTS = f"""
+    SELECT live.n, final.n,
+        (SELECT reltuples::bigint FROM pg_class WHERE oid = 'task'::regclass),
+        (SELECT reltuples::bigint FROM pg_class WHERE oid = 'backlog'::regclass)
+    FROM (SELECT count(*) AS n FROM (SELECT 1 FROM task LIMIT {MANY}) t) live,
+        (SELECT count(*) AS n FROM (SELECT 1 FROM backlog LIMIT {MANY}) b) final
+"""
+
+_SCHEDULE = (
+    "name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,"
+    " enabled, priority, max_attempts, timeout_ms"
+)
+SCHEDULES = f"SELECT {_SCHEDULE} FROM schedule ORDER BY name"
+SCHEDULE = f"SELECT {_SCHEDULE} FROM schedule WHERE name = $1 FOR UPDATE"
+PUT_SCHEDULE = f"""
+    INSERT INTO schedule ({_SCHEDULE}) VALUES ($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13)
+    ON CONFLICT (name) DO UPDATE SET {
+    ", ".join(f"{name} = EXCLUDED.{name}" for name in _SCHEDULE.split(", ")[1:])
+}
+"""
+DELETE_SCHEDULE = "DELETE FROM schedule WHERE name = $1 RETURNING name"
+PENDING_FIRINGS = """
+    SELECT id FROM task WHERE key >= $1 AND key < $2 AND state = 'delay' ORDER BY key, service
+"""
+# Several firings of one schedule come in order of their times; all later than it has fired win.
+_FIRED = ("text", "text", "bytea", "text", "bigint", "text", "text", "bigint", "bigint", *_SENT)
+FIRE = f"""
+    WITH firing AS MATERIALIZED (
+        SELECT * FROM unnest({
+    ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_FIRED, 1))
+}) WITH ORDINALITY AS f (name, does, sends, cron, interval_ms, tz, missed, made_at_ms,
+            until_ms, {GIVEN}, number)
+    ), open AS MATERIALIZED (
+        SELECT {_SCHEDULE} FROM schedule s
+        WHERE s.name = ANY ($1::text[]) AND s.enabled ORDER BY s.name FOR UPDATE
+    ), won AS MATERIALIZED (
+        SELECT f.* FROM firing f
+        JOIN open o ON o.name = f.name AND o.fired_until_ms < f.until_ms
+            AND (o.service, o.payload, o.tz, o.missed, o.created_at_ms)
+                = (f.does, f.sends, f.tz, f.missed, f.made_at_ms)
+            AND o.cron IS NOT DISTINCT FROM f.cron
+            AND o.interval_ms IS NOT DISTINCT FROM f.interval_ms
+    ), moved AS (
+        UPDATE schedule s SET fired_until_ms = w.until_ms
+        FROM (SELECT DISTINCT ON (name) name, until_ms FROM won ORDER BY name, until_ms DESC) w
+        WHERE s.name = w.name
+    ), stored AS (
+        INSERT INTO task ({GIVEN})
+        SELECT {GIVEN} FROM won WHERE id IS NOT NULL ON CONFLICT DO NOTHING
+    )
+    SELECT number - 1 FROM won
+"""
+
+CHANNELS = "SELECT 'task'::regclass::oid::bigint"
+NOTIFY = "SELECT pg_notify($1, $2)"

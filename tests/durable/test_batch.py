@@ -1,0 +1,144 @@
+"""Batch: what arrives while one is under way goes together into the next; one fails alone."""
+
+import asyncio
+
+import pytest
+
+from tickwheel.durable.batch import Batch
+from tickwheel.errors import Overloaded, StoreUnavailable
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+
+class Flush:
+    """Notes the batches, answers each item with its double, and waits where told."""
+
+    def __init__(self, bad=()):
+        self.batches = []
+        self.bad = bad
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def __call__(self, items):
+        self.batches.append(items)
+        await self.goes_on.wait()
+        for item in items:
+            if item in self.bad:
+                raise ValueError(f"bad: {item}")
+        return [2 * item for item in items]
+
+
+async def test_each_item_gets_its_own_answer():
+    batch = Batch(Flush())
+    assert await asyncio.gather(*map(batch.add, range(5))) == [0, 2, 4, 6, 8]
+
+
+async def test_what_arrives_meanwhile_goes_together_into_the_next():
+    flush = Flush()
+    flush.goes_on.clear()
+    batch = Batch(flush)
+    first = batch.add(1)
+    await asyncio.sleep(0)
+    assert flush.batches == [[1]]
+    rest = [batch.add(item) for item in (2, 3, 4)]
+    await asyncio.sleep(0)
+    assert flush.batches == [[1]], "one at a time"
+    assert len(batch) == 3
+    flush.goes_on.set()
+    assert await asyncio.gather(first, *rest) == [2, 4, 6, 8]
+    assert flush.batches == [[1], [2, 3, 4]]
+
+
+async def test_a_lone_item_waits_for_no_timer():
+    flush = Flush()
+    batch = Batch(flush)
+    answer = batch.add(1)
+    for _ in range(5):  # turns of the loop, in which no timer could fire
+        await asyncio.sleep(0)
+    assert answer.result() == 2
+
+
+async def test_a_batch_is_no_larger_than_its_limit():
+    flush = Flush()
+    batch = Batch(flush, limit=2)
+    await asyncio.gather(*map(batch.add, range(5)))
+    assert flush.batches == [[0, 1], [2, 3], [4]]
+
+
+async def test_one_that_is_bad_fails_alone():
+    flush = Flush(bad={3})
+    batch = Batch(flush)
+    answers = await asyncio.gather(*map(batch.add, range(6)), return_exceptions=True)
+    assert [answers[place] for place in (0, 1, 2, 4, 5)] == [0, 2, 4, 8, 10]
+    assert isinstance(answers[3], ValueError)
+    assert str(answers[3]) == "bad: 3"
+
+
+async def test_two_that_are_bad_fail_each_with_its_own_error():
+    batch = Batch(Flush(bad={0, 7}))
+    answers = await asyncio.gather(*map(batch.add, range(8)), return_exceptions=True)
+    assert [str(answers[0]), str(answers[7])] == ["bad: 0", "bad: 7"]
+    assert answers[1:7] == [2, 4, 6, 8, 10, 12]
+
+
+async def test_when_the_store_is_away_all_of_it_fails_at_once():
+    calls = []
+
+    async def flush(items):
+        calls.append(items)
+        raise StoreUnavailable("away")
+
+    batch = Batch(flush)
+    answers = await asyncio.gather(*map(batch.add, range(8)), return_exceptions=True)
+    assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+    assert len(calls) == 1, "splitting would only ask a store that is away again"
+
+
+async def test_after_a_failure_the_next_goes_on():
+    flush = Flush(bad={1})
+    batch = Batch(flush)
+    with pytest.raises(ValueError, match="bad: 1"):
+        await batch.add(1)
+    assert await batch.add(2) == 4
+
+
+async def test_more_waiting_than_its_bound_is_refused_with_a_time_to_come_back():
+    flush = Flush()
+    flush.goes_on.clear()
+    batch = Batch(flush, bound=2)
+    under_way = batch.add(1)
+    await asyncio.sleep(0)
+    waiting = [batch.add(2), batch.add(3)]
+    with pytest.raises(Overloaded) as refused:
+        batch.add(4)
+    assert refused.value.retry_after > 0
+    assert refused.value.code == "overloaded"
+    flush.goes_on.set()
+    assert await asyncio.gather(under_way, *waiting) == [2, 4, 6]
+    assert await batch.add(4) == 8
+
+
+async def test_one_who_stops_waiting_disturbs_nobody():
+    flush = Flush()
+    flush.goes_on.clear()
+    batch = Batch(flush)
+    gone, stays = batch.add(1), batch.add(2)
+    await asyncio.sleep(0)
+    gone.cancel()
+    flush.goes_on.set()
+    assert await stays == 4
+
+
+async def test_drained_waits_for_what_is_under_way_and_for_what_waits():
+    flush = Flush()
+    flush.goes_on.clear()
+    batch = Batch(flush, limit=1)
+    answers = [batch.add(item) for item in range(3)]
+    drained = asyncio.ensure_future(batch.drained())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not drained.done()
+    flush.goes_on.set()
+    await drained
+    assert all(answer.done() for answer in answers)
+    await batch.drained()

@@ -1,0 +1,601 @@
+"""Dispatch: permits first, then one claim, then send at once; nobody is in another's way."""
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from durable.stage import HOUR, START, START_MS
+from tickwheel.durable import Snooze, State, current_task
+from tickwheel.durable.task import Event
+
+pytestmark = pytest.mark.asyncio
+
+NOW = datetime.fromtimestamp(START, UTC)
+
+
+def waiting(app, **options):
+    """A coroutine function that waits until it is told to go on."""
+    goes_on = asyncio.Event()
+    begun = []
+
+    @app.task(name="wait", **options)
+    async def wait(what=None):
+        begun.append((what, current_task().attempt))
+        await goes_on.wait()
+        return what
+
+    return wait, begun, goes_on
+
+
+class TestOrder:
+    async def test_within_a_service_priority_goes_before_due_and_due_before_id(self, stage):
+        app = stage.app()
+        wait, begun, goes_on = waiting(app, concurrency=1)
+        async with app:
+            await wait.submit("holds the permit", delay=1)
+            await stage.advance(1)
+            tasks = [
+                await wait.submit("late", delay=0.3),
+                await wait.submit("early", delay=0.1),
+                await wait.submit("urgent", delay=0.4, priority=5),
+                await wait.submit("idle", delay=0.05, priority=-5),
+                await wait.submit("most urgent", delay=0.5, priority=6),
+            ]
+            same = NOW + timedelta(seconds=1.35)
+            twins = [await wait.submit(f"twin {n}", at=same) for n in range(3)]
+            await stage.advance(1)
+            goes_on.set()
+            await stage.settle()
+        by_id = [twin.payload[0] for twin in sorted(twins, key=lambda twin: twin.id)]
+        assert [what for what, _ in begun] == [
+            "holds the permit", "most urgent", "urgent", "early", "late", *by_id, "idle",
+        ]  # fmt: skip
+        assert len(tasks) == 5
+
+    async def test_many_due_at_one_moment_run_in_order_of_their_ids(self, stage):
+        app = stage.app()
+
+        @app.task(concurrency=1)
+        async def note(number):
+            stage.called(current_task().id)
+
+        async with app:
+            at = NOW + timedelta(seconds=1)
+            tasks = await app.submit_many([note.request(n, at=at) for n in range(40)])
+            await stage.advance(1)
+        assert [call[1] for call in stage.calls] == sorted(task.id for task in tasks)
+
+
+class TestPermits:
+    @pytest.mark.parametrize("concurrency", [1, 3])
+    async def test_no_more_run_at_once_than_are_allowed(self, stage, concurrency):
+        app = stage.app()
+        at_once, most = 0, []
+
+        @app.task(concurrency=concurrency)
+        async def work():
+            nonlocal at_once
+            at_once += 1
+            most.append(at_once)
+            await asyncio.sleep(0)
+            at_once -= 1
+
+        async with app:
+            await app.submit_many([work.request(delay=1) for _ in range(20)])
+            await stage.advance(1)
+        assert len(most) == 20
+        assert max(most) == concurrency
+
+    async def test_what_waits_for_a_permit_is_unclaimed_and_can_be_cancelled(self, stage):
+        app = stage.app()
+        wait, begun, goes_on = waiting(app, concurrency=1)
+        async with app:
+            first = await wait.submit("first")
+            await stage.settle()
+            second = await wait.submit("second")
+            third = await wait.submit("third")
+            await stage.settle()
+            assert (await app.get(first.id)).state is State.RUNNING
+            assert (await app.get(second.id)).state is State.READY
+            verdict = await app.cancel(second.id)
+            assert (verdict.won, verdict.state) == (True, State.CANCELLED)
+            assert (await app.reschedule(third.id, delay=5)).won
+            goes_on.set()
+            await stage.advance(6)
+        assert [what for what, _ in begun] == ["first", "third"]
+
+    async def test_a_service_with_a_long_queue_delays_no_other(self, stage):
+        app = stage.app()
+        wait, begun, goes_on = waiting(app, concurrency=1)
+
+        @app.task
+        async def quick(number):
+            stage.called(number)
+
+        async with app:
+            await app.submit_many([wait.request(n) for n in range(3_000)])
+            await stage.settle()
+            for number in range(10):
+                await quick.submit(number, delay=1 + number)
+            await stage.advance(20)
+            assert stage.calls == [(1.0 + n, n) for n in range(10)]
+            assert len(begun) == 1
+            assert await app.cancel_where(service=wait, due_before=NOW + timedelta(days=1)) == 2_999
+            goes_on.set()
+            await stage.settle()
+            assert (await app.stats())["store"] == {"live": 0, "final": 3_010}
+
+    async def test_plain_functions_share_the_threads_and_coroutines_need_none(self, stage):
+        app = stage.app(threads=2)
+        door = stage.door()
+
+        @app.task
+        def block(number):
+            stage.called(number)
+            door.enter()
+
+        @app.task
+        async def pass_by():
+            stage.called("coroutine")
+
+        async with app:
+            for number in range(4):
+                await block.submit(number, delay=number / 1000)
+            await stage.advance(1)
+            assert door.waiting == 2
+            assert (await app.stats())["running"] == 2
+            await pass_by.submit()
+            await stage.settle()
+            assert [call[1] for call in stage.calls] == [0, 1, "coroutine"]
+            door.open()
+            await stage.advance(1)
+        assert [call[1] for call in stage.calls] == [0, 1, "coroutine", 2, 3]
+
+    async def test_one_plain_function_that_takes_all_threads_leaves_the_others_unclaimed(
+        self, stage
+    ):
+        app = stage.app(threads=1)
+        door = stage.door()
+
+        @app.task
+        def block():
+            door.enter()
+
+        @app.task
+        def other():
+            stage.called()
+
+        async with app:
+            await block.submit()
+            await stage.settle()
+            task = await other.submit()
+            await stage.advance(5)
+            assert (await app.get(task.id)).state is State.READY
+            door.open()
+            await stage.settle()
+            assert (await app.get(task.id)).state is State.FINISHED
+
+    async def test_a_task_that_was_moved_away_and_back_costs_no_permit(self, stage):
+        app = stage.app()
+        wait, begun, goes_on = waiting(app, concurrency=2)
+        async with app:
+            for what in ("a", "b"):
+                await wait.submit(what)
+            await stage.settle()
+            task = await wait.submit("c")
+            due_at = task.due_at
+            await stage.settle()  # it is due, and waits for a permit
+            await app.reschedule(task.id, delay=HOUR)
+            await app.reschedule(task.id, at=due_at)
+            await stage.settle()
+            goes_on.set()
+            await stage.settle()
+            assert [what for what, _ in begun] == ["a", "b", "c"]
+            goes_on.clear()
+            for what in ("d", "e"):
+                await wait.submit(what)
+            await stage.settle()
+            assert len(begun) == 5, "both permits are there again"
+            goes_on.set()
+            await stage.settle()
+
+    async def test_replacing_a_task_that_waits_for_a_permit_costs_none(self, stage):
+        app = stage.app()
+        wait, begun, goes_on = waiting(app, concurrency=2)
+        async with app:
+            for what in ("a", "b"):
+                await wait.submit(what)
+            await stage.settle()
+            for what in ("c", "d", "e"):
+                await wait.submit(what, key="k", on_conflict="replace")
+                await stage.advance(0.01)
+            goes_on.set()
+            await stage.settle()
+            assert [what for what, _ in begun] == ["a", "b", "e"]
+            goes_on.clear()
+            for what in ("f", "g"):
+                await wait.submit(what)
+            await stage.settle()
+            assert len(begun) == 5, "both permits are there again"
+            goes_on.set()
+            await stage.settle()
+
+
+class TestTimeout:
+    async def test_a_coroutine_past_its_timeout_is_cancelled_and_retried(self, stage):
+        app = stage.app()
+        cancelled = []
+
+        @app.task(timeout=2, backoff=1, max_attempts=2)
+        async def hang():
+            stage.called(current_task().attempt)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(stage.seconds)
+                raise
+
+        async with app:
+            task = await hang.submit()
+            await stage.advance(10)
+            assert stage.calls == [(0.0, 1), (3.0, 2)]
+            assert cancelled == [2.0, 5.0]
+            final = await app.get(task.id)
+            assert (final.state, final.failures) == (State.FAILED, 2)
+            assert final.error == "timed out after 2 s"
+
+    async def test_a_tasks_own_timeout_goes_before_the_functions(self, stage):
+        app = stage.app()
+        wait, _, _ = waiting(app, timeout=100, max_attempts=1)
+        async with app:
+            short = await wait.submit(timeout=1)
+            long = await wait.submit(timeout=timedelta(minutes=5))
+            await stage.advance(1)
+            assert (await app.get(short.id)).state is State.FAILED
+            await stage.advance(200)
+            assert (await app.get(long.id)).state is State.RUNNING
+            await stage.advance(100)
+            assert (await app.get(long.id)).state is State.FAILED
+
+    async def test_one_that_ends_in_time_is_not_disturbed_later(self, stage):
+        app = stage.app()
+
+        @app.task(timeout=2)
+        async def quick():
+            return "done"
+
+        async with app:
+            task = await quick.submit()
+            await stage.advance(10)
+            assert (await app.get(task.id)).result == "done"
+            assert len(await app.attempts(task.id)) == 1
+
+    async def test_a_coroutine_that_ignores_its_cancellation_comes_too_late(self, stage):
+        app = stage.app()
+        goes_on = asyncio.Event()
+
+        @app.task(timeout=2, max_attempts=1, concurrency=1)
+        async def stubborn():
+            while not goes_on.is_set():
+                try:
+                    await goes_on.wait()
+                except asyncio.CancelledError:
+                    stage.called("no")
+            return "late"
+
+        async with app:
+            task = await stubborn.submit()
+            await stage.advance(3)
+            final = await app.get(task.id)
+            assert (final.state, final.error) == (State.FAILED, "timed out after 2 s")
+            second = await stubborn.submit()
+            await stage.settle()
+            assert (await app.get(second.id)).state is State.READY, "its permit is still taken"
+            goes_on.set()
+            await stage.settle()
+            assert (await app.get(task.id)).result is None
+            assert (await app.get(second.id)).result == "late"
+
+    async def test_a_plain_function_keeps_its_thread_and_permit_while_the_retry_runs(self, stage):
+        app = stage.app(threads=2)
+        door = stage.door()
+        threads = set()
+
+        @app.task(timeout=2, backoff=1, concurrency=2)
+        def block():
+            stage.called(current_task().attempt)
+            threads.add(threading.get_ident())
+            if current_task().attempt == 1:
+                door.enter()
+            return current_task().attempt
+
+        async with app:
+            task = await block.submit()
+            await stage.advance(5)
+            assert stage.calls == [(0.0, 1), (3.0, 2)]
+            assert len(threads) == 2
+            done = await app.get(task.id)
+            assert (done.state, done.result, done.failures) == (State.FINISHED, 2, 1)
+            assert app._node.dispatch._gates["block"].free == 1, "its permit is still taken"
+            door.open()
+            await stage.settle()
+            assert app._node.dispatch._gates["block"].free == 2
+            done = await app.get(task.id)
+            assert (done.result, done.attempt) == (2, 2), "its answer comes to nothing"
+
+    async def test_with_one_permit_the_retry_waits_until_the_function_returns(self, stage):
+        app = stage.app()
+        door = stage.door()
+
+        @app.task(timeout=2, backoff=1, concurrency=1)
+        def block():
+            stage.called(current_task().attempt)
+            if current_task().attempt == 1:
+                door.enter()
+
+        async with app:
+            task = await block.submit()
+            await stage.advance(10)
+            assert stage.calls == [(0.0, 1)]
+            assert (await app.get(task.id)).state is State.READY
+            door.open()
+            await stage.settle()
+        assert stage.calls == [(0.0, 1), (10.0, 2)]
+
+    async def test_no_timeout_means_that_it_may_take_for_ever(self, stage):
+        app = stage.app()
+        wait, begun, goes_on = waiting(app, timeout=None)
+        async with app:
+            task = await wait.submit()
+            await stage.advance(300)
+            assert (await app.get(task.id)).state is State.RUNNING
+            goes_on.set()
+            await stage.settle()
+            assert (await app.get(task.id)).state is State.FINISHED
+        assert begun == [(None, 1)]
+
+    async def test_a_timeout_before_the_coroutine_has_begun_gives_its_permit_back(self, stage):
+        """The machine was suspended between the claim and the loop's next turn."""
+        app = stage.app()
+
+        @app.task(timeout=2, backoff=5, concurrency=1)
+        async def work():
+            stage.called(current_task().attempt)
+
+        async with app:
+            await stage.settle()
+            dispatch = app._node.dispatch
+            send = dispatch._send
+
+            def suspended(*args, **options):
+                send(*args, **options)
+                if not stage.calls and stage.seconds < 2:
+                    stage.clock.advance(3)
+
+            dispatch._send = suspended
+            task = await work.submit()
+            await stage.advance(10)
+            assert stage.calls == [(8.0, 2)]
+            assert (await app.get(task.id)).state is State.FINISHED
+            assert dispatch._gates["work"].free == 1
+
+
+class TestDeadline:
+    async def test_a_task_past_its_deadline_is_not_started(self, stage):
+        app = stage.app()
+        wait, begun, goes_on = waiting(app, concurrency=1)
+        async with app:
+            await wait.submit("holds the permit")
+            await stage.settle()
+            task = await wait.submit("late", deadline=5)
+            await stage.advance(6)
+            assert (await app.get(task.id)).state is State.READY
+            goes_on.set()
+            await stage.settle()
+            final = await app.get(task.id)
+            assert (final.state, final.failures) == (State.FAILED, 0)
+            assert final.error.startswith("expired")
+            (row,) = await app.attempts(task.id)
+            assert row.event is Event.EXPIRE
+        assert [what for what, _ in begun] == ["holds the permit"]
+
+    async def test_the_moment_itself_is_in_time(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note():
+            stage.called()
+
+        async with app:
+            await note.submit(delay=5, deadline=5)
+            await stage.advance(5)
+        assert stage.calls == [(5.0,)]
+
+    async def test_a_deadline_before_it_is_due_expires_it_then(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note():
+            stage.called()
+
+        async with app:
+            task = await note.submit(delay=5, deadline=1)
+            await stage.advance(5)
+            final = await app.get(task.id)
+            assert (final.state, final.error[:7]) == (State.FAILED, "expired")
+        assert stage.calls == []
+
+    async def test_a_next_try_that_would_come_after_it_is_not_waited_for(self, stage):
+        app = stage.app()
+
+        @app.task(backoff=[2, 10])
+        def fail():
+            stage.called()
+            raise ValueError("no")
+
+        async with app:
+            task = await fail.submit(deadline=5)
+            await stage.advance(2)
+            final = await app.get(task.id)
+            assert (final.state, final.failures) == (State.FAILED, 2)
+            assert final.error.startswith("expired")
+            assert "ValueError: no" in final.error
+            assert [row.event for row in await app.attempts(task.id)] == ["retry", "expire"]
+        assert len(stage.calls) == 2
+
+    async def test_so_it_is_with_a_snooze(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def later():
+            return Snooze(10)
+
+        async with app:
+            task = await later.submit(deadline=5)
+            await stage.settle()
+            assert (await app.get(task.id)).error.startswith("expired")
+
+    async def test_one_without_a_deadline_runs_however_late(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note():
+            stage.called()
+
+        await app.start()
+        await note.submit(delay=5)
+        await stage.kill(app)
+        stage.clock.advance(30 * 24 * HOUR)
+        async with app:
+            await stage.advance(0.1)
+        assert len(stage.calls) == 1
+
+
+class TestClaims:
+    async def test_a_burst_is_claimed_with_few_statements(self, stage):
+        app = stage.app()
+
+        @app.task(concurrency=2_000)
+        async def note(number):
+            pass
+
+        async with app:
+            await app.submit_many([note.request(n, delay=5) for n in range(2_000)])
+            await stage.settle()
+            store, claims = app._node.store, []
+            claim = store.claim
+
+            async def counted(wanted, *args):
+                claims.append(len(wanted))
+                return await claim(wanted, *args)
+
+            store.claim = counted
+            await stage.advance(5)
+            assert sum(claims) == 2_000
+            assert len(claims) == 2
+            assert (await app.stats())["ended"] == {"finish": 2_000}
+
+    async def test_a_claim_before_the_stores_time_is_refused_and_armed_again(self, stage):
+        """The node believes that it is later than the store does: it must not ask and ask."""
+        app = stage.app()
+
+        @app.task
+        async def note():
+            stage.called()
+
+        async with app:
+            task = await note.submit(delay=5)
+            await stage.settle()
+            store = app._node.store
+            now_ms = store.now_ms
+            store.now_ms = lambda: now_ms() + 2_000
+            await stage.advance(4)
+            assert stage.calls == []
+            assert (await app.get(task.id)).attempt == 0
+            store.now_ms = now_ms
+            await stage.advance(2)
+        assert stage.calls == [(5.0,)]
+
+    async def test_a_task_that_another_process_moved_is_not_run_at_its_old_time(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+
+        @app.task
+        async def note(what):
+            stage.called(what)
+
+        async with app, other:
+            moved = await note.submit("moved", delay=5)
+            cancelled = await note.submit("cancelled", delay=5)
+            earlier = await note.submit("earlier", delay=50)
+            await stage.settle()
+            assert (await other.reschedule(moved.id, delay=20)).won
+            assert (await other.cancel(cancelled.id)).won
+            assert (await other.reschedule(earlier.id, delay=3)).won
+            await stage.advance(30)
+        assert stage.calls == [(pytest.approx(3, abs=1.001), "earlier"), (20.0, "moved")]
+
+    async def test_one_that_was_claimed_too_late_is_handed_back_unsent(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note():
+            stage.called(current_task().attempt)
+
+        async with app:
+            await stage.settle()
+            dispatch = app._node.dispatch
+            boot = dispatch._boot
+
+            class Suspended:
+                """The machine sleeps for a minute while the claim is under way."""
+
+                times = 0
+
+                def time(self):
+                    self.times += 1
+                    return boot.time() + (60 if self.times >= 2 else 0)
+
+            dispatch._boot = Suspended()
+            task = await note.submit()
+            await stage.settle()
+            assert (await app.get(task.id)).failures == 0
+            rows = await app.attempts(task.id)
+            assert rows[0].event is Event.RELEASE
+            dispatch._boot = boot
+            await stage.advance(1)
+            done = await app.get(task.id)
+            assert (done.state, done.failures) == (State.FINISHED, 0)
+        assert len(stage.calls) == 1
+
+    async def test_a_node_that_has_lost_its_shards_without_knowing_claims_nothing(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note():
+            stage.called()
+
+        async with app:
+            task = await note.submit(delay=5)
+            await stage.settle()
+            await app._node.store.take(range(4), "somebody else")
+            await stage.advance(10)
+            assert (await app.get(task.id)).state is State.READY
+        assert stage.calls == []
+
+    async def test_attempts_name_node_and_epoch(self, stage):
+        app = stage.app(node="here")
+
+        @app.task
+        async def note():
+            return [current_task().node, current_task().epoch]
+
+        for epoch in (1, 2):
+            async with app:
+                task = await note.submit()
+                await stage.settle()
+                assert (await app.get(task.id)).result == ["here", epoch]
+                (row,) = await app.attempts(task.id)
+                assert (row.node, row.epoch) == ("here", epoch)
+                assert row.started_at_ms == START_MS

@@ -1,0 +1,200 @@
+"""What the pages on durable tasks say is what the code does: names, tables, tests."""
+
+import ast
+import asyncio
+import dataclasses
+import inspect
+import re
+from itertools import chain
+from pathlib import Path
+
+import asyncpg
+import psycopg
+import pytest
+
+import tickwheel.durable
+from tickwheel.durable import Blocking, Scheduler, TaskFunction
+from tickwheel.durable.function import OPTIONS
+from tickwheel.durable.service import Service
+from tickwheel.durable.stores import postgres_schema, sqlite_schema
+from tickwheel.durable.task import COUNTED, FINAL, TRANSITIONS, State
+from tickwheel.errors import TickwheelError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCS = ROOT / "docs"
+REFERENCE = (DOCS / "reference" / "durable.md").read_text("utf-8")
+GUARANTEES = (DOCS / "guarantees.md").read_text("utf-8")
+CODE = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [path for path in DOCS.rglob("*.md") if CODE.search(path.read_text("utf-8"))]
+
+
+def rows(text, heading):
+    """Return the cells of the first table after `heading`, without their backticks."""
+    lines = iter(text[text.index(heading) :].splitlines())
+    table = []
+    for line in lines:
+        if line.startswith("|"):
+            table.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+        elif table:
+            break
+    return table[2:]
+
+
+def documented(prefix):
+    return set(re.findall(rf":: tickwheel\.durable\.{prefix}(\w+)", REFERENCE))
+
+
+def test_every_public_name_has_its_place_in_the_reference():
+    errors = {row[0] for row in rows(REFERENCE, "<!-- errors -->")}
+    assert documented("") | errors == set(tickwheel.durable.__all__)
+
+
+def test_every_verb_is_in_the_reference_and_blocking_has_it():
+    verbs = {
+        name
+        for name, verb in inspect.getmembers(Scheduler, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    assert documented(r"Scheduler\.") == verbs
+    plain = {"task", "blocking"}
+    assert verbs - plain <= set(dir(Blocking))
+
+
+def test_the_signatures_in_the_reference_are_those_of_the_code():
+    methods = re.findall(r"automethod:: \S+?Scheduler\.(\w+)\((.*)\)\n", REFERENCE)
+    assert len(methods) > 15
+    for name, words in methods:
+        if name == "submit":  # its options are in **kwargs: see below
+            continue
+        shown = [word.split("=") for word in re.split(r",\s*", words) if word not in {"", "/", "*"}]
+        actual = inspect.signature(getattr(Scheduler, name)).parameters
+        assert [word[0].lstrip("*") for word in shown] == list(actual)[1:], name
+        for word, *default in shown:
+            kept = actual[word.lstrip("*")].default
+            assert (eval(default[0]) if default else inspect.Parameter.empty) == kept, (name, word)
+
+
+def test_the_options_of_a_submit_are_all_in_its_table():
+    table = rows(REFERENCE, "| option of `submit`")
+    assert {row[0] for row in table} == OPTIONS
+
+
+def test_the_options_of_a_scheduler_and_their_defaults_are_in_its_table():
+    told = {row[0]: row[1].strip("`") for row in rows(REFERENCE, "| option | default |")}
+    actual = dict(inspect.signature(Scheduler).parameters)
+    del actual["url"]
+    assert set(told) == set(actual)
+    for name in set(actual) - {"coordinator", "retention"}:
+        assert ast.literal_eval(told[name]) == actual[name].default, name
+    assert told["retention"] == f"{actual['retention'].default.days} days"
+
+
+def test_the_options_of_a_task_function_have_the_defaults_that_are_shown():
+    shown = re.search(r"py:method:: \S+\.task\(function=None, \*, (.*)\)\n", REFERENCE)
+    assert shown
+    told = {name: ast.literal_eval(value) for name, value in re.findall(r"(\w+)=([^,]+)", shown[1])}
+    kept = {field.name: field.default for field in dataclasses.fields(Service)}
+    assert told.pop("name") is told.pop("backoff") is None
+    assert told == {name: kept[name] for name in ("max_attempts", "timeout", "concurrency")}
+
+
+def test_the_fields_in_the_reference_exist():
+    for name, fields in rows(REFERENCE, "| | fields |"):
+        for field in re.findall(r"`?(\w+)`", fields + "`"):
+            assert hasattr(getattr(tickwheel.durable, name), field), (name, field)
+
+
+def test_the_table_of_transitions_is_that_of_the_code():
+    told = {(a, event): (b, counts) for a, event, b, counts, _ in rows(REFERENCE, "<!-- trans")}
+    assert told == {
+        (str(a), str(event)): (str(b), "yes" if event in COUNTED else "")
+        for (a, event), b in TRANSITIONS.items()
+    }
+
+
+def test_the_table_of_states_is_that_of_the_code():
+    told = {name: text.startswith("final") for name, text in rows(REFERENCE, "| state |")}
+    assert told == {str(state): state in FINAL for state in State}
+
+
+def test_the_table_of_errors_is_that_of_the_code():
+    told = {tuple(row[:3]) for row in rows(REFERENCE, "<!-- errors -->")}
+    errors = [
+        error
+        for name in tickwheel.durable.__all__
+        if isinstance(error := getattr(tickwheel.durable, name), type)
+        and issubclass(error, TickwheelError)
+    ]
+    assert told == {(error.__name__, error.__bases__[1].__name__, error.code) for error in errors}
+
+
+def test_the_tables_in_the_reference_are_those_of_the_schemas():
+    told = {row[0] for row in rows(REFERENCE, "<!-- tables -->")}
+    for schema, more in ((sqlite_schema, {"node"}), (postgres_schema, set())):
+        statements = " ".join(chain.from_iterable(schema.MIGRATIONS))
+        assert set(re.findall(r"CREATE TABLE (\w+)", statements)) | more == told
+
+
+def test_the_keys_of_stats_are_in_the_reference(tmp_path):
+    told = set(re.findall(r"`(\w+)`", " ".join(f"`{row[0]}`" for row in rows(REFERENCE, "`stats"))))
+    with Scheduler(f"sqlite:///{tmp_path}/tasks.db").blocking() as b:
+        assert set(b.stats()) <= told
+
+
+def test_every_test_that_the_guarantees_name_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", GUARANTEES)
+    assert len(named) > 15
+    for path, name in named:
+        text = (ROOT / path).read_text("utf-8")
+        assert not name or re.search(rf"def {name}\b", text), (path, name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_that_is_shown_and_not_run_can_at_least_be_compiled(page):
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for code in CODE.findall(page.read_text("utf-8")):
+        compile(code, str(page), "exec", flags)
+
+
+def scheduler_of_orders(url):
+    app = Scheduler(url)
+
+    @app.task
+    def expire(order_id):
+        pass
+
+    assert isinstance(expire, TaskFunction)
+    return app, expire
+
+
+def orders_of(url):
+    async def ask():
+        connection = await asyncpg.connect(url)
+        try:
+            orders = await connection.fetch("SELECT id FROM orders")
+            tasks = await connection.fetch("SELECT key FROM task")
+        finally:
+            await connection.close()
+        return {row[0] for row in orders}, {row[0] for row in tasks}
+
+    return asyncio.run(asyncio.wait_for(ask(), 30))
+
+
+def test_both_ways_to_submit_in_your_own_transaction_store_order_and_task(postgres_url):
+    page = (DOCS / "how-to" / "durable-your-transaction.md").read_text("utf-8")
+    asynchronous, blocking = CODE.findall(page)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id text PRIMARY KEY, state text)")
+
+    app, expire = scheduler_of_orders(postgres_url)
+    names = {"app": app, "expire": expire, "url": postgres_url, "asyncpg": asyncpg}
+    body = "".join(f"    {line}\n" for line in asynchronous.splitlines())
+    exec(f"async def example():\n{body}", names)
+    asyncio.run(asyncio.wait_for(names["example"](), 30))
+
+    app, expire = scheduler_of_orders(postgres_url)
+    exec(blocking, {"app": app, "expire": expire, "url": postgres_url, "psycopg": psycopg})
+
+    orders, tasks = orders_of(postgres_url)
+    assert orders == {"o-1", "o-2"}
+    assert tasks == {"order:o-1", "order:o-2"}

@@ -1,0 +1,558 @@
+"""Feedback: what an answer means, how it is written, and what becomes of a lease that ran out."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from durable.stage import START_MS, answer_lost, away, until
+from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task
+from tickwheel.durable.channel import Answer
+from tickwheel.durable.feedback import ending_of, lost
+from tickwheel.durable.service import Service
+from tickwheel.durable.task import Event, Ids
+
+SERVICE = Service("f", max_attempts=3, backoff=Backoff.of([1, 5]))
+
+
+def running(**fields):
+    """A task whose second attempt runs."""
+    given = {
+        "id": Ids().make(START_MS, 0), "service": "f", "body": b"[]", "key": None,
+        "state": State.RUNNING, "due_at_ms": START_MS - 50, "shard": 0, "priority": 0,
+        "attempt": 2, "failures": 1, "max_attempts": 3, "timeout_ms": None,
+        "deadline_at_ms": None, "created_at_ms": START_MS, "updated_at_ms": START_MS,
+        "node": "n1", "epoch": 4, "lease_until_ms": START_MS + 5,
+    }  # fmt: skip
+    return Task(**{**given, **fields})
+
+
+def meaning(event, *, after_ms=None, **fields):
+    """What such an answer comes to: event, failures, and how long until the next try."""
+    task = running(**fields)
+    ending = ending_of(task, SERVICE, Answer(event, error="no", after_ms=after_ms), START_MS)
+    assert (ending.id, ending.attempt, ending.epoch) == (task.id, 2, 4)
+    return ending.event, ending.failures, ending.due_at_ms - START_MS
+
+
+class TestMeaning:
+    def test_finished_is_finished_and_no_failure(self):
+        assert meaning(Event.FINISH)[:2] == (Event.FINISH, 1)
+
+    def test_a_failure_is_tried_again_after_the_backoff_for_so_many_failures(self):
+        assert meaning(Event.RETRY) == (Event.RETRY, 2, 5_000)
+        assert meaning(Event.RETRY, failures=0) == (Event.RETRY, 1, 1_000)
+
+    def test_the_answer_may_say_when(self):
+        assert meaning(Event.RETRY, after_ms=77) == (Event.RETRY, 2, 77)
+        assert meaning(Event.RETRY, after_ms=0) == (Event.RETRY, 2, 0)
+
+    def test_the_last_failure_fails_the_task(self):
+        assert meaning(Event.RETRY, failures=2)[:2] == (Event.FAIL, 3)
+        assert meaning(Event.RETRY, failures=2, after_ms=5)[:2] == (Event.FAIL, 3)
+        assert meaning(Event.RETRY, failures=0, max_attempts=1)[:2] == (Event.FAIL, 1)
+
+    def test_attempts_do_not_count_failures_do(self):
+        assert meaning(Event.RETRY, attempt=2, failures=0, max_attempts=2)[0] is Event.RETRY
+
+    def test_fail_fails_it_whatever_is_left(self):
+        assert meaning(Event.FAIL, failures=0)[:2] == (Event.FAIL, 1)
+
+    def test_a_snooze_is_no_failure_and_comes_when_it_said(self):
+        assert meaning(Event.SNOOZE, after_ms=9_000) == (Event.SNOOZE, 1, 9_000)
+        assert meaning(Event.SNOOZE, after_ms=9_000, failures=2)[0] is Event.SNOOZE
+
+    def test_a_hand_back_is_no_failure_and_due_as_it_was(self):
+        assert meaning(Event.RELEASE) == (Event.RELEASE, 1, -50)
+
+    @pytest.mark.parametrize("event", [Event.RETRY, Event.SNOOZE])
+    def test_a_next_try_after_the_deadline_expires_it(self, event):
+        late = {"after_ms": 1_001, "deadline_at_ms": START_MS + 1_000}
+        assert meaning(event, **late)[0] is Event.EXPIRE
+        in_time = {"after_ms": 1_000, "deadline_at_ms": START_MS + 1_000}
+        assert meaning(event, **in_time)[0] is event
+
+    def test_one_that_expired_tells_why_and_what_went_wrong_before(self):
+        task = running(deadline_at_ms=START_MS + 1)
+        ending = ending_of(task, SERVICE, Answer(Event.RETRY, error="no luck"), START_MS)
+        assert ending.error.startswith("expired")
+        assert ending.error.endswith("no luck")
+        assert ending.failures == 2
+
+    def test_a_lost_lease_is_a_failure_that_is_tried_again_at_once(self):
+        ending = lost(running(), START_MS)
+        assert (ending.event, ending.failures, ending.due_at_ms) == (Event.RETRY, 2, START_MS)
+        assert ending.error.startswith("lost: n1")
+        assert ending.lost
+
+    def test_a_lost_lease_can_be_the_last_failure(self):
+        assert lost(running(failures=2), START_MS).event is Event.FAIL
+
+    @pytest.mark.parametrize("text", ["a\0b", "a\ud800b", "\udcff" * 9])
+    def test_a_text_that_no_database_takes_becomes_one_that_it_does(self, text):
+        error = ending_of(running(), SERVICE, Answer(Event.RETRY, error=text), 0).error
+        assert "\0" not in error
+        error.encode()
+
+
+@pytest.mark.asyncio
+class TestLives:
+    async def test_a_result_is_kept(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def add(one, two):
+            return {"sum": one + two}
+
+        async with app:
+            task = await add.submit(1, two=2)
+            await stage.settle()
+            done = await app.get(task.id)
+            assert (done.state, done.result, done.error) == (State.FINISHED, {"sum": 3}, None)
+            assert (done.attempt, done.failures) == (1, 0)
+            (row,) = await app.attempts(task.id)
+            assert (row.attempt, row.event, row.error) == (1, Event.FINISH, None)
+            assert row.started_at == row.ended_at == datetime.fromtimestamp(START_MS / 1000, UTC)
+
+    @pytest.mark.parametrize(
+        ("backoff", "times"),
+        [
+            (2, [0, 2, 4, 6]),
+            ([1, 5], [0, 1, 6, 11]),
+            (Backoff(first=1, factor=3, max=8, jitter=0), [0, 1, 4, 12]),
+            (0, [0, 0, 0, 0]),
+        ],
+    )
+    async def test_a_failing_function_is_tried_again_as_its_backoff_says(
+        self, stage, backoff, times
+    ):
+        app = stage.app()
+
+        @app.task(max_attempts=4, backoff=backoff)
+        def fail():
+            stage.called(current_task().attempt, current_task().failures)
+            raise ValueError("no")
+
+        async with app:
+            task = await fail.submit()
+            await stage.advance(60)
+            assert stage.calls == [(float(at), n + 1, n) for n, at in enumerate(times)]
+            final = await app.get(task.id)
+            assert (final.state, final.attempt, final.failures) == (State.FAILED, 4, 4)
+            assert final.error.endswith("ValueError: no\n")
+            rows = await app.attempts(task.id)
+            assert [row.event for row in rows] == ["retry", "retry", "retry", "fail"]
+            assert all("ValueError: no" in row.error for row in rows)
+            assert [one.id for one in (await app.backlog(state="failed")).items] == [task.id]
+
+    async def test_while_it_waits_for_its_next_try_its_error_is_shown(self, stage):
+        app = stage.app()
+
+        @app.task(backoff=10)
+        def fail():
+            raise ValueError("no")
+
+        async with app:
+            task = await fail.submit()
+            await stage.settle()
+            waiting = await app.get(task.id)
+            assert (waiting.state, waiting.failures) == (State.DELAY, 1)
+            assert waiting.due_at_ms == START_MS + 10_000
+            assert "ValueError: no" in waiting.error
+
+    async def test_one_that_works_in_the_end_has_no_error_left(self, stage):
+        app = stage.app()
+
+        @app.task(backoff=1)
+        def third():
+            if current_task().attempt < 3:
+                raise ValueError("no")
+            return "yes"
+
+        async with app:
+            task = await third.submit()
+            await stage.advance(5)
+            done = await app.get(task.id)
+            assert (done.state, done.result, done.failures) == (State.FINISHED, "yes", 2)
+            assert done.error is None
+
+    async def test_retry_fail_and_snooze_are_values(self, stage):
+        app = stage.app()
+        answers = [Snooze(100), Retry(after=7, reason="busy"), Snooze(0), Retry(), Fail("gone")]
+
+        @app.task(max_attempts=5, backoff=3)
+        async def say():
+            stage.called(current_task().attempt, current_task().failures)
+            return answers[current_task().attempt - 1]
+
+        async with app:
+            task = await say.submit()
+            await stage.advance(200)
+            assert stage.calls == [(0, 1, 0), (100, 2, 0), (107, 3, 1), (107, 4, 1), (110, 5, 2)]
+            final = await app.get(task.id)
+            assert (final.state, final.error, final.failures) == (State.FAILED, "gone", 3)
+            rows = await app.attempts(task.id)
+            assert [row.event for row in rows] == ["snooze", "retry", "snooze", "retry", "fail"]
+            assert rows[1].error == "busy"
+
+    async def test_a_snooze_never_uses_tries_up(self, stage):
+        app = stage.app()
+
+        @app.task(max_attempts=1)
+        async def poll():
+            return Snooze(1) if current_task().attempt < 20 else "there"
+
+        async with app:
+            task = await poll.submit()
+            await stage.advance(30)
+            done = await app.get(task.id)
+            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 20, 0)
+
+    @pytest.mark.parametrize("value", [object(), float("nan"), {1: object()}])
+    async def test_a_result_that_is_not_json_is_retried_and_ends_in_the_backlog(self, stage, value):
+        app = stage.app()
+
+        @app.task(max_attempts=2, backoff=1)
+        async def odd():
+            stage.called()
+            return value
+
+        async with app:
+            task = await odd.submit()
+            await stage.advance(5)
+            assert len(stage.calls) == 2
+            final = await app.get(task.id)
+            assert final.state is State.FAILED
+            assert final.error.startswith("Traceback")
+
+    @pytest.mark.parametrize("kind", ["plain", "coroutine"])
+    @pytest.mark.parametrize(
+        "error",
+        [
+            SystemExit(3),
+            asyncio.CancelledError(),
+            GeneratorExit(),
+            ValueError("x" * 10**6),
+            ValueError("a\0b"),
+            ValueError("a\ud800b"),
+            OSError(2, "no", "\udcff\udcfe"),
+        ],
+        ids=["exit", "cancelled", "generator", "huge", "nul", "surrogate", "name"],
+    )
+    async def test_whatever_it_raises_is_recorded_and_the_scheduler_goes_on(
+        self, stage, kind, error
+    ):
+        app = stage.app()
+
+        def plain():
+            stage.called()
+            raise error
+
+        async def coroutine():
+            plain()
+
+        bad = app.task(name="bad", max_attempts=2, backoff=1, concurrency=1)(
+            plain if kind == "plain" else coroutine
+        )
+
+        @app.task
+        async def good():
+            return "well"
+
+        async with app:
+            task = await bad.submit()
+            await stage.advance(5)
+            final = await app.get(task.id)
+            assert (final.state, final.attempt) == (State.FAILED, 2)
+            assert type(error).__name__ in final.error or len(final.error) >= 16_000
+            assert len(final.error) < 20_000
+            assert len(await app.attempts(task.id)) == 2
+            after = await good.submit()
+            await stage.settle()
+            assert (await app.get(after.id)).result == "well"
+
+    @pytest.mark.parametrize("make", [Fail, lambda text: Retry(reason=text)])
+    @pytest.mark.parametrize("text", ["a\0b", "a\ud800b", "x" * 10**6])
+    async def test_a_reason_may_be_any_text(self, stage, make, text):
+        app = stage.app()
+
+        @app.task(max_attempts=1)
+        async def say():
+            return make(text)
+
+        async with app:
+            task = await say.submit()
+            await stage.settle()
+            final = await app.get(task.id)
+            assert final.state is State.FAILED
+            assert len(final.error) < 20_000
+
+    async def test_a_payload_that_does_not_fit_ends_in_the_backlog(self, stage):
+        app = stage.app()
+
+        @app.task(max_attempts=2, backoff=1)
+        async def close(order: int):
+            stage.called(order)
+
+        async with app:
+            task = await app.submit("close", {"nope": 1})
+            await stage.advance(5)
+            final = await app.get(task.id)
+            assert (final.state, final.failures) == (State.FAILED, 2)
+            assert "close()" in final.error
+        assert stage.calls == []
+
+
+@pytest.mark.asyncio
+class TestWriting:
+    async def test_an_outcome_is_kept_while_the_store_is_away(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def work():
+            stage.called()
+            return "done"
+
+        async with app:
+            store = app._node.store
+            store.record = away(store.record, 3)
+            task = await work.submit()
+            await stage.settle()
+            assert (await app.get(task.id)).state is State.RUNNING
+            await until(lambda: not app._node._feedback.unrecorded)  # it tries in real time
+            done = await app.get(task.id)
+            assert (done.state, done.result, done.attempt) == (State.FINISHED, "done", 1)
+        assert len(stage.calls) == 1
+
+    async def test_an_outcome_whose_answer_was_lost_is_recorded_once(self, stage):
+        app = stage.app()
+
+        @app.task(backoff=5)
+        async def work():
+            stage.called()
+            if current_task().attempt == 1:
+                raise ValueError("no")
+
+        async with app:
+            store = app._node.store
+            store.record = answer_lost(store.record)
+            task = await work.submit()
+            await stage.settle()
+            await until(lambda: not app._node._feedback.unrecorded)
+            assert len(await app.attempts(task.id)) == 1
+            await stage.advance(10)
+            assert (await app.get(task.id)).state is State.FINISHED
+            assert len(await app.attempts(task.id)) == 2
+        assert [at for at, *_ in stage.calls] == pytest.approx([0, 5], abs=1.1)
+
+    async def test_outcomes_are_written_in_batches(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def work(number):
+            return number
+
+        async with app:
+            await app.submit_many([work.request(n, delay=1) for n in range(100)])
+            await stage.settle()
+            store, records = app._node.store, []
+            record = store.record
+
+            async def counted(endings):
+                records.append(len(endings))
+                return await record(endings)
+
+            store.record = counted
+            await stage.advance(1)
+            assert sum(records) == 100
+            assert len(records) <= 3
+
+    async def test_stopping_writes_what_is_yet_to_be_written(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+
+        @app.task
+        async def work():
+            return "done"
+
+        async with other:
+            async with app:
+                store = app._node.store
+                store.record = away(store.record, 1)
+                task = await work.submit()
+                await stage.settle()
+            assert (await other.get(task.id)).state is State.FINISHED
+
+
+@pytest.mark.asyncio
+class TestLeases:
+    async def test_after_a_crash_the_next_process_tries_again_when_the_lease_is_over(self, stage):
+        first, second = stage.app(node="first"), stage.app(node="second")
+        for app in (first, second):
+
+            @app.task(timeout=30)
+            async def work():
+                stage.called(current_task().node, current_task().attempt, current_task().failures)
+                if current_task().node == "first":
+                    await asyncio.Event().wait()
+                return "done"
+
+        await first.start()
+        task = await first.submit("work")
+        await stage.settle()
+        await stage.kill(first)
+        async with second:
+            await stage.advance(40)  # the timeout and the margin
+            assert stage.calls == [(0.0, "first", 1, 0)]
+            assert (await second.get(task.id)).state is State.RUNNING
+            await stage.advance(0.01)
+            assert stage.calls[1:] == [(pytest.approx(40, abs=0.01), "second", 2, 1)]
+            done = await second.get(task.id)
+            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
+            one, two = await second.attempts(task.id)
+            assert (one.event, one.node, one.attempt) == (Event.RETRY, "first", 1)
+            assert one.error.startswith("lost")
+            assert (two.event, two.node) == (Event.FINISH, "second")
+
+    async def test_a_lease_that_ran_out_before_the_restart_is_ended_at_once(self, stage):
+        first, second = stage.app(), stage.app()
+        for app in (first, second):
+
+            @app.task(name="work", timeout=30)
+            async def work():
+                stage.called(current_task().attempt)
+                if current_task().attempt == 1:
+                    await asyncio.Event().wait()
+
+        await first.start()
+        await first.submit("work")
+        await stage.settle()
+        await stage.kill(first)
+        stage.clock.advance(100)
+        async with second:
+            await stage.advance(0.1)
+        assert stage.calls == [(0.0, 1), (100.0, 2)]
+
+    async def test_lost_leases_use_tries_up(self, stage):
+        task = None
+        for _ in range(2):
+            app = stage.app()
+
+            @app.task(name="work", max_attempts=2, timeout=30)
+            async def work():
+                stage.called(current_task().attempt)
+                await asyncio.Event().wait()
+
+            await app.start()
+            task = task or await app.submit("work")
+            await stage.advance(1)
+            await stage.kill(app)
+            stage.clock.advance(100)
+        last = stage.app()
+        last.task(name="work")(lambda: stage.called("again"))
+        async with last:
+            await stage.advance(200)
+            final = await last.get(task.id)
+            assert (final.state, final.attempt, final.failures) == (State.FAILED, 2, 2)
+            assert final.error.startswith("lost")
+        assert [attempt for _, attempt in stage.calls] == [1, 2]
+
+    async def test_while_the_function_runs_its_lease_is_renewed(self, stage):
+        app = stage.app()
+        goes_on = asyncio.Event()
+
+        @app.task(timeout=None)
+        async def long():
+            stage.called(current_task().attempt)
+            await goes_on.wait()
+
+        async with app:
+            task = await long.submit()
+            await stage.settle()
+            for _ in range(10):
+                await stage.advance(60)
+                assert (await app.get(task.id)).lease_until_ms > stage.now_ms
+            goes_on.set()
+            await stage.settle()
+            done = await app.get(task.id)
+            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 1, 0)
+        assert stage.calls == [(0.0, 1)]
+
+    async def test_an_answer_that_comes_after_the_lease_was_lost_comes_to_nothing(self, stage):
+        first, second = stage.app(node="first"), stage.app(node="second")
+        goes_on = asyncio.Event()
+        for app in (first, second):
+
+            @app.task(name="work", timeout=30, backoff=0)
+            async def work():
+                stage.called(current_task().node)
+                if current_task().node == "first":
+                    await goes_on.wait()
+                return current_task().node
+
+        async with first, second:
+            task = await first.submit("work")
+            await stage.settle()
+            node = first._node
+            for step in ("feedback", "coordinator", "dispatch", "loader"):
+                await node._steps[step].stop()  # it hangs: it renews nothing, and hears nothing
+            node.dispatch.running[task.id].deadline.cancel()
+            await node._coordinator.stop()
+            await until(lambda: second._node._coordinator._ours)
+            await stage.advance(45)
+            assert (await second.get(task.id)).result == "second"
+            goes_on.set()
+            await stage.settle()
+            done = await second.get(task.id)
+            assert (done.result, done.attempt, done.failures) == ("second", 2, 1)
+            assert len(await second.attempts(task.id)) == 2
+
+    async def test_a_claim_whose_answer_was_lost_is_tried_again_when_its_lease_is_over(self, stage):
+        app = stage.app()
+
+        @app.task(timeout=30)
+        async def work():
+            stage.called(current_task().attempt, current_task().failures)
+
+        async with app:
+            await stage.settle()
+            store = app._node.store
+            store.claim = answer_lost(store.claim)
+            task = await work.submit(delay=1)
+            await stage.advance(10)
+            assert stage.calls == []
+            assert (await app.get(task.id)).state is State.RUNNING
+            await stage.advance(40)
+            assert [call[1:] for call in stage.calls] == [(2, 1)]
+            assert (await app.get(task.id)).state is State.FINISHED
+            assert (await app.attempts(task.id))[0].error.startswith("lost")
+
+    async def test_a_claim_that_was_refused_by_a_store_that_is_away_is_made_again(self, stage):
+        app = stage.app()
+
+        @app.task(concurrency=1)
+        async def work(number):
+            stage.called(number, current_task().attempt)
+
+        async with app:
+            await stage.settle()
+            store = app._node.store
+            store.claim = away(store.claim, 3)
+            for number in range(3):
+                await work.submit(number, delay=1 + number / 1000)
+            await stage.advance(10)
+        assert [call[1:] for call in stage.calls] == [(0, 1), (1, 1), (2, 1)]
+
+    async def test_a_store_that_is_away_is_asked_for_a_claim_more_and_more_slowly(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def work():
+            stage.called()
+
+        async with app:
+            await stage.settle()
+            store = app._node.store
+            store.claim = away(store.claim, 3)
+            await work.submit(delay=1)
+            await stage.advance(10)
+        assert stage.calls == [(pytest.approx(1 + 0.1 + 0.2 + 0.5, abs=0.01),)]

@@ -1,0 +1,191 @@
+"""TaskFunction: called, it is the function; submitted, a task. And what cannot become one."""
+
+import functools
+import inspect
+from datetime import timedelta
+
+import pytest
+
+from tickwheel.durable import Backoff, Request, Scheduler, TaskFunction
+from tickwheel.durable.function import OPTIONS
+
+
+@pytest.fixture
+def app(tmp_path):
+    return Scheduler(f"sqlite:///{tmp_path}/tasks.db")
+
+
+class TestDecorator:
+    def test_called_it_is_the_function(self, app):
+        @app.task
+        def add(one, two=2):
+            """Adds."""
+            return one + two
+
+        assert isinstance(add, TaskFunction)
+        assert add(1) == 3
+        assert add(1, two=5) == 6
+        assert (add.__name__, add.__doc__, add.name) == ("add", "Adds.", "add")
+        assert repr(add) == "<TaskFunction 'add'>"
+
+    @pytest.mark.asyncio
+    async def test_called_a_coroutine_function_gives_its_coroutine(self, app):
+        @app.task(timeout=None)
+        async def double(number):
+            return 2 * number
+
+        coroutine = double(4)
+        assert inspect.iscoroutine(coroutine)
+        assert await coroutine == 8
+        assert double.is_async
+
+    def test_its_options_are_its_services(self, app):
+        @app.task(
+            name="orders.close",
+            max_attempts=3,
+            backoff=[1, 2],
+            timeout=timedelta(minutes=1),
+            concurrency=7,
+        )
+        def close(order):
+            pass
+
+        service = close.service
+        assert (service.name, service.max_attempts, service.timeout) == ("orders.close", 3, 60.0)
+        assert service.backoff == Backoff(delays=(1, 2), jitter=0.0)
+        assert service.concurrency == 7
+
+    def test_no_timeout_at_all_can_be_asked_for(self, app):
+        assert app.task(timeout=None)(lambda: None).service.timeout is None
+
+    def test_two_functions_of_one_name_are_refused(self, app):
+        def send():
+            pass
+
+        app.task(send)
+        with pytest.raises(ValueError, match=r"'send' already.*name="):
+            app.task(send)
+        assert app.task(name="send again")(send).name == "send again"
+
+    def test_one_function_may_have_several_names(self, app):
+        def send():
+            pass
+
+        assert {app.task(name=name)(send).name for name in ("fast", "slow")} == {"fast", "slow"}
+
+    @pytest.mark.parametrize("thing", [None, 3, "send", object()])
+    def test_something_that_cannot_be_called_is_refused(self, app, thing):
+        with pytest.raises(TypeError):
+            app.task()(thing)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"max_attempts": 0},
+            {"concurrency": 0},
+            {"timeout": 0},
+            {"timeout": -1},
+            {"backoff": -1},
+            {"name": " "},
+        ],
+    )
+    def test_options_that_cannot_be_right_are_refused_when_it_is_made(self, app, options):
+        with pytest.raises(ValueError):
+            app.task(**options)(lambda: None)
+
+    def test_an_option_that_does_not_exist_is_refused(self, app):
+        with pytest.raises(TypeError, match="retries"):
+            app.task(retries=3)(lambda: None)
+
+    def test_a_refused_function_leaves_its_name_free(self, app):
+        def send():
+            pass
+
+        with pytest.raises(ValueError):
+            app.task(max_attempts=0)(send)
+        assert app.task(send).name == "send"
+
+    def test_a_bound_method_will_do(self, app):
+        class Shop:
+            def close(self, order):
+                return order
+
+        assert app.task(Shop().close)("o-1") == "o-1"
+
+    def test_a_partial_needs_a_name(self, app):
+        def send(to, text):
+            return to, text
+
+        short = functools.partial(send, "a@example.org")
+        assert app.task(name="short")(short)("hello") == ("a@example.org", "hello")
+        with pytest.raises(TypeError, match="name"):
+            app.task(short)
+
+    def test_a_function_that_python_knows_no_signature_of_is_refused(self, app):
+        with pytest.raises(TypeError, match="cannot be a task"):
+            app.task(name="max")(max)
+
+    def test_a_callable_object_whose_call_is_a_coroutine_function_is_one(self, app):
+        class Send:
+            async def __call__(self, to):
+                return to
+
+        assert app.task(name="send")(Send()).is_async
+
+
+class TestReservedWords:
+    @pytest.mark.parametrize("word", sorted(OPTIONS))
+    def test_a_parameter_only_by_keyword_may_not_have_a_word_of_submit(self, app, word):
+        namespace = {}
+        exec(f"def send(to, *, {word}): pass", namespace)
+        with pytest.raises(ValueError, match=f"'{word}'.*rename"):
+            app.task(namespace["send"])
+
+    def test_the_words_are_those_that_submit_documents(self):
+        assert {
+            "delay", "at", "key", "on_conflict", "priority", "timeout", "deadline", "max_attempts",
+            "connection",
+        } == OPTIONS  # fmt: skip
+
+    def test_one_that_goes_by_position_may(self, app):
+        @app.task
+        def move(piece, at, delay=1):
+            pass
+
+        request = move.request("king", "e4", 3, delay=60)
+        assert request.body == b'["king","e4",3]'
+        assert request.options == {"delay": 60}
+
+
+class TestRequest:
+    def test_it_has_the_arguments_as_json_and_the_options_apart(self, app):
+        @app.task
+        def close(order, reason="late"):
+            pass
+
+        request = close.request("o-1", reason="paid", delay=5, key="o-1")
+        assert request == Request(
+            "close", b'{"order":"o-1","reason":"paid"}', {"delay": 5, "key": "o-1"}
+        )
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs"), [((), {}), (("a", "b", "c"), {}), (("a",), {"nope": 1})]
+    )
+    def test_a_call_that_the_function_would_refuse_is_refused_before_it_is_stored(
+        self, app, args, kwargs
+    ):
+        @app.task
+        def close(order, reason="late"):
+            pass
+
+        with pytest.raises(TypeError, match="close"):
+            close.request(*args, **kwargs)
+
+    @pytest.mark.parametrize("value", [object(), {1, 2}.__iter__, float("nan"), lambda: None])
+    def test_an_argument_that_is_not_json_is_refused_by_its_name(self, app, value):
+        @app.task
+        def close(order):
+            pass
+
+        with pytest.raises((TypeError, ValueError), match="order"):
+            close.request(value)

@@ -1,0 +1,427 @@
+"""The loader: what is due within the horizon, bounded; and a clock that somebody sets."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import pytest_asyncio
+
+from durable.stage import HOUR, SHARDS, START, StagedStore, Wall
+from tickwheel import ManualClock
+from tickwheel.durable import State, current_task
+from tickwheel.durable.loader import WINDOW, Loader
+from tickwheel.durable.service import Service
+from tickwheel.durable.task import Due, Ids, Submission, Task
+
+pytestmark = pytest.mark.asyncio
+
+NOW = datetime.fromtimestamp(START, UTC)
+
+
+class Owner:
+    """A coordinator that owns what it is told to."""
+
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def owned(self):
+        return self.epochs
+
+
+class Shelf:
+    """A loader on a real store, and a clock set by hand; no other step."""
+
+    def __init__(self, store, clock, wall, epochs, **options):
+        self.store, self.clock, self.wall = store, clock, wall
+        self.owner = Owner(epochs)
+        self.services = {name: Service(name) for name in ("mail", "bill")}
+        options = {"horizon": 60, "scan": 20, "cap": 1_000, **options}
+        self.loader = Loader(store, self.owner, self.services, **options)
+        self._ids = Ids()
+
+    async def put(self, *delays, service="mail", shard=0):
+        """Store tasks that are due after so many seconds; return their ids."""
+        now = int(self.store.now_ms())
+        tasks = [
+            Task(
+                self._ids.make(now, shard), service, b"[]", None, State.DELAY,
+                now + round(delay * 1000), shard, 0, 0, 0, 5, None, None, now, now,
+            )
+            for delay in delays
+        ]  # fmt: skip
+        await self.store.insert([Submission(task) for task in tasks], {})
+        return [task.id for task in tasks]
+
+    def held(self):
+        """How long until each held task is due, in order."""
+        now = self.store.now_ms()
+        return sorted((entry.expiry - now) / 1000 for entry in self.loader.held.values())
+
+
+@pytest_asyncio.fixture
+async def shelf(tmp_path, watched):
+    made = []
+
+    async def make(**options):
+        clock = ManualClock(start=START)
+        wall = Wall(clock)
+        store = StagedStore(tmp_path / "tasks.db", shards=SHARDS, clock=wall)
+        await store.open()
+        made.append(store)
+        epochs = await store.take(range(SHARDS), "n1")
+        return Shelf(store, clock, wall, epochs, **options)
+
+    yield make
+    for store in made:
+        await store.close()
+
+
+class TestReading:
+    async def test_what_is_due_within_the_horizon_is_held(self, shelf):
+        shelf = await shelf()
+        await shelf.put(-5, 0, 10, 59.9, 60, 60.1, HOUR)
+        assert await shelf.loader.step() == 1.0
+        assert shelf.held() == [-5, 0, 10, 59.9, 60]
+
+    async def test_between_scans_only_the_next_two_seconds_are_read(self, shelf):
+        shelf = await shelf()
+        await shelf.loader.step()
+        shelf.clock.advance(1)
+        await shelf.put(1.5, 30)
+        await shelf.loader.step()
+        assert shelf.held() == [1.5]
+        shelf.clock.advance(19)
+        await shelf.loader.step()
+        assert shelf.held() == [-17.5, 11]
+
+    async def test_a_task_committed_late_below_what_was_read_is_found(self, shelf):
+        shelf = await shelf()
+        await shelf.put(5)
+        await shelf.loader.step()
+        shelf.clock.advance(10)
+        shelf.loader.fire()
+        await shelf.put(-8)  # another's transaction, begun before and committed only now
+        await shelf.loader.step()
+        assert shelf.held() == [-8, -5]
+
+    async def test_what_it_holds_is_left_alone(self, shelf):
+        shelf = await shelf()
+        (one,) = await shelf.put(5)
+        await shelf.loader.step()
+        entry = shelf.loader.held[one]
+        await shelf.loader.step()
+        assert shelf.loader.held[one] is entry
+        assert len(shelf.loader.wheel) == 1
+
+    async def test_a_task_that_runs_here_is_not_loaded(self, shelf):
+        shelf = await shelf()
+        (one,) = await shelf.put(1)
+        shelf.loader.running = {one: object()}
+        await shelf.loader.step()
+        assert shelf.held() == []
+
+    async def test_only_our_shards_are_read(self, shelf):
+        shelf = await shelf()
+        await shelf.put(1, shard=0)
+        await shelf.put(2, shard=3)
+        shelf.owner.epochs = {3: 1}
+        await shelf.loader.step()
+        assert shelf.held() == [2]
+
+    async def test_new_shards_are_read_to_the_horizon_at_once(self, shelf):
+        shelf = await shelf()
+        await shelf.put(30, shard=0)
+        await shelf.put(40, shard=3)
+        everything = shelf.owner.epochs
+        shelf.owner.epochs = {3: 1}
+        await shelf.loader.step()
+        shelf.owner.epochs = everything
+        await shelf.loader.step()
+        assert shelf.held() == [30, 40]
+
+    async def test_without_shards_everything_is_let_go_of(self, shelf):
+        shelf = await shelf()
+        await shelf.put(1, 2, 3)
+        await shelf.loader.step()
+        everything, shelf.owner.epochs = shelf.owner.epochs, {}
+        assert await shelf.loader.step() == 1.0
+        assert shelf.held() == []
+        assert len(shelf.loader.wheel) == 0
+        shelf.owner.epochs = everything
+        await shelf.loader.step()
+        assert shelf.held() == [1, 2, 3]
+
+    async def test_what_is_added_earlier_is_told(self, shelf):
+        shelf = await shelf()
+        told = []
+        shelf.loader.earlier = told.append
+        await shelf.put(5, 1)
+        await shelf.loader.step()
+        now = shelf.store.now_ms()
+        assert sorted(told) == [now + 1_000, now + 5_000]
+
+    async def test_a_service_that_is_not_known_here_is_not_read(self, shelf):
+        shelf = await shelf()
+        await shelf.put(*[-1] * 50, service="elsewhere")
+        await shelf.put(1)
+        await shelf.loader.step()
+        assert shelf.held() == [1]
+
+
+class TestWheel:
+    async def test_what_comes_due_is_fired_in_order_and_stays_held(self, shelf):
+        shelf = await shelf()
+        late, early, _ = await shelf.put(2, 1, 3)
+        await shelf.loader.step()
+        assert shelf.loader.fire() == []
+        shelf.clock.advance(2)
+        assert [due.id for due in shelf.loader.fire()] == [early, late]
+        assert len(shelf.loader.held) == 3
+        assert 0 < shelf.loader.sleep_ms() <= 1_000
+
+    async def test_nothing_to_wait_for_is_none(self, shelf):
+        shelf = await shelf()
+        assert shelf.loader.sleep_ms() is None
+
+    async def test_one_that_is_forgotten_is_gone_wherever_it_was(self, shelf):
+        shelf = await shelf()
+        pending, due = await shelf.put(5, 1)
+        await shelf.loader.step()
+        shelf.clock.advance(1)
+        shelf.loader.fire()
+        for task_id in (pending, due, "unknown"):
+            shelf.loader.forget(task_id)
+        assert (len(shelf.loader.held), len(shelf.loader.wheel)) == (0, 0)
+
+    async def test_another_due_time_moves_it(self, shelf):
+        shelf = await shelf()
+        (one,) = await shelf.put(5)
+        await shelf.loader.step()
+        now = int(shelf.store.now_ms())
+        shelf.loader.add(Due(one, now + 9_000, "mail", 0, 0))
+        assert shelf.held() == [9]
+        assert len(shelf.loader.wheel) == 1
+
+    async def test_after_the_clock_was_set_back_nothing_is_early_and_nothing_lost(self, shelf):
+        shelf = await shelf()
+        await shelf.put(10, 20)
+        await shelf.loader.step()
+        shelf.clock.advance(5)
+        shelf.loader.fire()
+        shelf.wall.set(-5)
+        assert shelf.loader.fire() == []
+        assert shelf.held() == [10, 20]
+        shelf.clock.advance(9.9)
+        assert shelf.loader.fire() == []
+        shelf.clock.advance(0.1)
+        assert len(shelf.loader.fire()) == 1
+
+    async def test_one_that_was_due_before_the_clock_was_set_back_is_fired_once(self, shelf):
+        shelf = await shelf()
+        await shelf.put(1)
+        await shelf.loader.step()
+        shelf.clock.advance(1)
+        assert len(shelf.loader.fire()) == 1
+        shelf.wall.set(-100)
+        assert shelf.loader.fire() == []
+        assert len(shelf.loader.held) == 1
+
+
+class TestBounds:
+    @pytest.mark.parametrize("cap", [1, 8, 100])
+    async def test_at_the_cap_the_latest_leave_for_earlier_ones(self, shelf, cap):
+        shelf = await shelf(cap=cap)
+        await shelf.put(*(10 + n / 10 for n in range(200)))
+        await shelf.loader.step()
+        assert shelf.held() == pytest.approx([10 + n / 10 for n in range(cap)])
+        now = int(shelf.store.now_ms())
+        for number, task_id in enumerate(await shelf.put(*(n / 10 for n in range(200)))):
+            shelf.loader.add(Due(task_id, now + number * 100, "mail", 0, 0))
+            assert len(shelf.loader.held) <= cap + cap // 8
+        await shelf.loader.step()
+        assert shelf.held() == pytest.approx([n / 10 for n in range(cap)])
+        assert len(shelf.loader.wheel) == cap
+
+    async def test_a_service_with_much_to_come_is_read_further_at_once(self, shelf):
+        shelf = await shelf(cap=10_000)
+        await shelf.put(*(5 + n / 1000 for n in range(3 * WINDOW)))
+        steps = 1
+        while await shelf.loader.step() == 0:
+            steps += 1
+        assert len(shelf.loader.held) == 3 * WINDOW
+        assert steps <= 4
+
+    async def test_of_a_service_with_a_long_queue_a_window_is_held(self, shelf):
+        shelf = await shelf(cap=50_000)
+        await shelf.put(*[-1] * (5 * WINDOW))
+        await shelf.put(1, service="bill")
+        while await shelf.loader.step() == 0:
+            pass
+        assert len(shelf.loader.held) <= 2 * WINDOW + 1
+        assert 1 in shelf.held()
+        assert "mail" in shelf.loader.hungry
+
+
+class TestLives:
+    async def test_a_small_cap_is_never_passed_and_all_run_in_order(self, stage):
+        app = stage.app(cap=16)
+        most = 0
+
+        @app.task(concurrency=1_000)
+        async def note(number):
+            stage.called(number)
+
+        async with app:
+            await stage.settle()
+            loader = app._node.loader
+            add = loader.add
+
+            def watched(due):
+                nonlocal most
+                add(due)
+                most = max(most, len(loader.held))
+
+            loader.add = watched
+            await app.submit_many([note.request(n, delay=1 + n / 10) for n in range(200)])
+            await stage.advance(60)
+            assert [number for _, number in stage.calls] == list(range(200))
+            assert all(at >= 1 + number / 10 for at, number in stage.calls)
+            assert most <= 16 + 16 // 8
+            assert (await app.stats())["store"]["live"] == 0
+
+    async def test_more_than_the_cap_due_at_one_moment_all_run(self, stage):
+        app = stage.app(cap=16)
+
+        @app.task(concurrency=4)
+        async def note(number):
+            stage.called(number)
+
+        async with app:
+            at = NOW + timedelta(seconds=1)
+            await app.submit_many([note.request(n, at=at) for n in range(100)])
+            await stage.advance(30)
+            assert sorted(number for _, number in stage.calls) == list(range(100))
+            assert app._node.dispatch._gates["note"].free == 4
+
+    async def test_overdue_tasks_of_a_service_nobody_runs_here_cost_nothing(self, stage):
+        first, second = stage.app(dispatch=False), stage.app()
+
+        @second.task
+        async def note(number):
+            stage.called(number)
+
+        async with first:
+            await first.submit_many([{"service": "gone", "payload": n} for n in range(10_000)])
+        async with second:
+            await stage.advance(1)
+            assert (await second.stats())["held"] == 0
+            for number in range(5):
+                await note.submit(number, delay=1 + number)
+            await stage.advance(10)
+            assert (await second.stats())["held"] == 0
+        assert stage.calls == [(2.0 + n, n) for n in range(5)]
+
+    async def test_overdue_tasks_of_a_disabled_service_hold_a_small_window(self, stage):
+        app = stage.app()
+
+        @app.task(enabled=False)
+        async def off(number):
+            stage.called("off")
+
+        @app.task
+        async def note(number):
+            stage.called(number)
+
+        async with app:
+            await app.submit_many([off.request(n) for n in range(10_000)])
+            await stage.advance(3)
+            assert (await app.stats())["held"] <= 2 * WINDOW + 1
+            for number in range(5):
+                await note.submit(number, delay=1 + number)
+            await stage.advance(10)
+            assert (await app.stats())["held"] <= 2 * WINDOW + 1
+        assert stage.calls == [(4.0 + n, n) for n in range(5)]
+
+    async def test_ten_thousand_far_away_are_not_in_memory(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note(number):
+            stage.called(number)
+
+        async with app:
+            await app.submit_many([note.request(n, delay=HOUR + n) for n in range(10_000)])
+            await stage.advance(3)
+            assert (await app.stats())["held"] == 0
+
+    @pytest.mark.parametrize("step", [30, 100, 10 * HOUR])
+    async def test_a_clock_set_forward_moves_tasks_with_it(self, stage, step):
+        app = stage.app()
+
+        @app.task
+        async def note(number):
+            stage.called(number, current_task().attempt)
+
+        async with app:
+            for number in (10, 50, 5 * HOUR):
+                await note.submit(number, delay=number)
+            await stage.advance(5)
+            stage.wall.set(step)
+            await stage.advance(2)
+            due = [number for number in (10, 50, 5 * HOUR) if number <= step + 5]
+            assert [call[1:] for call in stage.calls] == [(number, 1) for number in due]
+            await stage.advance(60)
+            due = [number for number in (10, 50, 5 * HOUR) if number <= step + 67]
+            assert [call[1:] for call in stage.calls] == [(number, 1) for number in due]
+
+    @pytest.mark.parametrize("step", [3, 100, 10 * HOUR])
+    async def test_a_clock_set_back_moves_tasks_with_it(self, stage, step):
+        app = stage.app()
+
+        @app.task
+        async def note(number):
+            stage.called(number, current_task().attempt)
+
+        async with app:
+            for number in (2, 10):
+                await note.submit(number, delay=number)
+            await stage.advance(5)
+            stage.wall.set(-step)
+            await stage.advance(8)
+            at_2 = (2.0, 2, 1)
+            expected = [at_2] if step > 5 else [at_2, (10.0, 10, 1)]
+            assert stage.calls == expected
+            await stage.jump(step)
+            await stage.advance(2)
+            assert [call[1:] for call in stage.calls] == [(2, 1), (10, 1)]
+            assert all(at >= number for at, number, _ in stage.calls), "never early"
+
+    async def test_a_clock_set_to_and_fro_loses_and_doubles_nothing(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note(number):
+            stage.called(number, current_task().attempt)
+
+        async with app:
+            await app.submit_many([note.request(n, delay=n / 2) for n in range(80)])
+            for step in (7, -15, 30, -30, 3, -3, 0.5, -0.5):
+                await stage.advance(3)
+                stage.wall.set(step)
+            await stage.advance(60)
+            assert sorted(number for _, number, _ in stage.calls) == list(range(80))
+            assert {attempt for *_, attempt in stage.calls} == {1}
+            assert all(at >= number / 2 for at, number, _ in stage.calls), "never early"
+
+    async def test_a_long_pause_of_the_process_makes_tasks_late_and_nothing_else(self, stage):
+        app = stage.app()
+
+        @app.task(timeout=HOUR)
+        async def note(number):
+            stage.called(number, current_task().attempt)
+
+        async with app:
+            await app.submit_many([note.request(n, delay=10 * n) for n in range(50)])
+            await stage.jump(250)
+            assert [number for _, number, _ in stage.calls] == list(range(26))
+            await stage.advance(250)
+        assert [call[1:] for call in stage.calls] == [(number, 1) for number in range(50)]

@@ -1,0 +1,59 @@
+"""Retry, Fail and Snooze: values that a function returns; what cannot be right is refused there."""
+
+from datetime import timedelta
+
+import pytest
+
+from tickwheel.durable import Fail, Retry, Snooze
+from tickwheel.durable.outcome import milliseconds
+from tickwheel.errors import OutOfRange
+
+
+def test_they_are_values():
+    assert Retry(after=3, reason="busy") == Retry(3, "busy")
+    assert Fail("no such order") == Fail(reason="no such order")
+    assert Snooze(5) == Snooze(delay=5)
+    assert {Retry(), Retry()} == {Retry()}
+    with pytest.raises(AttributeError):
+        Snooze(5).delay = 6
+
+
+@pytest.mark.parametrize("make", [Snooze, Retry])
+class TestTimes:
+    @pytest.mark.parametrize("time", [0, 1.5, timedelta(minutes=3)])
+    def test_seconds_and_timedeltas_will_do(self, make, time):
+        make(time)
+
+    @pytest.mark.parametrize("time", [-1, -0.001, timedelta(seconds=-1)])
+    def test_a_negative_one_is_refused(self, make, time):
+        with pytest.raises(ValueError, match="0 or more"):
+            make(time)
+
+    @pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e12])
+    def test_one_that_is_no_time_is_refused(self, make, time):
+        with pytest.raises(OutOfRange):
+            make(time)
+
+    @pytest.mark.parametrize("time", ["5", True, [], b"1"])
+    def test_something_else_is_refused(self, make, time):
+        with pytest.raises(TypeError, match="number of seconds"):
+            make(time)
+
+
+def test_a_retry_may_leave_the_time_to_the_backoff():
+    assert Retry().after is None
+
+
+def test_a_snooze_needs_a_time():
+    with pytest.raises(TypeError):
+        Snooze()
+    with pytest.raises(TypeError):
+        Snooze(None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ms"),
+    [(0, 0), (0.001, 1), (0.0010001, 2), (0.7, 700), (1e-9, 1), (timedelta(microseconds=1), 1)],
+)
+def test_milliseconds_are_rounded_up_so_that_nothing_is_early(seconds, ms):
+    assert milliseconds("delay", seconds) == ms

@@ -1,0 +1,1057 @@
+"""The store on PostgreSQL: what is special to it. The contract is in tests/contracts/test_store*."""
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+
+import asyncpg
+import psycopg
+import pytest
+import pytest_asyncio
+from psycopg.rows import dict_row
+
+from contracts.stores import HOUR, SECOND, claim, due_of, ending, later, stored, task, wanted
+from servers import PostgresServer
+from tickwheel import ManualClock
+from tickwheel.durable.store import Claims, Window
+from tickwheel.durable.stores import postgres, postgres_pool, postgres_schema
+from tickwheel.durable.stores import postgres_statements as sql
+from tickwheel.durable.stores.postgres import PostgresStore
+from tickwheel.durable.stores.postgres_clock import DatabaseClock
+from tickwheel.durable.stores.postgres_listener import Listener
+from tickwheel.durable.stores.postgres_pool import Pool
+from tickwheel.durable.stores.postgres_transaction import insert_statement
+from tickwheel.durable.task import Event, Filter, State, Submission, Taken, Task
+from tickwheel.errors import StoreUnavailable
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+SHARDS = 8
+ALL = range(SHARDS)
+WAITING = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+
+
+@contextlib.asynccontextmanager
+async def opened(url, **options):
+    store = PostgresStore(url, **({"shards": SHARDS} | options))
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def connected(url, **options):
+    """A connection of a user."""
+    connection = await asyncpg.connect(url, **options)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+@pytest_asyncio.fixture
+async def store(postgres_url):
+    async with opened(postgres_url) as store:
+        yield store
+
+
+@pytest_asyncio.fixture
+async def other(postgres_url, store):
+    """Another process's store on the same database."""
+    async with opened(postgres_url) as other:
+        yield other
+
+
+@pytest_asyncio.fixture
+async def user(postgres_url, store):
+    async with connected(postgres_url) as user:
+        yield user
+
+
+@pytest_asyncio.fixture
+async def epochs(store):
+    return await store.take(ALL, "n1")
+
+
+@pytest.fixture
+def server():
+    """A server that a test may stop and kill."""
+    with PostgresServer() as server:
+        yield server
+
+
+async def until(condition, seconds=30):
+    """Wait until `await condition()` holds."""
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.005)
+
+
+async def blocked(user, sessions=1):
+    """Wait until so many sessions wait for a lock."""
+
+    async def waiting():
+        return await user.fetchval(WAITING) >= sessions
+
+    await until(waiting)
+
+
+def dies(*_):
+    raise ConnectionResetError("the connection was cut")
+
+
+class TestATakeover:
+    async def test_a_claim_that_waited_for_one_gets_nothing(self, store, user, epochs):
+        (given,) = await stored(store, task(store))
+        await user.execute("BEGIN; UPDATE shard SET epoch = epoch + 1")
+        claiming = asyncio.create_task(store.claim([wanted(given)], "n1", epochs))
+        await blocked(user)
+        await user.execute("COMMIT")
+        assert await claiming == Claims([], [])
+        assert await store.get([given.id]) == [given]
+
+    async def test_without_the_lock_on_the_shard_it_would_claim(
+        self, store, user, epochs, monkeypatch
+    ):
+        """The trap that the test before is about: a plain look sees the epoch as it was."""
+        plain = sql.CLAIM.replace("FOR SHARE OF s", "").replace("SKIP LOCKED", "")
+        monkeypatch.setattr(sql, "CLAIM", plain)
+        (given,) = await stored(store, task(store))
+        await user.execute("BEGIN; UPDATE shard SET epoch = epoch + 1")
+        await user.execute("SELECT 1 FROM task FOR UPDATE")
+        claiming = asyncio.create_task(store.claim([wanted(given)], "n1", epochs))
+        await blocked(user)
+        await user.execute("COMMIT")
+        assert len((await claiming).tasks) == 1
+
+    async def test_it_waits_for_a_claim_under_way(self, store, user, epochs):
+        await user.execute("BEGIN; SELECT 1 FROM shard WHERE shard = 3 FOR SHARE")
+        taking = asyncio.create_task(store.take([3], "n2"))
+        await blocked(user)
+        assert not taking.done()
+        await user.execute("COMMIT")
+        assert await taking == {3: epochs[3] + 1}
+
+    async def test_a_submit_for_a_shard_that_is_being_taken_is_not_stored(
+        self, store, user, epochs
+    ):
+        given = [task(store, shard=1), task(store, shard=2)]
+        await user.execute("BEGIN; UPDATE shard SET epoch = epoch + 1 WHERE shard = 1")
+        inserting = asyncio.create_task(store.insert([*map(Submission, given)], epochs))
+        await blocked(user)
+        await user.execute("COMMIT")
+        assert await inserting == [None, given[1]]
+        assert await store.get([one.id for one in given]) == [None, given[1]]
+
+    async def test_other_shards_are_not_waited_for(self, store, user, epochs):
+        await user.execute("BEGIN; UPDATE shard SET epoch = epoch + 1 WHERE shard = 1")
+        (given,) = await stored(store, task(store, shard=2))
+        assert await store.insert([Submission(task(store, shard=2))], epochs) != [None]
+        await claim(store, [given], epochs)
+
+
+class TestAClaim:
+    async def test_it_writes_no_index(self, store, user, epochs):
+        given = await stored(store, *[task(store, key=f"k{n}") for n in range(500)])
+        await claim(store, given, epochs)
+        counted = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'task'"
+
+        async def flushed():
+            return (await user.fetchrow(counted))["n_tup_upd"] == 500
+
+        await until(flushed)
+        assert (await user.fetchrow(counted))["n_tup_hot_upd"] > 400
+
+    async def test_no_index_holds_or_depends_on_what_it_changes(self, store, user):
+        rows = await user.fetch(
+            "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = 'task'::regclass"
+        )
+        assert len(rows) == 3
+        changed = re.compile(r"\b(state|attempt|node|epoch|lease_until_ms|updated_at_ms)\b")
+        assert not [row[0] for row in rows if changed.search(row[0])]
+
+    async def test_a_locked_row_does_not_keep_the_others(self, store, user, epochs):
+        locked, *free = await stored(store, *[task(store) for _ in range(5)])
+        await user.execute(f"BEGIN; SELECT 1 FROM task WHERE id = '{locked.id}' FOR UPDATE")
+        claims = await store.claim(list(map(wanted, [locked, *free])), "n1", epochs)
+        assert {one.id for one in claims.tasks} == {one.id for one in free}
+        assert claims.later == []
+        await user.execute("ROLLBACK")
+        await claim(store, [locked], epochs)
+
+    async def test_what_is_locked_for_a_moment_is_waited_for(
+        self, store, user, epochs, monkeypatch
+    ):
+        monkeypatch.setattr(postgres, "MOMENT_MS", 30_000)
+        (given,) = await stored(store, task(store))
+        await user.execute(f"BEGIN; SELECT 1 FROM task WHERE id = '{given.id}' FOR UPDATE")
+        claiming = asyncio.create_task(store.claim([wanted(given)], "n1", epochs))
+        await blocked(user)
+        await user.execute("ROLLBACK")
+        assert [one.id for one in (await claiming).tasks] == [given.id]
+
+    async def test_what_was_moved_meanwhile_is_later(self, store, user, epochs, monkeypatch):
+        monkeypatch.setattr(postgres, "MOMENT_MS", 30_000)
+        (given,) = await stored(store, task(store))
+        due = given.due_at_ms + HOUR
+        await user.execute(f"BEGIN; UPDATE task SET due_at_ms = {due}")
+        claiming = asyncio.create_task(store.claim([wanted(given)], "n1", epochs))
+        await blocked(user)
+        await user.execute("COMMIT")
+        assert await claiming == Claims([], [due_of(given)._replace(due_at_ms=due)])
+
+    async def test_it_goes_by_the_databases_clock(self, store, epochs):
+        (given,) = await stored(store, task(store, late=-HOUR))
+        store.clock._ahead_ms += 2 * HOUR  # this host is wrong
+        assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [due_of(given)])
+
+
+class TestPlans:
+    """Every hot statement goes by an index, whatever the planner knows of the tables."""
+
+    STATEMENTS = {
+        "insert": sql.INSERT,
+        "insert_keyed": sql.INSERT_KEYED,
+        "replace_keyed": sql.REPLACE_KEYED,
+        "holders": sql.HOLDERS,
+        "due": sql.due(every_shard=False),
+        "due_all": sql.due(every_shard=True),
+        "claim": sql.CLAIM,
+        "claim_locked": sql.CLAIM_LOCKED,
+        "unclaimed": sql.UNCLAIMED,
+        "record": sql.RECORD,
+        "renew": sql.RENEW,
+        "running": sql.RUNNING,
+        "cancel": sql.cancel(),
+        "reschedule": sql.reschedule(),
+        "states": sql.STATES_BY_ID,
+        "get": sql.BY_ID,
+        "attempts": sql.ATTEMPTS,
+        "replay": sql.REPLAY,
+        "replay_holders": sql.REPLAY_HOLDERS,
+        "prune": sql.PRUNE,
+        "pending_firings": sql.PENDING_FIRINGS,
+        "fire": sql.FIRE,
+        **{
+            f"{verb}_where_{name}": make(filter)
+            for verb, make in {
+                "find_live": lambda filter: sql.find(
+                    "task", filter, now_ms=0, before="f" * 32, scan=9, limit=9
+                )[0],
+                "find_final": lambda filter: sql.find(
+                    "backlog", filter, now_ms=0, before="f" * 32, scan=9, limit=9
+                )[0],
+                "unclaimed": lambda filter: sql.unclaimed(filter, 0, 9)[0],
+            }.items()
+            for name, filter in {
+                "key": Filter(key="k"),
+                "key_and_service": Filter(key="k", service="mail"),
+                "service": Filter(service="mail"),
+                "service_ready": Filter(service="mail", state=State.READY),
+                "service_due": Filter(service="mail", due_before_ms=0),
+            }.items()
+        },
+        "find_live": sql.find("task", Filter(), now_ms=0, before="f" * 32, scan=9, limit=9)[0],
+        "find_state": sql.find(
+            "backlog", Filter(State.FAILED), now_ms=0, before="f" * 32, scan=9, limit=9
+        )[0],
+    }
+
+    async def plans(self, store):
+        """The nodes of each statement's plan that look at a large table."""
+
+        async def work(connection):
+            found = {}
+            for name, statement in self.STATEMENTS.items():
+                values = max(map(int, re.findall(r"\$(\d+)", statement)))
+                await connection.execute(f"PREPARE {name} AS {statement}")
+                nulls = ", ".join(["NULL"] * values)
+                rows = await connection.fetch(f"EXPLAIN (FORMAT JSON) EXECUTE {name} ({nulls})")
+                plan = json.loads(rows[0][0])[0]["Plan"]
+                await connection.execute(f"DEALLOCATE {name}")
+                found[name] = [*looks(plan)]
+            return found
+
+        return await store.run(work, 60)
+
+    def check(self, found):
+        for name, nodes in found.items():
+            for node in nodes:
+                assert "Index" in node["Node Type"], (name, node)
+                # The walk along the services begins at the start of the index, for one row.
+                first = node["Index Name"] == "task_due" and name == "running"
+                assert "Index Cond" in node or first, (name, node)
+
+    async def test_of_empty_tables(self, store):
+        self.check(await self.plans(store))
+
+    async def test_of_large_tables(self, store, user):
+        await fill(user, 50_000)
+        await user.execute("ANALYZE")
+        self.check(await self.plans(store))
+
+    async def test_of_tables_that_have_grown_since_the_planner_looked(self, store, user):
+        await user.execute("ANALYZE")
+        await fill(user, 50_000)
+        self.check(await self.plans(store))
+
+    async def test_the_loader_goes_along_the_due_times(self, store, user):
+        await fill(user, 10_000)
+        found = await self.plans(store)
+        for name in ("due", "due_all"):
+            assert [node["Index Name"] for node in found[name]] == ["task_due"]
+
+    async def test_what_runs_is_found_without_a_look_at_what_comes_later(self, store, user):
+        await fill(user, 20_000)
+        (running,) = await claim(
+            store, await stored(store, task(store)), await store.take(ALL, "n1")
+        )
+
+        async def work(connection):
+            await connection.execute(f"PREPARE look AS {sql.RUNNING}")
+            return await connection.fetch(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE look (ARRAY{[*ALL]})"
+            )
+
+        plan = json.loads((await store.run(work))[0][0])[0]["Plan"]
+        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100
+        assert [one.id for one in await store.running(ALL)] == [running.id]
+
+
+def looks(plan):
+    if plan.get("Relation Name") in {"task", "backlog", "attempt"} and "Scan" in plan["Node Type"]:
+        yield plan
+    for below in plan.get("Plans", ()):
+        yield from looks(below)
+
+
+async def fill(user, rows):
+    """Tasks of five services, all due in some days, and as many that have ended."""
+    await user.execute(
+        f"""
+        INSERT INTO task (id, due_at_ms, created_at_ms, updated_at_ms, shard, priority,
+            max_attempts, service, payload)
+        SELECT gen_random_uuid(), extract(epoch FROM now()) * 1000 + 86400000 * 3 + n, 0, 0,
+            n % {SHARDS}, 0, 1, 's' || n % 5, ''
+        FROM generate_series(1, {rows}) n
+        """
+    )
+    await user.execute(
+        """
+        INSERT INTO backlog (id, due_at_ms, created_at_ms, updated_at_ms, shard, priority,
+            max_attempts, service, key, state, payload)
+        SELECT gen_random_uuid(), due_at_ms, 0, due_at_ms, shard, 0, 1, service,
+            'k' || due_at_ms % 7, 'finished', ''
+        FROM task
+        """
+    )
+    await user.execute(
+        """
+        INSERT INTO attempt (task_id, epoch, started_at_ms, ended_at_ms, attempt, event)
+        SELECT id, 0, 0, 0, 1, 'finish' FROM backlog
+        """
+    )
+
+
+class TestStatements:
+    @pytest.fixture
+    def said(self, monkeypatch):
+        """What the store asks of the server."""
+        said = []
+        for name in ("fetch", "execute", "copy_records_to_table"):
+            real = getattr(asyncpg.Connection, name)
+
+            def counted(connection, statement, *values, _real=real, **options):
+                said.append(statement)
+                return _real(connection, statement, *values, **options)
+
+            monkeypatch.setattr(asyncpg.Connection, name, counted)
+        return said
+
+    async def test_a_batch_is_one_whatever_its_size(self, store, epochs, said):
+        given = [task(store, shard=n % SHARDS) for n in range(1_000)]
+        await store.insert([*map(Submission, given)], epochs)
+        await store.due([Window(f"s{n}", 10, 10) for n in range(50)], ALL, 0, HOUR)
+        running = await claim(store, given, epochs)
+        ends = [
+            ending(one, Event.RETRY if n % 2 else Event.FINISH) for n, one in enumerate(running)
+        ]
+        assert all(await store.record(ends))
+        assert said == [sql.INSERT, sql.due(every_shard=True), sql.CLAIM, sql.RECORD]
+
+    async def test_many_rows_without_an_own_shard_are_copied(self, store, said):
+        given = [later(store) for _ in range(1_000)]
+        assert await store.insert([*map(Submission, given)], {}) == given
+        assert said == ["task"]
+
+    async def test_a_copy_of_what_is_there_already_is_settled_by_a_statement(self, store, said):
+        given = [later(store) for _ in range(100)]
+        await store.insert([*map(Submission, given[:50])], {})
+        assert await store.insert([*map(Submission, given)], {}) == given
+        assert said == ["task", "task", sql.INSERT]
+        assert (await store.counts())["live"] == 100
+
+    async def test_no_shard_that_is_not_in_the_batch_is_locked(self, store, user, epochs):
+        await user.execute("BEGIN; UPDATE shard SET owner = 'x' WHERE shard <> 2")
+        given = task(store, shard=2)
+        assert await store.insert([Submission(given)], epochs) == [given]
+
+
+class TestKeys:
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch):
+        monkeypatch.setitem(postgres_pool.SETTINGS, "lock_timeout", "300")
+
+    @pytest_asyncio.fixture
+    async def held(self, store, user):
+        """A key that a user's open transaction has."""
+        await user.execute("BEGIN")
+        given = later(store, key="held")
+        assert await store.insert_on(user, Submission(given)) == given
+        return given
+
+    async def test_one_that_a_transaction_under_way_holds_is_given_up(self, store, held):
+        given = later(store, key="held")
+        with pytest.raises(StoreUnavailable, match="another transaction holds"):
+            await store.insert([Submission(given)], {})
+        assert await store.get([given.id]) == [None]
+
+    async def test_others_do_not_wait_for_it(self, store, user, held, monkeypatch):
+        monkeypatch.setitem(postgres_pool.SETTINGS, "lock_timeout", "30000")
+        stuck = [
+            asyncio.create_task(store.insert([Submission(later(store, key="held"))], {}))
+            for _ in range(20)
+        ]
+        await blocked(user, postgres.KEYED_LANES)
+        for _ in range(20):
+            await stored(store, later(store))
+        assert not any(one.done() for one in stuck)
+        await user.execute("COMMIT")
+        answers = await asyncio.gather(*stuck)
+        assert all(answer == [Taken(held)] for answer in answers)
+
+    async def test_one_that_is_given_up_in_time_is_free(self, store, user, held, monkeypatch):
+        monkeypatch.setitem(postgres_pool.SETTINGS, "lock_timeout", "30000")
+        given = later(store, key="held")
+        inserting = asyncio.create_task(store.insert([Submission(given)], {}))
+        await blocked(user)
+        await user.execute("ROLLBACK")
+        assert await inserting == [given]
+
+    async def test_batches_in_different_order_do_not_wait_for_each_other(self, store, other):
+        names = [f"k{n}" for n in range(50)]
+        answers = await asyncio.gather(
+            *(
+                who.insert([Submission(later(who, key=name), "keep") for name in order], {})
+                for who, order in [(store, names), (other, names[::-1])] * 5
+            )
+        )
+        new = [one for answer in answers for one in answer if isinstance(one, Task)]
+        assert sorted(one.key for one in new) == sorted(names)
+
+
+class TestAnAnswerThatWasLost:
+    def lose(self, monkeypatch, *, after):
+        """Cut the connection in the first insert, before or after its commit."""
+        real, calls = postgres.insert, []
+
+        async def cut(connection, submissions, epochs, *, again):
+            calls.append(again)
+            if len(calls) > 1:
+                return await real(connection, submissions, epochs, again=again)
+            if after:
+                await real(connection, submissions, epochs, again=again)
+            return dies()
+
+        monkeypatch.setattr(postgres, "insert", cut)
+        return calls
+
+    @pytest.mark.parametrize("after", [True, False], ids=["stored", "not stored"])
+    @pytest.mark.parametrize("key", [None, "k"])
+    async def test_the_insert_is_made_once(self, store, monkeypatch, after, key):
+        calls = self.lose(monkeypatch, after=after)
+        given = later(store, key=key)
+        assert await store.insert([Submission(given)], {}) == [given]
+        assert calls == [False, True]
+        assert (await store.counts())["live"] == 1
+
+    async def test_one_that_is_lost_twice_is_an_error(self, store, monkeypatch):
+        monkeypatch.setattr(postgres, "insert", dies)
+        with pytest.raises(StoreUnavailable, match="the connection was cut"):
+            await store.insert([Submission(later(store))], {})
+
+    async def test_the_backend_of_a_statement_is_killed(self, store, user, epochs):
+        await user.execute("BEGIN; UPDATE shard SET owner = 'x'")
+        given = task(store)
+        inserting = asyncio.create_task(store.insert([Submission(given)], epochs))
+        await blocked(user)
+        await user.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        )
+        await user.execute("ROLLBACK")
+        assert await inserting == [given]
+
+
+class TestErrors:
+    async def test_an_open_port_nobody_listens_on(self, server):
+        url = server.url.replace("tickwheel@", "tickwheel:very%40secret@")
+        server.stop()
+        store = PostgresStore(url)
+        with pytest.raises(StoreUnavailable, match=rf"127.0.0.1:{server.port}/postgres") as raised:
+            await store.open()
+        shown = [str(raised.value), repr(raised.value), repr(store), str(raised.value.__cause__)]
+        assert not [text for text in shown if "secret" in text]
+        with pytest.raises(RuntimeError, match="not open"):
+            await store.get([])
+
+    @pytest.mark.parametrize(
+        "url", ["postgresql://me:sec/ret@host/db", "postgresql://me:sec#ret@host/db"]
+    )
+    async def test_a_url_with_a_raw_password_is_refused_and_not_shown(self, url):
+        with pytest.raises(ValueError, match="%40") as raised:
+            PostgresStore(url)
+        assert "ret" not in str(raised.value)
+        assert "sec" not in str(raised.value)
+
+    async def test_a_url_of_something_else(self):
+        with pytest.raises(ValueError, match="postgresql://, got 'mysql'"):
+            PostgresStore("mysql://host/db")
+
+    async def test_a_database_that_is_not_there(self, postgres_server):
+        with pytest.raises(StoreUnavailable, match="nowhere"):
+            await PostgresStore(postgres_server.url_for("nowhere")).open()
+
+    async def test_more_connections_than_there_may_be(self, store, postgres_url, user):
+        await user.execute("DROP ROLE IF EXISTS few; CREATE ROLE few LOGIN CONNECTION LIMIT 1")
+        await user.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO few")
+        url = postgres_url.replace("tickwheel@", "few@")
+        async with opened(url) as limited:
+            with pytest.raises(StoreUnavailable, match="too many connections"):
+                await asyncio.gather(*(limited.counts() for _ in range(5)))
+            assert await limited.counts() == {"live": 0, "final": 0}
+            with pytest.raises(StoreUnavailable, match="permission denied"):
+                await stored(limited, task(limited))
+        await user.execute("DROP OWNED BY few")
+
+    async def test_a_database_that_may_only_be_read(self, store, user, postgres_url):
+        database = postgres_url.rpartition("/")[2]
+        await user.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
+        async with opened(postgres_url) as reading:
+            with pytest.raises(StoreUnavailable, match="read-only"):
+                await stored(reading, task(reading))
+            await user.execute(f"ALTER DATABASE {database} RESET default_transaction_read_only")
+            await stored(reading, task(reading))
+
+    async def test_what_text_cannot_hold_is_the_arguments_fault(self, store):
+        with pytest.raises(ValueError, match="cannot store"):
+            await stored(store, task(store, key="a\0b"))
+
+    async def test_the_words_of_an_error_may_hold_anything(self, store, epochs):
+        (running,) = await claim(store, await stored(store, task(store)), epochs)
+        assert await store.record([ending(running, Event.FAIL, error="a\0b \udcff ✓")]) == [True]
+        (found,) = await store.get([running.id])
+        assert found.error == "a\\0b \\udcff ✓"
+
+    async def test_a_cursor_that_no_page_gave(self, store):
+        with pytest.raises(ValueError, match="what the page before gave"):
+            await store.find(Filter(), final=None, cursor="1; DROP TABLE task", limit=1)
+
+    async def test_ids_that_are_none_are_unknown(self, store):
+        odd = ["", "x", "0" * 31, "G" * 32, "01A1DF344CC17000885BB0EE8882B63F"]
+        assert await store.get(odd) == [None] * 5
+        assert await store.cancel(odd) == [None] * 5
+        assert await store.attempts("x") == []
+
+
+class TestThePool:
+    async def test_a_deadlock_is_tried_again(self, store):
+        turns = []
+
+        async def work(connection):
+            turns.append(await connection.fetch("SELECT 1"))
+            if len(turns) < 3:
+                raise asyncpg.DeadlockDetectedError("deadlock detected")
+            return "done"
+
+        assert await store.run(work) == "done"
+
+    async def test_but_not_for_ever(self, store):
+        async def work(_):
+            raise asyncpg.SerializationError("could not serialize")
+
+        with pytest.raises(StoreUnavailable, match="serialize"):
+            await store.run(work)
+
+    async def test_a_real_deadlock_is_settled(self, store, other, epochs):
+        given = await stored(store, *[later(store) for _ in range(2)])
+        halfway = [asyncio.Event(), asyncio.Event()]
+
+        async def lock(number, connection):
+            await connection.fetch(f"SELECT 1 FROM task WHERE id = '{given[number].id}' FOR UPDATE")
+            halfway[number].set()
+            await halfway[1 - number].wait()
+            await connection.fetch(
+                f"SELECT 1 FROM task WHERE id = '{given[1 - number].id}' FOR UPDATE"
+            )
+            return number
+
+        async def both(who, number):
+            async def work(connection):
+                return await lock(number, connection)
+
+            return await who._transaction(work)
+
+        assert await asyncio.gather(both(store, 0), both(other, 1)) == [0, 1]
+
+    async def test_a_connection_in_the_middle_of_something_is_not_used_again(self, store):
+        async def fails(connection):
+            await connection.execute("BEGIN")
+            await connection.fetch("SELECT 1 / 0")
+
+        with pytest.raises(ValueError, match="division"):
+            await store.run(fails)
+        assert await store.run(in_transaction) is False
+
+    async def test_calls_beyond_its_size_wait_for_their_turn(self, postgres_url, store):
+        pool = Pool(postgres_url, size=2)
+        seen = await asyncio.gather(*(pool.run(backend) for _ in range(50)))
+        assert len(set(seen)) <= 2
+        await pool.close()
+
+    async def test_closing_waits_for_what_is_under_way(self, postgres_url, user, epochs):
+        async with opened(postgres_url) as store:
+            await user.execute("BEGIN; UPDATE shard SET owner = 'x'")
+            taking = asyncio.create_task(store.take([1], "n2"))
+            await blocked(user)
+            closing = asyncio.create_task(store.close())
+            await asyncio.sleep(0)
+            await user.execute("ROLLBACK")
+            await closing
+            assert await taking == {1: epochs[1] + 1}
+
+    async def test_its_sessions_are_durable_and_read_committed(self, store, user, postgres_url):
+        database = postgres_url.rpartition("/")[2]
+        for setting in ("synchronous_commit = off", "default_transaction_isolation = serializable"):
+            await user.execute(f"ALTER DATABASE {database} SET {setting}")
+        async with opened(postgres_url) as other:
+            assert [row[0] for row in await other.fetch("SHOW synchronous_commit")] == ["on"]
+            shown = await other.fetch("SHOW transaction_isolation")
+            assert [row[0] for row in shown] == ["read committed"]
+
+
+async def in_transaction(connection):
+    return connection.is_in_transaction()
+
+
+async def backend(connection):
+    return (await connection.fetch("SELECT pg_backend_pid()"))[0][0]
+
+
+class TestAServer:
+    """One that dies, stands still, and comes back."""
+
+    async def test_that_was_killed_fails_calls_and_works_again(self, server):
+        async with opened(server.url) as store:
+            (given,) = await stored(store, task(store))
+            server.kill()
+            for call in (lambda: store.get([given.id]), lambda: stored(store, task(store))):
+                with pytest.raises(StoreUnavailable, match=f":{server.port}/postgres"):
+                    await call()
+            server.start()
+            assert await store.get([given.id]) == [given]
+            await stored(store, task(store))
+
+    async def test_that_was_restarted_is_not_noticed_by_who_was_idle(self, server):
+        async with opened(server.url) as store:
+            (given,) = await stored(store, task(store))
+            server.restart()
+            await until_connected(store)
+            assert await store.get([given.id]) == [given]
+
+    async def test_that_stands_still_fails_calls_in_bounded_time(self, server, monkeypatch):
+        monkeypatch.setattr(postgres_pool, "CALL_SECONDS", 0.5)
+        async with opened(server.url) as store:
+            await stored(store, task(store))
+            server.pause()
+            started = time.monotonic()
+            calls = [store.get(["0" * 32]), stored(store, task(store)), store.counts()]
+            calls += [stored(store, task(store, key=f"k{n}")) for n in range(20)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(answer) for answer in answers} == {StoreUnavailable}
+            assert time.monotonic() - started < 20
+            server.resume()
+            monkeypatch.setattr(postgres_pool, "CALL_SECONDS", 30)
+            await stored(store, task(store))
+
+    async def test_acknowledged_is_stored_when_it_is_killed_under_load(self, server):
+        async with opened(server.url) as store:
+            acknowledged, errors = [], []
+
+            async def submits(lane):
+                for number in range(200):
+                    given = later(store, key=f"{lane}-{number}" if lane % 2 else None)
+                    try:
+                        await stored(store, given)
+                    except StoreUnavailable as error:
+                        errors.append(error)
+                        await asyncio.sleep(0.01)
+                    else:
+                        acknowledged.append(given.id)
+
+            working = [asyncio.create_task(submits(lane)) for lane in range(6)]
+            for _ in range(3):
+                goal = len(acknowledged) + 20
+
+                async def enough(goal=goal):
+                    return len(acknowledged) >= goal or all(one.done() for one in working)
+
+                await until(enough)
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.start)
+            await asyncio.gather(*working)
+            assert errors
+            await until_connected(store)
+            assert None not in await store.get(acknowledged)
+
+
+async def until_connected(store):
+    async def connects():
+        try:
+            await store.counts()
+        except StoreUnavailable:
+            return False
+        return True
+
+    await until(connects)
+
+
+class TestMigrations:
+    async def test_many_processes_may_come_at_once(self, postgres_url):
+        async with contextlib.AsyncExitStack() as stack:
+            stores = await asyncio.gather(
+                *(stack.enter_async_context(opened(postgres_url, shards=4 + n)) for n in range(8))
+            )
+            assert len({store.shards for store in stores}) == 1
+            (rows,) = await stores[0].fetch("SELECT count(*) FROM shard")
+            assert rows[0] == stores[0].shards
+
+    async def test_it_is_waited_for_without_a_lock_in_the_queue(self, postgres_url):
+        async with connected(postgres_url) as user:
+            await user.fetch(postgres_schema.LOCK)
+            store = PostgresStore(postgres_url)
+            opening = asyncio.create_task(store.open())
+
+            async def there():
+                here = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tickwheel'"
+                return await user.fetchval(here) == 1
+
+            await until(there)
+            assert await user.fetchval(WAITING) == 0
+            assert not opening.done()
+            await user.fetch("SELECT pg_advisory_unlock_all()")
+            await opening
+            await store.close()
+
+    async def test_one_that_takes_for_ever_is_an_error(self, postgres_url, monkeypatch):
+        monkeypatch.setattr(postgres_schema, "PATIENCE_SECONDS", 0.1)
+        async with connected(postgres_url) as user:
+            await user.fetch(postgres_schema.LOCK)
+            with pytest.raises(StoreUnavailable, match="migrating"):
+                await PostgresStore(postgres_url).open()
+
+    async def test_a_table_of_somebody_else_is_left_alone(self, postgres_url):
+        async with connected(postgres_url) as user:
+            await user.execute("CREATE TABLE task (mine integer)")
+            with pytest.raises(ValueError, match="search_path"):
+                await PostgresStore(postgres_url).open()
+            tables = await user.fetch("SELECT relname FROM pg_stat_user_tables")
+            assert [row[0] for row in tables] == ["task"]
+
+    async def test_each_schema_has_tables_of_its_own(self, postgres_url):
+        async with connected(postgres_url) as user:
+            await user.execute("CREATE SCHEMA one; CREATE SCHEMA two")
+        async with (
+            opened(f"{postgres_url}?search_path=one", shards=3) as one,
+            opened(f"{postgres_url}?search_path=two", shards=5) as two,
+        ):
+            assert (one.shards, two.shards) == (3, 5)
+            await stored(one, task(one))
+            assert [(await store.counts())["live"] for store in (one, two)] == [1, 0]
+            assert one.channel("due") != two.channel("due")
+
+    async def test_a_newer_database_is_no_obstacle_unless_it_says_so(
+        self, store, user, postgres_url
+    ):
+        await user.execute("UPDATE setting SET value = '99' WHERE name = 'version'")
+        async with opened(postgres_url) as old:
+            await stored(old, task(old))
+        await user.execute("UPDATE setting SET value = '99' WHERE name = 'least'")
+        with pytest.raises(ValueError, match="newer version"):
+            await PostgresStore(postgres_url).open()
+
+
+class TestListening:
+    @pytest.fixture
+    def heard(self):
+        return asyncio.Queue()
+
+    async def listening(self, store, heard):
+        """Have it listen, and be past the first call, which the connection itself makes."""
+        store.listen(lambda: heard.put_nowait("heard"))
+        await heard.get()
+
+    async def test_a_word_of_another_process_is_heard(self, store, other, heard):
+        await self.listening(store, heard)
+        await other.tell([3])
+        assert await heard.get() == "heard"
+
+    async def test_what_concerns_other_shards_wakes_nobody(self, store, other, heard):
+        await self.listening(store, heard)
+        store.listening_for = lambda: {1, 2}
+        await other.tell([3, 4])
+        store.hear("due", heard.put_nowait)  # a second ear, which hears everything
+        assert await heard.get() == ""
+        await other.tell([5])
+        await other.tell([0, 2])
+        assert [await heard.get() for _ in range(3)] == ["5", "heard", "0,2"]
+
+    async def test_more_shards_than_a_word_can_name_are_all(self, store, other, heard):
+        store.hear("due", heard.put_nowait)
+        await heard.get()
+        await other.tell(range(4096))
+        assert await heard.get() == "*"
+
+    async def test_who_listens_anew_takes_the_place_of_who_did(self, store, other, heard):
+        await self.listening(store, heard)
+        store.listen(lambda: heard.put_nowait("second"))
+        await other.tell([1])
+        assert await heard.get() == "second"
+        assert heard.empty()
+
+    async def test_after_a_lost_connection_it_looks_again(self, store, other, user, heard):
+        await self.listening(store, heard)
+        await user.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+        )
+        assert await heard.get() == "heard"
+        await other.tell([1])
+        assert await heard.get() == "heard"
+
+    async def test_a_connection_that_is_silent_is_given_up(self, server, heard, monkeypatch):
+        for name in ("HEARTBEAT_SECONDS", "ANSWER_SECONDS"):
+            monkeypatch.setattr(f"tickwheel.durable.stores.postgres_listener.{name}", 0.1)
+        made = []
+
+        async with opened(server.url) as store:
+
+            async def connect():
+                made.append(await store._pool.connect())
+                return made[-1]
+
+            listener = Listener(connect)
+            listener.hear("x", heard.put_nowait)
+            await heard.get()
+            server.pause()
+
+            async def given_up():
+                return made[0].is_closed()
+
+            await until(given_up)
+            server.resume()
+            assert await heard.get() == ""
+            await listener.close()
+
+    async def test_words_that_come_while_one_is_said_are_said_together(self, store, monkeypatch):
+        said, gate = [], asyncio.Event()
+
+        async def fetch(_, channel, words):
+            said.append(words)
+            await gate.wait()
+
+        monkeypatch.setattr(store, "fetch", fetch)
+        first = asyncio.create_task(store.tell([1]))
+        await asyncio.sleep(0)
+        for shard in (5, 2, 5, 3):
+            await store.tell([shard])
+        gate.set()
+        await first
+        assert said == ["1", "2,3,5"]
+
+    async def test_a_word_that_cannot_be_said_is_no_error(self, store, other, monkeypatch, heard):
+        await self.listening(store, heard)
+
+        async def fetch(*_):
+            raise StoreUnavailable("gone")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(other, "fetch", fetch)
+            await other.tell([1])
+        await other.tell([2])
+        assert await heard.get() == "heard"
+
+
+class TestTime:
+    def clock(self):
+        local = ManualClock(100.0)
+        return local, DatabaseClock(local)
+
+    async def test_it_is_the_databases_and_never_ahead_of_it(self, store):
+        for _ in range(20):
+            mine = store.now_ms()
+            ((theirs,),) = await store.fetch(sql.CLOCK)
+            assert mine <= theirs + 0.5  # as far as two clocks of one host drift apart
+            assert mine > theirs - 5_000
+
+    async def test_an_answer_counts_from_when_it_arrived(self):
+        local, clock = self.clock()
+        sent = clock.local_ms()
+        local.advance(0.5)
+        clock.sample(1_000_000.0, sent)
+        assert clock.now_ms() == 1_000_000.0
+        local.advance(0.25)
+        assert clock.now_ms() == 1_000_250.0
+
+    async def test_the_quickest_answer_counts(self):
+        local, clock = self.clock()
+        for delay in (0.5, 0.001, 0.2):
+            sent, truth = clock.local_ms(), 1_000_000.0 + clock.local_ms()
+            local.advance(delay)
+            clock.sample(truth, sent)
+        assert clock.now_ms() == pytest.approx(1_000_000.0 + clock.local_ms() - 1)
+
+    async def test_a_step_forward_is_followed_at_once(self):
+        local, clock = self.clock()
+        for truth in (1_000.0, 1_000.0 + HOUR):
+            clock.sample(truth, clock.local_ms())
+        assert clock.now_ms() == 1_000.0 + HOUR
+
+    async def test_a_step_back_is_followed_at_once(self):
+        local, clock = self.clock()
+        for truth in (1_000.0 + HOUR, 1_000.0):
+            clock.sample(truth, clock.local_ms())
+        assert clock.now_ms() == 1_000.0
+
+    async def test_what_is_due_is_read_with_the_time(self, store):
+        before = store.clock.sampled_ms
+        assert await store.due([Window("mail", 1, 1)], ALL, 0, 1) == []
+        assert store.clock.sampled_ms > before
+
+    async def test_a_process_that_reads_nothing_looks_by_itself(self, postgres_url, monkeypatch):
+        monkeypatch.setattr(postgres, "CLOCK_SECONDS", 0.01)
+        async with opened(postgres_url) as store:
+            before = store.clock.sampled_ms
+
+            async def looked():
+                return store.clock.sampled_ms > before
+
+            await until(looked)
+
+    async def test_the_offset_to_this_host_is_a_metric(self, store):
+        assert abs(store.offset_ms) < 5 * SECOND
+
+
+class TestASubmitInTheUsersTransaction:
+    @pytest.fixture(params=["asyncpg", "psycopg", "psycopg rows as dicts", "plain", "old style"])
+    def way(self, request, store, postgres_url):
+        """Submits by one kind of connection, and then commits or rolls back."""
+
+        async def submit(*submissions, end="commit"):
+            if request.param == "asyncpg":
+                async with connected(postgres_url) as connection:
+                    await connection.execute("BEGIN")
+                    answers = [await store.insert_on(connection, one) for one in submissions]
+                    await connection.execute(end)
+                    return answers
+            if request.param.startswith("psycopg"):
+                rows = {"row_factory": dict_row} if "dicts" in request.param else {}
+                async with await psycopg.AsyncConnection.connect(postgres_url, **rows) as one_of:
+                    answers = [await store.insert_on(one_of, one) for one in submissions]
+                    await getattr(one_of, end)()
+                    return answers
+            factory = psycopg.ClientCursor if request.param == "old style" else psycopg.Cursor
+
+            def in_a_thread():
+                with psycopg.connect(postgres_url, cursor_factory=factory) as connection:
+                    answers = [store.insert_on_now(connection, one) for one in submissions]
+                    getattr(connection, end)()
+                    return answers
+
+            return await asyncio.to_thread(in_a_thread)
+
+        return submit
+
+    async def test_it_is_there_after_the_commit(self, store, way):
+        given = later(
+            store, body=b"\x00\xff%s$1", key="k % $1 '", timeout_ms=5, deadline_at_ms=HOUR,
+            priority=-3, shard=7,
+        )  # fmt: skip
+        plain = later(store, replay_of="ab" * 16)
+        assert await way(Submission(given), Submission(plain)) == [given, plain]
+        assert await store.get([given.id, plain.id]) == [given, plain]
+
+    async def test_it_never_was_after_a_rollback(self, store, way):
+        given = later(store)
+        await way(Submission(given), end="rollback")
+        assert await store.get([given.id]) == [None]
+
+    @pytest.mark.parametrize("on_conflict", ["reject", "keep"])
+    async def test_a_key_that_is_taken_is_told(self, store, way, on_conflict):
+        (holder,) = await stored(store, later(store, key="k", body=b"\x00"))
+        given = later(store, key="k")
+        assert await way(Submission(given, on_conflict)) == [Taken(holder)]
+        assert await store.get([given.id]) == [None]
+
+    async def test_of_two_with_one_key_the_first_has_it(self, store, way):
+        given = [later(store, key="k"), later(store, key="k"), later(store, key="k", body=b"3")]
+        answers = await way(*map(Submission, given[:2]), Submission(given[2], "replace"))
+        assert answers[:2] == [given[0], Taken(given[0])]
+        assert (answers[2].id, answers[2].body) == (given[0].id, b"3")
+
+    async def test_replace_takes_the_place_of_the_holder(self, store, way):
+        (holder,) = await stored(store, later(store, key="k"))
+        given = later(store, key="k", body=b"2", due_at_ms=5, priority=9)
+        (answer,) = await way(Submission(given, "replace"))
+        assert answer == holder._replace(
+            body=b"2", due_at_ms=5, priority=9, updated_at_ms=given.updated_at_ms
+        )
+        assert await store.get([holder.id, given.id]) == [answer, None]
+
+    async def test_a_running_holder_is_not_replaced(self, store, way, epochs):
+        (running,) = await claim(store, await stored(store, task(store, key="k")), epochs)
+        assert await way(Submission(later(store, key="k"), "replace")) == [Taken(running)]
+
+    async def test_an_open_one_keeps_no_shard_from_its_new_owner(self, store, user, epochs):
+        await user.execute("BEGIN")
+        await store.insert_on(user, Submission(task(store, shard=2)))
+        assert await store.take([2], "n2") == {2: epochs[2] + 1}
+
+    async def test_a_key_that_was_taken_meanwhile_is_told(self, store, user, postgres_url):
+        await user.execute("BEGIN")
+        holder = later(store, key="k")
+        await store.insert_on(user, Submission(holder))
+        async with connected(postgres_url) as second, connected(postgres_url) as watching:
+            given = Submission(later(store, key="k"))
+            submitting = asyncio.create_task(store.insert_on(second, given))
+            await blocked(watching)
+            await user.execute("COMMIT")
+            assert await submitting == Taken(holder)
+
+    async def test_the_tables_are_those_of_the_connection(self, store, postgres_url, user):
+        await user.execute("CREATE SCHEMA one")
+        async with opened(f"{postgres_url}?search_path=one") as one:
+            await user.execute("SET search_path = one")
+            given = later(store)
+            await store.insert_on(user, Submission(given))
+            assert await one.get([given.id]) == [given]
+            assert await store.get([given.id]) == [None]
+
+    async def test_a_style_that_there_is_not(self, store):
+        with pytest.raises(ValueError, match="'qmark'"):
+            insert_statement(Submission(later(store)), "qmark")

@@ -1,0 +1,407 @@
+"""Schedules: each firing is an ordinary task; none is lost, none doubles, none is early."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from durable.stage import DAY, HOUR, MINUTE, START, START_MS, until
+from tickwheel.durable import Schedule, State, current_task
+from tickwheel.durable.recurring import LEAD_MS
+from tickwheel.errors import UnknownSchedule, UnknownService
+
+pytestmark = pytest.mark.asyncio
+
+NOW = datetime.fromtimestamp(START, UTC)  # 08:00
+
+
+def noting(stage, *apps, **options):
+    """The same function on several schedulers: it notes when it was due, and its arguments."""
+    for app in apps:
+
+        @app.task(name="note", **options)
+        async def note(what="tick"):
+            stage.called((current_task().due_at_ms - START_MS) / 1000, what)
+
+    return note
+
+
+def dues(stage):
+    return [due for _, due, _ in stage.calls]
+
+
+class TestFiring:
+    async def test_an_interval_counts_from_when_it_was_made(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await stage.advance(3)
+            await app.put_schedule("s", note, "a", interval=10)
+            await stage.advance(35)
+        assert stage.calls == [(at, at, "a") for at in (13.0, 23.0, 33.0)]
+
+    async def test_an_interval_may_be_a_timedelta_and_shorter_than_a_look(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=timedelta(milliseconds=250))
+            await stage.advance(3)
+        assert stage.calls == [(n / 4, n / 4, "tick") for n in range(1, 13)]
+
+    async def test_cron_fires_at_the_minute_in_its_zone(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("utc", note, "utc", cron="2 8 * * *")
+            await app.put_schedule("there", note, "there", cron="31 13 * * *", tz="Asia/Kolkata")
+            await stage.advance(130)
+        assert stage.calls == [(60.0, 60.0, "there"), (120.0, 120.0, "utc")]
+
+    async def test_a_firing_is_an_ordinary_task_with_a_key_of_its_own(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule(
+                "s", note, "a", interval=10, priority=4, timeout=7, max_attempts=2
+            )
+            await stage.advance(10 - LEAD_MS / 1000)
+            (task,) = (await app.list()).items
+            assert (task.service, task.payload, task.state) == ("note", ["a"], State.DELAY)
+            assert task.due_at == NOW + timedelta(seconds=10)
+            assert "s" in task.key
+            assert str(START_MS + 10_000) in task.key
+            assert (task.priority, task.timeout_ms, task.max_attempts) == (4, 7_000, 2)
+            assert (await app.cancel(task.id)).won
+            await stage.advance(12)
+        assert dues(stage) == [20.0]
+
+    async def test_a_firing_that_fails_is_retried_like_any_task(self, stage):
+        app = stage.app()
+
+        @app.task(backoff=1, max_attempts=3)
+        async def fail():
+            stage.called(current_task().attempt)
+            raise ValueError("no")
+
+        async with app:
+            await app.put_schedule("s", fail, interval=100)
+            await stage.advance(150)
+        assert stage.calls == [(100.0, 1), (101.0, 2), (102.0, 3)]
+
+    async def test_a_slow_firing_does_not_hold_up_the_next(self, stage):
+        app = stage.app()
+        goes_on = asyncio.Event()
+
+        @app.task
+        async def slow():
+            stage.called()
+            await goes_on.wait()
+
+        async with app:
+            await app.put_schedule("s", slow, interval=10)
+            await stage.advance(31)
+            assert [at for (at,) in stage.calls] == [10.0, 20.0, 30.0]
+            goes_on.set()
+
+    async def test_one_that_is_disabled_does_not_fire(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=10, enabled=False)
+            await stage.advance(25)
+            assert stage.calls == []
+            await app.put_schedule("s", note, interval=10)
+            await stage.advance(10)
+        assert dues(stage) == [35.0]
+
+    async def test_many_schedules_keep_their_times(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            for number in range(50):
+                await app.put_schedule(f"s{number}", note, number, interval=10 + number / 10)
+            await stage.advance(16)
+        assert [(at, what) for at, _, what in stage.calls] == [
+            (10 + number / 10, number) for number in range(50)
+        ]
+
+    async def test_a_repeated_hour_fires_once_and_a_skipped_one_at_its_end(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, cron="30 2 * * *", tz="Europe/Berlin", missed="all")
+            skipped = datetime(2027, 3, 28, 0, 0, tzinfo=UTC)  # 02:00 becomes 03:00 at 01:00 UTC
+            await stage.jump((skipped - NOW).total_seconds())
+            await stage.advance(1)
+            stage.calls.clear()
+            await stage.jump(3 * HOUR)
+            await stage.advance(1)
+            fired = [NOW + timedelta(seconds=due) for due in dues(stage)]
+            assert fired == [datetime(2027, 3, 28, 1, 0, tzinfo=UTC)]
+            repeated = datetime(2027, 10, 30, 22, 0, tzinfo=UTC)  # 03:00 becomes 02:00 at 01:00 UTC
+            await stage.jump((repeated - NOW).total_seconds() - stage.seconds)
+            await stage.advance(1)
+            stage.calls.clear()
+            await stage.jump(6 * HOUR)
+            await stage.advance(1)
+            fired = [NOW + timedelta(seconds=due) for due in dues(stage)]
+            assert fired == [datetime(2027, 10, 31, 0, 30, tzinfo=UTC)]
+
+
+class TestMissed:
+    @pytest.mark.parametrize(
+        ("missed", "late"), [("once", [10.0]), ("all", [10.0, 20.0, 30.0]), ("skip", [])]
+    )
+    async def test_what_no_process_was_there_for(self, stage, missed, late):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=10, missed=missed)
+            await stage.advance(1)
+        stage.clock.advance(34)
+        async with app:
+            await stage.advance(1)
+            assert dues(stage) == late
+            await stage.advance(15)
+        assert dues(stage) == [*late, 40.0, 50.0]
+
+    @pytest.mark.parametrize("missed", ["once", "all", "skip"])
+    async def test_a_firing_that_was_stored_before_the_end_is_not_missed(self, stage, missed):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=10, missed=missed)
+            await stage.advance(7)
+        stage.clock.advance(10)
+        async with app:
+            await stage.advance(1)
+            assert stage.calls == [(17.0, 10.0, "tick")]
+            await stage.advance(3)
+        assert dues(stage) == [10.0, 20.0]
+
+    @pytest.mark.parametrize("missed", ["once", "all", "skip"])
+    async def test_a_start_just_after_a_firing_misses_none(self, stage, missed):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=10, missed=missed)
+        stage.clock.advance(10.5)
+        async with app:
+            await stage.advance(1)
+        assert dues(stage) == [10.0]
+
+    async def test_thousands_that_were_missed_all_run_in_order(self, stage):
+        app = stage.app()
+        note = noting(stage, app, concurrency=1_000)
+        async with app:
+            await app.put_schedule("s", note, interval=1, missed="all")
+        stage.clock.advance(2_500)
+        async with app:
+            await stage.advance(10)
+        assert dues(stage) == [float(n) for n in range(1, 2_511)]
+
+    async def test_years_that_were_missed_cost_no_time_when_one_is_enough(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=10, missed="once")
+            await app.put_schedule("c", note, "c", cron="* * * * *", missed="skip")
+        stage.clock.advance(10 * 365 * DAY)
+        async with app:
+            await stage.advance(1)
+        assert [what for _, due, what in stage.calls if due < DAY] == ["tick"]
+
+    async def test_a_clock_set_forward_is_a_pause(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=10)
+            await stage.advance(12)
+            stage.wall.set(100)
+            await stage.advance(3)
+            assert dues(stage) == [10.0, 20.0]
+            await stage.advance(10)
+        assert dues(stage) == [10.0, 20.0, 120.0]
+
+    async def test_a_clock_set_back_doubles_no_firing(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=10)
+            await stage.advance(22)
+            stage.wall.set(-15)
+            await stage.advance(35)
+        assert dues(stage) == [10.0, 20.0, 30.0, 40.0]
+
+    async def test_a_word_that_missed_does_not_know_is_refused(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="once"):
+                await app.put_schedule("s", note, interval=10, missed="twice")
+
+
+class TestChanging:
+    async def test_a_change_cancels_the_firing_that_is_to_come(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, "old", interval=10)
+            await stage.advance(8)
+            (pending,) = (await app.list(final=False)).items
+            await app.put_schedule("s", note, "new", interval=10)
+            assert (await app.get(pending.id)).state is State.CANCELLED
+            await stage.advance(11)
+        assert stage.calls == [(18.0, 18.0, "new")]
+
+    async def test_a_delete_cancels_the_firing_that_is_to_come(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=10)
+            await stage.advance(8)
+            (pending,) = (await app.list(final=False)).items
+            await app.delete_schedule("s")
+            assert (await app.get(pending.id)).state is State.CANCELLED
+            assert await app.schedules() == []
+            await stage.advance(30)
+        assert stage.calls == []
+
+    async def test_a_change_in_another_process_counts_at_once(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+        note = noting(stage, app)
+        async with app, other:
+            await app.put_schedule("gone", note, "gone", interval=10)
+            await app.put_schedule("changed", note, "old", interval=10)
+            await stage.advance(1)
+            await other.delete_schedule("gone")
+            await other.put_schedule("changed", "note", ["new"], interval=10)
+            await stage.advance(25)
+        assert stage.calls == [(11.0, 11.0, "new"), (21.0, 21.0, "new")]
+
+    async def test_a_schedule_that_another_process_made_is_fired(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+        noting(stage, app)
+        async with app, other:
+            await stage.advance(1)
+            await other.put_schedule("s", "note", ["new"], interval=12)
+            await stage.advance(30)
+        assert [due for _, due, _ in stage.calls] == [13.0, 25.0]
+
+    async def test_the_same_again_changes_nothing(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            made = await app.put_schedule("s", note, "a", interval=10)
+            await stage.advance(8)
+            again = await app.put_schedule("s", note, "a", interval=10)
+            assert isinstance(again, Schedule)
+            assert again.created_at_ms == made.created_at_ms
+            await stage.advance(13)
+        assert dues(stage) == [10.0, 20.0]
+
+    async def test_putting_it_at_each_start_loses_and_doubles_nothing(self, stage):
+        note = None
+        for _ in range(8):
+            app = stage.app()
+            note = noting(stage, app)
+            async with app:
+                await app.put_schedule("s", note, interval=10)
+                await stage.advance(7)
+        assert dues(stage) == [10.0, 20.0, 30.0, 40.0, 50.0]
+
+    async def test_they_are_listed_by_name(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("b", note, cron="0 3 * * *", tz="Europe/Berlin")
+            await app.put_schedule("a", note, "x", interval=1.5, missed="skip", enabled=False)
+            a, b = await app.schedules()
+        assert (a.name, a.interval_ms, a.cron, a.missed, a.enabled) == (
+            "a", 1_500, None, "skip", False,
+        )  # fmt: skip
+        assert (b.name, b.cron, b.tz, b.missed, b.enabled) == (
+            "b", "0 3 * * *", "Europe/Berlin", "once", True,
+        )  # fmt: skip
+        assert (a.body, a.service) == (b'["x"]', "note")
+
+    async def test_deleting_one_that_does_not_exist_is_refused(self, stage):
+        app = stage.app()
+        async with app:
+            with pytest.raises(UnknownSchedule, match="'nope'"):
+                await app.delete_schedule("nope")
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"cron": "* * * * *", "interval": 5},
+            {"cron": "* * *"},
+            {"cron": "61 * * * *"},
+            {"cron": "0 0 30 2 *"},
+            {"cron": "* * * * *", "tz": "Mars/Olympus"},
+            {"interval": 0},
+            {"interval": -1},
+            {"interval": float("nan")},
+            {"interval": 0.0001},
+            {"interval": 5, "max_attempts": 0},
+            {"interval": 5, "timeout": 0},
+            {"interval": 5, "priority": 10**6},
+        ],
+    )
+    async def test_what_cannot_be_right_is_refused_and_nothing_is_stored(self, stage, options):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            with pytest.raises(ValueError):
+                await app.put_schedule("s", note, **options)
+            assert await app.schedules() == []
+
+    async def test_an_unknown_function_and_a_bad_name_are_refused(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            with pytest.raises(UnknownService):
+                await app.put_schedule("s", "nope", interval=5)
+            with pytest.raises(ValueError, match="name"):
+                await app.put_schedule("", note, interval=5)
+            with pytest.raises(TypeError, match="note"):
+                await app.put_schedule("s", note, 1, 2, 3, interval=5)
+
+
+class TestTwo:
+    async def test_two_schedulers_on_one_file_double_no_firing(self, stage):
+        first, second = stage.app(), stage.app()
+        noting(stage, first, second)
+        async with second:
+            async with first:
+                await second.put_schedule("s", "note", interval=10)
+                await stage.advance(25)
+            await until(lambda: second._node._coordinator._ours or first._node is None)
+            await stage.advance(25)
+        assert dues(stage) == [10.0, 20.0, 30.0, 40.0, 50.0]
+
+    async def test_two_nodes_that_both_believe_to_own_all_double_no_firing(self, stage):
+        first, second = stage.app(), stage.app()
+        for app in (first, second):
+            app._coordinator = app._coordinator.func  # without the lock on the file
+        noting(stage, first, second)
+        async with first, second:
+            await first.put_schedule("s", "note", interval=10)
+            await second.put_schedule("s", "note", interval=10)
+            await stage.advance(55)
+            page = await first.list()
+            assert len({task.key for task in page.items}) == len(page.items)
+        assert dues(stage) == [10.0, 20.0, 30.0, 40.0, 50.0]
+
+    async def test_after_a_crash_the_next_one_goes_on_without_a_gap(self, stage):
+        first, second = stage.app(), stage.app()
+        noting(stage, first, second)
+        await first.start()
+        await first.put_schedule("s", "note", interval=10)
+        await stage.advance(17)
+        await stage.kill(first)
+        stage.clock.advance(1)
+        async with second:
+            await stage.advance(MINUTE)
+        assert dues(stage) == [float(at) for at in range(10, 80, 10)]

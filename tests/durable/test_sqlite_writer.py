@@ -1,0 +1,258 @@
+"""The writer: commits in groups, ranks, jobs that fail alone, and its end."""
+
+import asyncio
+import threading
+
+import pytest
+import pytest_asyncio
+
+from contracts.stores import Place, insert, task, watchdog
+from stage import HandClock
+from tickwheel.durable.stores.sqlite_connection import DRIVERS
+from tickwheel.durable.stores.sqlite_writer import GROUP_SECONDS, Rank, Writer
+from tickwheel.errors import StoreUnavailable
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(autouse=True)
+def _watched():
+    with watchdog():
+        yield
+
+
+@pytest.fixture(params=sorted(DRIVERS))
+def connection(request, tmp_path):
+    """A connection to a file with a table of words."""
+    connection = DRIVERS[request.param](str(tmp_path / "words.db"))
+    connection.run("CREATE TABLE word (text TEXT NOT NULL UNIQUE)")
+    return connection
+
+
+class Gate:
+    """A job that holds the writer until it is opened, so that others queue behind it."""
+
+    def __init__(self):
+        self._entered = threading.Event()
+        self._opened = threading.Event()
+
+    def __call__(self, connection):
+        self._entered.set()
+        assert self._opened.wait(30)
+
+    async def entered(self):
+        await asyncio.to_thread(self._entered.wait, 30)
+
+    def open(self):
+        self._opened.set()
+
+
+class Witness:
+    """A writer on a connection, and what was committed when."""
+
+    def __init__(self, connection):
+        self.commits_heard = 0
+        self.writer = Writer(lambda: connection, lambda: None, self._committed)
+        self.writer.start()
+
+    def _committed(self):
+        self.commits_heard += 1
+
+    def add(self, rank, text):
+        """A job that writes a word and answers with it."""
+
+        def work(connection):
+            connection.run("INSERT INTO word VALUES (?)", (text,))
+            return text
+
+        return self.writer.write(rank, work)
+
+    def words(self):
+        """All words, in the order in which they were written."""
+        return self.writer.write(
+            Rank.SUBMIT,
+            lambda connection: [
+                text for (text,) in connection.run("SELECT text FROM word ORDER BY rowid")
+            ],
+        )
+
+    async def held(self):
+        """The writer at work, until the gate is opened; what is written meanwhile waits."""
+        gate = Gate()
+        job = self.writer.write(Rank.CLAIM, gate)
+        await gate.entered()
+        return gate, job
+
+
+@pytest_asyncio.fixture
+async def witness(connection):
+    witness = Witness(connection)
+    yield witness
+    await witness.writer.stop()
+
+
+class TestGroups:
+    async def test_what_queued_during_a_commit_goes_into_the_next(self, witness, monkeypatch):
+        witness.writer._clock = HandClock()  # a group has all the time it needs
+        jobs = [witness.add(Rank.SUBMIT, f"w{number}") for number in range(200)]
+        gate, job = await witness.held()
+        before = witness.writer.commits
+        jobs += [witness.add(Rank.SUBMIT, f"x{number}") for number in range(200)]
+        gate.open()
+        await job
+        assert await asyncio.gather(*jobs[200:]) == [f"x{number}" for number in range(200)]
+        assert witness.writer.commits - before == 1
+        assert len(await witness.words()) == 400
+
+    async def test_many_submits_at_once_share_few_commits(self, tmp_path):
+        for driver in DRIVERS:
+            store = Place(f"sqlite-{driver}", str(tmp_path / f"{driver}.db")).store()
+            await store.open()
+            store._writer._clock = HandClock()
+            tasks = [task(store) for _ in range(500)]
+            gate = Gate()
+            job = store._writer.write(Rank.CLAIM, gate)
+            await gate.entered()
+            before = store._writer.commits
+            inserting = asyncio.gather(*[insert(store, one) for one in tasks])
+            await asyncio.sleep(0)
+            gate.open()
+            await job
+            assert await inserting == [[one] for one in tasks]
+            assert store._writer.commits - before <= 2
+            await store.close()
+
+    async def test_a_group_ends_when_its_time_is_over(self, witness):
+        clock = witness.writer._clock = HandClock()
+        gate, job = await witness.held()
+
+        def slow(connection):
+            clock.add(GROUP_SECONDS * 0.6)
+
+        jobs = [witness.writer.write(Rank.SUBMIT, slow) for _ in range(6)]
+        before = witness.writer.commits
+        gate.open()
+        await asyncio.gather(job, *jobs)
+        assert witness.writer.commits - before == 3  # two each; the gate's group took two of them
+
+    async def test_a_lock_that_was_long_in_coming_is_used(self, witness):
+        """Waiting for another process is not the group's time: else it never gets to work."""
+        clock = witness.writer._clock = HandClock()
+        begin = witness.writer._begin
+        waits = iter([GROUP_SECONDS * 2] * 3)
+
+        def late():
+            begin()
+            clock.add(next(waits, 0))
+
+        witness.writer._begin = late
+        assert await witness.add(Rank.SUBMIT, "a") == "a"
+        assert len(list(waits)) == 2
+
+    async def test_the_checkpointer_hears_of_each_commit(self, witness):
+        await witness.add(Rank.SUBMIT, "a")
+        await witness.add(Rank.SUBMIT, "b")
+        await witness.words()
+        assert witness.commits_heard >= 2
+
+    async def test_an_answer_comes_after_its_commit(self, witness, connection, tmp_path):
+        other = type(connection)(str(tmp_path / "words.db"))
+        for number in range(20):
+            await witness.add(Rank.SUBMIT, f"w{number}")
+            (count,) = other.run("SELECT count(*) FROM word")[0]
+            assert count == number + 1
+        other.close()
+
+
+class TestRanks:
+    async def test_claims_then_outcomes_then_submits_each_in_their_order(self, witness):
+        witness.writer._clock = HandClock()
+        gate, job = await witness.held()
+        jobs = [
+            witness.add(rank, f"{rank.name} {number}")
+            for number in range(3)
+            for rank in (Rank.SUBMIT, Rank.OUTCOME, Rank.CLAIM)
+        ]
+        gate.open()
+        await asyncio.gather(job, *jobs)
+        assert await witness.words() == [
+            f"{rank.name} {number}"
+            for rank in (Rank.CLAIM, Rank.OUTCOME, Rank.SUBMIT)
+            for number in range(3)
+        ]
+
+
+class TestFailures:
+    async def test_a_job_that_fails_fails_alone(self, witness):
+        witness.writer._clock = HandClock()
+        await witness.add(Rank.SUBMIT, "there")
+        gate, job = await witness.held()
+        words = ["a", "there", "b", "c", "there", "d"]
+        jobs = [witness.add(Rank.SUBMIT, word) for word in words]
+        gate.open()
+        answers = await asyncio.gather(job, *jobs, return_exceptions=True)
+        failed = [isinstance(answer, Exception) for answer in answers[1:]]
+        assert failed == [word == "there" for word in words]
+        assert await witness.words() == ["there", "a", "b", "c", "d"]
+
+    async def test_a_job_that_fails_half_way_leaves_nothing(self, witness):
+        def half(connection):
+            connection.run("INSERT INTO word VALUES ('half')")
+            raise LookupError("no more")
+
+        with pytest.raises(LookupError, match="no more"):
+            await witness.writer.write(Rank.SUBMIT, half)
+        assert await witness.words() == []
+
+    async def test_a_file_that_is_not_there_any_more_fails_all_that_wait(self, connection):
+        gone = False
+
+        def check():
+            if gone:
+                raise StoreUnavailable("gone")
+
+        writer = Writer(lambda: connection, check, lambda: None)
+        writer.start()
+        gate = Gate()
+        job = writer.write(Rank.CLAIM, gate)
+        await gate.entered()
+        writer._clock = HandClock(1e9)  # the gate's group is over: the rest needs another
+        jobs = [writer.write(Rank.SUBMIT, lambda connection: 1) for _ in range(5)]
+        gone = True
+        gate.open()
+        answers = await asyncio.gather(job, *jobs, return_exceptions=True)
+        assert answers[0] is None
+        assert {str(answer) for answer in answers[1:]} == {"gone"}
+        gone = False
+        assert await writer.write(Rank.SUBMIT, lambda connection: 2) == 2
+        await writer.stop()
+
+    async def test_a_caller_that_went_away_harms_nobody(self, witness):
+        gate, job = await witness.held()
+        gone, stays = witness.add(Rank.SUBMIT, "gone"), witness.add(Rank.SUBMIT, "stays")
+        gone.cancel()
+        gate.open()
+        assert (await job, await stays) == (None, "stays")
+
+
+class TestStop:
+    async def test_what_is_queued_is_finished_first(self, witness, connection):
+        gate, job = await witness.held()
+        jobs = [witness.add(Rank.SUBMIT, f"w{number}") for number in range(50)]
+        stopping = asyncio.ensure_future(witness.writer.stop())
+        await asyncio.sleep(0)
+        with pytest.raises(StoreUnavailable, match="closed"):
+            witness.add(Rank.SUBMIT, "too late")
+        gate.open()
+        await stopping
+        await job
+        assert await asyncio.gather(*jobs) == [f"w{number}" for number in range(50)]
+
+    async def test_stopping_twice_is_no_error(self, witness):
+        await witness.writer.stop()
+        await witness.writer.stop()
+
+    async def test_its_connection_is_closed(self, witness, connection):
+        await witness.writer.stop()
+        with pytest.raises(Exception, match=r"(?i)closed"):
+            connection.run("SELECT 1")

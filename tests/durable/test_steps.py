@@ -1,0 +1,177 @@
+"""Step: do what is due, sleep as long as the step says, or until woken; nothing stops it."""
+
+import asyncio
+import logging
+
+import pytest
+import pytest_asyncio
+
+from tickwheel import AsyncTimer
+from tickwheel.durable.steps import Step
+from tickwheel.errors import StoreUnavailable
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+
+class Work:
+    """Notes when it was called; returns or raises what is next in `answers`, else sleeps long."""
+
+    def __init__(self, clock, answers=()):
+        self.clock = clock
+        self.answers = list(answers)
+        self.times = []
+
+    async def __call__(self):
+        self.times.append(self.clock.time())
+        answer = self.answers.pop(0) if self.answers else 1_000.0
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class Line:
+    """A step on a clock that is moved by hand."""
+
+    def __init__(self, clock, timer):
+        self.clock = clock
+        self.timer = timer
+        self.steps = []
+
+    def begin(self, *answers):
+        work = Work(self.clock, answers)
+        step = Step("try", work, self.timer)
+        step.start()
+        self.steps.append(step)
+        return step, work.times
+
+    async def turn(self):
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def advance(self, *seconds):
+        for span in seconds:
+            await self.turn()
+            self.clock.advance(span)
+            await self.turn()
+
+
+@pytest_asyncio.fixture
+async def line(manual_clock):
+    async with AsyncTimer(0.0005, clock=manual_clock) as timer:
+        line = Line(manual_clock, timer)
+        yield line
+        for step in line.steps:
+            await step.stop()
+
+
+async def test_it_works_at_once_and_then_as_often_as_it_says(line):
+    _, times = line.begin(2.0, 3.0)
+    await line.advance(0, 1.9, 0.1, 2.9, 0.1)
+    assert times == [0, 2, 5]
+
+
+async def test_no_time_to_sleep_means_again_at_once_and_others_have_their_turn(line):
+    _, times = line.begin(0.0, -1.0)
+    await line.advance(0)
+    assert times == [0, 0, 0]
+
+
+async def test_one_that_is_woken_works_now(line):
+    step, times = line.begin()
+    await line.advance(5)
+    step.wake()
+    await line.advance(0)
+    assert times == [0, 5]
+
+
+async def test_one_that_is_woken_while_at_work_works_once_more(line):
+    gate = asyncio.Event()
+    calls = []
+
+    async def work():
+        calls.append(len(calls))
+        await gate.wait()
+        return 1_000.0
+
+    step = Step("try", work, line.timer)
+    step.start()
+    line.steps.append(step)
+    await line.turn()
+    step.wake()
+    step.wake()
+    gate.set()
+    await line.turn()
+    assert calls == [0, 1]
+
+
+async def test_an_earlier_time_wakes_it_and_a_later_one_does_not(line):
+    step, times = line.begin(10.0)
+    await line.advance(1)
+    step.wake_within(20.0)
+    await line.turn()
+    assert times == [0]
+    step.wake_within(0.5)
+    await line.turn()
+    assert times == [0, 1]
+
+
+async def test_what_it_raises_is_logged_and_it_is_tried_again_more_slowly(line, caplog):
+    _, times = line.begin(*[RuntimeError("no")] * 7)
+    with caplog.at_level(logging.INFO, "tickwheel"):
+        for _ in range(100):
+            await line.advance(0.1)
+    assert times == pytest.approx([0, 0.1, 0.3, 0.8, 1.8, 3.8, 5.8, 7.8], abs=0.001)
+    failures = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(failures) == 7
+    assert failures[0].exc_info is not None
+    assert "goes on after 7 failures" in caplog.text
+
+
+async def test_a_store_that_is_away_is_warned_of_once_without_a_traceback(line, caplog):
+    line.begin(*[StoreUnavailable("it is locked")] * 5)
+    with caplog.at_level(logging.INFO, "tickwheel"):
+        for _ in range(60):
+            await line.advance(0.1)
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "it is locked" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert "goes on after 5 failures" in caplog.text
+
+
+async def test_after_it_went_well_the_next_failure_is_soon_tried_again(line, caplog):
+    _, times = line.begin(*[RuntimeError("no")] * 4, 1.0, RuntimeError("no"))
+    with caplog.at_level(logging.CRITICAL, "tickwheel"):
+        for _ in range(60):
+            await line.advance(0.1)
+    assert times[-2:] == pytest.approx([2.8, 2.9], abs=0.001)
+
+
+async def test_one_that_fails_can_still_be_woken(line, caplog):
+    with caplog.at_level(logging.CRITICAL, "tickwheel"):
+        step, times = line.begin(*[RuntimeError("no")] * 3)
+        await line.advance(0)
+        step.wake()
+        await line.advance(0)
+    assert times == [0, 0]
+
+
+async def test_stop_ends_it_in_the_middle_of_its_work(line):
+    ended = []
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    step = Step("try", work, line.timer)
+    step.start()
+    await line.turn()
+    await step.stop()
+    assert ended == [True]
+    await step.stop()
+
+
+async def test_stop_before_start_does_nothing(line):
+    await Step("try", Work(line.clock), line.timer).stop()

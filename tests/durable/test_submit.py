@@ -1,0 +1,679 @@
+"""Submit: what cannot be right is refused, the rest is stored before it is acknowledged."""
+
+import asyncio
+import math
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from durable.stage import DAY, HOUR, START, START_MS, away
+from tickwheel.durable import State, Task, current_task
+from tickwheel.durable.submit import CHUNK, MAX_BODY
+from tickwheel.durable.task import MAX_AT_MS, shard_of
+from tickwheel.errors import KeyTaken, OutOfRange, StoreUnavailable, UnknownService
+
+pytestmark = pytest.mark.asyncio
+
+NOW = datetime.fromtimestamp(START, UTC)
+
+
+def note_of(stage, app, **options):
+    """A task function that notes its argument."""
+
+    @app.task(**options)
+    async def note(what):
+        stage.called(what)
+
+    return note
+
+
+class TestTime:
+    @pytest.mark.parametrize("delay", [5, 5.0, timedelta(seconds=5)])
+    async def test_a_delay_is_a_number_of_seconds_or_a_timedelta(self, stage, delay):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            task = await note.submit("a", delay=delay)
+            assert task.due_at == NOW + timedelta(seconds=5)
+            assert task.state is State.DELAY
+            await stage.advance(4.999)
+            assert stage.calls == []
+            await stage.advance(0.001)
+            assert stage.calls == [(5.0, "a")]
+
+    @pytest.mark.parametrize("options", [{}, {"delay": 0}, {"at": NOW}, {"delay": timedelta()}])
+    async def test_without_a_time_it_is_due_now(self, stage, options):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            task = await note.submit("a", **options)
+            assert task.due_at == NOW
+            await stage.settle()
+            assert stage.calls == [(0.0, "a")]
+
+    @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=5, minutes=30))])
+    async def test_a_moment_may_be_in_any_zone(self, stage, zone):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            task = await note.submit("a", at=(NOW + timedelta(hours=1)).astimezone(zone))
+            assert task.due_at_ms == START_MS + HOUR * 1000
+            await stage.jump(HOUR - 30)
+            await stage.advance(30)
+            assert stage.calls == [(3600.0, "a")]
+
+    @pytest.mark.parametrize("ago", [timedelta(seconds=1), timedelta(days=10_000)])
+    async def test_a_moment_in_the_past_is_due_now(self, stage, ago):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            task = await note.submit("a", at=NOW - ago)
+            await stage.settle()
+            assert stage.calls == [(0.0, "a")]
+            assert (await app.get(task.id)).state is State.FINISHED
+
+    async def test_a_moment_before_1970_is_due_now(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            task = await note.submit("a", at=datetime(1, 1, 1, tzinfo=UTC))
+            await stage.settle()
+            assert stage.calls == [(0.0, "a")]
+            assert task.due_at.year == 1970
+
+    @pytest.mark.parametrize("delay", [0.0001, 0.0015, 1e-6])
+    async def test_parts_of_a_millisecond_are_rounded_up(self, stage, delay):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            task = await note.submit("a", delay=delay)
+            assert task.due_at_ms == START_MS + math.ceil(delay * 1000)
+            moment = NOW + timedelta(microseconds=1)
+            assert (await note.submit("b", at=moment)).due_at_ms == START_MS + 1
+
+    @pytest.mark.parametrize("delay", [-1, -0.001, timedelta(seconds=-1)])
+    async def test_a_negative_delay_is_refused(self, stage, delay):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="delay must be 0 or more"):
+                await note.submit("a", delay=delay)
+            await self.nothing_is_stored(app)
+
+    @pytest.mark.parametrize("delay", [math.nan, math.inf, -math.inf, 1e10, 10**400])
+    async def test_a_delay_that_is_no_time_is_refused(self, stage, delay):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(OutOfRange, match="delay"):
+                await note.submit("a", delay=delay)
+            await self.nothing_is_stored(app)
+
+    @pytest.mark.parametrize("delay", ["5", "", True, False, [], b"1", datetime.now(UTC)])
+    async def test_a_delay_of_another_kind_is_refused(self, stage, delay):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(TypeError, match="delay"):
+                await note.submit("a", delay=delay)
+            await self.nothing_is_stored(app)
+
+    async def test_a_moment_without_a_zone_is_refused(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="time zone"):
+                await note.submit("a", at=NOW.replace(tzinfo=None))
+            await self.nothing_is_stored(app)
+
+    @pytest.mark.parametrize("at", [START, "2027-01-15", NOW.date(), timedelta(1)])
+    async def test_a_moment_of_another_kind_is_refused(self, stage, at):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(TypeError, match="at must be a datetime"):
+                await note.submit("a", at=at)
+
+    async def test_both_a_delay_and_a_moment_are_refused(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="not both"):
+                await note.submit("a", delay=0, at=NOW)
+
+    async def test_the_far_future_waits_in_the_store(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            task = await note.submit("a", delay=200 * 365 * DAY)
+            assert (await app.get(task.id)).due_at.year == 2226
+            assert (await app.stats())["held"] == 0
+
+    @pytest.mark.parametrize(
+        "at",
+        [
+            datetime.max.replace(tzinfo=UTC),
+            datetime(9999, 12, 31, 23, 59, tzinfo=timezone(timedelta(hours=-12))),
+        ],
+    )
+    async def test_the_end_of_time_is_refused_or_can_be_shown(self, stage, at):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            try:
+                task = await note.submit("a", at=at)
+            except OutOfRange:
+                return
+            assert task.due_at_ms <= MAX_AT_MS
+            assert task.due_at.year == 9999
+
+    async def nothing_is_stored(self, app):
+        assert (await app.list()).items == []
+
+
+class TestOptions:
+    @pytest.mark.parametrize("attempts", [0, -1, 10_001])
+    async def test_max_attempts_has_bounds(self, stage, attempts):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="max_attempts"):
+                await note.submit("a", max_attempts=attempts)
+
+    async def test_max_attempts_is_the_functions_or_the_tasks_own(self, stage):
+        app = stage.app()
+        note = note_of(stage, app, max_attempts=7)
+        async with app:
+            assert (await note.submit("a")).max_attempts == 7
+            assert (await note.submit("a", max_attempts=2)).max_attempts == 2
+
+    @pytest.mark.parametrize("priority", [40_000, -40_000])
+    async def test_priority_has_bounds(self, stage, priority):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="priority"):
+                await note.submit("a", priority=priority)
+
+    @pytest.mark.parametrize("priority", [None, 1.5, 0.0, "", "high"])
+    async def test_a_priority_is_a_whole_number(self, stage, priority):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(TypeError, match="priority"):
+                await note.submit("a", priority=priority)
+
+    @pytest.mark.parametrize("timeout", [0, -1, math.nan])
+    async def test_a_timeout_is_more_than_nothing(self, stage, timeout):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="timeout"):
+                await note.submit("a", timeout=timeout)
+
+    @pytest.mark.parametrize(
+        ("deadline", "ms"),
+        [
+            (60, 60_000),
+            (timedelta(minutes=1), 60_000),
+            (NOW + timedelta(minutes=1), 60_000),
+            (NOW - timedelta(minutes=1), -60_000),
+        ],
+    )
+    async def test_a_deadline_is_a_moment_or_seconds_from_now(self, stage, deadline, ms):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            task = await note.submit("a", delay=1, deadline=deadline)
+            assert task.deadline_at_ms == START_MS + ms
+            assert (await app.get(task.id)).deadline_at == NOW + timedelta(milliseconds=ms)
+
+    @pytest.mark.parametrize("deadline", [-1, math.nan, NOW.replace(tzinfo=None)])
+    async def test_a_deadline_that_cannot_be_right_is_refused(self, stage, deadline):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="deadline"):
+                await note.submit("a", deadline=deadline)
+
+    async def test_an_option_that_does_not_exist_is_refused(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(TypeError, match="retries"):
+                await note.submit("a", retries=3)
+            with pytest.raises(TypeError, match="retries"):
+                await app.submit("note", "a", retries=3)
+
+    async def test_a_payload_has_a_largest_size(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            await note.submit("x" * (MAX_BODY - 4), delay=1)
+            with pytest.raises(ValueError, match=str(MAX_BODY)):
+                await note.submit("x" * (MAX_BODY - 3))
+
+
+class TestTargets:
+    async def test_a_name_and_one_payload_will_do(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            task = await app.submit("note", ["a"])
+            assert task.payload == ["a"]
+            await app.submit("note", {"what": "b"})
+            await app.submit("note", "c")
+            await stage.settle()
+            assert sorted(what for _, what in stage.calls) == ["a", "b", "c"]
+
+    async def test_two_payloads_are_refused(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            with pytest.raises(TypeError, match="one payload"):
+                await app.submit("note", "a", "b")
+
+    async def test_an_unknown_name_is_refused_and_says_which_there_are(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            with pytest.raises(UnknownService, match=r"'nope'.*note"):
+                await app.submit("nope")
+
+    async def test_another_schedulers_function_is_refused(self, stage):
+        app, other = stage.app(), stage.app()
+        note_of(stage, app)
+        foreign = note_of(stage, other)
+        async with app:
+            with pytest.raises(UnknownService, match="another scheduler"):
+                await app.submit(foreign, "a")
+
+    async def test_a_process_that_only_submits_takes_any_name(self, stage):
+        app = stage.app(dispatch=False)
+        async with app:
+            task = await app.submit("elsewhere", {"a": 1})
+            assert (await app.get(task.id)).state is State.READY
+
+    @pytest.mark.parametrize("target", [None, 3, b"note", print])
+    async def test_a_target_of_another_kind_is_refused(self, stage, target):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            with pytest.raises(TypeError, match="target"):
+                await app.submit(target, "a")
+
+    async def test_a_function_may_submit_the_next_task_itself(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def count(number):
+            stage.called(number)
+            if number:
+                await count.submit(number - 1, delay=1)
+
+        async with app:
+            await count.submit(2)
+            await stage.advance(3)
+        assert stage.calls == [(0.0, 2), (1.0, 1), (2.0, 0)]
+
+
+class TestKeys:
+    async def test_a_taken_key_is_refused_with_its_holder(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            holder = await note.submit("a", delay=5, key="k")
+            with pytest.raises(KeyTaken, match="'k'") as refused:
+                await note.submit("b", delay=1, key="k")
+            assert refused.value.holder == holder.id
+            await stage.advance(6)
+        assert stage.calls == [(5.0, "a")]
+
+    async def test_keep_returns_the_holder_and_changes_nothing(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            holder = await note.submit("a", delay=5, key="k")
+            assert await note.submit("b", delay=1, key="k", on_conflict="keep") == holder
+            await stage.advance(6)
+        assert stage.calls == [(5.0, "a")]
+
+    @pytest.mark.parametrize(("first", "second"), [(5, 1), (5, 30), (1, 90), (90, 1)])
+    async def test_replace_changes_payload_and_time_under_the_same_id(self, stage, first, second):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            holder = await note.submit("a", delay=first, key="k")
+            changed = await note.submit("b", delay=second, key="k", on_conflict="replace")
+            assert changed.id == holder.id
+            assert changed.payload == ["b"]
+            await stage.advance(max(first, second) + 1)
+        assert stage.calls == [(float(second), "b")]
+
+    async def test_replace_may_change_the_priority_only(self, stage):
+        app = stage.app()
+        note = note_of(stage, app, concurrency=1)
+        async with app:
+            at = NOW + timedelta(seconds=5)
+            await note.submit("a", at=at)
+            await note.submit("b", at=at, key="k")
+            await note.submit("b", at=at, key="k", on_conflict="replace", priority=9)
+            await stage.advance(5)
+        assert stage.calls == [(5.0, "b"), (5.0, "a")]
+
+    @pytest.mark.parametrize("on_conflict", ["reject", "replace"])
+    async def test_a_running_holder_keeps_its_key(self, stage, on_conflict):
+        app = stage.app()
+        goes_on = asyncio.Event()
+
+        @app.task
+        async def wait(what):
+            stage.called(what)
+            await goes_on.wait()
+
+        async with app:
+            holder = await wait.submit("a", key="k")
+            await stage.settle()
+            with pytest.raises(KeyTaken, match="running") as refused:
+                await wait.submit("b", key="k", on_conflict=on_conflict)
+            assert refused.value.holder == holder.id
+            kept = await wait.submit("b", key="k", on_conflict="keep")
+            assert (kept.id, kept.state) == (holder.id, State.RUNNING)
+            goes_on.set()
+            await stage.settle()
+            again = await wait.submit("b", key="k", on_conflict=on_conflict)
+            assert again.id != holder.id
+            await stage.settle()
+        assert [what for _, what in stage.calls] == ["a", "b"]
+
+    async def test_a_key_is_free_again_after_a_cancel(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            first = await note.submit("a", delay=5, key="k")
+            await app.cancel(first.id)
+            await note.submit("b", delay=5, key="k")
+            await stage.advance(5)
+        assert stage.calls == [(5.0, "b")]
+
+    async def test_a_key_is_a_services_own(self, stage):
+        app = stage.app()
+        one, two = note_of(stage, app, name="one"), note_of(stage, app, name="two")
+        async with app:
+            first = await one.submit("a", key="k", delay=1)
+            second = await two.submit("b", key="k", delay=1)
+            assert first.id != second.id
+
+    async def test_of_many_at_once_one_gets_the_key(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            answers = await asyncio.gather(
+                *(note.submit(n, key="k", delay=1) for n in range(50)), return_exceptions=True
+            )
+            won = [answer for answer in answers if isinstance(answer, Task)]
+            lost = [answer for answer in answers if isinstance(answer, KeyTaken)]
+            assert (len(won), len(lost)) == (1, 49)
+            assert {refused.holder for refused in lost} == {won[0].id}
+
+    @pytest.mark.parametrize("key", ["", " ", "a\nb", "x" * 201, "\ud800"])
+    async def test_a_key_that_cannot_be_read_is_refused(self, stage, key):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="key"):
+                await note.submit("a", key=key)
+
+    async def test_a_word_that_on_conflict_does_not_know_is_refused(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match="reject"):
+                await note.submit("a", key="k", on_conflict="ignore")
+
+    async def test_a_keyed_submit_that_waits_for_its_lane_holds_up_no_other(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store = app._node.store
+            held, insert = asyncio.Event(), store.insert
+
+            async def slow(submissions, *args, **options):
+                if submissions[0].task.key is not None:
+                    await held.wait()
+                return await insert(submissions, *args, **options)
+
+            store.insert = slow
+            keyed = asyncio.ensure_future(note.submit("a", key="k", delay=1))
+            plain = await note.submit("b", delay=1)
+            assert not keyed.done()
+            assert plain.state is State.DELAY
+            held.set()
+            await keyed
+
+
+class TestMany:
+    async def test_they_are_answered_in_their_order(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            tasks = await app.submit_many([note.request(n, delay=60) for n in range(2_500)])
+            assert [task.payload for task in tasks] == [[n] for n in range(2_500)]
+            assert len({task.id for task in tasks}) == 2_500
+            assert await app.get(tasks[-1].id) == tasks[-1]
+
+    async def test_mappings_will_do(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            tasks = await app.submit_many(
+                [
+                    {"service": "note", "payload": ["a"], "delay": 1, "priority": 3},
+                    {"service": note, "payload": "b", "key": "k"},
+                    {"service": "note", "payload": "c", "at": NOW + timedelta(seconds=2)},
+                ]
+            )
+            assert [task.priority for task in tasks] == [3, 0, 0]
+            await stage.advance(2)
+        assert stage.calls == [(0.0, "b"), (1.0, "a"), (2.0, "c")]
+
+    async def test_a_taken_key_stands_in_its_place(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            holder = await note.submit("a", key="k", delay=9)
+            requests = [
+                note.request("b", delay=9),
+                note.request("c", delay=9, key="k"),
+                note.request("d", delay=9, key="k", on_conflict="keep"),
+                note.request("e", delay=9, key="other"),
+                note.request("f", delay=9, key="other"),
+            ]
+            b, c, d, e, f = await app.submit_many(requests)
+            assert isinstance(c, KeyTaken)
+            assert c.holder == holder.id
+            assert d.id == holder.id
+            assert (b.payload, e.payload) == (["b"], ["e"])
+            assert isinstance(f, KeyTaken)
+            assert f.holder == e.id
+
+    async def test_none_is_none(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            assert await app.submit_many([]) == []
+            assert await app.submit_many(iter(())) == []
+
+    async def test_a_generator_will_do(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            assert len(await app.submit_many(note.request(n, delay=9) for n in range(3))) == 3
+
+    @pytest.mark.parametrize(
+        ("bad", "error"),
+        [
+            ({"payload": 1}, KeyError),
+            ({"service": "note", "delay": -1}, ValueError),
+            ({"service": "note", "delay": math.nan}, OutOfRange),
+            ({"service": "note", "nope": 1}, TypeError),
+            ({"service": "note", "payload": object()}, TypeError),
+            ({"service": "nope"}, UnknownService),
+            ({"service": None}, TypeError),
+            (7, TypeError),
+        ],
+    )
+    async def test_one_that_cannot_be_right_raises_and_says_which(self, stage, bad, error):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(error) as raised:
+                await app.submit_many([note.request("a", delay=9), bad])
+            assert any("request 1 of submit_many" in note for note in raised.value.__notes__)
+            assert (await app.list()).items == []
+
+    async def test_the_thousands_before_a_bad_one_are_stored_when_it_raises(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            requests = [note.request(n, delay=HOUR) for n in range(2 * CHUNK + 10)]
+            requests[-1] = {"service": "note", "delay": -1}
+            with pytest.raises(ValueError):
+                await app.submit_many(requests)
+            assert (await app.stats())["store"]["live"] == 2 * CHUNK
+
+    async def test_progress_is_told_after_each_thousand(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        told = []
+        async with app:
+            requests = [note.request(n, delay=HOUR) for n in range(2_500)]
+            await app.submit_many(requests, progress=told.append)
+        assert told == [1_000, 2_000, 2_500]
+
+    async def test_those_that_are_due_soon_are_fired_on_time(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            await app.submit_many([note.request(n, delay=n / 10) for n in range(50)])
+            await stage.advance(5)
+        assert stage.calls == [(n / 10, n) for n in range(50)]
+
+    async def test_when_the_store_is_away_the_caller_hears_it(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store = app._node.store
+            store.insert = away(store.insert, 1)
+            with pytest.raises(StoreUnavailable):
+                await app.submit_many([note.request(n, delay=HOUR) for n in range(1_500)])
+
+
+class TestCommits:
+    async def test_submits_that_arrive_together_share_a_commit(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            await stage.settle()
+            before = app._node.store._writer.commits
+            tasks = await asyncio.gather(*(note.submit(n, delay=HOUR) for n in range(256)))
+            assert app._node.store._writer.commits - before <= 3
+            assert len({task.id for task in tasks}) == 256
+
+    async def test_it_is_stored_when_it_is_acknowledged(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+        note = note_of(stage, app)
+        async with app, other:
+            task = await note.submit("a", delay=HOUR)
+            assert await other.get(task.id) == task
+
+    async def test_one_that_fails_fails_alone(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store = app._node.store
+            insert = store.insert
+
+            async def picky(submissions, *args, **options):
+                if any(one.task.body == b'["bad"]' for one in submissions):
+                    raise ValueError("bad")
+                return await insert(submissions, *args, **options)
+
+            store.insert = picky
+            answers = await asyncio.gather(
+                *(note.submit(what, delay=9) for what in ("a", "bad", "c", "d")),
+                return_exceptions=True,
+            )
+            assert isinstance(answers[1], ValueError)
+            assert [answers[n].payload for n in (0, 2, 3)] == [["a"], ["c"], ["d"]]
+
+    async def test_when_the_store_is_away_nothing_is_acknowledged(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store = app._node.store
+            store.insert = away(store.insert, 1)
+            with pytest.raises(StoreUnavailable) as refused:
+                await note.submit("a", delay=1)
+            assert refused.value.code == "store_unavailable"
+            assert (await note.submit("b", delay=1)).state is State.DELAY
+            await stage.advance(2)
+        assert stage.calls == [(1.0, "b")]
+
+    async def test_a_caller_that_is_cancelled_disturbs_nobody(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            gone = asyncio.ensure_future(note.submit("a", delay=1))
+            stays = asyncio.ensure_future(note.submit("b", delay=1))
+            await asyncio.sleep(0)
+            gone.cancel()
+            assert (await stays).state is State.DELAY
+
+
+class TestShards:
+    async def test_an_id_has_its_shard_inside_and_ids_are_in_order_of_time(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            ids = []
+            for _ in range(20):
+                task = await note.submit("a", delay=HOUR)
+                assert shard_of(task.id) == task.shard
+                ids.append(task.id)
+                await stage.advance(0.001)
+            assert ids == sorted(ids)
+
+    async def test_what_is_due_soon_goes_to_a_shard_of_ours_and_at_once_to_the_wheel(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            await stage.settle()
+            await note.submit("a", delay=1)
+            assert (await app.stats())["held"] == 1
+            await note.submit("a", delay=HOUR)
+            assert (await app.stats())["held"] == 1
+
+    async def test_a_shard_that_is_lost_meanwhile_costs_the_submitter_nothing(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            await stage.settle()
+            await app._node.store.take(range(4), "somebody else")
+            task = await note.submit("a", delay=1)
+            assert (await app.get(task.id)).payload == ["a"]
+
+    async def test_a_task_knows_itself_while_it_runs(self, stage):
+        app = stage.app(node="here")
+        seen = []
+
+        @app.task
+        async def look():
+            seen.append(current_task())
+
+        async with app:
+            task = await look.submit(key="k", priority=3)
+            await stage.settle()
+        (ran,) = seen
+        assert (ran.id, ran.key, ran.priority) == (task.id, "k", 3)
+        assert (ran.state, ran.attempt, ran.node) == (State.RUNNING, 1, "here")
