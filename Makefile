@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.native
 NATIVE := $(wildcard src/tickwheel/*.[ch])
-PACKAGES := valgrind # what the tests call, as Debian packages
+PACKAGES := valgrind postgresql-15 redis-server faketime # what the tests call, as Debian packages
 
 # A compiler that is there but fails is an error here; without one the pure wheel is used.
 HAS_COMPILER := $(shell command -v $(CC) >/dev/null && echo 1)
@@ -45,7 +45,7 @@ check: $(READY) ## Run ruff and mypy
 	$(BIN)/mypy
 
 .PHONY: bench
-bench: bench-wheel bench-timer bench-purgatory bench-idle ## Run all benchmarks
+bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable ## Run all benchmarks
 
 .PHONY: bench-wheel
 bench-wheel: $(READY) ## Measure the wheels beside other timers; writes docs/benchmarks
@@ -62,6 +62,11 @@ bench-purgatory: $(READY) ## Measure the purgatory beside an old design; writes 
 .PHONY: bench-idle
 bench-idle: $(READY) ## Measure the idle tracker beside other ways; writes docs/benchmarks
 	$(BIN)/python benchmarks/idle.py
+
+.PHONY: bench-durable
+bench-durable: $(READY) ## Measure durable tasks beside other libraries; writes docs/benchmarks
+	@tools/debian-packages $(PACKAGES)
+	$(BIN)/python benchmarks/durable.py
 
 .PHONY: docs
 docs: $(READY) ## Build the documentation into build/docs, warnings as errors
@@ -90,6 +95,12 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 soak: $(READY) ## Run the long forms: a million steps of the state machine, all threads at once
 	TICKWHEEL_SOAK_STEPS=$${TICKWHEEL_SOAK_STEPS:-1000000} \
 	    $(BIN)/python -m pytest tests -m soak $(PYTEST_ARGS)
+
+.PHONY: chaos
+chaos: $(READY) ## Run the long forms of the crash tests: 200 rounds of kill -9 on each store
+	@tools/debian-packages $(PACKAGES)
+	TICKWHEEL_KILL_ROUNDS=$${TICKWHEEL_KILL_ROUNDS:-200} \
+	    $(BIN)/python -m pytest tests -m chaos $(PYTEST_ARGS)
 
 .PHONY: test-asyncio
 test-asyncio: $(READY) asyncio-tests ## Run asyncio's own tests on its loop and on ours, and compare

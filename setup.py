@@ -42,7 +42,9 @@ def native_core() -> list[Extension]:
     if free_threaded or os.environ.get("TICKWHEEL_PURE") == "1":
         return []
     required = os.environ.get("TICKWHEEL_NATIVE") == "1"
-    sources = [f"src/tickwheel/{name}.c" for name in ("_wheel", "_deadlines", "_idle")]
+    sources = [
+        f"src/tickwheel/{name}.c" for name in ("_wheel", "_deadlines", "_idle", "_purgatory")
+    ]
     depends = ["src/tickwheel/_wheel.h"]
     return [Extension("tickwheel._wheel", sources, depends=depends, optional=not required)]
 

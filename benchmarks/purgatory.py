@@ -18,7 +18,7 @@ from pathlib import Path
 
 import machine
 import purgatory_plot
-from purgatory_report import CASES, CLOSED, LABELS, goals, holds, page, show
+from purgatory_report import CASES, CLOSED, DESIGNS, LABELS, goals, holds, page, show
 from results import Results
 
 CASE = Path(__file__).with_name("purgatory_case.py")
@@ -37,7 +37,8 @@ class Plan:
     attempts: int
 
 
-WHOLE = Plan((10_000, 20_000, 40_000, 60_000, 80_000, 100_000, 120_000), 2.5, 3, 2)
+THOUSANDS = (10, 20, 40, 60, 80, 100, 150, 200, 250, 300, 350, 400)
+WHOLE = Plan(tuple(1000 * rate for rate in THOUSANDS), 2.5, 3, 2)
 QUICK = Plan((20_000, 60_000), 1.0, 1, 1)
 
 
@@ -64,7 +65,7 @@ def measure_closed(results: Results, plan: Plan, case: str) -> None:
     """As fast as it goes: the repetitions of the designs in turn."""
     for repetition in range(plan.closed_repetitions):
         for design in LABELS:
-            if design == "none" and repetition:
+            if design not in DESIGNS and repetition:
                 continue
             tell(f"{CASES[case].title}, closed loop: {LABELS[design]}")
             add(results, CLOSED, design, run(design, case, CLOSED, min(plan.seconds, 2.0)))
@@ -72,7 +73,7 @@ def measure_closed(results: Results, plan: Plan, case: str) -> None:
 
 def measure_rates(results: Results, plan: Plan, case: str) -> None:
     """Each rate in turn, for each design until one does not hold."""
-    holding = [design for design in LABELS if design != "none"]
+    holding = list(DESIGNS)
     for rate in plan.rates:
         for design in list(holding):
             tell(f"{CASES[case].title}, {rate:,} a second: {LABELS[design]}")

@@ -22,8 +22,12 @@ CASES = {"few": Case("Mostly completed", 0.01), "many": Case("Many timeouts", 0.
 LABELS = {
     "tickwheel": "tickwheel's purgatory",
     "old": "old design: heapq and sweeps",
+    "calls": "the operations' methods alone",
     "none": "the generator alone",
 }
+DESIGNS = ("tickwheel", "old")
+"""The others are floors, for the closed loop."""
+
 CLOSED = 0
 """The rate that stands for the closed loop."""
 
@@ -84,9 +88,16 @@ METHOD = """\
 - The closed loop completes the operation made 1,000 before and makes another, without a pause:
   the median of three runs. *Per core* is the rate by the CPU share that the process was given,
   which other work on the machine moves less.
-- The old design keeps the same operations in a `heapq` until their timeout, and on lists per key
-  that are swept after every 1,000 completed. It has no lock around `try_complete`, logs no
-  exceptions, and pops all that is due in one go: whatever it could be spared.
+- *The operations' methods alone* is the same loop without a purgatory, which makes each
+  operation, looks at it three times and completes it: the calls of methods written in Python that
+  every design has to make. *The generator alone* makes the operations and lets them go.
+- In the second case a check meets operations that nobody completes, and looks at them in vain. The
+  closed loop has the more of them under way the faster it goes, so its rates there are further from
+  these floors, and the faster design does more work per operation.
+- The old design is plain Python. It keeps the same operations, whose tickets and locks are native
+  as in tickwheel's, in a `heapq` until their timeout, and on lists per key that are swept after
+  every 1,000 completed. It has no lock around `try_complete`, logs no exceptions, and pops all that
+  is due in one go: whatever it could be spared.
 """
 
 

@@ -6,6 +6,7 @@
 """
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # model and cores, under every import mode
+sys.path.insert(0, str(Path(__file__).parent))  # cores, model, servers: under every import mode
 
 import cores as wheel_cores
+import servers
 
 # A shell without job control starts what runs in the background with interrupts ignored, and
 # children inherit that: the tests that interrupt one would wait for ever.
@@ -36,6 +38,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tickwheel"))
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "soak: a long random run; select it with -m soak")
+    config.addinivalue_line("markers", "chaos: hundreds of kills; select it with -m chaos")
 
 
 def pytest_report_header(config):
@@ -43,13 +46,14 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves the soak out of an ordinary run; `-m soak` runs it."""
-    if "soak" in (config.option.markexpr or ""):
-        return
-    skip = pytest.mark.skip(reason="a soak: run it with -m soak")
-    for item in items:
-        if item.get_closest_marker("soak"):
-            item.add_marker(skip)
+    """Leaves the long forms out of an ordinary run; `-m soak` and `-m chaos` run them."""
+    for name in ("soak", "chaos"):
+        if name in (config.option.markexpr or "").replace(f"not {name}", ""):
+            continue
+        skip = pytest.mark.skip(reason=f"a long form: run it with -m {name}")
+        for item in items:
+            if item.get_closest_marker(name):
+                item.add_marker(skip)
 
 
 def _load(name):
@@ -86,3 +90,37 @@ def young_heap():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    """A PostgreSQL for all tests that leave it alone; what kills or stops one makes its own."""
+    with servers.PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server():
+    """A Redis for all tests that leave it alone; what kills or stops one makes its own."""
+    with servers.RedisServer() as server:
+        yield server
+
+
+_databases = itertools.count(1)
+
+
+@pytest.fixture
+def postgres_url(postgres_server):
+    """A fresh database."""
+    name = f"test_{next(_databases)}"
+    postgres_server.execute(f"CREATE DATABASE {name}")
+    yield postgres_server.url_for(name)
+    postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def redis_url(redis_server):
+    """An empty database."""
+    redis_server.execute("FLUSHALL")
+    yield redis_server.url
+    redis_server.execute("FLUSHALL")

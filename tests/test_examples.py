@@ -29,6 +29,23 @@ KEY_LINES = {
         "20 reported offline in ",
         "every silent user was reported in time, and no live one",
     ],
+    "order_expiry": [
+        "o-1 is paid in time: True, and is cancelled",
+        "o-2 gets an hour more: True",
+        "order o-3 has expired",
+        "o-4 is failed after 3 failures:",
+        "  3: fail, ConnectionError: the bank did not answer attempt 3",
+        "o-5 is failed at once: there is nothing to charge",
+        "still to come: order:o-2",
+    ],
+    "order_expiry_sync": [
+        "two orders are stored",
+        "the first shop was killed: True",
+        "found again: order:o-1, order:o-2",
+        "o-2 is paid in time: True",
+        "order:o-2: cancelled",
+        "order:o-1: finished, order o-1 has expired",
+    ],
     "request_timeouts": [
         "bob: sleep 9.0 -> 503 took too long",
         "bob: sleep 0.1 -> 200 ok",

@@ -1,13 +1,16 @@
 """The purgatory for threads: exactly once, none left behind, nothing kept, nobody stopped."""
 
+import abc
 import dataclasses
 import gc
 import logging
 import math
 import random
 import resource
+import signal
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -426,6 +429,55 @@ class TestBadInput:
         with pytest.raises(TypeError, match="timeout must be a number of seconds"):
             Op(timeout)
 
+    @pytest.mark.parametrize("thing", [None, 7, object(), DelayedOperation])
+    def test_what_is_no_operation_is_refused(self, purgatory, thing):
+        for call in (
+            lambda: purgatory.try_complete_else_watch(thing, "a"),
+            lambda: purgatory.cancel(thing),
+        ):
+            with pytest.raises(TypeError, match="operation must be a DelayedOperation"):
+                call()
+
+    def test_an_operation_that_was_not_made_is_refused(self, purgatory):
+        class Unmade(Op):
+            def __init__(self):
+                self.name = "without super().__init__()"
+
+        op = Unmade()
+        for call in (
+            lambda: purgatory.try_complete_else_watch(op, "a"),
+            lambda: purgatory.cancel(op),
+            lambda: op.completed,
+            op.force_complete,
+        ):
+            with pytest.raises(AttributeError):
+                call()
+        assert counts(purgatory) == (0, 0)
+
+    def test_an_operation_that_is_watched_is_not_made_anew(self, purgatory):
+        op = watch(purgatory, "ab")
+        with pytest.raises(ValueError, match="watched already"):
+            DelayedOperation.__init__(op, 5)
+        assert counts(purgatory) == (2, 1)
+        assert op.force_complete()
+
+    def test_an_argument_may_be_named(self, purgatory):
+        op = Op(timeout=3)
+        assert not purgatory.try_complete_else_watch(keys="a", operation=op)
+        assert purgatory.check_and_complete(key="a") == 0
+        assert purgatory.cancel(operation=op)
+        for call in (
+            lambda: purgatory.check_and_complete(),
+            lambda: purgatory.check_and_complete("a", "b"),
+            lambda: purgatory.check_and_complete(lock="a"),
+            lambda: purgatory.try_complete_else_watch(op),
+            lambda: purgatory.cancel(),
+            lambda: DelayedOperation(),
+            lambda: DelayedOperation(1, 2),
+        ):
+            with pytest.raises(TypeError):
+                call()
+
     def test_an_operation_without_a_condition_says_so(self, purgatory):
         with pytest.raises(NotImplementedError, match="DelayedOperation does not say"):
             purgatory.try_complete_else_watch(DelayedOperation(1), "a")
@@ -537,6 +589,112 @@ class Equal(DelayedOperation):
 
 
 class TestOperationsAreThemselves:
+    def test_one_with_slots(self, purgatory, clock):
+        class Slotted(DelayedOperation):
+            __slots__ = ("ready",)
+
+            def __init__(self, timeout):
+                self.ready = False  # before it is made
+                super().__init__(timeout)
+
+            def try_complete(self):
+                return self.ready and self.force_complete()
+
+        one, two = Slotted(5), Slotted(5)
+        for op in (one, two):
+            assert not purgatory.try_complete_else_watch(op, "a")
+        one.ready = True
+        assert purgatory.check_and_complete("a") == 1
+        clock.advance(5)
+        assert (one.completed, two.completed, counts(purgatory)) == (True, True, (0, 0))
+
+    def test_an_abstract_one_is_not_made(self):
+        class Abstract(DelayedOperation, abc.ABC):
+            @abc.abstractmethod
+            def size(self):
+                """How much it needs."""
+
+        with pytest.raises(TypeError, match="abstract"):
+            Abstract(5)
+
+    @pytest.mark.parametrize("how", ["set", "class", "property", "slot"])
+    def test_its_timeout_is_an_attribute_like_any_other(self, purgatory, clock, how):
+        class Classed(Op):
+            timeout = 7
+
+        class Computed(Op):
+            @property
+            def timeout(self):
+                return 3
+
+            @timeout.setter
+            def timeout(self, value):
+                self.given = value
+
+        class Slotted(Op):
+            __slots__ = ("timeout",)
+
+        kind = {"set": Op, "class": Classed, "property": Computed, "slot": Slotted}[how]
+        op = kind(5)
+        assert op.timeout == (3 if how == "property" else 5)
+        if how == "set":
+            op.timeout = 3
+        purgatory.try_complete_else_watch(op, "a")
+        clock.advance(2.999)
+        assert not op.completed
+        clock.advance(0.001 if how in ("set", "property") else 2.001)
+        assert op.told == ["complete", "expired"]
+
+    def test_a_timeout_that_was_set_wrong_is_told_when_it_is_watched(self, purgatory, timer):
+        for timeout, error in (
+            (None, TypeError),
+            (-1, ValueError),
+            (math.inf, tickwheel.OutOfRange),
+        ):
+            op = Op()
+            op.timeout = timeout
+            with pytest.raises(error, match="delay must be"):
+                purgatory.try_complete_else_watch(op, "ab")
+            assert (counts(purgatory), len(timer)) == ((0, 0), 0)
+
+    def test_one_that_has_ended_in_one_purgatory_is_not_watched_in_another(self, purgatory, timer):
+        other = Purgatory("other", timer=timer)
+        completed, cancelled = watch(purgatory, "a"), watch(purgatory, "a")
+        completed.force_complete()
+        purgatory.cancel(cancelled)
+        for op in (completed, cancelled):
+            assert other.try_complete_else_watch(op, "a") is False
+            assert not other.cancel(op)
+        assert (counts(other), len(timer)) == ((0, 0), 0)
+
+    def test_one_that_has_ended_and_is_made_anew_may_be_watched_anywhere(self, purgatory, timer):
+        other = Purgatory("other", timer=timer)
+        op = watch(purgatory, "ab")
+        op.force_complete()
+        op.__init__(5)
+        assert not op.completed
+        assert not other.try_complete_else_watch(op, "c")
+        assert (counts(purgatory), counts(other)) == ((0, 0), (1, 1))
+        assert op.force_complete()
+
+    def test_a_method_of_the_instance_counts(self, purgatory, clock):
+        op, seen = Op(5), []
+        op.on_expiration = lambda: seen.append("mine")
+        op.try_complete = lambda: seen.append("look")
+        purgatory.try_complete_else_watch(op, "a")
+        clock.advance(5)
+        assert seen == ["look", "look", "look", "mine"]
+
+    def test_a_slow_one_is_named_in_the_timers_warning(self, purgatory, clock, caplog):
+        class Dawdling(Op):
+            def on_expiration(self):
+                time.sleep(0.11)
+
+        purgatory.try_complete_else_watch(Dawdling(1), "a")
+        clock.advance(1)
+        (record,) = caplog.records
+        assert "Dawdling" in record.getMessage()
+
     def test_operations_that_are_equal_are_still_two(self, purgatory, timer):
         one, two = Equal(), Equal()
         assert one == two
@@ -548,6 +706,285 @@ class TestOperationsAreThemselves:
         (left,) = purgatory.cancel_for_key("a")
         assert left is two
         assert counts(purgatory) == (0, 0)
+
+
+class Interrupting(Op):
+    """An operation that is interrupted in one of its methods, from the third look on."""
+
+    def __init__(self, where, **options):
+        super().__init__(**options)
+        self.where = where
+
+    def interrupt(self, where):
+        if self.where == where:
+            self.where = None
+            raise KeyboardInterrupt
+
+    def try_complete(self):
+        if self.looks >= 2:
+            self.interrupt("try_complete")
+        return super().try_complete()
+
+    def on_complete(self):
+        super().on_complete()
+        self.interrupt("on_complete")
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize("where", ["try_complete", "on_complete"])
+    def test_one_comes_out_of_the_check_and_leaves_all_whole(self, purgatory, timer, where):
+        op, other = Interrupting(where), Op()
+        for one in (op, other):
+            purgatory.try_complete_else_watch(one, "ab")
+            one.ready = True
+        with pytest.raises(KeyboardInterrupt):
+            purgatory.check_and_complete("a")
+        assert not other.completed
+        assert op.completed == (where == "on_complete")
+        purgatory._check()
+        together(lambda: purgatory.check_and_complete("b"))  # the lock is free
+        assert (op.told, other.told) == (["complete"], ["complete"])
+        assert (counts(purgatory), len(timer)) == ((0, 0), 0)
+
+    def test_the_checks_behind_it_have_their_turn_first(self, purgatory):
+        interrupted = watch_with(purgatory, Interrupting("try_complete"), ["one"])
+        last = watch_with(purgatory, Op(), ["two"])
+        interrupted.ready = last.ready = True
+        first = Then(lambda: [purgatory.check_and_complete(key) for key in ("one", "two")])
+        with pytest.raises(KeyboardInterrupt):
+            first.force_complete()
+        assert (first.completed, last.completed, interrupted.completed) == (True, True, False)
+        assert purgatory.check_and_complete("one") == 1
+
+    def test_one_that_meets_another_is_its_context(self, purgatory):
+        class Both(Op):
+            def on_complete(self):
+                purgatory.check_and_complete("one")
+                raise SystemExit
+
+        interrupted = watch_with(purgatory, Interrupting("try_complete"), ["one"])
+        interrupted.ready = True
+        with pytest.raises(KeyboardInterrupt) as caught:
+            Both().force_complete()
+        assert isinstance(caught.value.__context__, SystemExit)
+
+    @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no signal by a timer here")
+    def test_a_thread_that_waits_for_an_operation_can_be_interrupted(self, purgatory):
+        inside, go_on = threading.Event(), threading.Event()
+
+        class Slow(Op):
+            def try_complete(self):
+                if self.looks == 2:
+                    self.looks += 1
+                    inside.set()
+                    assert go_on.wait(LONG)
+                return super().try_complete()
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        op = watch_with(purgatory, Slow())
+        holder = threading.Thread(target=purgatory.check_and_complete, args="a", daemon=True)
+        holder.start()
+        assert inside.wait(LONG)
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                purgatory.check_and_complete("a")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            go_on.set()
+            join([holder])
+        op.ready = True
+        assert purgatory.check_and_complete("a") == 1  # and not put off: nothing is under way here
+
+
+class OddKey:
+    """A key that does something, or fails, when it is compared; all of them have one hash."""
+
+    def __init__(self, name, then=lambda: None):
+        self.name = name
+        self.then = then
+
+    def __eq__(self, other):
+        self.then()
+        return self.name == getattr(other, "name", None)
+
+    def __hash__(self):
+        return 7
+
+
+class OddScript:
+    """Random steps, with more of them inside wherever two keys are compared."""
+
+    def __init__(self, purgatory, seed):
+        self.purgatory = purgatory
+        self.chance = random.Random(seed)
+        self.ops = []
+        self.depth = 0
+
+    def key(self):
+        chance = self.chance
+        return (
+            OddKey(chance.randrange(6), self.inside) if chance.random() < 0.5 else chance.random()
+        )
+
+    def inside(self):
+        if self.depth < 3 and self.chance.random() < 0.3:
+            self.depth += 1
+            self.step()
+            self.depth -= 1
+
+    def step(self):
+        what = self.chance.random()
+        if what < 0.5 or not self.ops:
+            keys = [self.key() for _ in range(self.chance.randint(1, 4))]
+            self.ops.append(Op(self.chance.random() * 100))
+            self.purgatory.try_complete_else_watch(self.ops[-1], keys)
+            return
+        op = self.chance.choice(self.ops)
+        if what < 0.6:
+            op.ready = True
+        elif what < 0.75:
+            self.purgatory.check_and_complete(self.key())
+        elif what < 0.8:
+            self.purgatory.cancel_for_key(self.key())
+        elif what < 0.9:
+            op.force_complete()
+        else:
+            self.purgatory.cancel(op)
+
+
+changed_at_once = pytest.mark.skipif(
+    not tickwheel.NATIVE, reason="the lists in Python are changed key by key, under a lock"
+)
+
+
+class TestOddKeys:
+    def test_equal_keys_are_one(self, purgatory):
+        op = watch(purgatory, [OddKey("a"), OddKey("b"), OddKey("a")])
+        assert purgatory.watched == 2
+        assert purgatory.check_and_complete(OddKey("c")) == 0
+        op.ready = True
+        assert purgatory.check_and_complete(OddKey("b")) == 1
+        purgatory._check()
+
+    @changed_at_once
+    def test_one_that_cannot_be_compared_leaves_nothing_watched(self, purgatory, timer):
+        def fail():
+            if failing:
+                raise RuntimeError("no comparison")
+
+        failing = []
+        there = watch(purgatory, [OddKey("a", fail)])
+        failing.append(1)
+        with pytest.raises(RuntimeError, match="no comparison"):
+            purgatory.try_complete_else_watch(Op(), ["c", "d", OddKey("b"), "e"])
+        for call in (purgatory.check_and_complete, purgatory.cancel_for_key):
+            with pytest.raises(RuntimeError, match="no comparison"):
+                call(OddKey("b"))
+        purgatory._check()
+        assert (counts(purgatory), len(timer)) == ((1, 1), 1)
+        assert purgatory.check_and_complete("c") == 0
+        assert there.force_complete()
+
+    def test_one_that_cannot_be_hashed_is_told_before_anything_is_done(self, purgatory):
+        class Unhashable:
+            def __hash__(self):
+                raise RuntimeError("no hash")
+
+        op = Op(ready=True)
+        with pytest.raises(RuntimeError, match="no hash"):
+            purgatory.try_complete_else_watch(op, ["a", Unhashable()])
+        assert (op.looks, op.completed) == (0, False)
+
+    @changed_at_once
+    @pytest.mark.parametrize("seed", range(10))
+    def test_comparing_may_do_whatever_a_user_may(self, timer, seed):
+        purgatory = Purgatory("odd", timer=timer)
+        script = OddScript(purgatory, seed)
+        for _ in range(400):
+            script.step()
+            purgatory._check()
+        purgatory.close()
+        assert (counts(purgatory), len(timer)) == ((0, 0), 0)
+        assert purgatory._lists == {}
+        assert all(op.told in ([], ["complete"]) for op in script.ops)
+
+    def test_many_keys_and_many_operations_of_one(self, purgatory):
+        ops = [
+            watch(purgatory, [("own", number, n) for n in range(100)] + ["all"])
+            for number in range(100)
+        ]
+        assert counts(purgatory) == (100 * 101, 100)
+        purgatory._check()
+        for op in ops[::3]:
+            op.ready = True
+        assert purgatory.check_and_complete("all") == 34
+        purgatory._check()
+        assert purgatory.cancel_for_key(("own", 1, 99)) == [ops[1]]
+        assert purgatory.cancel_for_key("all") == [op for op in ops[2:] if not op.completed]
+        assert counts(purgatory) == (0, 0)
+        assert purgatory._lists == {}
+
+
+class ForeignHandle:
+    def __init__(self, callback, *, broken=False):
+        self.callback = callback
+        self.broken = broken
+        self.cancels = 0
+
+    def cancel(self):
+        self.cancels += 1
+        if self.broken:
+            raise RuntimeError("cannot be cancelled")
+
+
+class ForeignTimer:
+    """Somebody else's timer: it has `call_later`, and nothing else; and it has no length."""
+
+    def __init__(self, *, broken=False):
+        self.handles = []
+        self.broken = broken
+
+    def __len__(self):
+        return 0
+
+    def call_later(self, delay, callback, *args):
+        self.handles.append(ForeignHandle(lambda: callback(*args), broken=self.broken))
+        return self.handles[-1]
+
+
+class TestForeignTimers:
+    def test_any_timer_will_do(self):
+        timer = ForeignTimer()
+        purgatory = Purgatory("foreign", timer=timer)
+        one, two = watch(purgatory, "a"), watch(purgatory, "a")
+        one.force_complete()
+        assert [handle.cancels for handle in timer.handles] == [1, 0]
+        timer.handles[1].callback()
+        assert two.told == ["complete", "expired"]
+        purgatory.check_later("a")
+        timer.handles[2].callback()
+        assert counts(purgatory) == (0, 0)
+
+    def test_one_whose_handles_cannot_be_cancelled_is_heard_of(self):
+        purgatory = Purgatory("foreign", timer=ForeignTimer(broken=True))
+        op = watch(purgatory, "ab")
+        with pytest.raises(RuntimeError, match="cannot be cancelled"):
+            op.force_complete()
+        assert (op.completed, counts(purgatory)) == (True, (0, 0))
+        purgatory._check()
+
+    def test_an_operation_in_one_is_collected_with_it(self):
+        timer = ForeignTimer()
+        purgatory = Purgatory("foreign", timer=timer)
+        gone = [weakref.ref(watch(purgatory, "a")), weakref.ref(purgatory), weakref.ref(timer)]
+        del timer, purgatory
+        gc.collect()
+        assert [ref() for ref in gone] == [None] * 3
 
 
 class Then(Op):
@@ -811,6 +1248,32 @@ class TestDeadlocks:
         join([first, second])
         assert op.told == ["complete"]
 
+    def test_many_that_wait_for_one_operation_come_in_one_after_the_other(self, timer):
+        """A look lets other threads run in the middle, so that they meet a lock that is held."""
+        purgatory = Purgatory("queue", timer=timer)
+        inside, most, looks = [0], [0], [0]
+
+        class Sleeping(Op):
+            def try_complete(self):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                looks[0] += 1
+                time.sleep(0.0002)
+                inside[0] -= 1
+                return self.ready and self.force_complete()
+
+        ops = [watch_with(purgatory, Sleeping()) for _ in range(3)]
+        before = looks[0]
+        together(*[lambda: [purgatory.check_and_complete("a") for _ in range(20)]] * 8)
+        assert looks[0] - before == 8 * 20 * 3
+        assert most[0] <= 3  # one per operation
+        for op in ops:
+            op.ready = True
+        won = []
+        together(*[lambda: won.append(purgatory.check_and_complete("a"))] * 8)
+        assert sum(won) == 3
+        assert [op.told for op in ops] == [["complete"]] * 3
+
     def test_try_complete_never_runs_twice_at_a_time(self, timer, fast_switches):
         purgatory = Purgatory("busy", timer=timer)
         inside, most = [0], [0]
@@ -941,6 +1404,7 @@ class TestExactCounts:
             else:
                 clock.advance(chance.randrange(0, 4) * 0.5)
                 model.advance(clock.time())
+            purgatory._check()
             assert purgatory.stats() == model.stats()
             assert counts(purgatory) == (model.stats()["watched"], len(model.alive))
             assert len(timer) == len(model.alive)
@@ -1004,6 +1468,7 @@ def race(operations, threads=16):
 
     with Purgatory("race") as purgatory:
         together(*(lambda number=number: work(number) for number in range(threads)))
+        purgatory._check()
         everything = [op for mine in ops for op in mine]
         # No deadline is needed any more: what had its last event has ended by it.
         wait_for(lambda: counts(purgatory) == (0, 0))
@@ -1209,6 +1674,91 @@ class TestNothingIsKept:
             back = resident() - before
         print(f"\n1,000,000 pending: {full / 1e6:.0f} MB; all completed: {back / 1e6:.0f} MB")
         assert back < full / 4
+
+    @pytest.mark.parametrize("closed", [False, True])
+    def test_cycles_through_operations_keys_and_timers_are_collected(self, closed):
+        class Key:
+            """A key that refers to what is watched on it."""
+
+        clock = ManualClock()
+        timer = Timer(clock=clock)
+        purgatory = Purgatory("cycle", timer=timer)
+        gone = [weakref.ref(purgatory), weakref.ref(timer)]
+        for number in range(20):
+            key, op = Key(), Op(60)
+            op.purgatory, op.timer, op.key, key.op = purgatory, timer, key, op
+            purgatory.try_complete_else_watch(op, [key, number % 3, *range(number)])
+            if number % 5 == 0:
+                op.force_complete()
+            gone += [weakref.ref(op), weakref.ref(key)]
+        if closed:
+            purgatory.close()
+            timer.close()
+        del purgatory, timer, clock, key, op
+        gc.collect()
+        assert [ref() for ref in gone] == [None] * len(gone)
+
+    def test_a_destructor_in_a_cycle_may_use_what_goes_with_it(self):
+        story = []
+
+        class Dying(Op):
+            def __del__(self):
+                story.append((self.purgatory.cancel(self), self.purgatory.check_and_complete("a")))
+                story.append((self.force_complete(), counts(self.purgatory)))
+
+        timer = Timer(clock=ManualClock())
+        purgatory = Purgatory("dying", timer=timer)
+        for _ in range(3):
+            op = watch_with(purgatory, Dying(60))
+            op.purgatory = purgatory
+        del op, purgatory, timer
+        gc.collect()
+        assert story == [
+            (True, 0), (False, (2, 2)), (True, 0), (False, (1, 1)), (True, 0), (False, (0, 0)),
+        ]  # fmt: skip
+
+    def test_nothing_refers_to_them_more_than_before(self, purgatory, timer, clock):
+        class Key:
+            """Something whose references are counted."""
+
+        keys = [Key() for _ in range(5)]
+        things = [purgatory, timer, Op, Op.try_complete, *keys]
+
+        def everything():
+            for number in range(300):
+                op = Failing("on_complete" if number % 7 == 0 else "", 5 + number % 5, after=9)
+                purgatory.try_complete_else_watch(op, [*keys[: 1 + number % 5], ("own", number)])
+                how = number % 6
+                op.ready = how == 0
+                if how == 0:
+                    purgatory.check_and_complete(keys[0])
+                elif how == 1:
+                    op.force_complete()
+                elif how == 2:
+                    purgatory.cancel(op)
+                elif how == 3:
+                    purgatory.cancel_for_key(("own", number))
+                elif how == 4:
+                    with pytest.raises(ValueError, match="watched already"):
+                        purgatory.try_complete_else_watch(op, "z")
+            clock.advance(100)
+            del op
+
+        logging.disable()
+        try:
+            everything()
+            gc.collect()
+            before = [sys.getrefcount(thing) for thing in things], len(gc.get_objects())
+            for _ in range(3):
+                everything()
+            gc.collect()
+            after = [sys.getrefcount(thing) for thing in things], len(gc.get_objects())
+        finally:
+            logging.disable(logging.NOTSET)
+        for thing, was, now in zip(things, before[0], after[0], strict=True):
+            assert abs(now - was) < 5, thing
+        assert after[1] - before[1] < 50
+        assert counts(purgatory) == (0, 0)
 
     def test_a_purgatory_in_a_cycle_is_collected(self, timer):
         purgatory = Purgatory("cycle", timer=timer)

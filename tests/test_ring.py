@@ -218,3 +218,64 @@ def test_a_key_whose_deadline_is_past_the_end_of_time_is_refused():
             with pytest.raises(OutOfRange, match="expiry must be from 0 to 9223372036854775807"):
                 ring.touch("u1")
         assert (len(ring), "u1" in ring) == (0, False)
+
+
+class Colliding:
+    """A key of few hashes, so that many meet in the table."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return self.number % 3
+
+    def __eq__(self, other):
+        return isinstance(other, Colliding) and self.number == other.number
+
+    def __lt__(self, other):
+        return self.number < other.number
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_keys_whose_hashes_meet_in_lockstep(seed):
+    chance = random.Random(seed)
+    both, now = Pair(30, 1), 0
+    keys = [Colliding(number) for number in range(40)]
+    for _ in range(1_000):
+        step, key = chance.random(), chance.choice(keys)
+        if step < 0.5:
+            both.touch(Colliding(key.number))
+        elif step < 0.75:
+            both.discard(key)
+        else:
+            now += chance.choice((0, 1, 10, 31))
+            both._expire(now)
+        both.same(keys)
+
+
+@pytest.mark.parametrize("kind", [int, str])
+def test_a_table_that_grows_and_shrinks_in_lockstep(kind):
+    chance, both, now = random.Random(5), Pair(30, 1), 0
+    for most in (3_000, 10, 5_000, 0):
+        keys = [kind(number) for number in range(5_000)]
+        chance.shuffle(keys)
+        both.touch_many(keys[:most])
+        for key in keys[most:]:
+            both.discard(key)
+        both.same(keys)
+    both.touch_many([kind(number) for number in range(5_000)])
+    now += 15
+    both._expire(now)
+    both.touch_many([kind(number) for number in range(0, 5_000, 2)])
+    assert len(both._expire(now + 15)) == 2_500
+    assert len(both._expire(now + 30)) == 2_500
+
+
+def test_keys_that_came_are_counted():
+    for ring in pair(30, 1):
+        ring.touch_many([1, 2, 1])
+        ring.touch(2)
+        assert ring._added == 2
+        ring.discard(1)
+        ring.touch(1)
+        assert ring._added == 3

@@ -83,8 +83,7 @@ static int refuse_seconds(const char *name, PyObject *value)
     return -1;
 }
 
-/* Seconds as nanoseconds, to the nearest. */
-static inline int as_ns(const char *name, PyObject *value, int64_t *ns)
+int as_ns(const char *name, PyObject *value, int64_t *ns)
 {
     double seconds;
     if (LIKELY(PyFloat_CheckExact(value))) seconds = PyFloat_AS_DOUBLE(value);
@@ -503,11 +502,13 @@ static Deadlines *driver_of(const EntryObject *handle)
     return handle->owner->wheel ? handle->owner->wheel->driver : NULL;
 }
 
-static PyObject *Handle_cancel(EntryObject *handle, PyObject *Py_UNUSED(ignored))
+int handle_cancel(EntryObject *handle)
 {
     Deadlines *d = driver_of(handle);
-    return PyBool_FromLong(d != NULL && cancel(d, handle));
+    return d != NULL && cancel(d, handle);
 }
+
+static PyObject *Handle_cancel(EntryObject *handle, PyObject *Py_UNUSED(ignored)) { return PyBool_FromLong(handle_cancel(handle)); }
 
 static PyObject *Handle_reschedule(EntryObject *handle, PyObject *given)
 {

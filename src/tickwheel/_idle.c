@@ -1,21 +1,39 @@
 /* The ring of the idle tracker, native: the hot path of idle.py.
  *
- * Keys in a dictionary, each with an entry on a wheel. A touch is a look-up and a stamp: it moves the
- * entry's expiry ahead and leaves the entry in the slot where it is. When that slot comes due the entry is
- * placed anew by its stamp, or, if nothing was heard since, its key is idle.
+ * Keys in a table, each with a stamp and an entry on a wheel. A touch is a look-up and a stamp: it leaves the entry in the slot
+ * where it is. When that slot comes due the entry is placed anew by its stamp, or, if nothing was heard since, its
+ * key is idle.
+ *
+ * The stamp lies beside the key, so that a touch comes by with two cache misses, the key's hash and its cell: a dict has one
+ * more, and an entry would be another. Cells are probed one after the other, and a cell that falls empty is filled from
+ * behind. Comparing two keys may run any code; whoever looks a key up starts anew when that has changed the table.
  */
 #include "_wheel.h"
 #include <math.h>
 #include <time.h>
 
+#define FEWEST_BITS 3
+
+typedef struct {
+    PyObject *key; /* NULL: empty */
+    Py_hash_t hash;
+    int64_t expiry; /* the stamp: when it was last heard of, and the timeout */
+    EntryObject *entry;
+} Cell;
+
 typedef struct {
     PyObject_HEAD
     WheelObject *wheel;
-    PyObject *entries; /* key -> Entry */
-    PyObject *clock;   /* NULL: the system's; None: by hand, the time of the last advance */
-    int64_t timeout;   /* in nanoseconds, as all times here */
-    int64_t latest;    /* the last time that was seen */
-    int armed;         /* the driver will come by itself */
+    Cell *cells;      /* 2 ** bits of them, at most two thirds in use */
+    size_t mask;
+    int bits;
+    size_t count;
+    uint64_t version; /* of the table */
+    uint64_t added;   /* keys that came, so far */
+    PyObject *clock;  /* NULL: the system's; None: by hand, the time of the last advance */
+    int64_t timeout;  /* in nanoseconds, as all times here */
+    int64_t latest;   /* the last time that was seen */
+    int armed;        /* the driver will come by itself */
     PyObject *weakrefs;
 } IdleRing;
 
@@ -44,41 +62,129 @@ static inline int read_now(IdleRing *ring, int64_t *now)
     return -1;
 }
 
-static int add_key(IdleRing *ring, PyObject *key, int64_t now)
+/* ---- The table */
+
+static inline size_t home_of(const IdleRing *ring, Py_hash_t hash)
 {
-    if (wheel_turn(ring->wheel, now) < 0) return -1;
-    EntryObject *e = wheel_place(ring->wheel, &Entry_Type, now + ring->timeout, Py_NewRef(key));
-    if (e == NULL) return -1;
-    int failed = PyDict_SetItem(ring->entries, key, (PyObject *)e);
-    if (failed && e->place < NOWHERE) {
-        wheel_unlink(ring->wheel, e);
-        Py_DECREF(e);
+    return (size_t)(((uint64_t)hash * 0x9E3779B97F4A7C15u) >> (64 - ring->bits));
+}
+
+/* Another number of cells; 0 or -1. */
+static int resize(IdleRing *ring, int bits)
+{
+    Cell *old = ring->cells, *cells = PyMem_Calloc((size_t)1 << bits, sizeof(Cell));
+    if (cells == NULL) { PyErr_NoMemory(); return -1; }
+    size_t old_size = old ? ring->mask + 1 : 0;
+    ring->cells = cells;
+    ring->bits = bits;
+    ring->mask = ((size_t)1 << bits) - 1;
+    ring->version++;
+    for (size_t i = 0; i < old_size; i++) {
+        if (old[i].key == NULL) continue;
+        size_t at = home_of(ring, old[i].hash);
+        while (cells[at].key) at = (at + 1) & ring->mask;
+        cells[at] = old[i];
     }
-    Py_DECREF(e);
-    if (failed) return -1;
-    if (!ring->armed) {
-        PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)ring, str_arm);
-        if (answer == NULL) return -1;
-        Py_DECREF(answer);
-    }
+    PyMem_Free(old);
     return 0;
 }
 
-static inline int touch(IdleRing *ring, PyObject *key, int64_t now)
+/* Whether the two keys are equal; 2 when the comparison has changed the table, -1 with an error. */
+static int is_same(IdleRing *ring, PyObject *known, PyObject *key)
 {
-    EntryObject *e = (EntryObject *)PyDict_GetItemWithError(ring->entries, key);
-    if (LIKELY(e != NULL && IS_PENDING(e))) {
-        int64_t expiry = now + ring->timeout;
-        if (expiry > e->expiry) e->expiry = expiry;
-        return 0;
+    uint64_t version = ring->version;
+    Py_INCREF(known);
+    int same = PyObject_RichCompareBool(known, key, Py_EQ);
+    Py_DECREF(known);
+    return same >= 0 && version != ring->version ? 2 : same;
+}
+
+/* The cell of `key` into *found, or NULL; 0, or -1 with an error of the key's. */
+static inline int find(IdleRing *ring, PyObject *key, Py_hash_t hash, Cell **found)
+{
+    size_t at = home_of(ring, hash);
+    for (;;) {
+        Cell *cell = &ring->cells[at];
+        int same = cell->key == key;
+        if (UNLIKELY(!same && cell->key && cell->hash == hash)) same = is_same(ring, cell->key, key);
+        if (LIKELY(same == 1)) { *found = cell; return 0; }
+        if (UNLIKELY(same < 0)) return -1;
+        if (same == 0 && cell->key == NULL) { *found = NULL; return 0; }
+        at = same == 2 ? home_of(ring, hash) : (at + 1) & ring->mask;
     }
-    return e == NULL && PyErr_Occurred() ? -1 : add_key(ring, key, now);
+}
+
+static inline int look_up(IdleRing *ring, PyObject *key, Cell **found)
+{
+    Py_hash_t hash = PyObject_Hash(key);
+    return hash == -1 ? -1 : find(ring, key, hash, found);
+}
+
+/* Empty a cell, and take its entry off the wheel. Releases the key, which may run any code. */
+static void empty(IdleRing *ring, Cell *cell)
+{
+    Cell gone = *cell;
+    size_t hole = (size_t)(cell - ring->cells), at = hole;
+    while (ring->cells[at = (at + 1) & ring->mask].key) { /* what probing would miss behind the hole moves into it */
+        size_t home = home_of(ring, ring->cells[at].hash);
+        if (((at - home) & ring->mask) < ((at - hole) & ring->mask)) continue;
+        ring->cells[hole] = ring->cells[at];
+        hole = at;
+    }
+    ring->cells[hole].key = NULL;
+    ring->count--;
+    ring->version++;
+    if (ring->bits > FEWEST_BITS && ring->count < ring->mask / 8 && resize(ring, ring->bits - 1) < 0) PyErr_Clear();
+    PyObject *item = NULL;
+    if (IS_PENDING(gone.entry)) {
+        item = gone.entry->item;
+        wheel_unlink(ring->wheel, gone.entry);
+        gone.entry->item = NULL;
+        Py_DECREF(gone.entry); /* the wheel's */
+    }
+    Py_DECREF(gone.entry);
+    Py_XDECREF(item);
+    Py_DECREF(gone.key);
+}
+
+/* A key that is not known, as the table is now. */
+static int add(IdleRing *ring, PyObject *key, Py_hash_t hash, int64_t now)
+{
+    if (3 * (ring->count + 1) > 2 * (ring->mask + 1) && resize(ring, ring->bits + 1) < 0) return -1;
+    if (wheel_turn(ring->wheel, now) < 0) return -1;
+    EntryObject *entry = wheel_place(ring->wheel, &Entry_Type, now + ring->timeout, Py_NewRef(key));
+    if (entry == NULL) return -1;
+    size_t at = home_of(ring, hash);
+    while (ring->cells[at].key) at = (at + 1) & ring->mask;
+    ring->cells[at] = (Cell){Py_NewRef(key), hash, now + ring->timeout, entry};
+    ring->count++;
+    ring->added++;
+    ring->version++;
+    if (ring->armed) return 0;
+    PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)ring, str_arm);
+    Py_XDECREF(answer);
+    return answer ? 0 : -1;
+}
+
+/* ---- The verbs */
+
+static inline int touch(IdleRing *ring, PyObject *key, Py_hash_t hash, int64_t now)
+{
+    Cell *cell;
+    if (UNLIKELY(find(ring, key, hash, &cell) < 0)) return -1;
+    if (UNLIKELY(cell == NULL)) return add(ring, key, hash, now);
+    int64_t expiry = now + ring->timeout;
+    if (expiry > cell->expiry) cell->expiry = expiry;
+    return 0;
 }
 
 static PyObject *IdleRing_touch(IdleRing *ring, PyObject *key)
 {
     int64_t now;
-    if (read_now(ring, &now) < 0 || touch(ring, key, now) < 0) return NULL;
+    Py_hash_t hash = PyObject_Hash(key);
+    if (UNLIKELY(hash == -1)) return NULL;
+    PREFETCH(&ring->cells[home_of(ring, hash)]); /* it comes while the clock is read */
+    if (read_now(ring, &now) < 0 || touch(ring, key, hash, now) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -89,7 +195,8 @@ static PyObject *IdleRing_touch_many(IdleRing *ring, PyObject *keys)
     if (each == NULL) return NULL;
     if (read_now(ring, &now) < 0) { Py_DECREF(each); return NULL; }
     while ((key = PyIter_Next(each)) != NULL) {
-        int failed = touch(ring, key, now);
+        Py_hash_t hash = PyObject_Hash(key);
+        int failed = hash == -1 || touch(ring, key, hash, now) < 0;
         Py_DECREF(key);
         if (failed) break;
     }
@@ -98,63 +205,68 @@ static PyObject *IdleRing_touch_many(IdleRing *ring, PyObject *keys)
     Py_RETURN_NONE;
 }
 
-static void drop(IdleRing *ring, EntryObject *e)
-{
-    PyObject *item = e->item;
-    wheel_unlink(ring->wheel, e);
-    e->item = NULL;
-    Py_DECREF(e);
-    Py_DECREF(item);
-}
-
-/* Forget `key`: 1 when it was known, 0 when not, -1 with an error. */
-static int forget(IdleRing *ring, PyObject *key)
-{
-    EntryObject *e = (EntryObject *)PyDict_GetItemWithError(ring->entries, key);
-    if (e == NULL) return PyErr_Occurred() ? -1 : 0;
-    Py_INCREF(e);
-    if (PyDict_DelItem(ring->entries, key) < 0) { Py_DECREF(e); return -1; }
-    int known = IS_PENDING(e);
-    if (known) drop(ring, e);
-    Py_DECREF(e);
-    return known;
-}
-
 static PyObject *IdleRing_discard(IdleRing *ring, PyObject *key)
 {
-    int known = forget(ring, key);
-    return known < 0 ? NULL : PyBool_FromLong(known);
+    Cell *cell;
+    if (look_up(ring, key, &cell) < 0) return NULL;
+    if (cell == NULL) Py_RETURN_FALSE;
+    empty(ring, cell);
+    Py_RETURN_TRUE;
 }
 
 static PyObject *IdleRing_last_seen_ns(IdleRing *ring, PyObject *key)
 {
-    EntryObject *e = (EntryObject *)PyDict_GetItemWithError(ring->entries, key);
-    if (e == NULL) {
-        if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key);
-        return NULL;
-    }
-    return PyLong_FromLongLong(e->expiry - ring->timeout);
+    Cell *cell;
+    if (look_up(ring, key, &cell) < 0) return NULL;
+    if (cell) return PyLong_FromLongLong(cell->expiry - ring->timeout);
+    PyErr_SetObject(PyExc_KeyError, key);
+    return NULL;
+}
+
+/* The cell of an entry, or NULL. The key is not compared, and one without a hash any more is found by looking at all. */
+static Cell *cell_of(IdleRing *ring, EntryObject *entry)
+{
+    PyObject *key = Py_NewRef(entry->item);
+    Py_hash_t hash = PyObject_Hash(key);
+    if (UNLIKELY(hash == -1)) PyErr_WriteUnraisable(key);
+    Py_DECREF(key);
+    size_t home = home_of(ring, hash), at = home;
+    for (; ring->cells[at].key; at = (at + 1) & ring->mask)
+        if (LIKELY(ring->cells[at].entry == entry)) return &ring->cells[at];
+    for (at = 0; at <= ring->mask; at++)
+        if (ring->cells[at].key && ring->cells[at].entry == entry) return &ring->cells[at];
+    return NULL;
+}
+
+/* What is due next was cold for a timeout: fetch the key of one, and the cell of another whose key has come. */
+static void fetch_ahead(IdleRing *ring)
+{
+    EntryObject *entry = wheel_ahead(ring->wheel, 2 * FETCH_AHEAD / 3);
+    if (entry) PREFETCH(entry->item);
+    entry = wheel_ahead(ring->wheel, FETCH_AHEAD / 3);
+    if (entry && (PyUnicode_CheckExact(entry->item) || PyLong_CheckExact(entry->item))) /* their hash runs no code */
+        PREFETCH(&ring->cells[home_of(ring, PyObject_Hash(entry->item))]);
 }
 
 /* Take one key that is due: 1 when it went into `idle`, 0 when nothing is due, -1 with an error. */
 static int expire_one(IdleRing *ring, PyObject *idle)
 {
     for (;;) {
-        EntryObject *e = wheel_due(ring->wheel);
-        if (e == NULL) return PyErr_Occurred() ? -1 : 0;
-        uint64_t deadline = ((uint64_t)e->expiry + ring->wheel->tick - 1) / ring->wheel->tick;
+        EntryObject *entry = wheel_due(ring->wheel);
+        if (entry == NULL) return PyErr_Occurred() ? -1 : 0;
+        fetch_ahead(ring);
+        Py_INCREF(entry);
+        Cell *cell = cell_of(ring, entry);
+        Py_DECREF(entry);
+        if (cell == NULL) continue; /* its hash ran code that discarded it */
+        uint64_t deadline = ((uint64_t)cell->expiry + ring->wheel->tick - 1) / ring->wheel->tick;
         if (deadline > ring->wheel->current) { /* heard of since it was placed */
-            if (wheel_move(ring->wheel, e, e->expiry) < 0) return -1;
+            if (wheel_move(ring->wheel, cell->entry, cell->expiry) < 0) return -1;
             continue;
         }
-        PyObject *key = Py_NewRef(e->item);
-        int failed = PyList_Append(idle, key) < 0;
-        if (!failed && forget(ring, key) < 0) { /* a key that cannot be looked up any more keeps no other */
-            PyErr_WriteUnraisable(key);
-            if (e == wheel_due(ring->wheel)) drop(ring, e);
-        }
-        Py_DECREF(key);
-        return failed ? -1 : 1;
+        if (PyList_Append(idle, cell->key) < 0) return -1;
+        empty(ring, cell);
+        return 1;
     }
 }
 
@@ -197,9 +309,15 @@ static PyObject *IdleRing_set_armed(IdleRing *ring, PyObject *value)
     Py_RETURN_NONE;
 }
 
-static Py_ssize_t IdleRing_length(IdleRing *ring) { return PyDict_GET_SIZE(ring->entries); }
+static PyObject *IdleRing_get_added(IdleRing *ring, void *Py_UNUSED(closure)) { return PyLong_FromUnsignedLongLong(ring->added); }
 
-static int IdleRing_contains(IdleRing *ring, PyObject *key) { return PyDict_Contains(ring->entries, key); }
+static Py_ssize_t IdleRing_length(IdleRing *ring) { return (Py_ssize_t)ring->count; }
+
+static int IdleRing_contains(IdleRing *ring, PyObject *key)
+{
+    Cell *cell;
+    return look_up(ring, key, &cell) < 0 ? -1 : cell != NULL;
+}
 
 static int IdleRing_bool(IdleRing *Py_UNUSED(ring)) { return 1; }
 
@@ -207,10 +325,9 @@ static PyObject *IdleRing_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyO
 {
     IdleRing *ring = (IdleRing *)type->tp_alloc(type, 0);
     if (ring == NULL) return NULL;
-    ring->entries = PyDict_New();
-    ring->wheel = wheel_make(1, 0);
     ring->clock = Py_NewRef(Py_None);
-    if (ring->entries == NULL || ring->wheel == NULL) { Py_DECREF(ring); return NULL; }
+    ring->wheel = wheel_make(1, 0);
+    if (ring->wheel == NULL || resize(ring, FEWEST_BITS) < 0) { Py_DECREF(ring); return NULL; }
     return (PyObject *)ring;
 }
 
@@ -223,6 +340,7 @@ static int IdleRing_init(IdleRing *ring, PyObject *args, PyObject *kwargs)
     int by_hand;
     int64_t now;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLOp:IdleRing", names, &timeout, &tick, &clock, &by_hand)) return -1;
+    if (ring->count) { PyErr_SetString(PyExc_RuntimeError, "a ring is made once"); return -1; }
     ring->timeout = timeout;
     Py_XSETREF(ring->clock, by_hand ? Py_NewRef(Py_None) : clock == Py_None ? NULL : Py_NewRef(clock));
     WheelObject *before = ring->wheel, *wheel = wheel_make(tick, 0);
@@ -236,14 +354,15 @@ static int IdleRing_init(IdleRing *ring, PyObject *args, PyObject *kwargs)
 static int IdleRing_traverse(IdleRing *ring, visitproc visit, void *arg)
 {
     Py_VISIT((PyObject *)ring->wheel);
-    Py_VISIT(ring->entries);
     Py_VISIT(ring->clock);
+    for (size_t at = 0; ring->count && at <= ring->mask; at++) Py_VISIT(ring->cells[at].key);
     return 0;
 }
 
 static int IdleRing_clear(IdleRing *ring)
 {
-    if (ring->entries) PyDict_Clear(ring->entries);
+    for (size_t at = 0; ring->count; at++)
+        while (ring->count && ring->cells[at & ring->mask].key) empty(ring, &ring->cells[at & ring->mask]);
     return 0; /* the wheel clears itself */
 }
 
@@ -251,9 +370,10 @@ static void IdleRing_dealloc(IdleRing *ring)
 {
     PyObject_GC_UnTrack(ring);
     if (ring->weakrefs) PyObject_ClearWeakRefs((PyObject *)ring);
+    IdleRing_clear(ring);
     Py_CLEAR(ring->wheel);
-    Py_CLEAR(ring->entries);
     Py_CLEAR(ring->clock);
+    PyMem_Free(ring->cells);
     Py_TYPE(ring)->tp_free((PyObject *)ring);
 }
 
@@ -269,6 +389,11 @@ static PyMethodDef IdleRing_methods[] = {
     {"_now_ns", (PyCFunction)IdleRing_now_ns, METH_NOARGS, NULL},
     {"_wakeup_ns", (PyCFunction)IdleRing_wakeup_ns, METH_NOARGS, NULL},
     {"_set_armed", (PyCFunction)IdleRing_set_armed, METH_O, NULL},
+    {NULL}
+};
+
+static PyGetSetDef IdleRing_getset[] = {
+    {"_added", (getter)IdleRing_get_added, NULL, NULL},
     {NULL}
 };
 
@@ -292,6 +417,7 @@ static PyTypeObject IdleRing_Type = {
     .tp_as_sequence = &IdleRing_as_sequence,
     .tp_as_number = &IdleRing_as_number,
     .tp_methods = IdleRing_methods,
+    .tp_getset = IdleRing_getset,
     .tp_weaklistoffset = offsetof(IdleRing, weakrefs),
 };
 

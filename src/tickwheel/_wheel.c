@@ -564,8 +564,8 @@ static int as_limit(PyObject *value, Py_ssize_t *room)
 }
 
 /* Positional and keyword arguments of a vectorcall into out[]; the first `required` must be there. */
-static int bind(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                const char *const *names, Py_ssize_t n, Py_ssize_t required, PyObject **out)
+int bind_arguments(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                   const char *const *names, Py_ssize_t n, Py_ssize_t required, PyObject **out)
 {
     if (nargs > n) {
         PyErr_Format(PyExc_TypeError, "%s() takes at most %zd arguments (%zd given)", function, n, nargs);
@@ -856,7 +856,7 @@ static PyObject *Entry_reschedule(EntryObject *e, PyObject *const *args, Py_ssiz
     static const char *const names[] = {"expiry"};
     PyObject *given[1];
     int64_t expiry;
-    if (bind("reschedule", args, nargs, kwnames, names, 1, 1, given) < 0) return NULL;
+    if (bind_arguments("reschedule", args, nargs, kwnames, names, 1, 1, given) < 0) return NULL;
     if (as_time("expiry", given[0], &expiry) < 0) return NULL;
     WheelObject *w = e->owner->wheel;
     if (!IS_PENDING(e) || w == NULL) Py_RETURN_FALSE;
@@ -1122,6 +1122,12 @@ EntryObject *wheel_due(WheelObject *w)
     return b->cells[b->head];
 }
 
+EntryObject *wheel_ahead(WheelObject *w, uint32_t n)
+{
+    Bucket *b = w->late.live ? &w->late : &w->levels[0]->buckets[w->levels[0]->pointer];
+    return b->live && n < b->tail - b->head ? b->cells[b->head + n] : NULL;
+}
+
 EntryObject *wheel_any(WheelObject *w)
 {
     Bucket *b = &w->late;
@@ -1213,7 +1219,7 @@ static PyObject *Wheel_schedule(WheelObject *w, PyObject *const *args, Py_ssize_
     PyObject *given[2];
     int64_t expiry;
     if (UNLIKELY(nargs != 2 || kwnames != NULL)) {
-        if (bind("schedule", args, nargs, kwnames, names, 2, 2, given) < 0) return NULL;
+        if (bind_arguments("schedule", args, nargs, kwnames, names, 2, 2, given) < 0) return NULL;
         args = given;
     }
     if (UNLIKELY(as_time("expiry", args[0], &expiry) < 0 || admit(w, expiry) < 0)) return NULL;
@@ -1303,7 +1309,7 @@ static PyObject *Wheel_schedule_many(WheelObject *w, PyObject *const *args, Py_s
     static const char *const names[] = {"expiries", "items"};
     PyObject *given[2], *items = NULL, *entries = NULL;
     Py_ssize_t n;
-    if (bind("schedule_many", args, nargs, kwnames, names, 2, 2, given) < 0) return NULL;
+    if (bind_arguments("schedule_many", args, nargs, kwnames, names, 2, 2, given) < 0) return NULL;
     int64_t *times = as_times(given[0], &n);
     /* A list is read as it is, once the last code that could change it has run: an overflow buffer could. */
     if (times != NULL)
@@ -1337,7 +1343,7 @@ static PyObject *Wheel_cancel_many(WheelObject *w, PyObject *const *args, Py_ssi
     static const char *const names[] = {"entries"};
     PyObject *given[1];
     Py_ssize_t won = 0, failed = 0;
-    if (bind("cancel_many", args, nargs, kwnames, names, 1, 1, given) < 0) return NULL;
+    if (bind_arguments("cancel_many", args, nargs, kwnames, names, 1, 1, given) < 0) return NULL;
     /* A copy: what cancelling releases may run code that changes the list. */
     PyObject *entries = PySequence_Tuple(given[0]);
     if (entries == NULL) return NULL;
@@ -1358,7 +1364,7 @@ static PyObject *Wheel_advance(WheelObject *w, PyObject *const *args, Py_ssize_t
     PyObject *given[2];
     int64_t now;
     Py_ssize_t room;
-    if (bind("advance", args, nargs, kwnames, names, 2, 1, given) < 0) return NULL;
+    if (bind_arguments("advance", args, nargs, kwnames, names, 2, 1, given) < 0) return NULL;
     if (as_time("now", given[0], &now) < 0 || as_limit(given[1], &room) < 0) return NULL;
     PyObject *fired = PyList_New(0); /* may run the collector: before the checks */
     if (fired == NULL) return NULL;
@@ -1440,7 +1446,7 @@ static PyObject *Wheel_where(WheelObject *w, PyObject *const *args, Py_ssize_t n
 {
     static const char *const names[] = {"entry"};
     PyObject *given[1];
-    if (bind("where", args, nargs, kwnames, names, 1, 1, given) < 0 || claim(w, given[0]) < 0) return NULL;
+    if (bind_arguments("where", args, nargs, kwnames, names, 1, 1, given) < 0 || claim(w, given[0]) < 0) return NULL;
     uint32_t place = ((EntryObject *)given[0])->place;
     if (place >= NOWHERE) Py_RETURN_NONE;
     if (place == LATE) return Py_BuildValue("iI", 1, w->levels[0]->pointer);
@@ -1567,6 +1573,7 @@ static int visit_items(const Bucket *b, visitproc visit, void *arg)
         if (e == NULL) continue;
         if (UNLIKELY(Py_IS_TYPE(e->item, &Call_Type))) /* unknown to the collector: show what is inside */
             for (Py_ssize_t k = 0; k < Py_SIZE(e->item); k++) Py_VISIT(((CallObject *)e->item)->parts[k]);
+        else if (UNLIKELY(Py_IS_TYPE(e->item, &Expiry_Type))) Py_VISIT(((ExpiryObject *)e->item)->operation);
         else Py_VISIT(e->item);
     }
     return 0;
@@ -1806,7 +1813,6 @@ static PyObject *RoundsWheel_get_wasted(WheelObject *w, void *Py_UNUSED(closure)
 
 /* ---- Tables */
 
-#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
 #define REFUSE_PICKLE \
     {"__reduce__", (PyCFunction)(void (*)(void))refuse_pickle, METH_FASTCALL, NULL}, \
     {"__reduce_ex__", (PyCFunction)(void (*)(void))refuse_pickle, METH_FASTCALL, NULL}
@@ -1932,7 +1938,7 @@ static int module_exec(PyObject *module)
     if (PyModule_AddType(module, &Entry_Type) < 0 || PyModule_AddType(module, &Wheel_Type) < 0
         || PyModule_AddType(module, &SimpleWheel_Type) < 0 || PyModule_AddType(module, &RoundsWheel_Type) < 0)
         return -1;
-    return deadlines_exec(module) < 0 || idle_exec(module) < 0 ? -1 : 0;
+    return deadlines_exec(module) < 0 || idle_exec(module) < 0 || purgatory_exec(module) < 0 ? -1 : 0;
 }
 
 /* One set of static types and arenas per process: sub-interpreters and builds without the GIL are told so, and

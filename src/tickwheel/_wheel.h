@@ -1,4 +1,4 @@
-/* The native wheel's structures, and what _deadlines.c and _idle.c may ask of _wheel.c. */
+/* The native wheel's structures, and what _deadlines.c, _idle.c and _purgatory.c may ask. */
 #ifndef TICKWHEEL_WHEEL_H
 #define TICKWHEEL_WHEEL_H
 
@@ -22,6 +22,8 @@
 static inline int COUNT_TRAILING_ZEROS(uint64_t x) { int n = 0; while (!(x & 1)) { x >>= 1; n++; } return n; }
 static inline int HIGHEST_BIT(uint64_t x) { int n = 0; while (x >>= 1) n++; return n; }
 #endif
+
+#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
 
 #define MAX_TIME INT64_MAX
 #define MAX_SIZE (1 << 24)
@@ -117,7 +119,14 @@ typedef struct {
     PyObject *parts[1]; /* the callback first */
 } CallObject;
 
-extern PyTypeObject Entry_Type, Wheel_Type, Handle_Type, Call_Type, Deadlines_Type;
+/* The deadline of an operation of a purgatory: the item of its Handle. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *operation;
+} ExpiryObject;
+
+extern PyTypeObject Entry_Type, Wheel_Type, Handle_Type, Call_Type, Deadlines_Type, Expiry_Type;
 extern PyObject *OutOfRange, *TimerClosed;
 
 /* A wheel of levels on demand. */
@@ -138,6 +147,9 @@ int wheel_turn(WheelObject *w, int64_t now);
 /* The next entry due after wheel_turn, borrowed; NULL when none is due, or with an error. */
 EntryObject *wheel_due(WheelObject *w);
 
+/* The entry `n` cells behind that one, borrowed, or NULL: one to fetch ahead. */
+EntryObject *wheel_ahead(WheelObject *w, uint32_t n);
+
 /* Any pending entry, borrowed, or NULL. */
 EntryObject *wheel_any(WheelObject *w);
 
@@ -146,7 +158,18 @@ int64_t wheel_wakeup(WheelObject *w);
 
 void entry_dealloc(EntryObject *e);
 
+/* The arguments of a call by position or name into `out`, NULL for those left out. 0 or -1. */
+int bind_arguments(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                   const char *const *names, Py_ssize_t n, Py_ssize_t required, PyObject **out);
+
+/* Seconds as nanoseconds, to the nearest; what is less than 0 stays so. 0 or -1. */
+int as_ns(const char *name, PyObject *value, int64_t *ns);
+
+/* Take a handle off its timer; 1 when this call did, else 0. */
+int handle_cancel(EntryObject *handle);
+
 int deadlines_exec(PyObject *module);
 int idle_exec(PyObject *module);
+int purgatory_exec(PyObject *module);
 
 #endif

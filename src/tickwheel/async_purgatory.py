@@ -17,24 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
     from typing import Self
 
-    from tickwheel.purgatory import AnyTimer
-
-
-class NoLock:
-    """What stands for a lock where only one thread is."""
-
-    __slots__ = ()
-
-    def acquire(self) -> None: ...
-
-    def release(self) -> None: ...
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-NO_LOCK = NoLock()
+    from tickwheel.watchlists import AnyTimer
 
 
 class AsyncPurgatory(Purgatory):
@@ -43,17 +26,11 @@ class AsyncPurgatory(Purgatory):
     `timer`: an `AsyncTimer` to share; without it the purgatory has its own, and `aclose` ends it.
     """
 
+    _one_thread = True
+
     def __init__(self, name: str, timer: AnyTimer | None = None) -> None:
         self._own_async_timer = AsyncTimer() if timer is None else None
         super().__init__(name, self._own_async_timer if timer is None else timer)
-        self._lock = NO_LOCK  # type: ignore[assignment]
-
-    def try_complete_else_watch(
-        self, operation: DelayedOperation, keys: Iterable[Hashable]
-    ) -> bool:
-        """Complete `operation` now, or watch it on `keys` until it completes or times out."""
-        operation._lock = NO_LOCK
-        return super().try_complete_else_watch(operation, keys)
 
     async def wait(
         self, keys: Iterable[Hashable], condition: Callable[[], Any], timeout: float

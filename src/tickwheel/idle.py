@@ -93,7 +93,10 @@ class IdleTracker(IdleRing):
         return f"<IdleTracker keys={len(self)}>"
 
     def _report(self, now: int) -> list[Any]:
-        keys = [key for key in self._expire(now) if not self._is_back(key)]
+        added = self._added
+        keys = self._expire(now)
+        if self._added != added:
+            keys = [key for key in keys if not self._is_back(key)]
         if keys:
             self._on_idle(keys)
         return keys

@@ -10,8 +10,10 @@ try:
         Entry,
         Handle,
         IdleRing,
+        Operation,
         RoundsWheel,
         SimpleWheel,
+        WatchLists,
         Wheel,
     )
 
@@ -21,6 +23,7 @@ except ImportError:
     from tickwheel.entry import Entry  # type: ignore[assignment]
     from tickwheel.ring import IdleRing  # type: ignore[assignment]
     from tickwheel.rounds import RoundsWheel  # type: ignore[assignment]
+    from tickwheel.watchlists import Operation, WatchLists  # type: ignore[assignment]
     from tickwheel.wheel import SimpleWheel, Wheel  # type: ignore[assignment]
 
     NATIVE = False
@@ -31,7 +34,9 @@ __all__ = [
     "Entry",
     "Handle",
     "IdleRing",
+    "Operation",
     "RoundsWheel",
     "SimpleWheel",
+    "WatchLists",
     "Wheel",
 ]

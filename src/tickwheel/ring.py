@@ -38,6 +38,7 @@ class IdleRing:
         self._stamps: dict[Hashable, int] = {}
         self._latest = self._wheel.now  # a clock that went back stands still
         self._armed = False
+        self._added = 0  # keys that came, so far
         self._ring_lock = threading.RLock()
 
     def touch(self, key: Hashable, /) -> None:
@@ -77,6 +78,7 @@ class IdleRing:
                 return
             self._entries[key] = self._wheel.schedule(now + self._timeout_ns, key)
             self._stamps[key] = now
+            self._added += 1
         if not self._armed:
             self._arm()
 

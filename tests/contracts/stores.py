@@ -52,13 +52,6 @@ class Place(NamedTuple):
         return SqliteStore(self.address, shards=shards, driver=driver, **options)
 
 
-def place_for(request, tmp_path):
-    """A fresh place for the kind that the fixture was asked for."""
-    if request.param == "postgres":
-        return Place(request.param, request.getfixturevalue("postgres_url"))
-    return Place(request.param, str(tmp_path / "tasks.db"))
-
-
 @contextlib.asynccontextmanager
 async def several(place, **options):
     """Gives a function that opens stores on one database, and closes them all in the end."""

@@ -141,6 +141,15 @@ class TestSchedules:
         assert await store.fire([firing(store, first, now(store))]) == [False]
         assert await everything(store) == []
 
+    async def test_a_firing_of_an_old_schedule_does_not_shadow_the_right_one(self, store):
+        first = schedule(store)
+        changed = first._replace(tz="UTC")
+        await put(store, first, changed)
+        until = first.fired_until_ms + 5
+        firings = [firing(store, one, until) for one in (first, changed, changed)]
+        assert await store.fire(firings) == [False, True, False]
+        assert await everything(store) == [firings[1].task]
+
     async def test_a_firing_of_a_schedule_that_was_made_anew_loses(self, store):
         first = schedule(store)
         await put(store, first)

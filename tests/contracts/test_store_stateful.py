@@ -359,19 +359,13 @@ def test_a_sqlite_store_does_what_the_model_does(kind, tmp_path):
     run_state_machine_as_test(lives, settings=settings(max_examples=50, stateful_step_count=30))
 
 
-def test_a_postgres_store_does_what_the_model_does(postgres_server):
+def test_a_postgres_store_does_what_the_model_does(postgres_server, contract_database):
     names = (f"lives_{number}" for number in itertools.count())
 
-    class OnPostgres(Lives):
-        def __init__(self):
-            self.database = next(names)
-            postgres_server.execute(f"CREATE DATABASE {self.database}")
-            super().__init__(Place("postgres", postgres_server.url_for(self.database)))
+    def lives():
+        name = next(names)
+        postgres_server.execute(f"CREATE SCHEMA {name}", contract_database)
+        url = postgres_server.url_for(contract_database)
+        return Lives(Place("postgres", f"{url}?search_path={name}"))
 
-        def teardown(self):
-            super().teardown()
-            postgres_server.execute(f"DROP DATABASE {self.database} WITH (FORCE)")
-
-    run_state_machine_as_test(
-        OnPostgres, settings=settings(max_examples=10, stateful_step_count=30)
-    )
+    run_state_machine_as_test(lives, settings=settings(max_examples=10, stateful_step_count=30))

@@ -2,7 +2,7 @@
 holds it against the tables they left behind.
 
 A note is written by a worker the moment something has happened, or is about to. `at` is the
-machine's monotonic clock in nanoseconds, which all processes share, so notes of several are in order.
+machine's monotonic clock in nanoseconds, which all processes share: notes of several are in order.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import threading
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
+EXPLAINED = {"lost", "timed out", "not the first time", "snooze", "release"}
 PATIENCE = 50.0  # seconds after which what should come is said not to come
 
 
@@ -51,9 +52,7 @@ class Tables:
     def _read(self, rows):
         self.live = {plain(row[0]) for row in rows("SELECT id FROM task")}
         columns = "id, state, attempt, failures, due_at_ms, error"
-        final = [
-            Row(plain(row[0]), *row[1:]) for row in rows(f"SELECT {columns} FROM backlog")
-        ]
+        final = [Row(plain(row[0]), *row[1:]) for row in rows(f"SELECT {columns} FROM backlog")]
         self.final = {row.id: row for row in final}
         assert len(final) == len(self.final), "a task is in the backlog twice"
         self.log = defaultdict(list)
@@ -196,10 +195,12 @@ class Audit:
         begun = sorted(run["attempt"] for run in runs)
         log = {one.attempt: one for one in self._tables.log[task_id]}
         for attempt in begun[:-1]:
-            self.figures[f"again: {reason(log[attempt])}"] += 1
+            why = reason(log[attempt])
+            assert why in EXPLAINED, f"ran again, and why? {log[attempt]}"
+            self.figures[f"again: {why}"] += 1
         for attempt in self._ledger.done[task_id]:
-            one = log[attempt]
-            if one.event != "finish" and reason(one) in ("lost", "timed out"):
+            if log[attempt].event != "finish":
+                assert reason(log[attempt]) in ("lost", "timed out"), log[attempt]
                 self.figures["done, and not known to be done"] += 1
 
     def no_run_is_early(self):
@@ -235,5 +236,5 @@ class Audit:
 
 def reason(log):
     """Why an attempt was not the last, in a word or two."""
-    found = re.match(r"lost|timed out", log.error or "")
+    found = re.search(r"^lost|^timed out|not the first time", log.error or "")
     return found[0] if found else log.event

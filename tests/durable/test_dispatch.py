@@ -377,7 +377,7 @@ class TestTimeout:
             dispatch._send = suspended
             task = await work.submit()
             await stage.advance(10)
-            assert stage.calls == [(8.0, 2)]
+            assert stage.calls == [(7.0, 2)]  # two seconds, and five of backoff
             assert (await app.get(task.id)).state is State.FINISHED
             assert dispatch._gates["work"].free == 1
 

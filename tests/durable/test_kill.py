@@ -53,7 +53,7 @@ def kill_at_random(worker, ledger, chance, number):
     else:
         enough = len(ledger.notes) + chance.randrange(1, chance.choice((50, 500, 2_000)))
         ledger.wait(lambda: len(ledger.notes) >= enough, worker.said)
-        time.sleep(chance.uniform(0, 0.01))
+        time.sleep(chance.choice((0, 0, chance.uniform(0, 0.01))))
     worker.kill()
 
 

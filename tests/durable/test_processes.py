@@ -1,5 +1,5 @@
-"""Several processes on one database: on SQLite one dispatches while the others submit and stand by; on
-PostgreSQL they share the shards. Any of them may be killed at any moment.
+"""Several processes on one database: on SQLite one dispatches while the others submit and stand by;
+on PostgreSQL they share the shards. Any of them may be killed at any moment.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ from durable.worker import Worker
 from servers import wait_until
 
 SHARDS = 64
+TTL = 2.0  # seconds that the shards of one that died stay its own
 
 pytestmark = pytest.mark.usefixtures("watched")
 
@@ -80,7 +81,7 @@ class TestOneFile:
                 dispatcher.kill()
                 ids += others[-1].ask("submit", delays=[0] * 10)
                 all_done(ledger, ids)
-                team = others  # noqa: PLW2901
+                team.remove(dispatcher)
             drained(team)
         figures = Audit(ledger, Tables(file_url)).run()
         assert figures["acknowledged"] == figures["finished"] == 120
@@ -104,9 +105,7 @@ class TestOneFile:
                 worker.order("load", seed=chance.random(), clients=3)
             for _ in range(5):
                 before = len(ledger.notes)
-                ledger.wait(
-                    lambda before=before: len(ledger.notes) > before + 300, team[0].said
-                )
+                ledger.wait(lambda before=before: len(ledger.notes) > before + 300, team[0].said)
                 team.pop(chance.randrange(len(team))).kill()
                 team.append(stack.enter_context(Worker(file_url, ledger)))
                 team[-1].order("load", seed=chance.random(), clients=3)
@@ -118,13 +117,11 @@ class TestOneFile:
 
 
 class TestOnePostgres:
-    OPTIONS = {"ttl": 2.0}  # how long the shards of one that died stay its own
-
     def balanced(self, team):
         wait_until(lambda: sum(owned(team)) == SHARDS and fair(owned(team)), "shared fairly")
 
     def test_they_share_the_shards_and_each_runs_its_own(self, postgres_url, ledger):
-        with workers(postgres_url, ledger, 3, **self.OPTIONS) as team:
+        with workers(postgres_url, ledger, 3, ttl=TTL) as team:
             self.balanced(team)
             ids = [i for worker in team for i in worker.ask("submit", delays=[0.01] * 50)]
             all_done(ledger, ids)
@@ -133,7 +130,7 @@ class TestOnePostgres:
         assert Audit(ledger, Tables(postgres_url)).run()["acknowledged"] == 150
 
     def test_when_one_is_killed_the_others_take_its_shards(self, postgres_url, ledger):
-        with workers(postgres_url, ledger, 3, **self.OPTIONS) as team:
+        with workers(postgres_url, ledger, 3, ttl=TTL) as team:
             self.balanced(team)
             delays = [0.02 * n for n in range(60)]
             ids = [i for worker in team for i in worker.ask("submit", name="slow", delays=delays)]
@@ -149,9 +146,9 @@ class TestOnePostgres:
     def test_one_that_joins_gets_a_share_and_one_that_leaves_gives_it_back(
         self, postgres_url, ledger
     ):
-        with workers(postgres_url, ledger, 1, **self.OPTIONS) as (first,):
+        with workers(postgres_url, ledger, 1, ttl=TTL) as (first,):
             self.balanced([first])
-            with Worker(postgres_url, ledger, **self.OPTIONS) as second:
+            with Worker(postgres_url, ledger, ttl=TTL) as second:
                 self.balanced([first, second])
                 ids = first.ask("submit", delays=[0.01 * n for n in range(50)])
                 second.stop()
@@ -165,21 +162,19 @@ class TestOnePostgres:
         with contextlib.ExitStack() as stack:
 
             def another():
-                worker = stack.enter_context(Worker(postgres_url, ledger, **self.OPTIONS))
+                worker = stack.enter_context(Worker(postgres_url, ledger, ttl=TTL))
                 worker.order("load", seed=chance.random(), clients=3)
                 return worker
 
             team = [another() for _ in range(3)]
             for _ in range(4):
                 before = len(ledger.notes)
-                ledger.wait(
-                    lambda before=before: len(ledger.notes) > before + 300, team[0].said
-                )
+                ledger.wait(lambda before=before: len(ledger.notes) > before + 300, team[0].said)
                 team.pop(chance.randrange(len(team))).kill()
                 team.append(another())
             for worker in team:
                 worker.kill()
-            drained([stack.enter_context(Worker(postgres_url, ledger, **self.OPTIONS))])
+            drained([stack.enter_context(Worker(postgres_url, ledger, ttl=TTL))])
         Audit(ledger, Tables(postgres_url)).run()
 
 

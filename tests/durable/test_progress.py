@@ -1,9 +1,12 @@
 """Progress: a bar on a terminal, silence elsewhere, or calls of the user's own."""
 
 import io
+import sys
+
+import pytest
 
 from tickwheel import ManualClock
-from tickwheel.durable.progress import Bar, progress_of
+from tickwheel.durable.progress import Bar, showing
 
 
 class Terminal(io.StringIO):
@@ -92,7 +95,23 @@ def test_without_a_file_it_is_standard_error(capsys):
     assert capsys.readouterr() == ("", "")  # which is no terminal here
 
 
-def test_what_was_asked_for_decides_who_is_told():
-    assert isinstance(progress_of(True, "load", 3), Bar)
-    assert progress_of(False, "load", 3)(2) is None
-    assert progress_of(print, "load", 3) is print
+def test_true_is_a_bar_which_is_closed_also_after_an_error(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+
+    def load():
+        with showing(True, "load", 3) as show:
+            assert isinstance(show, Bar)
+            show(3)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        load()
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_false_is_silence_and_a_function_is_called_itself():
+    with showing(False, "load", 3) as show:
+        assert show(2) is None
+    with showing(print, "load", 3) as show:
+        assert show is print

@@ -72,7 +72,7 @@ class TestFiring:
             assert str(START_MS + 10_000) in task.key
             assert (task.priority, task.timeout_ms, task.max_attempts) == (4, 7_000, 2)
             assert (await app.cancel(task.id)).won
-            await stage.advance(12)
+            await stage.advance(16)
         assert dues(stage) == [20.0]
 
     async def test_a_firing_that_fails_is_retried_like_any_task(self, stage):

@@ -22,11 +22,16 @@ def _watched():
 
 
 @pytest.fixture(params=sorted(DRIVERS))
-def connection(request, tmp_path):
-    """A connection to a file with a table of words."""
-    connection = DRIVERS[request.param](str(tmp_path / "words.db"))
+def connect(request, tmp_path):
+    """Connects to a file with a table of words."""
+
+    def connect():
+        return DRIVERS[request.param](str(tmp_path / "words.db"))
+
+    connection = connect()
     connection.run("CREATE TABLE word (text TEXT NOT NULL UNIQUE)")
-    return connection
+    connection.close()
+    return connect
 
 
 class Gate:
@@ -50,9 +55,9 @@ class Gate:
 class Witness:
     """A writer on a connection, and what was committed when."""
 
-    def __init__(self, connection):
+    def __init__(self, connect):
         self.commits_heard = 0
-        self.writer = Writer(lambda: connection, lambda: None, self._committed)
+        self.writer = Writer(connect, lambda: None, self._committed)
         self.writer.start()
 
     def _committed(self):
@@ -85,14 +90,14 @@ class Witness:
 
 
 @pytest_asyncio.fixture
-async def witness(connection):
-    witness = Witness(connection)
+async def witness(connect):
+    witness = Witness(connect)
     yield witness
     await witness.writer.stop()
 
 
 class TestGroups:
-    async def test_what_queued_during_a_commit_goes_into_the_next(self, witness, monkeypatch):
+    async def test_what_queued_during_a_commit_goes_into_the_next(self, witness):
         witness.writer._clock = HandClock()  # a group has all the time it needs
         jobs = [witness.add(Rank.SUBMIT, f"w{number}") for number in range(200)]
         gate, job = await witness.held()
@@ -155,8 +160,8 @@ class TestGroups:
         await witness.words()
         assert witness.commits_heard >= 2
 
-    async def test_an_answer_comes_after_its_commit(self, witness, connection, tmp_path):
-        other = type(connection)(str(tmp_path / "words.db"))
+    async def test_an_answer_comes_after_its_commit(self, witness, connect):
+        other = connect()
         for number in range(20):
             await witness.add(Rank.SUBMIT, f"w{number}")
             (count,) = other.run("SELECT count(*) FROM word")[0]
@@ -204,14 +209,14 @@ class TestFailures:
             await witness.writer.write(Rank.SUBMIT, half)
         assert await witness.words() == []
 
-    async def test_a_file_that_is_not_there_any_more_fails_all_that_wait(self, connection):
+    async def test_a_file_that_is_not_there_any_more_fails_all_that_wait(self, connect):
         gone = False
 
         def check():
             if gone:
                 raise StoreUnavailable("gone")
 
-        writer = Writer(lambda: connection, check, lambda: None)
+        writer = Writer(connect, check, lambda: None)
         writer.start()
         gate = Gate()
         job = writer.write(Rank.CLAIM, gate)
@@ -236,7 +241,7 @@ class TestFailures:
 
 
 class TestStop:
-    async def test_what_is_queued_is_finished_first(self, witness, connection):
+    async def test_what_is_queued_is_finished_first(self, witness):
         gate, job = await witness.held()
         jobs = [witness.add(Rank.SUBMIT, f"w{number}") for number in range(50)]
         stopping = asyncio.ensure_future(witness.writer.stop())
@@ -252,7 +257,7 @@ class TestStop:
         await witness.writer.stop()
         await witness.writer.stop()
 
-    async def test_its_connection_is_closed(self, witness, connection):
+    async def test_its_connection_is_closed(self, witness):
         await witness.writer.stop()
         with pytest.raises(Exception, match=r"(?i)closed"):
-            connection.run("SELECT 1")
+            witness.writer._connection.run("SELECT 1")

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 
 import pytest
 
@@ -15,6 +17,19 @@ from tickwheel.errors import KeyTaken, OutOfRange, StoreUnavailable, UnknownServ
 pytestmark = pytest.mark.asyncio
 
 NOW = datetime.fromtimestamp(START, UTC)
+
+
+@dataclass
+class Item:
+    name: str
+    price: Decimal
+
+
+@dataclass
+class Order:
+    number: int
+    placed: datetime
+    items: list[Item]
 
 
 def note_of(stage, app, **options):
@@ -265,6 +280,27 @@ class TestTargets:
             await app.submit("note", "c")
             await stage.settle()
             assert sorted(what for _, what in stage.calls) == ["a", "b", "c"]
+
+    async def test_arguments_arrive_as_they_were_given(self, stage):
+        app = stage.app()
+        order = Order(7, NOW, [Item("book", Decimal("12.50")), Item("pen", Decimal("0.99"))])
+
+        @app.task
+        async def close(order: Order, *, reason: str | None, after: timedelta = timedelta()):
+            stage.called(order, reason, after)
+
+        @app.task
+        def close_plain(order: Order, placed: datetime):
+            stage.called(order, placed)
+
+        async with app:
+            await close.submit(order, reason=None, after=timedelta(minutes=5))
+            await close_plain.submit(order, placed=NOW, delay=1)
+            await stage.advance(1)
+        assert stage.calls == [
+            (0.0, order, None, timedelta(minutes=5)),
+            (1.0, order, NOW),
+        ]
 
     async def test_two_payloads_are_refused(self, stage):
         app = stage.app()

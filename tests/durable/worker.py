@@ -1,8 +1,8 @@
 """A worker: a scheduler in a process of its own, to be killed, stopped, starved and lied to.
 
 Run as a program, it starts a scheduler and obeys orders on its standard input, one JSON object per
-line; imported, it gives the other end, `Worker`. What happens is written to a pipe at once, in notes
-of less than 4,096 bytes, each with one call: a killed process leaves whole notes or none.
+line; imported, it gives the other end, `Worker`. What happens is written to a pipe at once, in
+notes of less than 4,096 bytes, each with one call: a killed process leaves whole notes or none.
 """
 
 import asyncio
@@ -17,8 +17,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-
-FUNCTIONS = ("quick", "slow", "plain", "flaky", "sleepy")
 
 
 class Worker:
@@ -187,7 +185,8 @@ class Program:
         from tickwheel.durable import Scheduler
 
         self._app = Scheduler(url, **options)
-        self._functions = functions(self._app, timeout=timeout, max_attempts=max_attempts)
+        make = self._app.task(timeout=timeout, max_attempts=max_attempts, backoff=0.01)
+        self._functions = {function.__name__: make(function) for function in (*LOAD, *ODD)}
         self._jobs = set()
 
     async def run(self):
@@ -257,7 +256,7 @@ class Program:
             await act(chance, ids)
 
     async def _submit_one(self, chance, ids):
-        function = self._functions[chance.choice(FUNCTIONS)]
+        function = self._functions[chance.choice(LOAD).__name__]
         delay = chance.choice((0, 0, chance.uniform(0, 0.1), chance.uniform(0, 0.5)))
         ids.append((await self._stored(function, delay)).id)
 
@@ -277,7 +276,8 @@ class Program:
 
     async def _cancel(self, chance, ids):
         if not ids:
-            return await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return
         task_id = ids.pop(chance.randrange(len(ids)))
         note("cancelling", task_id)
         verdict = await self._app.cancel(task_id)
@@ -285,7 +285,8 @@ class Program:
 
     async def _move(self, chance, ids):
         if not ids:
-            return await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return
         task_id = ids.pop(chance.randrange(len(ids)))
         now = self._app._started().store.now_ms()
         delay = chance.uniform(0, 0.4)
@@ -297,70 +298,80 @@ class Program:
             ids.append(task_id)
 
 
-def functions(app, **options):
-    """The task functions; each says when it begins and when it is done."""
+# The task functions; each says when it begins, and when it is done.
+
+
+async def quick():
+    done(begun())
+
+
+async def slow():
+    task = begun()
+    await asyncio.sleep(0.03)
+    done(task)
+
+
+def plain():
+    task = begun()
+    time.sleep(0.005)
+    done(task)
+
+
+async def flaky():
+    task = begun()
+    if task.attempt % 2:
+        raise RuntimeError("not the first time")
+    done(task)
+
+
+async def sleepy():
     from tickwheel.durable import Snooze
 
-    async def quick():
-        done(begun())
+    task = begun()
+    if task.attempt % 2:
+        return Snooze(0.02)
+    return done(task)
 
-    async def slow():
-        task = begun()
-        await asyncio.sleep(0.03)
-        done(task)
 
-    def plain():
-        task = begun()
-        time.sleep(0.005)
-        done(task)
+async def endless():
+    begun()
+    await asyncio.Event().wait()
 
-    async def flaky():
-        task = begun()
-        if task.attempt % 2:
-            raise RuntimeError("not the first time")
-        done(task)
 
-    async def sleepy():
-        task = begun()
-        if task.attempt % 2:
-            return Snooze(0.02)
-        return done(task)
+def exits():
+    begun()
+    os._exit(3)
 
-    async def endless():
-        begun()
-        await asyncio.Event().wait()
 
-    def exits():
-        begun()
-        os._exit(3)
+def kills():
+    begun()
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    def kills():
-        begun()
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    def crashes():
-        begun()
-        import faulthandler
+def crashes():
+    import faulthandler
 
-        faulthandler.disable()  # the traceback of a crash that is meant helps nobody
-        ctypes.string_at(0)
+    begun()
+    faulthandler.disable()  # the traceback of a crash that is meant helps nobody
+    ctypes.string_at(0)
 
-    async def interrupts():
-        begun()
-        raise KeyboardInterrupt
 
-    def closes():
-        task = begun()
-        sys.stdout.close()
-        sys.stderr.close()
-        os.close(1)
-        os.close(2)
-        done(task)
+async def interrupts():
+    begun()
+    raise KeyboardInterrupt
 
-    made = (
-        quick, slow, plain, flaky, sleepy, endless, exits, kills, crashes, interrupts, closes
-    )  # fmt: skip
-    return {one.__name__: app.task(backoff=0.01, **options)(one) for one in made}
+
+def closes():
+    task = begun()
+    sys.stdout.close()
+    sys.stderr.close()
+    os.close(1)
+    os.close(2)
+    done(task)
+
+
+LOAD = (quick, slow, plain, flaky, sleepy)
+ODD = (endless, exits, kills, crashes, interrupts, closes)
 
 
 def answer(number, value):

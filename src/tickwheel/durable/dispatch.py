@@ -97,7 +97,7 @@ class Dispatch:
     async def step(self) -> float:
         """Send what is due and permitted; return how long until more is due."""
         while not self._stopping:
-            pause = self._paused_until - self._boot.time() if self._pause else 0.0
+            pause = self._paused_until - self._timer.time() if self._pause else 0.0
             if pause > 0:
                 return pause
             for due in self._loader.fire():
@@ -193,7 +193,7 @@ class Dispatch:
             self._loader.add(due)
         if {(due.id, due.due_at_ms) for due in later} & {(due.id, due.due_at_ms) for due in batch}:
             self._pause = min(max(0.001, 2 * self._pause), LONGEST_SECONDS)
-            self._paused_until = self._boot.time() + self._pause
+            self._paused_until = self._timer.time() + self._pause
         else:
             self._pause = 0.0
 

@@ -112,7 +112,7 @@ class Feedback:
             event.set()
 
     def _load(self, task: Task, due_at_ms: int) -> None:
-        if self._loader.holds_until(due_at_ms):
+        if due_at_ms <= self._loader.holds_until():
             self._loader.add(Due(task.id, due_at_ms, task.service, task.priority, task.shard))
 
     async def _record(self, endings: list[Ending]) -> list[bool]:

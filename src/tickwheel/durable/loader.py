@@ -62,9 +62,9 @@ class Loader:
         self.earlier: Callable[[int], None] = lambda _: None  # told of each due time that is added
         self.running: Mapping[str, object] = {}
 
-    def holds_until(self, due_at_ms: int) -> bool:
-        """Say whether a task due then belongs into memory already."""
-        return due_at_ms <= self._store.now_ms() + self._horizon_ms
+    def holds_until(self) -> float:
+        """Return up to which due time tasks belong into memory by now."""
+        return self._store.now_ms() + self._horizon_ms
 
     def add(self, due: Due) -> None:
         """Put a task on the wheel, or move it there; one that is running here is left alone."""

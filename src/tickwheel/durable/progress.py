@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from tickwheel.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 WIDTH = 30
 REDRAW_SECONDS = 0.1
@@ -50,12 +51,16 @@ class Bar:
             self._file.flush()
 
 
-def progress_of(
+@contextmanager
+def showing(
     progress: bool | Callable[[int], object], label: str, total: int | None
-) -> Callable[[int], object]:
-    """Return what to call with the number done: a bar for True, nothing for False."""
-    if progress is True:
-        return Bar(label, total)
-    if progress is False:
-        return lambda _: None
-    return progress
+) -> Iterator[Callable[[int], object]]:
+    """Give what to call with the number done: a bar for True, nothing for False."""
+    if progress is not True:
+        yield progress or (lambda _: None)
+        return
+    bar = Bar(label, total)
+    try:
+        yield bar
+    finally:
+        bar.close()

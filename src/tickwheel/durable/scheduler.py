@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from urllib.parse import unquote, urlsplit
 
 from tickwheel.arguments import bounded, nanoseconds
+from tickwheel.clock import forkable
 from tickwheel.durable.blocking import Blocking
 from tickwheel.durable.channels.local import LocalChannel
 from tickwheel.durable.coordinators.none import NoCoordinator
@@ -85,6 +86,8 @@ class Scheduler(Verbs):
         self._functions: dict[str, TaskFunction[..., Any]] = {}
         self._services: dict[str, Service] = {}
         self._node: Node | None = None
+        self._starting = False
+        forkable.add(self)
 
     @overload
     def task(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
@@ -134,8 +137,15 @@ class Scheduler(Verbs):
 
     async def start(self) -> None:
         """Open the store and begin; `async with` does this."""
-        if self._node is not None:
+        if self._node is not None or self._starting:
             raise RuntimeError("the scheduler has been started already")
+        self._starting = True
+        try:
+            await self._start()
+        finally:
+            self._starting = False
+
+    async def _start(self) -> None:
         store = self._make_store()
         await store.open()
         try:
@@ -172,6 +182,11 @@ class Scheduler(Verbs):
     def blocking(self) -> Blocking:
         """Return the same verbs for a program without an event loop: `with app.blocking() as b`."""
         return Blocking(self)
+
+    def _forked(self) -> None:
+        """In the child of a fork: what runs is the parent's; here it may be started anew."""
+        self._node = None
+        self._starting = False
 
     def _started(self) -> Node:
         if self._node is None:
@@ -217,15 +232,23 @@ def coordinator_for(url: str, name: str | None) -> Callable[[Store, str], Coordi
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a store's URL."""
+    """Return the scheme of a store's URL; no message shows the rest, which may hold a password."""
     if not isinstance(url, str):
-        raise TypeError(f"a store's URL must be a str, got {url!r:.100} ({type(url).__name__})")
-    return urlsplit(url).scheme
+        raise TypeError(f"a store's URL must be a str, got a {type(url).__name__}")
+    try:
+        return urlsplit(url).scheme
+    except ValueError:
+        raise ValueError(
+            "a store's URL is sqlite:///PATH or postgresql://…; this is none"
+        ) from None
 
 
 def sqlite_path(url: str) -> Path:
     """Return the file of a SQLite URL."""
     parts = urlsplit(url)
-    if parts.netloc or not parts.path.strip("/"):
-        raise ValueError(f"a SQLite URL is sqlite:///PATH, with three slashes, got {url!r:.200}")
-    return Path(unquote(parts.path[1:]))
+    path = unquote(parts.path[1:])
+    if parts.netloc or not path.strip("/"):
+        raise ValueError("a SQLite URL is sqlite:///PATH, with three slashes before the path")
+    if path == ":memory:":
+        raise ValueError("a store is a file: one in memory would be lost with the process")
+    return Path(path)

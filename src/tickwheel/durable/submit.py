@@ -68,7 +68,8 @@ class Submit:
         service: str,
         body: bytes,
         *,
-        max_attempts: int,
+        default_attempts: int,
+        max_attempts: int | None = None,
         delay: float | timedelta | None = None,
         at: datetime | None = None,
         key: str | None = None,
@@ -104,17 +105,20 @@ class Submit:
             deadline_at_ms = moment_ms("deadline", deadline)
         elif deadline is not None:
             deadline_at_ms = later_ms(now, "deadline", deadline)
+        attempts = default_attempts
+        if max_attempts is not None:
+            attempts = bounded("max_attempts", max_attempts, 1, 10_000)
         shard = self._shard(due_at_ms, hashed=hashed)
         task = Task(
             self._ids.make(now_ms, shard), service, body, key, State.DELAY, due_at_ms, shard,
-            priority, 0, 0, bounded("max_attempts", max_attempts, 1, 10_000), timeout_ms,
+            priority, 0, 0, attempts, timeout_ms,
             deadline_at_ms, now_ms, now_ms,
         )  # fmt: skip
         return Submission(task, on_conflict)
 
     def _shard(self, due_at_ms: int, *, hashed: bool) -> int:
         """Choose a shard: one of our own for what is due soon, else any by chance."""
-        if not hashed and self._loader.holds_until(due_at_ms):
+        if not hashed and due_at_ms <= self._loader.holds_until():
             owned = self._coordinator.owned()
             if self._own_shard not in owned and owned:
                 self._own_shard = next(iter(owned))
@@ -184,15 +188,20 @@ class Submit:
         """Store a batch; what was meant for a shard that is lost meanwhile goes by chance."""
         owned = self._coordinator.owned()
         self._own_shard = random.choice(list(owned)) if owned else -1  # noqa: S311
-        answers = await self._store.insert(submissions, owned)
+        soon = self._loader.holds_until()
+        shards = {task.shard for task, _ in submissions if task.due_at_ms <= soon}
+        epochs = {shard: owned[shard] for shard in shards if shard in owned}
+        answers = await self._store.insert(submissions, epochs)
         lost = [place for place, answer in enumerate(answers) if answer is None]
         if lost:
             moved = [self._moved(submissions[place]) for place in lost]
             for place, answer in zip(lost, await self._store.insert(moved, {}), strict=True):
                 answers[place] = answer
+        self.submitted += len(answers)
+        soon, held = self._loader.holds_until(), self._loader.held
         for answer in answers:
-            if isinstance(answer, Task):
-                self._stored(answer)
+            if isinstance(answer, Task) and (answer.due_at_ms <= soon or answer.id in held):
+                self.notice(answer.id, answer.due_at_ms, answer)
         return answers
 
     def _moved(self, submission: Submission) -> Submission:
@@ -201,14 +210,9 @@ class Submit:
         task = task._replace(id=self._ids.make(task.created_at_ms, shard), shard=shard)
         return submission._replace(task=task)
 
-    def _stored(self, task: Task) -> None:
-        """Put it on the wheel, or have its owner told, when it is due soon."""
-        self.submitted += 1
-        self.notice(task.id, task.due_at_ms, task)
-
     def notice(self, task_id: str, due_at_ms: int, task: Task) -> None:
         """A task is stored with this due time now: the wheel that should have it gets it."""
-        if not self._loader.holds_until(due_at_ms):
+        if due_at_ms > self._loader.holds_until():
             self._loader.forget(task_id)
         elif task.shard in self._coordinator.owned():
             self._loader.add(Due(task_id, due_at_ms, task.service, task.priority, task.shard))

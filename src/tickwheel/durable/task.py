@@ -6,7 +6,7 @@ them as aware datetimes.
 
 from __future__ import annotations
 
-import secrets
+import random
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -231,6 +231,8 @@ class Ids:
     """
 
     def __init__(self) -> None:
+        # Of its own, seeded by the system: the common one may be seeded by the user.
+        self._random = random.Random()  # noqa: S311
         self._ms = -1
         self._low = 0
 
@@ -238,7 +240,7 @@ class Ids:
         """Return a new id."""
         if now_ms != self._ms:
             self._ms = now_ms
-            self._low = secrets.randbits(61)
+            self._low = self._random.getrandbits(61)
         self._low += 1 + (self._low & 0xFF)
         low = self._low & (1 << 62) - 1
         return f"{now_ms << 80 | 7 << 76 | shard << 64 | 2 << 62 | low:032x}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.durable import serial
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
-from tickwheel.durable.progress import Bar, progress_of
+from tickwheel.durable.progress import showing
 from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.service import check_name, seconds_of
 from tickwheel.durable.store import BATCH, Replay
@@ -92,12 +92,8 @@ class Verbs:
         node = self._started()
         known = requests if isinstance(requests, Sized) else [*requests]
         total = len(known)
-        show = progress_of(progress, "submit", total)
-        try:
+        with showing(progress, "submit", total) as show:
             return await node.submit.submit_many(self._submissions(known), show)
-        finally:
-            if isinstance(show, Bar):
-                show.close()
 
     def _submissions(self, requests: Iterable[Request | Mapping[str, Any]]) -> Iterator[Submission]:
         for number, request in enumerate(requests):
@@ -138,16 +134,12 @@ class Verbs:
             raise UnknownService(
                 f"no task function is named {service!r}; there are {sorted(node.services)[:20]}"
             )
-        max_attempts = options.get("max_attempts")
-        if max_attempts is None:
-            max_attempts = known.max_attempts if known else MAX_ATTEMPTS
-        return node.submit.build(
-            service, body, **{**options, "max_attempts": max_attempts}, hashed=hashed
-        )
+        attempts = known.max_attempts if known else MAX_ATTEMPTS
+        return node.submit.build(service, body, default_attempts=attempts, hashed=hashed, **options)
 
     async def cancel(self, task_id: str) -> Verdict:
         """Cancel a task that is not running; the answer says whether this won, and its state."""
-        return (await self._cancel([task_id]))[0]
+        return (await self._cancel([checked_id(task_id)]))[0]
 
     async def cancel_key(self, key: str, service: Target | None = None) -> Verdicts:
         """Cancel the live tasks that have this key, of one service or of all; who won."""
@@ -174,13 +166,13 @@ class Verbs:
         """Cancel all unclaimed tasks of a service, or with a key, that match; return how many."""
         node = self._started()
         filter = filter_of(service, key, state, due_before, bulk=True)
-        show = progress_of(progress, "cancel", None)
         count = 0
-        while ids := await node.store.cancel_where(filter, BATCH):
-            for task_id in ids:
-                node.forget(task_id)
-            count += len(ids)
-            show(count)
+        with showing(progress, "cancel", None) as show:
+            while ids := await node.store.cancel_where(filter, BATCH):
+                for task_id in ids:
+                    node.forget(task_id)
+                count += len(ids)
+                show(count)
         return count
 
     async def reschedule(
@@ -189,6 +181,7 @@ class Verbs:
         """Make a task that is not running due at another time; whether this won, and its state."""
         node = self._started()
         due_at_ms = self._due(delay, at)
+        checked_id(task_id)
         verdict = known([task_id], await node.store.reschedule([task_id], due_at_ms))[0]
         if verdict.won:
             await self._moved([task_id])
@@ -209,12 +202,12 @@ class Verbs:
         node = self._started()
         due_at_ms = self._due(delay, at)
         filter = filter_of(service, key, state, due_before, bulk=True)
-        show = progress_of(progress, "reschedule", None)
         count = 0
-        while ids := await node.store.reschedule_where(filter, due_at_ms, BATCH):
-            await self._moved(ids)
-            count += len(ids)
-            show(count)
+        with showing(progress, "reschedule", None) as show:
+            while ids := await node.store.reschedule_where(filter, due_at_ms, BATCH):
+                await self._moved(ids)
+                count += len(ids)
+                show(count)
         return count
 
     def _due(self, delay: float | timedelta | None, at: datetime | None) -> int:
@@ -292,7 +285,10 @@ class Verbs:
 
     async def attempts(self, task_id: str) -> Attempts:
         """Return the execution log of a task: one row for each attempt that has ended."""
-        return await self._started().store.attempts(checked_id(task_id))
+        rows = await self._started().store.attempts(checked_id(task_id))
+        if not rows:
+            await self.get(task_id)  # raises for an id that is unknown
+        return rows
 
     async def replay(
         self,
@@ -325,18 +321,18 @@ class Verbs:
         progress: Progress = False,
     ) -> int:
         """Replay all final tasks that match, by default the failed ones; return how many."""
-        show = progress_of(progress, "replay", None)
         count, cursor = 0, None
-        while True:
-            page = await self.backlog(
-                state=state, service=service, key=key, cursor=cursor, limit=BATCH
-            )
-            ids = [task.id for task in page.items if force or task.replayed_as is None]
-            now = int(self._started().store.now_ms())
-            count += sum(isinstance(one, Task) for one in await self._replay(ids, now, force))
-            show(count)
-            if (cursor := page.next_cursor) is None:
-                return count
+        with showing(progress, "replay", None) as show:
+            while True:
+                page = await self.backlog(
+                    state=state, service=service, key=key, cursor=cursor, limit=BATCH
+                )
+                ids = [task.id for task in page.items if force or task.replayed_as is None]
+                now = int(self._started().store.now_ms())
+                count += sum(isinstance(one, Task) for one in await self._replay(ids, now, force))
+                show(count)
+                if (cursor := page.next_cursor) is None:
+                    return count
 
     async def _replay(self, ids: Ids, due_at_ms: int, force: bool) -> Replayed:
         node = self._started()

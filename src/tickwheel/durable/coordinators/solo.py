@@ -12,6 +12,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from tickwheel.clock import forkable
+
 try:
     import fcntl
 except ImportError:  # not on Windows: there one process must do
@@ -67,33 +69,45 @@ class SoloCoordinator:
 
 
 class FileLock:
-    """An exclusive lock on a file, waited for by a thread: no polling."""
+    """An exclusive lock on a file, waited for by a thread: no polling.
+
+    The child of a fork closes the file: otherwise it would keep the lock when its parent dies.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = -1
         self._released = False
+        self._waiting = False
         self._guard = threading.Lock()
+        forkable.add(self)
 
     def acquire(self, loop: asyncio.AbstractEventLoop, acquired: Callable[[], None]) -> None:
         """Call `acquired()` on `loop` as soon as the lock is ours."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._released = False
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._waiting = True
             threading.Thread(
-                target=self._wait, args=(file, loop, acquired), name="tickwheel-lock", daemon=True
+                target=self._wait,
+                args=(self._file, loop, acquired),
+                name="tickwheel-lock",
+                daemon=True,
             ).start()
         else:
-            self._file = file
             acquired()
 
     def release(self) -> None:
-        """Free it; whoever waits for it here will not get it."""
+        """Free it; a thread that still waits for it will not keep it."""
         with self._guard:
             self._released = True
             if self._file >= 0:
-                os.close(self._file)
+                # A waiting thread has the same open file: unlocked here, closed by that thread.
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+                if not self._waiting:
+                    os.close(self._file)
                 self._file = -1
 
     def _wait(
@@ -101,9 +115,16 @@ class FileLock:
     ) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with self._guard:
+            self._waiting = False
             if self._released:
                 os.close(file)
                 return
-            self._file = file
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(acquired)
+
+    def _forked(self) -> None:
+        """In the child of a fork: let go of the file; the parent's lock stays."""
+        self._guard = threading.Lock()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

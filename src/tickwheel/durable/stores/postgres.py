@@ -11,7 +11,7 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.schedule import Schedule, firing_keys
+from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.store import LEASE_MARGIN_MS, SCAN, Claims
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
@@ -23,9 +23,10 @@ from tickwheel.durable.stores.postgres_pool import (
     place_of,
     transaction,
 )
+from tickwheel.durable.stores.postgres_schedules import cancel_pending, fired, later_each_time
 from tickwheel.durable.stores.postgres_schema import PATIENCE_SECONDS, migrate
 from tickwheel.durable.stores.postgres_transaction import insert_on, insert_on_now
-from tickwheel.durable.stores.rows import STATES, inserted, may_hold, merged, rounds, task_of
+from tickwheel.durable.stores.rows import STATES, may_hold, merged, rounds, task_of
 from tickwheel.durable.task import SHARDS, Attempt, Due, Event, State, Taken, Task, Verdict
 from tickwheel.errors import StoreUnavailable
 
@@ -549,32 +550,6 @@ async def replayed(
             answers |= {row[0]: Taken(task_of(row[1:])) for row in holders}
         left = [one for one in left if one.id in taken and one.id not in answers]
     return answers
-
-
-async def cancel_pending(connection: Connection, name: str) -> None:
-    """Cancel the firings of a schedule that nobody has claimed yet."""
-    rows = await connection.fetch(sql.PENDING_FIRINGS, *firing_keys(name))
-    if rows:
-        await connection.fetch(sql.cancel(), sorted(task_id for (task_id,) in rows))
-
-
-def fired(firing: Firing) -> tuple[Any, ...]:
-    """Return the columns that a firing gives: what the schedule was, until when, and the task."""
-    one, until_ms, task = firing
-    given = inserted(task) if task is not None else (None,) * len(sql.GIVEN_COLUMNS)
-    was = one.name, one.service, one.body, one.cron, one.interval_ms, one.tz, one.missed
-    return *was, one.created_at_ms, until_ms, *given
-
-
-def later_each_time(firings: Sequence[Firing]) -> list[int]:
-    """Return the places of those that are later than the ones of their schedule before them."""
-    last: dict[str, int] = {}
-    places = []
-    for at, one in enumerate(firings):
-        if one.until_ms > last.get(one.schedule.name, -1):
-            last[one.schedule.name] = one.until_ms
-            places.append(at)
-    return places
 
 
 def pairs(rows: Iterable[Any]) -> dict[Any, Any]:

@@ -6,6 +6,7 @@ whoever has it. So a batch with keys is a transaction of several statements; one
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import asyncpg  # type: ignore[import-untyped]
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Answers = list[Task | Taken | None]
 
 COPY_FROM = 32  # rows: COPY is as fast as a statement from about here on, then twice as fast
+COPY_CHECKED_FROM = 128  # the same where epochs are checked, which takes a transaction
 TURNS = 8  # a key that changes hands more often while it is looked at is given up
 
 
@@ -71,26 +73,36 @@ async def insert_plain(
 ) -> Answers:
     """Store tasks without keys."""
     checked = checks(tasks, epochs)
-    # Not where shards are locked: a process that is stopped amid a COPY would hold them for ever.
-    if len(tasks) >= COPY_FROM and not checked and await copied(connection, tasks):
-        return [*tasks]
+    if len(tasks) >= (COPY_CHECKED_FROM if checked else COPY_FROM):
+        with contextlib.suppress(asyncpg.UniqueViolationError, Stale):
+            await copy(connection, tasks, checked)
+            return [*tasks]
     shards, numbers = [*checked], [*checked.values()]
     rows = await connection.fetch(sql.INSERT, shards, numbers, *columns(tasks))
     stale = checked.keys() - {shard for (shard,) in rows}
     return [None if task.shard in stale else task for task in tasks]
 
 
-async def copied(connection: Connection, tasks: Sequence[Task]) -> bool:
-    """Store tasks by COPY; False when an id is there already."""
-    try:
+async def copy(connection: Connection, tasks: Sequence[Task], checked: Mapping[int, int]) -> None:
+    """Store tasks by COPY, all of them or none: an id is there already, or a shard is stale."""
+
+    async def copy_rows(connection: Connection) -> None:
         await connection.copy_records_to_table(
             "task", records=map(inserted, tasks), columns=sql.GIVEN_COLUMNS
         )
-    except asyncpg.UniqueViolationError:
-        if connection.is_in_transaction():
-            raise
-        return False
-    return True
+
+    async def copy_checked(connection: Connection) -> None:
+        # The shards are locked last: a process that is stopped amid a COPY, which no timeout of the
+        # server ends, must not keep them from their next owner.
+        await copy_rows(connection)
+        if await stale_shards(connection, checked):
+            raise Stale
+
+    await (transaction(connection, copy_checked) if checked else copy_rows(connection))
+
+
+class Stale(Exception):
+    """Some shard has another epoch now: nothing was stored, and what can be must be told apart."""
 
 
 async def insert_keyed(

@@ -1,7 +1,7 @@
 """What other processes say on channels of the database, heard on a connection of its own.
 
-A word may be lost while the connection is: each time it is made anew, every hearer is called with
-"", which means: anything may have been said.
+A word may be lost while there is no connection: when there is one, first or again, every hearer is
+called with "", which means: anything may have been said.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Listener:
     def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
         self._connect = connect
         self._hearers: dict[str, list[Callable[[str], None]]] = {}
+        self._on: set[str] = set()  # channels of the connection that there is
         self._task: asyncio.Task[None] | None = None
         self._stirred = asyncio.Event()
 
@@ -37,6 +38,8 @@ class Listener:
         """Call `heard(words)` on the running loop for what is said on the channel."""
         self._hearers.setdefault(channel, []).append(heard)
         self._stirred.set()
+        if channel in self._on:
+            asyncio.get_running_loop().call_soon(heard, "")
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="tickwheel-listen")
 
@@ -59,6 +62,7 @@ class Listener:
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 pass  # also StoreUnavailable: each second's look must do until it is back
             finally:
+                self._on.clear()
                 if connection is not None:
                     connection.terminate()
             if connection is not None:
@@ -68,13 +72,12 @@ class Listener:
 
     async def _heed(self, connection: Connection) -> None:
         """Listen on every channel, and see to it that the connection is alive."""
-        on: set[str] = set()
         while True:
             self._stirred.clear()
-            for channel in self._hearers.keys() - on:
+            for channel in self._hearers.keys() - self._on:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await connection.add_listener(channel, self._said)
-                on.add(channel)
+                self._on.add(channel)
                 self._said(connection, 0, channel, "")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_SECONDS):

@@ -183,7 +183,7 @@ async def transaction(connection: Connection, work: Callable[[Connection], Await
     await connection.execute("BEGIN")
     try:
         answer = await work(connection)
-    except (asyncpg.PostgresError, ValueError, StoreUnavailable):
+    except Exception:
         if not connection.is_closed():
             await connection.execute("ROLLBACK")
         raise

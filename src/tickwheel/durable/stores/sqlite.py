@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,9 +17,9 @@ from tickwheel.durable.schedule import Schedule, firing_keys
 from tickwheel.durable.store import LEASE_MARGIN_MS, SCAN, Claims
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver, set_wal
 from tickwheel.durable.stores.sqlite_schema import migrate
-from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Writer
+from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Reader, Writer
 from tickwheel.durable.task import (
     FINAL,
     SHARDS,
@@ -72,8 +71,7 @@ class SqliteStore:
         self._clock = clock or WallClock()
         self._connect_class = DRIVERS[driver or default_driver()]
         self._writer: Writer | None = None
-        self._reader: Connection | None = None
-        self._readers: ThreadPoolExecutor | None = None
+        self._reader: Reader | None = None
         self._checkpointer: Checkpointer | None = None
         self._poke = Poke(self.path)
         self._file = (0, 0)
@@ -81,9 +79,9 @@ class SqliteStore:
     async def open(self) -> None:
         """Open the file, or make it, and bring its tables to this version's form."""
         await asyncio.to_thread(self._prepare)
-        self._reader = self._connect()
-        self._reader.run("PRAGMA query_only = ON")
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="tickwheel-read")
+        reading = self._connect()
+        reading.run("PRAGMA query_only = ON")
+        self._reader = Reader(reading)
         self._checkpointer = Checkpointer(self._connect()) if self._apart else None
         committed = self._checkpointer.written if self._checkpointer else lambda: None
         self._writer = Writer(self._connect_writer, self._check_file, committed)
@@ -95,11 +93,10 @@ class SqliteStore:
         if self._writer is not None:
             await self._writer.stop()
         if self._checkpointer is not None:
-            await asyncio.to_thread(self._checkpointer.stop)
-        if self._readers is not None and self._reader is not None:
-            await asyncio.to_thread(self._readers.shutdown)
-            self._reader.close()
-        self._writer = self._checkpointer = self._readers = self._reader = None
+            await self._checkpointer.stop()
+        if self._reader is not None:
+            await self._reader.stop()
+        self._writer = self._checkpointer = self._reader = None
 
     def now_ms(self) -> float:
         """Return the host's time."""
@@ -110,6 +107,7 @@ class SqliteStore:
 
     def _connect(self) -> Connection:
         connection = self._connect_class(str(self.path))
+        set_wal(connection)
         for pragma in sql.PRAGMAS:
             connection.run(pragma)
         return connection
@@ -124,7 +122,10 @@ class SqliteStore:
             raise StoreUnavailable(f"SQLite database {self.path}: the file has been replaced")
 
     def _prepare(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"SQLite database {self.path}: {error}") from error
         connection = self._connect()
         try:
             self.shards = migrate(connection, self.shards)
@@ -152,10 +153,9 @@ class SqliteStore:
         return await self._writer.write(rank, work)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        if self._readers is None or self._reader is None:
+        if self._reader is None:
             raise RuntimeError(f"the store {self.path} is not open")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, work, self._reader)
+        return await self._reader.read(work)
 
     async def insert(
         self,

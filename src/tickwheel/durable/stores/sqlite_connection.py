@@ -9,6 +9,7 @@ file at the same moment; so with those only the writer itself does that.
 from __future__ import annotations
 
 import sqlite3
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.errors import StoreUnavailable
@@ -135,6 +136,23 @@ DRIVERS: dict[str, type[StandardConnection | ApswConnection]] = {
 def default_driver() -> str:
     """Return "apsw" where it is installed, else "sqlite3"."""
     return "apsw" if "apsw" in DRIVERS else "sqlite3"
+
+
+def set_wal(connection: Connection) -> None:
+    """Have a log beside the database file; once set, the file remembers it.
+
+    Of several processes that set it at the same moment all but one fail at once, whatever the
+    busy timeout: SQLite does not wait there.
+    """
+    patience = BUSY_MS / 1000
+    while connection.run("PRAGMA journal_mode")[0][0] != "wal":
+        try:
+            connection.run("PRAGMA journal_mode = WAL")
+        except StoreUnavailable:
+            if patience <= 0:
+                raise
+            time.sleep(0.005)
+            patience -= 0.005
 
 
 def translated(error: Exception, path: str) -> Exception:

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tickwheel.durable.stores.sqlite_connection import Connection
 
+# Versions below this one only add to each other, so a process may meet a later one than its own,
+# as while others are being upgraded.
+NEXT_GENERATION = 1000
+
 MIGRATIONS: list[list[str]] = [
     [
         """
@@ -113,6 +117,11 @@ def migrate(connection: Connection, shards: int) -> int:
 
     Several processes may come at the same moment: the file's write lock lets one in at a time.
     """
+    if version(connection) >= NEXT_GENERATION:
+        raise RuntimeError(
+            f"the database is of version {version(connection)}, this tickwheel knows those below"
+            f" {NEXT_GENERATION}: it was made by a newer one"
+        )
     if version(connection) < len(MIGRATIONS):
         connection.run("BEGIN IMMEDIATE")
         try:

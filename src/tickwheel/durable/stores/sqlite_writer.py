@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections import deque
 from enum import IntEnum
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tickwheel.clock import SystemClock
@@ -88,7 +89,7 @@ class Writer:
             self._stopping = True
             self._changed.notify()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await ended(self._thread)
 
     def _run(self) -> None:
         while self._wait():
@@ -171,6 +172,38 @@ class Writer:
             self._loop.call_soon_threadsafe(settle, answers)
 
 
+class Reader:
+    """A thread with a connection that reads, one job after the other."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="tickwheel-read", daemon=True)
+        self._thread.start()
+
+    def read(self, work: Callable[[Connection], T]) -> asyncio.Future[T]:
+        """Have `work(connection)` done."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._jobs.put(Job(work, future))
+        return future
+
+    async def stop(self) -> None:
+        """Finish what is queued, then end the thread and close its connection."""
+        self._jobs.put(None)
+        await ended(self._thread)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                answer = job.work(self._connection)
+            except Exception as error:  # noqa: BLE001
+                answer = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(settle, [(job, answer)])
+        self._connection.close()
+
+
 class Checkpointer:
     """A thread that moves the log into the database file, off the path of commits."""
 
@@ -186,11 +219,11 @@ class Checkpointer:
         if not self._written.is_set():
             self._written.set()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End the thread and close its connection."""
         self._stop.set()
         self._written.set()
-        self._thread.join()
+        await ended(self._thread)
 
     def _run(self) -> None:
         while self._written.wait() and not self._stop.wait(CHECKPOINT_SECONDS):
@@ -200,6 +233,12 @@ class Checkpointer:
             except StoreUnavailable:
                 self._written.set()  # the next one moves it
         self._connection.close()
+
+
+async def ended(thread: threading.Thread) -> None:
+    """Wait for a thread's end. No other thread does the waiting: at exit none can be started."""
+    while thread.is_alive():
+        await asyncio.sleep(0.001)
 
 
 def settle(answers: list[tuple[Job, Any]]) -> None:

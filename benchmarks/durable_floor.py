@@ -1,0 +1,141 @@
+"""The floors: what a bare driver reaches on the store's own tables, and rows to fill them with."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tickwheel.durable.stores import sqlite_statements
+from tickwheel.durable.stores.rows import inserted
+from tickwheel.durable.stores.sqlite import SMALL_WAL_PAGES, WAL_PAGES
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver
+from tickwheel.durable.task import SHARDS, Ids, State, Task
+
+SERVICE = "noop"
+CHUNK = 1_000
+DAY_MS = 86_400_000
+COLUMNS = [name.strip() for name in sqlite_statements.GIVEN.split(",")]
+"""Those that a submit gives, the same on both databases."""
+
+Row = tuple[Any, ...]
+
+
+def rows(count: int, days: tuple[int, int] = (1, 2)) -> list[Row]:
+    """So many tasks as a submit would insert them, due by chance within these days from now."""
+    ids, now = Ids(), int(time.time() * 1000)
+    chance = random.Random(5)
+    made = []
+    for number in range(count):
+        shard = chance.randrange(SHARDS)
+        due = now + chance.randrange(days[0] * DAY_MS, days[1] * DAY_MS)
+        made.append(
+            inserted(
+                Task(
+                    ids.make(now + number // 100, shard), SERVICE, b"[%d]" % number, None,
+                    State.DELAY, due, shard, 0, 0, 0, 5, None, None, now, now,
+                )
+            )
+        )  # fmt: skip
+    return made
+
+
+def thousands(all_rows: list[Row]) -> Iterator[list[Row]]:
+    """The rows, a commit's worth at a time."""
+    for start in range(0, len(all_rows), CHUNK):
+        yield all_rows[start : start + CHUNK]
+
+
+class SqliteFloor:
+    """SQLite by the store's driver, with the store's settings: WAL, synchronous=FULL."""
+
+    def __init__(self, url: str) -> None:
+        self._path = str(Path(url.partition(":///")[2]))
+        self._connection = DRIVERS[default_driver()](self._path)
+        for pragma in sqlite_statements.PRAGMAS:
+            self._connection.run(pragma)
+        apart = self._connection.version >= SAFE
+        pages = WAL_PAGES if apart else SMALL_WAL_PAGES
+        self._connection.run(f"PRAGMA wal_autocheckpoint = {pages}")
+        holes = ",".join("?" * len(COLUMNS))
+        self._insert = f"INSERT INTO task ({', '.join(COLUMNS)}) VALUES ({holes})"
+
+    async def many(self, all_rows: list[Row]) -> None:
+        """`executemany` and a commit per thousand."""
+        for part in thousands(all_rows):
+            self._connection.run("BEGIN IMMEDIATE")
+            self._connection.run_many(self._insert, part)
+            self._connection.run("COMMIT")
+
+    async def each(self, all_rows: list[Row], seconds: float) -> int:
+        """One row per commit on one connection, as many as fit the time."""
+        until, done = time.perf_counter() + seconds, 0
+        for row in all_rows:
+            self._connection.run(self._insert, row)
+            done += 1
+            if time.perf_counter() > until:
+                break
+        return done
+
+    async def settle(self) -> None:
+        """Leave no work for those who come later."""
+        self._connection.run("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+class PostgresFloor:
+    """PostgreSQL by asyncpg."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        names = ", ".join(COLUMNS)
+        holes = ", ".join(f"${n + 1}" for n in range(len(COLUMNS)))
+        self._insert = f"INSERT INTO task ({names}) VALUES ({holes})"
+
+    async def many(self, all_rows: list[Row]) -> None:
+        """COPY, a thousand per commit."""
+        import asyncpg
+
+        connection = await asyncpg.connect(self._url)
+        for part in thousands(all_rows):
+            await connection.copy_records_to_table("task", records=part, columns=COLUMNS)
+        await connection.close()
+
+    async def each(self, all_rows: list[Row], seconds: float, connections: int = 1) -> int:
+        """One row per commit on so many connections, as many as fit the time."""
+        import asyncpg
+
+        pool = [await asyncpg.connect(self._url) for _ in range(connections)]
+        left, done = iter(all_rows), 0
+        for connection in pool:
+            await connection.execute(self._insert, *next(left))
+        until = time.perf_counter() + seconds
+
+        async def insert(connection: Any) -> None:
+            nonlocal done
+            for row in left:
+                await connection.execute(self._insert, *row)
+                done += 1
+                if time.perf_counter() > until:
+                    break
+
+        await asyncio.gather(*map(insert, pool))
+        for connection in pool:
+            await connection.close()
+        return done
+
+    async def settle(self) -> None:
+        """Leave no work for those who come later."""
+        import asyncpg
+
+        connection = await asyncpg.connect(self._url)
+        await connection.execute("VACUUM ANALYZE task")
+        await connection.execute("CHECKPOINT")
+        await connection.close()
+
+
+def floor_at(url: str) -> SqliteFloor | PostgresFloor:
+    """The floor of a store's kind, on its tables, which must be there."""
+    return SqliteFloor(url) if url.startswith("sqlite") else PostgresFloor(url)

@@ -1,0 +1,1070 @@
+/* Operations and the lists they are watched on, native: the hot path of watchlists.py, where the essay is.
+ *
+ * What differs is how it lies in memory, and what the locks are:
+ *
+ * - A key is a node of a hash table, and has a list of links, one per operation watched on it, in the order in which
+ *   they came. An operation owns its links, so it leaves each list in one step, without a hash or a comparison. A
+ *   node goes with its last link.
+ * - The GIL is the purgatory's lock. Code of the user's runs only where a key is hashed or compared, a method
+ *   is called, or an object is made or released, and there the lists are whole: keys are looked up first and their
+ *   nodes reserved, and then the operation is linked to all of them in one go; it leaves all of them in one go, and
+ *   what it held is released after that.
+ * - An operation's lock is an owner and a count. Only a thread that finds another one inside needs more: it sleeps on a
+ *   lock of the system's, without the GIL.
+ *
+ * The collector sees a purgatory, its operations and its keys. A purgatory refers to each of its operations once, and
+ * each of these to its purgatory.
+ */
+#include "_wheel.h"
+#include "pythread.h"
+
+#if defined(_MSC_VER)
+#define THREAD_LOCAL __declspec(thread)
+#else
+#define THREAD_LOCAL __thread
+#endif
+
+#define FEWEST_SLOTS 8
+#define OWN_LINKS 2 /* most operations have no more keys */
+#define FEW 8       /* keys of an operation, or operations of a key, that need no allocation */
+
+typedef struct Node Node;
+typedef struct Link Link;
+typedef struct Operation Operation;
+typedef struct WatchLists WatchLists;
+
+/* An operation on a key's list. */
+struct Link {
+    Link *before, *after;
+    Operation *operation;
+    Node *node;
+};
+
+/* A key that operations are watched on. */
+struct Node {
+    Node *next; /* in its slot */
+    PyObject *key;
+    Py_hash_t hash;
+    Link *first, *last;
+    Py_ssize_t uses; /* links, and operations that are about to be linked */
+    uint64_t mark;   /* the last watch that linked here: a key that comes twice is linked once */
+};
+
+struct Operation {
+    PyObject_HEAD
+    unsigned long owner;  /* the thread that is inside */
+    unsigned int depth;   /* how often it is */
+    unsigned int waiting; /* threads that sleep on the gate */
+    char made, ticket, completed, rung;
+    char one_thread;   /* its purgatory needs no locks */
+    WatchLists *lists; /* where it is watched, or NULL */
+    Link *links;       /* `own_links`, or more of them, or NULL */
+    Py_ssize_t link_count;
+    Link own_links[OWN_LINKS];
+    Operation *before, *after; /* among the operations of `lists` */
+    PyObject *timeout;
+    PyObject *handle;        /* of its deadline, or NULL */
+    PyThread_type_lock gate; /* NULL until a thread has to wait; held but for a moment after `rung` */
+};
+
+enum { COMPLETED, EXPIRED, CANCELLED, WAYS };
+
+struct WatchLists {
+    PyObject_HEAD
+    PyObject *timer;
+    PyObject *closed; /* NULL, or why it is closed */
+    Node **slots;     /* a power of two of them, or NULL */
+    size_t slot_count;
+    size_t node_count;
+    uint64_t version; /* of the table: what was read before user code ran may be gone after it */
+    uint64_t marks;
+    Operation *first, *last;
+    Py_ssize_t operation_count, watched, delayed;
+    unsigned long long ended[WAYS];
+    char one_thread;
+    PyObject *weakrefs;
+};
+
+/* A check that was put off. */
+typedef struct Check {
+    struct Check *next;
+    WatchLists *lists;
+    PyObject *key;
+} Check;
+
+/* A thread's operations under way, and the checks that wait for them to end. */
+typedef struct {
+    int depth;
+    int draining;
+    Check *first, *last;
+} Later;
+
+static THREAD_LOCAL Later later;
+
+static PyTypeObject Operation_Type, WatchLists_Type;
+static PyObject *str_try_complete, *str_on_complete, *str_on_expiration, *str_failed, *str_take_ticket, *str_timeout;
+static PyObject *str_call_later, *str_cancel, *str_expire;
+static PyObject *own_take_ticket, *own_timeout; /* what a type has that does not override them; borrowed */
+
+static Py_ssize_t check(WatchLists *w, PyObject *key);
+
+/* ---- Exceptions as one object */
+
+static PyObject *take_error(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (type == NULL) return NULL;
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    Py_DECREF(type);
+    Py_XDECREF(traceback);
+    return value;
+#endif
+}
+
+static void raise_again(PyObject *error)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(Py_NewRef(Py_TYPE(error)), error, PyException_GetTraceback(error));
+#endif
+}
+
+/* Tell self._failed(name, error) of an Exception: 0, or -1 when it must go on to the caller. */
+static int report(Operation *op, PyObject *name)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+    PyObject *error = take_error();
+    PyObject *answer = PyObject_CallMethodObjArgs((PyObject *)op, str_failed, name, error, NULL);
+    Py_XDECREF(error);
+    Py_XDECREF(answer);
+    return answer ? 0 : -1;
+}
+
+/* The argument as an operation that was made, or NULL with an error. */
+static Operation *as_operation(PyObject *given)
+{
+    if (UNLIKELY(!PyObject_TypeCheck(given, &Operation_Type))) {
+        PyErr_Format(PyExc_TypeError, "operation must be a DelayedOperation, got %.100R", given);
+        return NULL;
+    }
+    Operation *op = (Operation *)given;
+    if (LIKELY(op->made)) return op;
+    PyErr_Format(PyExc_AttributeError, "%R has no timeout: call super().__init__(timeout) first", given);
+    return NULL;
+}
+
+/* ---- An operation's turn: its lock, and at the end of the outermost one the checks put off */
+
+/* Sleep until nobody is inside; -1 when a signal's handler raises. Waking up is no promise: others may be first. */
+static int wait_outside(Operation *op, unsigned long me)
+{
+    while (op->depth && op->owner != me) {
+        if (op->gate == NULL) {
+            op->gate = PyThread_allocate_lock();
+            if (op->gate == NULL) { PyErr_NoMemory(); return -1; }
+            PyThread_acquire_lock(op->gate, WAIT_LOCK);
+        }
+        PyLockStatus status;
+        op->waiting++;
+        Py_BEGIN_ALLOW_THREADS
+        status = PyThread_acquire_lock_timed(op->gate, -1, 1);
+        Py_END_ALLOW_THREADS
+        op->waiting--;
+        if (status == PY_LOCK_ACQUIRED) op->rung = 0;
+        else if (Py_MakePendingCalls() < 0) return -1;
+    }
+    return 0;
+}
+
+/* 1 when it has the lock now, 0 when none is needed, -1 with an error: pass it to `end_turn`. */
+static inline int begin_turn(Operation *op)
+{
+    if (!op->one_thread) {
+        unsigned long me = PyThread_get_thread_ident();
+        if (UNLIKELY(op->depth && op->owner != me) && wait_outside(op, me) < 0) return -1;
+        op->owner = me;
+        op->depth++;
+    }
+    later.depth++;
+    return !op->one_thread;
+}
+
+/* Make the checks that were put off, one after the other, however many they bring on. An interrupt waits for those
+ * behind it. */
+static int drain(void)
+{
+    PyObject *before = take_error(), *failure = NULL;
+    Check *next;
+    later.draining = 1;
+    while ((next = later.first) != NULL) {
+        later.first = next->next;
+        if (check(next->lists, next->key) < 0) {
+            PyObject *error = take_error();
+            if (failure == NULL) failure = error; else Py_DECREF(error);
+        }
+        Py_DECREF(next->lists);
+        Py_DECREF(next->key);
+        PyMem_Free(next);
+    }
+    later.draining = 0;
+    if (failure == NULL) {
+        if (before == NULL) return 0;
+        failure = before;
+    }
+    else if (before && before != failure) PyException_SetContext(failure, before);
+    else Py_XDECREF(before);
+    raise_again(failure);
+    return -1;
+}
+
+/* -1 with an error, which may be the one that was set before. */
+static inline int end_turn(Operation *op, int held, int failed)
+{
+    later.depth--;
+    if (held && --op->depth == 0 && UNLIKELY(op->waiting) && !op->rung) {
+        op->rung = 1;
+        PyThread_release_lock(op->gate);
+    }
+    if (UNLIKELY(later.first != NULL) && !later.depth && !later.draining) return drain();
+    return failed;
+}
+
+static int put_off(WatchLists *w, PyObject *key)
+{
+    if (PyObject_Hash(key) == -1) return -1; /* what cannot be a key is told now */
+    Check *one = PyMem_Malloc(sizeof(Check));
+    if (one == NULL) { PyErr_NoMemory(); return -1; }
+    *one = (Check){NULL, (WatchLists *)Py_NewRef(w), Py_NewRef(key)};
+    if (later.first) later.last->next = one; else later.first = one;
+    later.last = one;
+    return 0;
+}
+
+/* ---- Keys */
+
+static inline size_t slot_of(const WatchLists *w, Py_hash_t hash)
+{
+    return (size_t)(((uint64_t)hash * 0x9E3779B97F4A7C15u) >> 32) & (w->slot_count - 1);
+}
+
+/* More or fewer slots; without memory it stays as it is, which costs time only. */
+static void resize(WatchLists *w, size_t slot_count)
+{
+    Node **old = w->slots, **slots = PyMem_Calloc(slot_count, sizeof(Node *));
+    if (slots == NULL) return;
+    size_t old_count = w->slot_count;
+    w->slots = slots;
+    w->slot_count = slot_count;
+    w->version++;
+    for (size_t i = 0; i < old_count; i++)
+        for (Node *node = old[i], *next; node; node = next) {
+            size_t slot = slot_of(w, node->hash);
+            next = node->next;
+            node->next = slots[slot];
+            slots[slot] = node;
+        }
+    PyMem_Free(old);
+}
+
+/* The node of `key`, or NULL; -1 with an error of the key's. Comparing may run any code, and then starts anew if
+ * that has changed the table. */
+static int find(WatchLists *w, PyObject *key, Py_hash_t hash, Node **found)
+{
+    *found = NULL;
+again:
+    if (w->slots == NULL) return 0;
+    for (Node *node = w->slots[slot_of(w, hash)]; node; node = node->next) {
+        if (node->key != key) {
+            if (node->hash != hash) continue;
+            uint64_t version = w->version;
+            PyObject *other = Py_NewRef(node->key);
+            int same = PyObject_RichCompareBool(other, key, Py_EQ);
+            Py_DECREF(other);
+            if (same < 0) return -1;
+            if (UNLIKELY(version != w->version)) goto again;
+            if (!same) continue;
+        }
+        *found = node;
+        return 0;
+    }
+    return 0;
+}
+
+/* The node of `key`, made if there is none, with one use more; NULL with an error. */
+static Node *reserve(WatchLists *w, PyObject *key, Py_hash_t hash)
+{
+    Node *node;
+    if (find(w, key, hash, &node) < 0) return NULL;
+    if (node == NULL) {
+        if (w->node_count >= w->slot_count) resize(w, w->slot_count ? 2 * w->slot_count : FEWEST_SLOTS);
+        node = w->slots ? PyMem_Malloc(sizeof(Node)) : NULL;
+        if (node == NULL) { PyErr_NoMemory(); return NULL; }
+        Node **slot = &w->slots[slot_of(w, hash)];
+        *node = (Node){.next = *slot, .key = Py_NewRef(key), .hash = hash};
+        *slot = node;
+        w->node_count++;
+        w->version++;
+    }
+    node->uses++;
+    return node;
+}
+
+/* One use less. After the last one the node joins `*unused`, to be freed where any code may run. */
+static void unreserve(WatchLists *w, Node *node, Node **unused)
+{
+    if (--node->uses) return;
+    Node **at = &w->slots[slot_of(w, node->hash)];
+    while (*at != node) at = &(*at)->next;
+    *at = node->next;
+    w->node_count--;
+    w->version++;
+    if (w->slot_count > FEWEST_SLOTS && w->node_count < w->slot_count / 8) resize(w, w->slot_count / 2);
+    node->next = *unused;
+    *unused = node;
+}
+
+static void free_nodes(Node *node)
+{
+    while (node) {
+        Node *next = node->next;
+        Py_DECREF(node->key);
+        PyMem_Free(node);
+        node = next;
+    }
+}
+
+/* ---- Watching and leaving */
+
+static void link_to(Link *link, Node *node, Operation *op)
+{
+    *link = (Link){node->last, NULL, op, node};
+    if (node->last) node->last->after = link; else node->first = link;
+    node->last = link;
+}
+
+static void unlink_from(Link *link)
+{
+    Node *node = link->node;
+    if (link->before) link->before->after = link->after; else node->first = link->after;
+    if (link->after) link->after->before = link->before; else node->last = link->before;
+}
+
+/* What an operation held while it was watched: nobody else's any more, and to be released where any code may run. */
+typedef struct {
+    WatchLists *lists;
+    PyObject *handle;
+    Link *links; /* those beyond its own, or NULL */
+    Node *nodes; /* that have no use any more, one after the other */
+} Taken;
+
+/* Take it off every list. No code of anybody else's runs here. */
+static Taken take_off(Operation *op)
+{
+    WatchLists *w = op->lists;
+    Taken taken = {w, op->handle, op->links == op->own_links ? NULL : op->links, NULL};
+    w->operation_count--;
+    w->watched -= op->link_count;
+    w->delayed -= op->handle != NULL;
+    for (Py_ssize_t i = 0; i < op->link_count; i++) {
+        unlink_from(&op->links[i]);
+        unreserve(w, op->links[i].node, &taken.nodes);
+    }
+    if (op->before) op->before->after = op->after; else w->first = op->after;
+    if (op->after) op->after->before = op->before; else w->last = op->before;
+    op->before = op->after = NULL;
+    op->lists = NULL;
+    op->handle = NULL;
+    op->links = NULL;
+    op->link_count = 0;
+    return taken;
+}
+
+/* Drops the reference that its purgatory had to `op`, too. */
+static void release(Operation *op, Taken taken)
+{
+    free_nodes(taken.nodes);
+    PyMem_Free(taken.links);
+    Py_XDECREF(taken.handle);
+    Py_DECREF(taken.lists);
+    Py_DECREF(op);
+}
+
+static int cancel_handle(PyObject *handle)
+{
+    if (LIKELY(Py_IS_TYPE(handle, &Handle_Type))) {
+        handle_cancel((EntryObject *)handle);
+        return 0;
+    }
+    PyObject *answer = PyObject_CallMethodNoArgs(handle, str_cancel);
+    Py_XDECREF(answer);
+    return answer ? 0 : -1;
+}
+
+/* Take `op`, whose ticket the caller has, off every list and off the timer. */
+static int leave(Operation *op, int how)
+{
+    op->lists->ended[how]++;
+    Taken taken = take_off(op);
+    int failed = taken.handle ? cancel_handle(taken.handle) : 0;
+    PyObject *error = failed ? take_error() : NULL;
+    release(op, taken);
+    if (error) raise_again(error);
+    return failed;
+}
+
+static int refuse_closed(WatchLists *w)
+{
+    PyErr_SetObject(TimerClosed, w->closed);
+    return -1;
+}
+
+static int refuse_watched(Operation *op)
+{
+    PyErr_Format(PyExc_ValueError, "%R is watched already", op);
+    return -1;
+}
+
+/* Link `op` to its nodes, which are reserved. */
+static void link_all(WatchLists *w, Operation *op, Link *links, Node **nodes, Py_ssize_t n)
+{
+    Py_ssize_t linked = 0;
+    uint64_t mark = ++w->marks;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Node *node = nodes[i];
+        if (node->mark == mark) { node->uses--; continue; } /* a key that came twice */
+        node->mark = mark;
+        link_to(&links[linked++], node, op);
+    }
+    op->links = links;
+    op->link_count = linked;
+    op->lists = (WatchLists *)Py_NewRef(w);
+    Py_INCREF(op);
+    op->before = w->last;
+    if (w->last) w->last->after = op; else w->first = op;
+    w->last = op;
+    w->operation_count++;
+    w->watched += linked;
+}
+
+static int watch(WatchLists *w, Operation *op, PyObject *keys, const Py_hash_t *hashes)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(keys), reserved = 0;
+    Node *few[FEW], **nodes = n > FEW ? PyMem_New(Node *, n) : few, *unused = NULL;
+    Link *links = n > OWN_LINKS ? PyMem_New(Link, n) : op->own_links;
+    int failed = nodes == NULL || links == NULL;
+    if (failed) PyErr_NoMemory();
+    while (!failed && reserved < n) {
+        nodes[reserved] = reserve(w, PyTuple_GET_ITEM(keys, reserved), hashes[reserved]);
+        if (nodes[reserved]) reserved++; else failed = 1;
+    }
+    /* From here on no code of anybody else's runs until it is linked. */
+    if (LIKELY(!failed && w->closed == NULL && op->ticket && op->lists == NULL)) link_all(w, op, links, nodes, n);
+    else {
+        for (Py_ssize_t i = 0; i < reserved; i++) unreserve(w, nodes[i], &unused);
+        if (links != op->own_links) PyMem_Free(links);
+        PyObject *error = take_error();
+        free_nodes(unused);
+        if (error) raise_again(error);
+        else if (w->closed) failed = refuse_closed(w);
+        else if (op->lists) failed = refuse_watched(op);
+    }
+    if (nodes != few) PyMem_Free(nodes);
+    return failed ? -1 : 0;
+}
+
+/* ---- Ending */
+
+/* Whether `op` has what its class has not overridden. */
+static inline int has_own(Operation *op, PyObject *name, PyObject *own)
+{
+    return _PyType_Lookup(Py_TYPE(op), name) == own;
+}
+
+/* Decide how it ends: 1 for one caller only, 0 for all others, -1 with an error. */
+static int take_ticket(Operation *op)
+{
+    if (LIKELY(has_own(op, str_take_ticket, own_take_ticket))) {
+        int had = op->ticket;
+        op->ticket = 0;
+        return had;
+    }
+    PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)op, str_take_ticket);
+    int had = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return had;
+}
+
+/* Call a user's method; what it raises is reported, and stops nobody. */
+static int call(Operation *op, PyObject *name)
+{
+    PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)op, name);
+    if (LIKELY(answer != NULL)) { Py_DECREF(answer); return 0; }
+    return report(op, name);
+}
+
+/* 1 when this call completed it, 0 when not, -1 with an error. */
+static int complete(Operation *op, int how)
+{
+    int taken = take_ticket(op);
+    if (taken <= 0) return taken;
+    op->completed = 1;
+    if (op->lists && leave(op, how) < 0) return -1;
+    int held = begin_turn(op);
+    if (held < 0) return -1;
+    return end_turn(op, held, call(op, str_on_complete)) < 0 ? -1 : 1;
+}
+
+/* Look at the condition: 1 when this look completed it, 0 when not, -1 with an error. */
+static int look(Operation *op)
+{
+    if (!op->ticket) return 0;
+    PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)op, str_try_complete);
+    if (answer == NULL) return -1;
+    int yes = PyObject_IsTrue(answer);
+    Py_DECREF(answer);
+    return yes > 0 ? op->completed : yes;
+}
+
+/* The deadline: a last look at the condition, then the timeout answer. */
+static PyObject *expire(Operation *op)
+{
+    int held = begin_turn(op);
+    if (held < 0) return NULL;
+    int failed = look(op);
+    if (failed < 0) failed = report(op, str_try_complete);
+    if (failed >= 0 && op->ticket) {
+        failed = complete(op, EXPIRED);
+        if (failed > 0) failed = call(op, str_on_expiration);
+    }
+    if (end_turn(op, held, failed < 0 ? -1 : 0) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *Operation_expire(Operation *op, PyObject *Py_UNUSED(ignored)) { return as_operation((PyObject *)op) ? expire(op) : NULL; }
+
+static PyObject *Expiry_call(ExpiryObject *expiry, PyObject *const *Py_UNUSED(args), size_t Py_UNUSED(n), PyObject *Py_UNUSED(names))
+{
+    return expire((Operation *)expiry->operation);
+}
+
+static PyObject *Expiry_repr(ExpiryObject *expiry) { return PyUnicode_FromFormat("<expiry of %R>", expiry->operation); }
+
+static void Expiry_dealloc(ExpiryObject *expiry)
+{
+    Py_DECREF(expiry->operation);
+    PyObject_Free(expiry);
+}
+
+PyTypeObject Expiry_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tickwheel._wheel.Expiry",
+    .tp_basicsize = sizeof(ExpiryObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(ExpiryObject, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_repr = (reprfunc)Expiry_repr,
+    .tp_dealloc = (destructor)Expiry_dealloc,
+};
+
+/* What a timer calls at the deadline. A wheel shows the collector what is inside an Expiry; another timer cannot. */
+static PyObject *expiry_of(Operation *op, PyObject *timer)
+{
+    if (UNLIKELY(!PyObject_TypeCheck(timer, &Deadlines_Type))) return PyObject_GetAttr((PyObject *)op, str_expire);
+    ExpiryObject *expiry = PyObject_New(ExpiryObject, &Expiry_Type);
+    if (expiry == NULL) return NULL;
+    expiry->vectorcall = (vectorcallfunc)Expiry_call;
+    expiry->operation = Py_NewRef(op);
+    return (PyObject *)expiry;
+}
+
+static PyObject *timeout_of(Operation *op)
+{
+    if (LIKELY(op->timeout && has_own(op, str_timeout, own_timeout))) return Py_NewRef(op->timeout);
+    return PyObject_GetAttr((PyObject *)op, str_timeout);
+}
+
+/* timer.call_later(op.timeout, expiry) */
+static PyObject *call_later(PyObject *timer, Operation *op)
+{
+    PyObject *args[4] = {NULL, timer, timeout_of(op), NULL}, *handle = NULL;
+    if (args[2] && (args[3] = expiry_of(op, timer)))
+        handle = PyObject_VectorcallMethod(str_call_later, args + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_XDECREF(args[2]);
+    Py_XDECREF(args[3]);
+    return handle;
+}
+
+/* Put it into the timer. */
+static int delay(WatchLists *w, Operation *op)
+{
+    PyObject *timer = Py_NewRef(w->timer), *handle = call_later(timer, op);
+    Py_DECREF(timer);
+    if (handle == NULL) return -1;
+    if (LIKELY(op->ticket && op->lists == w && op->handle == NULL)) {
+        op->handle = handle;
+        w->delayed++;
+        return 0;
+    }
+    int failed = cancel_handle(handle); /* it has completed meanwhile */
+    Py_DECREF(handle);
+    return failed;
+}
+
+/* ---- The purgatory's verbs */
+
+/* Cancel it, whose being watched has failed; the error stays. */
+static void give_up(WatchLists *w, Operation *op)
+{
+    PyObject *error = take_error();
+    PyObject *answer = PyObject_CallMethodOneArg((PyObject *)w, str_cancel, (PyObject *)op);
+    if (answer) { Py_DECREF(answer); raise_again(error); return; }
+    PyObject *another = take_error();
+    if (another == error) Py_DECREF(error); else PyException_SetContext(another, error);
+    raise_again(another);
+}
+
+/* 1 when it has completed by this, 0 when not, -1 with an error. Its turn has begun. */
+static int try_else_watch(WatchLists *w, Operation *op, PyObject *keys, const Py_hash_t *hashes)
+{
+    if (op->lists) return refuse_watched(op);
+    int done = look(op);
+    if (done > 0) w->ended[COMPLETED]++;
+    if (done || !op->ticket) return done;
+    done = watch(w, op, keys, hashes);
+    if (done == 0) done = look(op);
+    if (done == 0) done = op->ticket ? delay(w, op) : 0;
+    if (done < 0) give_up(w, op);
+    return done;
+}
+
+/* Hash every key, so that what cannot be one is told before anything is done. */
+static int hash_all(PyObject *keys, Py_hash_t *hashes)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++)
+        if ((hashes[i] = PyObject_Hash(PyTuple_GET_ITEM(keys, i))) == -1) return -1;
+    return 0;
+}
+
+static PyObject *watch_on(WatchLists *w, Operation *op, PyObject *keys)
+{
+    Py_hash_t few[FEW], *hashes = few;
+    Py_ssize_t n = PyTuple_GET_SIZE(keys);
+    if (n > FEW && (hashes = PyMem_New(Py_hash_t, n)) == NULL) return PyErr_NoMemory();
+    int done = -1;
+    if (w->timer == NULL) PyErr_SetString(PyExc_AttributeError, "the purgatory has no timer: call super().__init__() first");
+    else if (hash_all(keys, hashes) < 0) {}
+    else if (n == 0) PyErr_SetString(PyExc_ValueError, "keys must not be empty: an operation without keys is never checked");
+    else if (w->closed) refuse_closed(w);
+    else {
+        if (w->one_thread) op->one_thread = 1;
+        int held = begin_turn(op);
+        if (held >= 0) {
+            done = try_else_watch(w, op, keys, hashes);
+            if (end_turn(op, held, done < 0 ? -1 : 0) < 0) done = -1;
+        }
+    }
+    if (hashes != few) PyMem_Free(hashes);
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+static PyObject *WatchLists_try_complete_else_watch(WatchLists *w, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"operation", "keys"};
+    PyObject *given[2];
+    if (bind_arguments("try_complete_else_watch", args, nargs, kwnames, names, 2, 2, given) < 0) return NULL;
+    Operation *op = as_operation(given[0]);
+    PyObject *keys = op ? PySequence_Tuple(given[1]) : NULL;
+    if (keys == NULL) return NULL;
+    PyObject *answer = watch_on(w, op, keys);
+    Py_DECREF(keys);
+    return answer;
+}
+
+/* What is watched on `key` now, as references in `*found`, which is `few` or to be freed; how many, or -1. */
+static Py_ssize_t watched_on(WatchLists *w, PyObject *key, Operation **few, Operation ***found)
+{
+    Node *node;
+    Py_ssize_t n = 0, room = FEW;
+    *found = few;
+    Py_hash_t hash = PyObject_Hash(key);
+    if (hash == -1 || find(w, key, hash, &node) < 0) return -1;
+    for (Link *link = node ? node->first : NULL; link; link = link->after) {
+        if (n == room) {
+            Operation **more = PyMem_New(Operation *, 2 * room);
+            if (more) memcpy(more, *found, (size_t)n * sizeof(Operation *));
+            if (*found != few) PyMem_Free(*found);
+            if (more == NULL) { PyErr_NoMemory(); return -1; }
+            *found = more;
+            room *= 2;
+        }
+        (*found)[n++] = link->operation;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) Py_INCREF((*found)[i]);
+    return n;
+}
+
+/* Look at one operation in its turn: 1 when this completed it, 0 when not, -1 with an error. */
+static int check_one(Operation *op)
+{
+    int held = begin_turn(op);
+    if (held < 0) return -1;
+    int done = look(op);
+    if (done < 0) done = report(op, str_try_complete);
+    return end_turn(op, held, done < 0 ? -1 : 0) < 0 ? -1 : done;
+}
+
+/* Look at every operation watched on `key`; how many this completed, or -1. */
+static Py_ssize_t check(WatchLists *w, PyObject *key)
+{
+    Operation *few[FEW], **found;
+    Py_ssize_t n = watched_on(w, key, few, &found), completed = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int done = completed < 0 ? 0 : check_one(found[i]);
+        completed = done < 0 ? -1 : completed + done;
+        if (completed >= 0) Py_DECREF(found[i]);
+        else {
+            PyObject *error = take_error();
+            Py_DECREF(found[i]);
+            raise_again(error);
+        }
+    }
+    if (n > 0 && found != few) PyMem_Free(found);
+    return n < 0 ? -1 : completed;
+}
+
+static PyObject *WatchLists_check_and_complete(WatchLists *w, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"key"};
+    PyObject *key;
+    if (bind_arguments("check_and_complete", args, nargs, kwnames, names, 1, 1, &key) < 0) return NULL;
+    Py_ssize_t completed = later.depth ? put_off(w, key) : check(w, key);
+    return completed < 0 ? NULL : PyLong_FromSsize_t(completed);
+}
+
+static PyObject *WatchLists_cancel(WatchLists *w, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"operation"};
+    PyObject *given;
+    if (bind_arguments("cancel", args, nargs, kwnames, names, 1, 1, &given) < 0) return NULL;
+    Operation *op = as_operation(given);
+    if (op == NULL) return NULL;
+    int taken = op->lists == w ? take_ticket(op) : 0;
+    if (taken > 0 && op->lists && leave(op, CANCELLED) < 0) taken = -1;
+    return taken < 0 ? NULL : PyBool_FromLong(taken);
+}
+
+static PyObject *WatchLists_watched_on(WatchLists *w, PyObject *key)
+{
+    Operation *few[FEW], **found;
+    Py_ssize_t n = watched_on(w, key, few, &found);
+    PyObject *list = n < 0 ? NULL : PyList_New(n);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (list) PyList_SET_ITEM(list, i, (PyObject *)found[i]); else Py_DECREF(found[i]);
+    if (n > 0 && found != few) PyMem_Free(found);
+    return list;
+}
+
+static PyObject *WatchLists_stats(WatchLists *w, PyObject *Py_UNUSED(ignored))
+{
+    return Py_BuildValue("{snsnsKsKsK}", "watched", w->watched, "delayed", w->delayed, "completed", w->ended[COMPLETED],
+                         "expired", w->ended[EXPIRED], "cancelled", w->ended[CANCELLED]);
+}
+
+/* All operations, in the order in which they came. Making the list may run any code: then it starts anew. */
+static PyObject *all_operations(WatchLists *w)
+{
+    for (;;) {
+        Py_ssize_t n = w->operation_count, i = 0;
+        PyObject *list = PyList_New(n);
+        if (list == NULL) return NULL;
+        if (LIKELY(n == w->operation_count)) {
+            for (Operation *op = w->first; op; op = op->after) PyList_SET_ITEM(list, i++, Py_NewRef(op));
+            return list;
+        }
+        Py_DECREF(list);
+    }
+}
+
+/* Close it for `reason`, and return the operations that are watched. */
+static PyObject *WatchLists_shut(WatchLists *w, PyObject *reason)
+{
+    Py_XSETREF(w->closed, Py_NewRef(reason));
+    return all_operations(w);
+}
+
+/* The keys, with what is watched on each: for those who look into it. */
+static PyObject *WatchLists_get_lists(WatchLists *w, void *Py_UNUSED(closure))
+{
+    PyObject *lists = PyDict_New(), *keys = lists ? PyList_New(0) : NULL, *list = NULL;
+    int failed = keys == NULL;
+    for (size_t slot = 0; !failed && slot < w->slot_count; slot++)
+        for (Node *node = w->slots[slot]; !failed && node; node = node->next) failed = PyList_Append(keys, node->key) < 0;
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(keys); i++) {
+        list = WatchLists_watched_on(w, PyList_GET_ITEM(keys, i));
+        failed = list == NULL || PyDict_SetItem(lists, PyList_GET_ITEM(keys, i), list) < 0;
+        Py_XDECREF(list);
+    }
+    Py_XDECREF(keys);
+    if (failed) Py_CLEAR(lists);
+    return lists;
+}
+
+#define HOLDS(condition, text) \
+    if (!(condition)) { PyErr_SetString(PyExc_AssertionError, text); return NULL; }
+
+static PyObject *WatchLists_check(WatchLists *w, PyObject *Py_UNUSED(ignored))
+{
+    Py_ssize_t operations = 0, links = 0, linked = 0, delayed = 0;
+    size_t nodes = 0;
+    for (Operation *op = w->first; op; op = op->after, operations++) {
+        HOLDS(op->lists == w && op->ticket, "a watched operation has its ticket");
+        HOLDS(op->after ? op->after->before == op : w->last == op, "the operations are linked both ways");
+        for (Py_ssize_t i = 0; i < op->link_count; i++) HOLDS(op->links[i].operation == op, "a link is its operation's");
+        links += op->link_count;
+        delayed += op->handle != NULL;
+    }
+    for (size_t slot = 0; slot < w->slot_count; slot++)
+        for (Node *node = w->slots[slot]; node; node = node->next, nodes++) {
+            Py_ssize_t uses = 0;
+            HOLDS(slot_of(w, node->hash) == slot, "a key is in its slot");
+            for (Link *link = node->first; link; link = link->after, uses++) {
+                HOLDS(link->node == node && link->operation->lists == w, "a link is its key's");
+                HOLDS(link->after ? link->after->before == link : node->last == link, "the links are linked both ways");
+            }
+            HOLDS(uses && uses == node->uses, "a key has links");
+            linked += uses;
+        }
+    HOLDS(operations == w->operation_count && nodes == w->node_count, "what is there is counted");
+    HOLDS(links == w->watched && linked == w->watched && delayed == w->delayed, "watched and delayed are exact");
+    Py_RETURN_NONE;
+}
+
+static PyObject *WatchLists_get_watched(WatchLists *w, void *Py_UNUSED(closure)) { return PyLong_FromSsize_t(w->watched); }
+
+static PyObject *WatchLists_get_delayed(WatchLists *w, void *Py_UNUSED(closure)) { return PyLong_FromSsize_t(w->delayed); }
+
+static PyObject *WatchLists_get_timer(WatchLists *w, void *Py_UNUSED(closure)) { return Py_NewRef(w->timer ? w->timer : Py_None); }
+
+/* ---- Making and unmaking a purgatory's lists */
+
+/* WatchLists(timer, one_thread) */
+static int WatchLists_init(WatchLists *w, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"timer", "one_thread", NULL};
+    PyObject *timer;
+    int one_thread;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Op:WatchLists", names, &timer, &one_thread)) return -1;
+    if (w->operation_count) { PyErr_SetString(PyExc_RuntimeError, "a purgatory is made once"); return -1; }
+    Py_XSETREF(w->timer, Py_NewRef(timer));
+    w->one_thread = (char)one_thread;
+    return 0;
+}
+
+static int WatchLists_traverse(WatchLists *w, visitproc visit, void *arg)
+{
+    Py_VISIT(w->timer);
+    Py_VISIT(w->closed);
+    for (Operation *op = w->first; op; op = op->after) Py_VISIT(op);
+    for (size_t slot = 0; slot < w->slot_count; slot++)
+        for (Node *node = w->slots[slot]; node; node = node->next) Py_VISIT(node->key);
+    return 0;
+}
+
+static int WatchLists_clear(WatchLists *w)
+{
+    Py_INCREF(w); /* its operations may have the last references */
+    while (w->first) {
+        Operation *op = w->first;
+        release(op, take_off(op));
+    }
+    Py_CLEAR(w->timer);
+    Py_DECREF(w);
+    return 0;
+}
+
+static void WatchLists_dealloc(WatchLists *w)
+{
+    assert(w->first == NULL && w->node_count == 0); /* whatever is watched keeps it alive */
+    PyObject_GC_UnTrack(w);
+    if (w->weakrefs) PyObject_ClearWeakRefs((PyObject *)w);
+    Py_CLEAR(w->timer);
+    Py_CLEAR(w->closed);
+    PyMem_Free(w->slots);
+    Py_TYPE(w)->tp_free((PyObject *)w);
+}
+
+static PyMethodDef WatchLists_methods[] = {
+    {"try_complete_else_watch", FAST(WatchLists_try_complete_else_watch),
+     "try_complete_else_watch($self, /, operation, keys)\n--\n\n"
+     "Complete `operation` now, or watch it on `keys` until it completes or times out.\n\nTrue when this call completed it."},
+    {"check_and_complete", FAST(WatchLists_check_and_complete),
+     "check_and_complete($self, /, key)\n--\n\nLook at every operation watched on `key`; return how many this completed.\n\n"
+     "Inside an operation it is put off until that one's lock is free, and answers 0."},
+    {"cancel", FAST(WatchLists_cancel),
+     "cancel($self, /, operation)\n--\n\nTake `operation` off without completing it; True when this call did."},
+    {"stats", (PyCFunction)WatchLists_stats, METH_NOARGS,
+     "stats($self, /)\n--\n\nReturn what is watched and delayed now, and how operations have ended so far."},
+    {"_watched_on", (PyCFunction)WatchLists_watched_on, METH_O, NULL},
+    {"_shut", (PyCFunction)WatchLists_shut, METH_O, NULL},
+    {"_check", (PyCFunction)WatchLists_check, METH_NOARGS, NULL},
+    {NULL}
+};
+
+static PyGetSetDef WatchLists_getset[] = {
+    {"watched", (getter)WatchLists_get_watched, NULL, "How many (operation, key) pairs are watched."},
+    {"delayed", (getter)WatchLists_get_delayed, NULL, "How many operations are in the timer."},
+    {"_timer", (getter)WatchLists_get_timer, NULL, NULL},
+    {"_lists", (getter)WatchLists_get_lists, NULL, NULL},
+    {NULL}
+};
+
+static PyTypeObject WatchLists_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tickwheel._wheel.WatchLists",
+    .tp_doc = "Operations by the keys they are watched on; see tickwheel.watchlists.",
+    .tp_basicsize = sizeof(WatchLists),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_init = (initproc)WatchLists_init,
+    .tp_dealloc = (destructor)WatchLists_dealloc,
+    .tp_traverse = (traverseproc)WatchLists_traverse,
+    .tp_clear = (inquiry)WatchLists_clear,
+    .tp_methods = WatchLists_methods,
+    .tp_getset = WatchLists_getset,
+    .tp_weaklistoffset = offsetof(WatchLists, weakrefs),
+};
+
+/* ---- Operations */
+
+static PyObject *Operation_force_complete(Operation *op, PyObject *Py_UNUSED(ignored))
+{
+    int done = as_operation((PyObject *)op) ? complete(op, COMPLETED) : -1;
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+static PyObject *Operation_take_ticket(Operation *op, PyObject *Py_UNUSED(ignored))
+{
+    int had = op->ticket;
+    op->ticket = 0;
+    return PyBool_FromLong(had);
+}
+
+static PyObject *Operation_get_completed(Operation *op, void *Py_UNUSED(closure))
+{
+    return as_operation((PyObject *)op) ? PyBool_FromLong(op->completed) : NULL;
+}
+
+static PyObject *Operation_get_timeout(Operation *op, void *Py_UNUSED(closure))
+{
+    if (op->timeout) return Py_NewRef(op->timeout);
+    PyErr_SetObject(PyExc_AttributeError, str_timeout);
+    return NULL;
+}
+
+static int Operation_set_timeout(Operation *op, PyObject *value, void *Py_UNUSED(closure))
+{
+    Py_XSETREF(op->timeout, Py_XNewRef(value));
+    return 0;
+}
+
+static int Operation_init(Operation *op, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"timeout", NULL};
+    PyObject *timeout;
+    int64_t ns;
+    if (LIKELY(kwargs == NULL && PyTuple_GET_SIZE(args) == 1)) timeout = PyTuple_GET_ITEM(args, 0);
+    else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:DelayedOperation", names, &timeout)) return -1;
+    if (as_ns("timeout", timeout, &ns) < 0) return -1;
+    if (ns < 0) {
+        PyErr_Format(PyExc_ValueError, "timeout must be 0 or more seconds, got %.100R", timeout);
+        return -1;
+    }
+    if (op->lists) return refuse_watched(op);
+    if (LIKELY(has_own(op, str_timeout, own_timeout))) Py_XSETREF(op->timeout, Py_NewRef(timeout));
+    else if (PyObject_SetAttr((PyObject *)op, str_timeout, timeout) < 0) return -1;
+    op->made = op->ticket = 1;
+    op->completed = 0;
+    return 0;
+}
+
+static int Operation_traverse(Operation *op, visitproc visit, void *arg)
+{
+    Py_VISIT(op->timeout);
+    Py_VISIT(op->lists);
+    Py_VISIT(op->handle);
+    return 0;
+}
+
+static int Operation_clear(Operation *op)
+{
+    Py_CLEAR(op->timeout);
+    return 0; /* its purgatory lets go of it */
+}
+
+static void Operation_dealloc(Operation *op)
+{
+    assert(op->lists == NULL && op->links == NULL); /* whoever watches it keeps it alive */
+    PyObject_GC_UnTrack(op);
+    Py_CLEAR(op->timeout);
+    if (op->gate) {
+        if (!op->rung) PyThread_release_lock(op->gate);
+        PyThread_free_lock(op->gate);
+    }
+    Py_TYPE(op)->tp_free((PyObject *)op);
+}
+
+static PyMethodDef Operation_methods[] = {
+    {"force_complete", (PyCFunction)Operation_force_complete, METH_NOARGS,
+     "force_complete($self, /)\n--\n\nComplete it; True for the one call that did."},
+    {"_take_ticket", (PyCFunction)Operation_take_ticket, METH_NOARGS, NULL},
+    {"_expire", (PyCFunction)Operation_expire, METH_NOARGS, NULL},
+    {NULL}
+};
+
+static PyGetSetDef Operation_getset[] = {
+    {"completed", (getter)Operation_get_completed, NULL, "Whether it has completed, by its condition or by its deadline."},
+    {"timeout", (getter)Operation_get_timeout, (setter)Operation_set_timeout, "Seconds until its deadline, from when it is watched."},
+    {NULL}
+};
+
+static PyTypeObject Operation_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tickwheel._wheel.Operation",
+    .tp_doc = "One operation; see tickwheel.watchlists.",
+    .tp_basicsize = sizeof(Operation),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_init = (initproc)Operation_init,
+    .tp_dealloc = (destructor)Operation_dealloc,
+    .tp_traverse = (traverseproc)Operation_traverse,
+    .tp_clear = (inquiry)Operation_clear,
+    .tp_methods = Operation_methods,
+    .tp_getset = Operation_getset,
+};
+
+int purgatory_exec(PyObject *module)
+{
+    str_try_complete = PyUnicode_InternFromString("try_complete");
+    str_on_complete = PyUnicode_InternFromString("on_complete");
+    str_on_expiration = PyUnicode_InternFromString("on_expiration");
+    str_failed = PyUnicode_InternFromString("_failed");
+    str_take_ticket = PyUnicode_InternFromString("_take_ticket");
+    str_timeout = PyUnicode_InternFromString("timeout");
+    str_call_later = PyUnicode_InternFromString("call_later");
+    str_cancel = PyUnicode_InternFromString("cancel");
+    str_expire = PyUnicode_InternFromString("_expire");
+    if (!str_try_complete || !str_on_complete || !str_on_expiration || !str_failed || !str_take_ticket || !str_timeout
+        || !str_call_later || !str_cancel || !str_expire)
+        return -1;
+    /* object's own: it lays out the attributes of a class in Python where the interpreter finds them fastest */
+    Operation_Type.tp_new = WatchLists_Type.tp_new = PyBaseObject_Type.tp_new;
+    if (PyType_Ready(&Expiry_Type) < 0) return -1;
+    if (PyModule_AddType(module, &Operation_Type) < 0 || PyModule_AddType(module, &WatchLists_Type) < 0) return -1;
+    own_take_ticket = _PyType_Lookup(&Operation_Type, str_take_ticket);
+    own_timeout = _PyType_Lookup(&Operation_Type, str_timeout);
+    return 0;
+}

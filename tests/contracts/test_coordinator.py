@@ -1,0 +1,204 @@
+"""The contract of a coordinator: who owns which shards, with which epochs, and never two at once.
+
+Every test runs on each kind: `solo` alone and with a lock file, `postgres`.
+"""
+
+import asyncio
+import contextlib
+
+import pytest
+import pytest_asyncio
+
+from contracts.stores import Place, stored, task, wanted
+from tickwheel.durable.coordinators.postgres import PostgresCoordinator
+from tickwheel.durable.coordinators.solo import SoloCoordinator
+from tickwheel.durable.store import Claims
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+SHARDS = 8
+TTL = 60.0  # no lease runs out while a test runs
+
+
+class Member:
+    """A coordinator that is stepped whenever it says that something changed, as a node does."""
+
+    def __init__(self, coordinator):
+        self.coordinator = coordinator
+        self.changes = 0
+        self._woken = asyncio.Event()
+        self._task = None
+
+    async def start(self):
+        await self.coordinator.start(self._changed)
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    @property
+    def owned(self):
+        return dict(self.coordinator.owned())
+
+    def _changed(self):
+        self.changes += 1
+        self._woken.set()
+
+    async def _run(self):
+        while True:
+            self._woken.clear()
+            delay = await self.coordinator.step()
+            assert delay >= 0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._woken.wait()
+
+    async def halt(self):
+        """Step no more, as one that hangs."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def stop(self):
+        await self.halt()
+        await self.coordinator.stop()
+
+
+async def until(condition, seconds=40):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(params=["solo", "solo-lock", "postgres"])
+def kind(request):
+    return request.param
+
+
+@pytest_asyncio.fixture
+async def store(kind, request, tmp_path):
+    if kind == "postgres":
+        place = Place("postgres", request.getfixturevalue("postgres_url"))
+    else:
+        place = Place("sqlite-sqlite3", str(tmp_path / "tasks.db"))
+    store = place.store(shards=SHARDS)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def make(kind, store, tmp_path):
+    """Makes coordinators of one cluster."""
+
+    def make(node):
+        if kind == "postgres":
+            return PostgresCoordinator(store, node, ttl=TTL)
+        lock = tmp_path / "lock" if kind == "solo-lock" else None
+        return SoloCoordinator(store, node, lock)
+
+    return make
+
+
+@pytest_asyncio.fixture
+async def join(make):
+    """Starts members of one cluster, and stops those that are left."""
+    members = []
+
+    async def join(node):
+        members.append(await Member(make(node)).start())
+        return members[-1]
+
+    yield join
+    for member in members:
+        await member.stop()
+
+
+class TestOne:
+    async def test_it_owns_nothing_before_its_first_step(self, make):
+        coordinator = make("a")
+        assert not coordinator.owned()
+        await coordinator.start(lambda: None)
+        assert not coordinator.owned()
+        await coordinator.stop()
+
+    async def test_alone_it_owns_every_shard(self, join):
+        member = await join("a")
+        await until(lambda: member.owned.keys() == set(range(SHARDS)))
+        assert all(epoch > 0 for epoch in member.owned.values())
+
+    async def test_it_says_that_what_it_owns_has_changed(self, join):
+        member = await join("a")
+        await until(lambda: len(member.owned) == SHARDS)
+        assert member.changes
+
+    async def test_further_steps_keep_the_epochs(self, make):
+        coordinator = make("a")
+        await coordinator.start(lambda: None)
+        while not coordinator.owned():
+            await coordinator.step()
+        before = dict(coordinator.owned())
+        for _ in range(5):
+            assert await coordinator.step() > 0
+        assert coordinator.owned() == before
+        await coordinator.stop()
+
+    async def test_its_epochs_are_those_of_the_store(self, store, join):
+        member = await join("a")
+        await until(lambda: len(member.owned) == SHARDS)
+        given = await stored(store, *[task(store, shard=shard) for shard in range(SHARDS)])
+        claims = await store.claim(list(map(wanted, given)), "a", member.owned)
+        assert len(claims.tasks) == SHARDS
+
+    async def test_stopped_it_owns_nothing(self, join):
+        member = await join("a")
+        await until(lambda: member.owned)
+        await member.stop()
+        assert member.owned == {}
+
+    async def test_one_that_never_stepped_can_be_stopped(self, make):
+        coordinator = make("a")
+        await coordinator.start(lambda: None)
+        await coordinator.stop()
+        assert not coordinator.owned()
+
+    async def test_the_next_one_has_higher_epochs(self, store, join):
+        first = await join("a")
+        await until(lambda: len(first.owned) == SHARDS)
+        before = first.owned
+        await first.stop()
+        second = await join("b")
+        await until(lambda: len(second.owned) == SHARDS)
+        assert all(second.owned[shard] > before[shard] for shard in range(SHARDS))
+        (given,) = await stored(store, task(store))
+        assert await store.claim([wanted(given)], "a", before) == Claims([], [])
+        assert len((await store.claim([wanted(given)], "b", second.owned)).tasks) == 1
+
+
+class TestSeveral:
+    @pytest.fixture
+    def kind(self, request):
+        return request.param
+
+    pytestmark = pytest.mark.parametrize("kind", ["solo-lock", "postgres"], indirect=True)
+
+    async def test_no_shard_is_owned_by_two(self, join):
+        members = [await join(name) for name in "abc"]
+        await until(lambda: sum(len(member.owned) for member in members) == SHARDS)
+        owned = [shard for member in members for shard in member.owned]
+        assert sorted(owned) == list(range(SHARDS))
+
+    async def test_who_stops_leaves_its_shards_to_the_others_at_once(self, join):
+        members = [await join(name) for name in "abc"]
+        await until(lambda: sum(len(member.owned) for member in members) == SHARDS)
+        for left in (members[1:], members[2:]):
+            gone = next(member for member in members if member not in left)
+            await gone.stop()
+            await until(lambda left=left: sum(len(one.owned) for one in left) == SHARDS)
+            members = left
+
+    async def test_a_shard_that_moved_has_a_higher_epoch(self, join):
+        first = await join("a")
+        await until(lambda: len(first.owned) == SHARDS)
+        before = first.owned
+        second = await join("b")
+        await first.stop()
+        await until(lambda: len(second.owned) == SHARDS)
+        assert all(second.owned[shard] > before[shard] for shard in range(SHARDS))

@@ -1,0 +1,368 @@
+"""The coordinator on PostgreSQL: shares, leases, and a node that comes back from the dead."""
+
+import asyncio
+import logging
+from collections import Counter
+
+import pytest
+import pytest_asyncio
+
+from contracts.stores import Place, stored, task, wanted
+from servers import PostgresServer
+from tickwheel import ManualClock
+from tickwheel.durable.coordinators import postgres
+from tickwheel.durable.coordinators.postgres import Held, PostgresCoordinator, share_of
+from tickwheel.durable.store import Claims
+from tickwheel.durable.stores import postgres_pool
+from tickwheel.durable.stores.sqlite import SqliteStore
+from tickwheel.errors import StoreUnavailable
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+SHARDS = 16
+TTL = 60.0  # no lease runs out while a test runs, unless the test lets it
+
+
+@pytest_asyncio.fixture
+async def store(postgres_url):
+    store = Place("postgres", postgres_url).store(shards=SHARDS)
+    await store.open()
+    yield store
+    await store.close()
+
+
+class Cluster:
+    """Nodes that are stepped by hand, in turn: nothing here depends on time."""
+
+    def __init__(self, store):
+        self.store = store
+        self.clock = ManualClock()
+        self.nodes = {}
+        self.changes = Counter()
+
+    def make(self, name, **options):
+        return PostgresCoordinator(self.store, name, ttl=TTL, clock=self.clock, **options)
+
+    async def join(self, *names):
+        for name in names:
+            self.nodes[name] = self.make(name)
+            await self.nodes[name].start(lambda name=name: self.changes.update([name]))
+        await self.settle()
+
+    async def settle(self):
+        """Step all until nothing changes."""
+        before = None
+        while before != (before := (await self.look(), await self.nodes_known())):
+            for node in self.nodes.values():
+                while await node.step() < TTL / 8:  # there is more to do
+                    pass
+
+    async def look(self):
+        rows = await self.store.fetch("SELECT shard, owner, epoch FROM shard ORDER BY shard")
+        assert all(self.check(Held._make(row)) for row in rows)
+        return [Held._make(row) for row in rows]
+
+    def check(self, held):
+        """Nobody believes to own what the database says is another's."""
+        return all(
+            name == held.owner and node.owned()[held.shard] == held.epoch
+            for name, node in self.nodes.items()
+            if held.shard in node.owned()
+        )
+
+    async def lapse(self, name):
+        """Let a node's lease run out by the database's clock."""
+        await self.store.fetch("UPDATE node SET lease_until_ms = 1 WHERE name = $1", name)
+
+    @property
+    def shares(self):
+        return sorted(len(node.owned()) for node in self.nodes.values())
+
+    async def nodes_known(self):
+        return [row[0] for row in await self.store.fetch("SELECT name FROM node ORDER BY name")]
+
+
+@pytest_asyncio.fixture
+async def cluster(store):
+    cluster = Cluster(store)
+    yield cluster
+    for node in cluster.nodes.values():
+        await node.stop()
+
+
+class TestShares:
+    @pytest.mark.parametrize("number", range(1, 8))
+    async def test_they_differ_by_one_at_most(self, cluster, number):
+        await cluster.join(*(f"n{n}" for n in range(number)))
+        assert sum(cluster.shares) == SHARDS
+        assert cluster.shares[-1] - cluster.shares[0] <= 1
+
+    async def test_more_nodes_than_shards_leave_some_without(self, cluster):
+        await cluster.join(*(f"n{n}" for n in range(SHARDS + 3)))
+        assert cluster.shares == [0] * 3 + [1] * SHARDS
+
+    async def test_one_that_joins_gets_its_share_and_no_other_shard_moves(self, cluster):
+        await cluster.join("a", "b", "c")
+        before = await cluster.look()
+        await cluster.join("d")
+        after = await cluster.look()
+        assert cluster.shares == [4, 4, 4, 4]
+        moved = [new for old, new in zip(before, after, strict=True) if old.owner != new.owner]
+        assert len(moved) == 4
+        assert {one.owner for one in moved} == {"d"}
+        kept = [new for old, new in zip(before, after, strict=True) if old.owner == new.owner]
+        assert all(one in before for one in kept)
+
+    async def test_of_one_that_leaves_only_its_own_shards_move(self, cluster):
+        await cluster.join("a", "b", "c", "d")
+        before = await cluster.look()
+        await cluster.nodes.pop("b").stop()
+        await cluster.settle()
+        after = await cluster.look()
+        assert cluster.shares == [5, 5, 6]
+        moved = [old for old, new in zip(before, after, strict=True) if old != new]
+        assert {one.owner for one in moved} == {"b"}
+        assert await cluster.nodes_known() == ["a", "c", "d"]
+
+    async def test_an_epoch_rises_with_every_new_owner_and_only_then(self, cluster):
+        await cluster.join("a")
+        first = await cluster.look()
+        await cluster.settle()
+        assert await cluster.look() == first
+        await cluster.join("b")
+        for old, new in zip(first, await cluster.look(), strict=True):
+            assert new.epoch - old.epoch == (new.owner != old.owner)
+
+    async def test_the_sum_of_all_shares_is_every_shard(self):
+        live = ["a", "b", "c"]
+        for owners in (["a"] * 7, ["a", "b", "c"] * 3, [None] * 10, ["gone"] * 4 + ["c"] * 6):
+            shards = [Held(number, owner, 1) for number, owner in enumerate(owners)]
+            assert sum(share_of(name, live, shards) for name in live) == len(shards)
+
+    async def test_shards_of_who_never_joined_are_free(self, cluster, store):
+        await store.take(range(SHARDS), "a solo node of yesterday")
+        await cluster.join("a")
+        assert cluster.shares == [SHARDS]
+
+
+class TestALease:
+    async def test_the_shards_of_one_that_hangs_are_taken_when_it_is_over(self, cluster, store):
+        await cluster.join("a", "b", "c")
+        hung = cluster.nodes.pop("b")
+        before = dict(hung.owned())
+        await cluster.settle()
+        assert sum(cluster.shares) == SHARDS - len(before)
+        await cluster.lapse("b")
+        await cluster.settle()
+        assert sum(cluster.shares) == SHARDS
+        assert await cluster.nodes_known() == ["a", "c"]
+        (given,) = await stored(store, task(store, shard=next(iter(before))))
+        assert await store.claim([wanted(given)], "b", before) == Claims([], [])
+
+    async def test_one_that_comes_back_owns_nothing_until_it_has_joined_anew(self, cluster):
+        await cluster.join("a", "b")
+        back = cluster.nodes.pop("b")
+        await cluster.lapse("b")
+        await cluster.settle()
+        assert cluster.shares == [SHARDS]
+        cluster.nodes["b"] = back
+        assert await back.step() == 0
+        assert back.owned() == {}
+        await cluster.settle()
+        assert cluster.shares == [SHARDS // 2] * 2
+
+    async def test_one_that_lapsed_unseen_goes_on_with_what_it_had(self, cluster):
+        await cluster.join("a")
+        before = await cluster.look()
+        await cluster.lapse("a")
+        await cluster.settle()
+        assert await cluster.look() == before
+
+    async def test_it_is_believed_in_less_long_than_the_database_does(self, cluster):
+        await cluster.join("a")
+        node = cluster.nodes["a"]
+        cluster.clock.advance(TTL * (1 - postgres.MARGIN) - 1)
+        assert len(node.owned()) == SHARDS
+        cluster.clock.advance(1)
+        assert node.owned() == {}
+        assert (await cluster.store.fetch("SELECT count(*) FROM shard WHERE owner = 'a'"))[0][0]
+        await cluster.settle()
+        assert len(node.owned()) == SHARDS
+
+    async def test_it_counts_from_when_it_was_asked_for(self, cluster, monkeypatch):
+        await cluster.join("a")
+        node, real = cluster.nodes["a"], cluster.store.fetch
+
+        async def slow(*values, **options):
+            answer = await real(*values, **options)
+            cluster.clock.advance(TTL)
+            return answer
+
+        monkeypatch.setattr(cluster.store, "fetch", slow)
+        await node.step()
+        assert node.owned() == {}
+
+    async def test_its_end_is_told(self, store):
+        changes = asyncio.Queue()
+        node = PostgresCoordinator(store, "a", ttl=0.5)
+        await node.start(lambda: changes.put_nowait(len(node.owned())))
+        while not node.owned():
+            await node.step()
+        while await changes.get() != 0 or node.owned():
+            pass
+        assert node.owned() == {}
+        await node.stop()
+
+    async def test_a_dead_one_is_taken_over_by_the_clock_itself(self, store):
+        dead, alive = (PostgresCoordinator(store, name, ttl=1.0) for name in ("a", "b"))
+        for node in (dead, alive):
+            await node.start(lambda: None)
+            await node.step()
+            await node.step()
+        async with asyncio.timeout(40):
+            while len(alive.owned()) < SHARDS:
+                await asyncio.sleep(min(await alive.step(), 0.2))
+        assert dead.owned() == {}
+        await alive.stop()
+
+
+class TestANode:
+    async def test_whose_name_is_taken_waits_and_owns_nothing(self, cluster, caplog):
+        await cluster.join("a")
+        double = cluster.make("a")
+        await double.start(lambda: None)
+        with caplog.at_level(logging.WARNING, "tickwheel"):
+            for _ in range(3):
+                assert await double.step() > 0
+        assert [record.getMessage() for record in caplog.records] == [
+            "another process is the node 'a': this one waits until it ends"
+        ]
+        assert double.owned() == {}
+        await cluster.settle()
+        assert cluster.shares == [SHARDS]
+        before = await cluster.look()
+        await double.stop()  # and takes nothing from its namesake
+        assert await cluster.look() == before
+
+    async def test_whose_namesake_is_gone_takes_its_shards_with_new_epochs(self, cluster):
+        await cluster.join("a")
+        before = cluster.nodes.pop("a").owned()
+        await cluster.lapse("a")
+        await cluster.join("a")
+        after = cluster.nodes["a"].owned()
+        assert all(after[shard] == epoch + 1 for shard, epoch in before.items())
+
+    async def test_whose_take_was_not_answered_takes_again(self, cluster, monkeypatch):
+        await cluster.join("a")
+        before = dict(cluster.nodes["a"].owned())
+        await cluster.nodes["a"].stop()
+        node = cluster.nodes["a"] = cluster.make("a")
+        await node.start(lambda: None)
+        real = cluster.store.fetch
+
+        async def lost(statement, *values, **options):
+            answer = await real(statement, *values, **options)
+            if statement == postgres.TAKE:
+                raise StoreUnavailable("the connection was cut")
+            return answer
+
+        with monkeypatch.context() as cut:
+            cut.setattr(cluster.store, "fetch", lost)
+            await node.step()
+            with pytest.raises(StoreUnavailable):
+                await node.step()
+        assert node.owned() == {}
+        await cluster.settle()
+        assert all(node.owned()[shard] == epoch + 2 for shard, epoch in before.items())
+
+    async def test_that_was_slower_with_a_free_shard_does_not_get_it(self, cluster, monkeypatch):
+        await cluster.join("a", "b")
+        await cluster.nodes.pop("b").stop()
+        node, real = cluster.nodes["a"], cluster.store.fetch
+
+        async def outrun(statement, *values, **options):
+            if statement == postgres.TAKE:
+                await cluster.store.take(range(SHARDS), "quicker")
+            return await real(statement, *values, **options)
+
+        with monkeypatch.context() as race:
+            race.setattr(cluster.store, "fetch", outrun)
+            assert await node.step() == postgres.SOON_SECONDS
+        assert len(node.owned()) == SHARDS // 2  # what it knew: the epochs are old
+        (given,) = await stored(cluster.store, task(cluster.store, shard=min(node.owned())))
+        claims = await cluster.store.claim([wanted(given)], "a", node.owned())
+        assert claims == Claims([], [])
+
+    async def test_that_was_buried_takes_nothing(self, cluster, monkeypatch):
+        node = cluster.nodes["a"] = cluster.make("a")
+        await node.start(lambda: None)
+        real = cluster.store.fetch
+
+        async def late(statement, *values, **options):
+            if statement == postgres.TAKE:
+                await real("DELETE FROM node")
+            return await real(statement, *values, **options)
+
+        monkeypatch.setattr(cluster.store, "fetch", late)
+        await node.step()
+        await node.step()
+        assert node.owned() == {}
+
+    async def test_needs_a_store_on_postgresql(self, tmp_path):
+        with pytest.raises(TypeError, match="needs a store on PostgreSQL"):
+            PostgresCoordinator(SqliteStore(tmp_path / "tasks.db"), "a")
+
+    @pytest.mark.parametrize("ttl", [0, -1, float("inf"), float("nan")])
+    async def test_needs_a_lease_of_some_length(self, store, ttl):
+        with pytest.raises(ValueError, match="ttl"):
+            PostgresCoordinator(store, "a", ttl=ttl)
+
+
+class TestNews:
+    @pytest.mark.parametrize("news", ["join", "stop"])
+    async def test_who_comes_or_goes_is_heard_of_at_once(self, cluster, news):
+        await cluster.join("a", "b")
+        heard = asyncio.Event()
+        third = cluster.nodes["c"] = cluster.make("c")
+        await third.start(heard.set)
+        async with asyncio.timeout(30):
+            await heard.wait()  # the connection itself
+            heard.clear()
+            if news == "join":
+                fourth = cluster.nodes["d"] = cluster.make("d")
+                await fourth.start(lambda: None)
+                await fourth.step()
+            else:
+                await cluster.nodes.pop("b").stop()
+            await heard.wait()
+
+    async def test_it_hears_only_of_its_own_shards(self, cluster, store):
+        await cluster.join("a")
+        assert store.listening_for() == cluster.nodes["a"].owned()
+
+
+class TestADeadServer:
+    async def test_owners_go_on_until_their_lease_is_over_and_again_when_it_is_back(
+        self, monkeypatch
+    ):
+        monkeypatch.setattr(postgres_pool, "CONNECT_SECONDS", 1.0)
+        with PostgresServer() as server:
+            store = Place("postgres", server.url).store(shards=SHARDS)
+            await store.open()
+            clock = ManualClock()
+            node = PostgresCoordinator(store, "a", ttl=TTL, clock=clock)
+            await node.start(lambda: None)
+            await node.step()
+            await node.step()
+            server.kill()
+            with pytest.raises(StoreUnavailable):
+                await node.step()
+            assert len(node.owned()) == SHARDS
+            clock.advance(TTL)
+            assert node.owned() == {}
+            server.start()
+            await node.step()
+            assert len(node.owned()) == SHARDS
+            server.kill()
+            await node.stop()  # no error: the lease runs out by itself
+            await store.close()

@@ -1,0 +1,827 @@
+"""The scheduler: its URL, start and stop, several on one file; and a few tests in real time."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import time
+from datetime import timedelta
+
+import pytest
+
+from durable.stage import DAY, answer_lost, away, until
+from stage import program
+from tickwheel.durable import Scheduler, Snooze, State, current_task
+from tickwheel.durable.task import Event
+from tickwheel.errors import KeyTaken, NotStarted, StoreUnavailable
+
+PASSWORD = "s3cret-Wort"
+
+
+class TestUrl:
+    @pytest.mark.parametrize(
+        ("url", "path"),
+        [
+            ("sqlite:///tasks.db", "tasks.db"),
+            ("sqlite:////var/lib/tasks.db", "/var/lib/tasks.db"),
+            ("sqlite:///a%20b/t%C3%A4sks.db", "a b/täsks.db"),
+        ],
+    )
+    def test_three_slashes_and_a_path(self, url, path):
+        assert str(Scheduler(url)._make_store().path) == path
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "", "tasks.db", "/tmp/tasks.db", "sqlite:", "sqlite://", "sqlite:///", "sqlite:////",
+            "sqlite://tasks.db", "sqlite://tasks.db/x", "mysql://localhost/x",
+        ],
+    )  # fmt: skip
+    def test_what_is_none_is_refused_when_it_is_made_and_shown_how(self, url):
+        with pytest.raises(ValueError, match="sqlite:///"):
+            Scheduler(url)
+
+    def test_a_database_in_memory_is_refused(self):
+        with pytest.raises(ValueError, match="memory"):
+            Scheduler("sqlite:///:memory:")
+
+    @pytest.mark.parametrize("url", [None, 5, b"sqlite:///tasks.db", object()])
+    def test_a_url_is_text(self, url):
+        with pytest.raises(TypeError, match="str"):
+            Scheduler(url)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: Scheduler(f"mysql://me:{PASSWORD}@db.example.org/x"),
+            lambda: Scheduler(f"sqlite://me:{PASSWORD}@db.example.org/x"),
+            lambda: Scheduler(f"me:{PASSWORD}@db.example.org/x"),
+            lambda: Scheduler(f"postgresql://me:{PASSWORD}@[db.example.org/x"),
+            lambda: Scheduler(f"postgresql://me:{PASSWORD}\u2100@db.example.org/x"),
+            lambda: Scheduler(f"postgresql://me:{PASSWORD}@db.example.org/x".encode()),
+            lambda: Scheduler(f"postgresql://me:{PASSWORD}@db.example.org/x", coordinator="nope"),
+            lambda: Scheduler(f"postgresql://me:{PASSWORD}@db.example.org/x", shards=0),
+        ],
+    )
+    def test_a_password_is_never_shown(self, make):
+        with pytest.raises((ValueError, TypeError, ImportError)) as refused:
+            make()
+        error = refused.value
+        while error is not None:
+            assert PASSWORD not in str(error)
+            error = None if error.__suppress_context__ else error.__context__
+
+    def test_a_scheduler_does_not_show_its_password(self):
+        pytest.importorskip("tickwheel.durable.stores.postgres")
+        app = Scheduler(f"postgresql://me:{PASSWORD}@db.example.org/x")
+        assert PASSWORD not in repr(app)
+
+    @pytest.mark.parametrize(
+        ("options", "error"),
+        [
+            ({"horizon": -1}, ValueError),
+            ({"grace": -1}, ValueError),
+            ({"retention": timedelta(-1)}, ValueError),
+            ({"cap": 0}, ValueError),
+            ({"cap": 1.5}, TypeError),
+            ({"threads": 0}, ValueError),
+            ({"shards": 0}, ValueError),
+            ({"shards": 4097}, ValueError),
+            ({"coordinator": "postgres"}, ValueError),
+            ({"coordinator": "nope"}, ValueError),
+            ({"horizont": 5}, TypeError),
+        ],
+    )
+    def test_options_that_cannot_be_right_are_refused(self, tmp_path, options, error):
+        with pytest.raises(error):
+            Scheduler(f"sqlite:///{tmp_path}/tasks.db", **options)
+
+    def test_to_make_one_touches_no_file(self, tmp_path):
+        Scheduler(f"sqlite:///{tmp_path}/tasks.db")
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.asyncio
+class TestStart:
+    async def test_verbs_before_the_start_and_after_the_stop_are_refused(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note():
+            pass
+
+        calls = [
+            lambda: note.submit(),
+            lambda: app.submit("note"),
+            lambda: app.submit_many([]),
+            lambda: app.cancel("0" * 32),
+            lambda: app.cancel_key("k"),
+            lambda: app.cancel_where(service="note"),
+            lambda: app.reschedule("0" * 32, delay=1),
+            lambda: app.reschedule_where(service="note", delay=1),
+            lambda: app.get("0" * 32),
+            lambda: app.list(),
+            lambda: app.backlog(),
+            lambda: app.attempts("0" * 32),
+            lambda: app.replay("0" * 32),
+            lambda: app.replay_where(),
+            lambda: app.put_schedule("s", note, interval=5),
+            lambda: app.delete_schedule("s"),
+            lambda: app.schedules(),
+            lambda: app.stats(),
+            lambda: app.stop(),
+        ]
+        for _ in range(2):
+            for call in calls:
+                with pytest.raises(NotStarted, match="async with") as refused:
+                    await call()
+                assert refused.value.code == "not_started"
+            async with app:
+                pass
+
+    async def test_a_second_start_is_refused_and_the_first_goes_on(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note():
+            stage.called()
+
+        async with app:
+            with pytest.raises(RuntimeError, match="started already"):
+                await app.start()
+            await note.submit()
+            await stage.settle()
+        assert len(stage.calls) == 1
+
+    async def test_of_two_starts_at_once_one_is_refused(self, stage):
+        app = stage.app()
+        answers = await asyncio.gather(app.start(), app.start(), return_exceptions=True)
+        try:
+            assert sorted(type(answer) for answer in answers if answer) == [RuntimeError]
+        finally:
+            await app.stop()
+
+    async def test_it_can_be_started_again_after_a_stop(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note(what):
+            stage.called(what)
+
+        for what in range(3):
+            async with app:
+                await note.submit(what)
+                await stage.settle()
+        assert [call[1] for call in stage.calls] == [0, 1, 2]
+
+    async def test_a_function_may_be_added_while_it_runs(self, stage):
+        app = stage.app()
+        async with app:
+            await stage.advance(1)
+
+            @app.task
+            async def late():
+                stage.called()
+
+            await late.submit(delay=1)
+            await stage.advance(2)
+        assert stage.calls == [(2.0,)]
+
+    async def test_a_file_that_is_no_database_is_said_so_and_can_be_mended(self, stage):
+        stage.path.write_bytes(b"this is no database, whatever its name says" * 100)
+        app = stage.app()
+        app.task(name="note")(lambda: stage.called())
+        with pytest.raises(StoreUnavailable):
+            await app.start()
+        with pytest.raises(NotStarted):
+            await app.list()
+        stage.path.unlink()
+        async with app:
+            await app.submit("note")
+            await stage.settle()
+        assert len(stage.calls) == 1
+
+    async def test_folders_are_made_for_the_file(self, stage):
+        stage.path = stage.path.parent / "a" / "b" / "tasks.db"
+        stage.url = f"sqlite:///{stage.path}"
+        async with stage.app():
+            assert stage.path.exists()
+
+    async def test_shards_count_when_the_store_is_made(self, stage):
+        async with stage.app():
+            pass
+        app = Scheduler(stage.url, shards=64, clock=stage.clock)
+        async with app:
+            await until(lambda: app._node._coordinator.owned())
+            assert (await app.stats())["owned"] == 4
+
+    async def test_it_leaves_no_task_of_its_own_on_the_loop(self, stage):
+        app = stage.app()
+        app.task(name="note")(lambda: None)
+        before = asyncio.all_tasks()
+        async with app:
+            await app.submit("note")
+            await app.submit("note", delay=50)
+            await stage.settle()
+        assert asyncio.all_tasks() == before
+
+    async def test_tasks_of_the_store_survive_it(self, stage):
+        first, second = stage.app(), stage.app()
+        for app in (first, second):
+            app.task(name="note")(lambda what: stage.called(what))
+        async with first:
+            await first.submit_many(
+                [{"service": "note", "payload": n, "delay": 10 + n} for n in range(5)]
+            )
+        stage.clock.advance(12)
+        async with second:
+            await stage.advance(5)
+        assert [call[1] for call in stage.calls] == [0, 1, 2, 3, 4]
+        assert all(at >= 10 + what for at, what in stage.calls)
+
+    async def test_the_schema_says_what_the_rules_say(self, stage):
+        """State is in one partial index only, that of the running; payloads are bytes."""
+        async with stage.app():
+            pass
+        with contextlib.closing(sqlite3.connect(stage.path)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            assert {"task", "attempt", "backlog", "schedule", "shard"} <= tables
+            columns = {row[1]: row[2] for row in connection.execute("PRAGMA table_info(task)")}
+            assert columns["payload"] == "BLOB"
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.asyncio
+class TestStop:
+    @pytest.mark.parametrize("kind", ["plain", "coroutine"])
+    async def test_it_waits_for_functions_within_its_grace(self, stage, kind):
+        app, other = stage.app(grace=30), stage.app(dispatch=False)
+        door, goes_on = stage.door(), asyncio.Event()
+
+        @app.task(name="plain")
+        def plain():
+            door.enter()
+            return "done"
+
+        @app.task(name="coroutine")
+        async def coroutine():
+            await goes_on.wait()
+            return "done"
+
+        async with other:
+            await app.start()
+            task = await app.submit(kind)
+            await stage.settle()
+            stopping = asyncio.ensure_future(app.stop())
+            await asyncio.sleep(0)
+            assert not stopping.done()
+            door.open()
+            goes_on.set()
+            await stopping
+            done = await other.get(task.id)
+            assert (done.state, done.result) == (State.FINISHED, "done")
+
+    async def test_while_it_stops_nothing_more_is_started(self, stage):
+        app, other = stage.app(grace=30), stage.app(dispatch=False)
+        goes_on = asyncio.Event()
+
+        @app.task(concurrency=1)
+        async def wait(what):
+            stage.called(what)
+            await goes_on.wait()
+
+        async with other:
+            await app.start()
+            await wait.submit("a")
+            second = await wait.submit("b")
+            await stage.settle()
+            stopping = asyncio.ensure_future(app.stop())
+            await asyncio.sleep(0)
+            goes_on.set()
+            await stopping
+            waiting = await other.get(second.id)
+            assert (waiting.state, waiting.attempt) == (State.READY, 0)
+        assert stage.calls == [(0.0, "a")]
+
+    async def test_after_its_grace_a_coroutine_is_handed_back_without_a_failure(self, stage):
+        first, second = stage.app(grace=0), stage.app()
+        for app in (first, second):
+
+            @app.task(name="work", max_attempts=1)
+            async def work():
+                stage.called(current_task().attempt, current_task().failures)
+                if current_task().attempt == 1:
+                    await asyncio.Event().wait()
+                return "done"
+
+        async with first:
+            task = await first.submit("work")
+            await stage.settle()
+        async with second:
+            (row,) = await second.attempts(task.id)
+            assert (row.event, row.attempt) == (Event.RELEASE, 1)
+            await stage.advance(1)
+            done = await second.get(task.id)
+            assert (done.state, done.result) == (State.FINISHED, "done")
+            assert (done.attempt, done.failures) == (2, 0)
+        assert [call[1:] for call in stage.calls] == [(1, 0), (2, 0)]
+
+    async def test_after_its_grace_a_plain_function_keeps_its_lease(self, stage):
+        first, second = stage.app(grace=0), stage.app()
+        door = stage.door()
+        for app in (first, second):
+
+            @app.task(name="work", timeout=30)
+            def work():
+                stage.called(current_task().attempt)
+                if current_task().attempt == 1:
+                    door.enter()
+
+        async with first:
+            task = await first.submit("work")
+            await stage.settle()
+        async with second:
+            await stage.advance(39)
+            held = await second.get(task.id)
+            assert (held.state, held.attempt) == (State.RUNNING, 1)
+            door.open()
+            await stage.advance(2)
+            done = await second.get(task.id)
+            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
+        assert [call[1] for call in stage.calls] == [1, 2]
+
+    async def test_submits_that_are_on_their_way_are_stored_first(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+        app.task(name="note")(lambda: None)
+        async with other:
+            await app.start()
+            on_their_way = [asyncio.ensure_future(app.submit("note", delay=DAY)) for _ in range(20)]
+            await asyncio.sleep(0)
+            await app.stop()
+            for task in await asyncio.gather(*on_their_way):
+                assert (await other.get(task.id)).state is State.DELAY
+
+    async def test_a_store_that_is_away_does_not_hold_it_for_ever(self, stage):
+        app = stage.app(grace=0)
+
+        @app.task
+        async def work():
+            return "done"
+
+        async def gone(endings):
+            raise StoreUnavailable("gone")
+
+        await app.start()
+        app._node.store.record = gone
+        await work.submit()
+        await stage.settle()
+        await app.stop()  # after a second
+        assert any("leases will run out" in record.getMessage() for record in stage.logged)
+
+    async def test_an_error_inside_async_with_stops_it_too(self, stage):
+        app = stage.app()
+        with pytest.raises(ZeroDivisionError):
+            async with app:
+                raise ZeroDivisionError
+        with pytest.raises(NotStarted):
+            await app.list()
+
+    async def test_a_function_may_not_stop_it_from_inside_and_hang(self, stage):
+        """It asks for the stop; the stop comes when the function has returned."""
+        app = stage.app(grace=30)
+        stops = []
+
+        @app.task
+        async def last():
+            stops.append(asyncio.ensure_future(app.stop()))
+
+        await app.start()
+        await last.submit()
+        await until(lambda: stops)
+        await stops[0]
+        assert app._node is None
+
+
+@pytest.mark.asyncio
+class TestSeveral:
+    async def test_one_dispatches_and_the_other_stands_by(self, stage):
+        first, second = stage.app(node="first"), stage.app(node="second")
+        for app in (first, second):
+
+            @app.task(name="note")
+            async def note(what):
+                stage.called(what, current_task().node)
+
+        async with first:
+            await stage.settle()
+            async with second:
+                await stage.advance(2)
+                assert (await first.stats())["owned"] == 4
+                assert (await second.stats())["owned"] == 0
+                await second.submit("note", "by the second", delay=1)
+                await first.submit("note", "by the first", delay=1)
+                await stage.advance(2)
+        assert sorted(call[1:] for call in stage.calls) == [
+            ("by the first", "first"), ("by the second", "first"),
+        ]  # fmt: skip
+
+    async def test_the_one_that_stands_by_takes_over_when_the_first_stops(self, stage):
+        first, second = stage.app(node="first"), stage.app(node="second")
+        for app in (first, second):
+
+            @app.task(name="note")
+            async def note(what):
+                stage.called(what, current_task().node, current_task().epoch)
+
+        async with second, first:  # the first to be left is the first
+            owner, other = (first, second) if first._node._coordinator._ours else (second, first)
+            names = {first: "first", second: "second"}
+            await stage.settle()
+            await owner.submit("note", "now")
+            await owner.submit("note", "later", delay=5)
+            await stage.settle()
+            await owner.stop()
+            await until(lambda: other._node._coordinator._ours)
+            await stage.advance(10)
+            await owner.start()
+        assert [call[1:] for call in stage.calls] == [
+            ("now", names[owner], 1), ("later", names[other], 2),
+        ]  # fmt: skip
+        assert stage.calls[1][0] == 5.0
+
+    async def test_a_process_that_only_submits_is_heard_at_once(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+
+        @app.task
+        async def note(what):
+            stage.called(what)
+
+        async with app, other:
+            await stage.advance(0.5)  # the next look is half a second away
+            await other.submit("note", "now")
+            await other.submit("note", "soon", delay=0.2)
+            await stage.settle()
+            assert stage.calls == [(0.5, "now")]
+            await stage.advance(0.3)
+        assert stage.calls == [(0.5, "now"), (0.7, "soon")]
+
+    async def test_a_poke_that_is_lost_costs_a_second_at_most(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+
+        @app.task
+        async def note(what):
+            stage.called(what)
+
+        async with app, other:
+            await stage.advance(0.5)
+            other._node.store._poke.send = lambda: None
+            for number in range(10):
+                await other.submit("note", number)
+                await stage.advance(1.5)
+        assert [call[1] for call in stage.calls] == list(range(10))
+        assert all(at - (0.5 + 1.5 * n) <= 1.001 for n, (at, _) in enumerate(stage.calls))
+
+    async def test_one_that_only_submits_runs_nothing(self, stage):
+        app = stage.app(dispatch=False)
+
+        @app.task
+        async def note():
+            stage.called()
+
+        async with app:
+            task = await note.submit()
+            await stage.advance(30)
+            assert (await app.get(task.id)).state is State.READY
+            assert (await app.stats())["owned"] == 0
+        assert stage.calls == []
+
+    async def test_one_that_only_submits_cancels_reschedules_and_replays(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+
+        @app.task
+        async def note(what):
+            stage.called(what)
+
+        async with app, other:
+            gone = await other.submit("note", "gone", delay=5)
+            moved = await other.submit("note", "moved", delay=50)
+            await stage.advance(1)
+            assert (await other.cancel(gone.id)).won
+            assert (await other.reschedule(moved.id, delay=2)).won
+            await stage.advance(10)
+            await other.replay(gone.id)
+            await stage.settle()
+        assert stage.calls == [(3.0, "moved"), (11.0, "gone")]
+
+
+class Story:
+    """A scheduler's life by chance: everything that can happen, and a ledger of what was said."""
+
+    def __init__(self, stage, seed):
+        self.stage = stage
+        self.chance = random.Random(seed)
+        self.stored = {}  # by id: what was acknowledged
+        self.cancelled = {}  # by id: how many calls there had been when a cancel won
+        self.calls = []  # id, attempt, due, and when
+        self.app = None
+
+    async def begin(self):
+        self.app = app = self.stage.app(cap=self.chance.choice([8, 1_000]), horizon=30, threads=3)
+
+        @app.task(concurrency=2, timeout=5, backoff=3, max_attempts=50)
+        async def work(kind):
+            self._called()
+            return await self._act(kind)
+
+        @app.task(concurrency=3, timeout=5, backoff=0, max_attempts=50)
+        def plain(kind):
+            self._called()
+            if kind == "fail" and current_task().attempt < 3:
+                raise ValueError(kind)
+            return Snooze(2) if kind == "snooze" and current_task().attempt < 3 else kind
+
+        await app.start()
+        await self.stage.settle()
+
+    def _called(self):
+        task = current_task()
+        self.calls.append((task.id, task.attempt, task.due_at_ms, self.stage.now_ms))
+
+    async def _act(self, kind):
+        attempt = current_task().attempt
+        if kind == "hang" and attempt < 3:
+            await asyncio.Event().wait()
+        if kind == "fail" and attempt < 3:
+            raise ValueError(kind)
+        return Snooze(7) if kind == "snooze" and attempt < 3 else kind
+
+    async def submit(self):
+        options = {"delay": self.chance.choice([0, 0, 1, 5, 20, 45, 90])}
+        options["priority"] = self.chance.randrange(3)
+        if self.chance.random() < 0.3:
+            options["key"] = f"k{self.chance.randrange(3)}"
+            options["on_conflict"] = self.chance.choice(["reject", "replace", "keep"])
+        kind = self.chance.choice(["finish", "finish", "fail", "snooze", "hang"])
+        service = self.chance.choice(["work", "plain"])
+        with contextlib.suppress(KeyTaken, StoreUnavailable):
+            task = await self.app.submit(service, [kind], **options)
+            self.stored[task.id] = task
+
+    async def cancel(self):
+        if self.stored:
+            task_id = self.chance.choice(list(self.stored))
+            if (await self.app.cancel(task_id)).won:
+                self.cancelled[task_id] = len(self._calls_of(task_id))
+
+    async def reschedule(self):
+        if self.stored:
+            task_id = self.chance.choice(list(self.stored))
+            await self.app.reschedule(task_id, delay=self.chance.choice([0, 3, 40]))
+
+    async def advance(self):
+        await self.stage.advance(self.chance.choice([0.5, 2, 10]))
+
+    async def pause(self):
+        await self.stage.jump(self.chance.choice([3, 30, 100]))
+
+    async def set_the_clock(self):
+        await self.stage.settle()
+        self.stage.wall.set(self.chance.choice([-20, -3, 3, 20]))
+
+    async def restart(self):
+        await self.app.stop()
+        await self.begin()
+
+    async def crash(self):
+        await self.stage.kill(self.app)
+        await self.begin()
+
+    async def break_the_store(self):
+        store = self.app._node.store
+        name = self.chance.choice(["claim", "record", "due", "renew", "insert"])
+        fault = self.chance.choice([away, answer_lost])
+        setattr(store, name, fault(getattr(store, name), self.chance.randrange(1, 3)))
+
+    def _calls_of(self, task_id):
+        return [call for call in self.calls if call[0] == task_id]
+
+    async def end(self):
+        """Let everything come to its end."""
+        for _ in range(40):
+            await until(lambda: not self.app._node._feedback.unrecorded)
+            await self.stage.advance(10)
+            if (await self.app.stats())["store"]["live"] == 0:
+                return
+        raise AssertionError(f"these never end: {(await self.app.list(final=False)).items}")
+
+    async def check(self):
+        """Compare what there is with what was said."""
+        for task_id in self.stored:
+            task = await self.app.get(task_id)
+            rows = await self.app.attempts(task_id)
+            calls = self._calls_of(task_id)
+            assert [row.attempt for row in rows] == list(range(1, task.attempt + 1))
+            assert len({attempt for _, attempt, *_ in calls}) == len(calls), "one call an attempt"
+            if task_id in self.cancelled:
+                assert task.state is State.CANCELLED
+                assert len(calls) == self.cancelled[task_id], "it ran after a cancel that won"
+            else:
+                assert task.state is State.FINISHED
+                assert [row.event for row in rows].count(Event.FINISH) == 1
+                assert calls
+        assert all(at >= due for _, _, due, at in self.calls), "never early"
+        node = self.app._node
+        assert all(gate.free == gate.permits for gate in node.dispatch._gates.values())
+        assert (node.dispatch._jobs, node.dispatch.running, node.loader.held) == ({}, {}, {})
+
+
+@pytest.mark.asyncio
+class TestStories:
+    @pytest.mark.parametrize("seed", range(8))
+    async def test_whatever_happens_nothing_is_lost_early_or_run_after_a_cancel(self, stage, seed):
+        story = Story(stage, seed)
+        await story.begin()
+        common = [story.submit] * 6 + [story.advance] * 4 + [story.cancel, story.reschedule] * 2
+        rare = [
+            story.pause, story.set_the_clock, story.restart, story.crash, story.break_the_store,
+        ]  # fmt: skip
+        for _ in range(120):
+            await story.chance.choice(common + rare)()
+        await story.end()
+        await story.check()
+        await story.app.stop()
+
+
+class TestRealTime:
+    """A handful on the system's own clock: these prove threads, timers and the wiring."""
+
+    @pytest.mark.asyncio
+    async def test_tasks_run_when_they_are_due_and_never_before(self, tmp_path, watched):
+        app = Scheduler(f"sqlite:///{tmp_path}/tasks.db")
+        ran = {}
+
+        @app.task
+        async def note(number):
+            ran[number] = (time.time(), current_task().due_at_ms / 1000)
+
+        @app.task
+        def plain(number):
+            ran[number] = (time.time(), current_task().due_at_ms / 1000)
+
+        async with app:
+            await app.submit_many([note.request(n, delay=n / 50) for n in range(25)])
+            await app.submit_many([plain.request(25 + n, delay=n / 50) for n in range(25)])
+            await until(lambda: len(ran) == 50)
+        assert all(at >= due for at, due in ran.values())
+
+    @pytest.mark.asyncio
+    async def test_a_retry_a_timeout_and_a_schedule(self, tmp_path, watched):
+        app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", grace=0)
+        ticks = []
+
+        @app.task(backoff=0.01, max_attempts=3)
+        def fail():
+            raise ValueError("no")
+
+        @app.task(timeout=0.05, max_attempts=1)
+        async def hang():
+            await asyncio.Event().wait()
+
+        @app.task
+        async def tick():
+            ticks.append(time.time())
+
+        async with app:
+            failing, hanging = await fail.submit(), await hang.submit()
+            await app.put_schedule("s", tick, interval=0.2)
+            await until(lambda: len(ticks) >= 3)
+            await until(lambda: app._node._feedback.ended[Event.FAIL] == 2)
+            assert (await app.get(failing.id)).attempt == 3
+            assert (await app.get(hanging.id)).error.startswith("timed out")
+
+    def test_a_task_that_kills_its_process_is_tried_again_by_the_next(self, tmp_path):
+        text = f"""
+            import asyncio, logging, os, signal
+            from tickwheel.durable import Scheduler, current_task
+
+            logging.disable()  # the lease that ran out is warned of
+
+            app = Scheduler("sqlite:///{tmp_path}/tasks.db", grace=0)
+
+            @app.task(timeout=0.05)
+            def work():
+                if current_task().attempt == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return current_task().failures
+
+            async def main(first):
+                async with app:
+                    if first:
+                        await work.submit(key="k")
+                    while not (found := (await app.backlog()).items):
+                        await asyncio.sleep(0.02)
+                    print(found[0].state, found[0].attempt, found[0].result)
+
+            import tickwheel.durable.stores.sqlite
+            tickwheel.durable.stores.sqlite.LEASE_MARGIN_MS = 300  # a test has no ten seconds
+            asyncio.run(main(FIRST))
+        """
+        with pytest.raises(AssertionError, match=f"ended with {-signal.SIGKILL}"):
+            program(text.replace("FIRST", "True"))
+        assert program(text.replace("FIRST", "False")).split() == ["finished", "2", "1"]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_child_of_a_fork_does_not_keep_the_lock_of_a_parent_that_has_died(self, tmp_path):
+        text = f"""
+            import asyncio, os, signal, sys, time
+            from tickwheel.durable import Scheduler
+
+            url = "sqlite:///{tmp_path}/tasks.db"
+            inherited = os.pipe()
+
+            async def hold():
+                async with Scheduler(url):
+                    if os.fork() == 0:  # as multiprocessing does; it outlives its parent
+                        os.read(inherited[0], 1)
+                        os._exit(0)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            if (parent := os.fork()) == 0:
+                asyncio.run(hold())
+            os.waitpid(parent, 0)
+
+            async def take_over():
+                app = Scheduler(url)
+                async with app:
+                    for _ in range(500):
+                        if (await app.stats())["owned"]:
+                            return print("took over")
+                        await asyncio.sleep(0.01)
+                    print("never")
+
+            asyncio.run(take_over())
+            os.write(inherited[1], b"x")
+        """
+        assert program(text).strip() == "took over"
+
+    def test_two_processes_that_start_at_once_run_each_task_once(self, tmp_path):
+        text = f"""
+            import asyncio, os
+            from tickwheel.durable import Scheduler, current_task
+
+            app = Scheduler("sqlite:///{tmp_path}/tasks.db")
+
+            @app.task
+            def note(number):
+                with open("{tmp_path}/log", "a") as log:
+                    log.write(f"{{number}} {{current_task().attempt}}\\n")
+
+            async def main(number):
+                async with app:
+                    await app.submit_many(
+                        [note.request(number * 1000 + n, delay=n / 100) for n in range(50)]
+                    )
+                    while (await app.stats())["store"]["final"] < 150:
+                        await asyncio.sleep(0.02)
+
+            children = []
+            for number in range(3):
+                if not (child := os.fork()):
+                    asyncio.run(main(number))
+                    os._exit(0)
+                children.append(child)
+            for child in children:
+                assert os.waitpid(child, 0)[1] == 0
+        """
+        program(text)
+        lines = (tmp_path / "log").read_text().splitlines()
+        expected = [f"{process * 1000 + n} 1" for process in range(3) for n in range(50)]
+        assert sorted(lines) == sorted(expected)
+
+    def test_importing_it_needs_no_driver(self):
+        text = """
+            import sys
+            for name in ("apsw", "asyncpg", "psycopg", "redis"):
+                sys.modules[name] = None
+            from tickwheel.durable import Scheduler
+            import asyncio, tempfile
+
+            async def main():
+                with tempfile.TemporaryDirectory() as folder:
+                    app = Scheduler(f"sqlite:///{folder}/tasks.db")
+                    done = asyncio.Event()
+
+                    @app.task
+                    async def note():
+                        done.set()
+
+                    async with app:
+                        await note.submit()
+                        await done.wait()
+
+            asyncio.run(main())
+            print("ran")
+        """
+        assert program(text).strip() == "ran"
