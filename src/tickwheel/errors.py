@@ -41,6 +41,12 @@ class StoreUnavailable(TickwheelError, ConnectionError):
     code = "store_unavailable"
 
 
+class Locked(StoreUnavailable):
+    """Another transaction holds what this one needs, a key say, and did not let go in time."""
+
+    code = "locked"
+
+
 class Overloaded(TickwheelError, RuntimeError):
     """More is waiting to be stored than the queue may hold: try again after `retry_after` s."""
 

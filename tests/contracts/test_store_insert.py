@@ -309,3 +309,15 @@ class TestInsertEpochs:
         second = later(store, key="k", shard=2)
         assert await insert(store, second, on_conflict="replace", epochs=epochs) == [None]
         assert await everything(store) == [holder]
+
+    async def test_a_stale_epoch_stops_its_own_shard_only_among_thousands(self, store, epochs):
+        await store.take([2, 5], "n2")
+        given = [
+            task(store, shard=n % SHARDS, key=f"k{n}" if n % 7 == 0 else None) for n in range(2_000)
+        ]
+        expected = [None if one.shard in (2, 5) else one for one in given]
+        assert await insert(store, *given, epochs=epochs) == expected
+        assert await store.get([one.id for one in given]) == expected
+        newer = epochs | await store.take([2, 5], "n2")
+        assert await insert(store, *given, epochs=newer, again=True) == given
+        assert (await store.counts())["live"] == 2_000

@@ -515,8 +515,9 @@ class TestClaims:
             assert stage.calls == []
             assert (await app.get(task.id)).attempt == 0
             store.now_ms = now_ms
-            await stage.advance(2)
-        assert stage.calls == [(5.0,)]
+            await stage.advance(3)
+        ((at,),) = stage.calls
+        assert 5 <= at <= 6
 
     async def test_a_task_that_another_process_moved_is_not_run_at_its_old_time(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)

@@ -215,6 +215,18 @@ class TestWheel:
         shelf.clock.advance(0.1)
         assert len(shelf.loader.fire()) == 1
 
+    async def test_what_is_stored_after_the_clock_was_set_back_is_not_early(self, shelf):
+        shelf = await shelf()
+        shelf.clock.advance(50)
+        shelf.loader.fire()
+        shelf.wall.set(-50)
+        await shelf.put(5)
+        await shelf.loader.step()
+        assert shelf.loader.fire() == []
+        assert 0 < shelf.loader.sleep_ms() <= 5_000
+        shelf.clock.advance(5)
+        assert len(shelf.loader.fire()) == 1
+
     async def test_one_that_was_due_before_the_clock_was_set_back_is_fired_once(self, shelf):
         shelf = await shelf()
         await shelf.put(1)
@@ -301,6 +313,20 @@ class TestLives:
             await stage.advance(30)
             assert sorted(number for _, number in stage.calls) == list(range(100))
             assert app._node.dispatch._gates["note"].free == 4
+
+    async def test_a_long_queue_is_read_on_without_waiting_for_the_next_look(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+
+        @app.task(concurrency=500)
+        async def note(number):
+            stage.called(number)
+
+        async with other:
+            await other.submit_many([{"service": "note", "payload": n} for n in range(4 * WINDOW)])
+        async with app:
+            await stage.settle()
+            assert len(stage.calls) == 4 * WINDOW
+            assert {at for at, _ in stage.calls} == {0.0}
 
     async def test_overdue_tasks_of_a_service_nobody_runs_here_cost_nothing(self, stage):
         first, second = stage.app(dispatch=False), stage.app()

@@ -1,6 +1,7 @@
 """What is special to the store on SQLite: its file, its plans, its faults, and pokes."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
@@ -53,7 +54,7 @@ from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.durable.stores.sqlite_connection import DRIVERS
 from tickwheel.durable.stores.sqlite_schema import MIGRATIONS, NEXT_GENERATION
 from tickwheel.durable.stores.sqlite_writer import Rank
-from tickwheel.durable.task import Task
+from tickwheel.durable.task import Submission, Task
 from tickwheel.errors import StoreUnavailable, TickwheelError
 
 pytestmark = pytest.mark.asyncio
@@ -90,18 +91,25 @@ async def store(place):
     await store.close()
 
 
-def child(place, text, **options):
-    """Another process that does `text` with a store of its own."""
-    tests = Path(__file__).parent.parent
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM + text, place.kind, place.address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(tests)},
-        **options,
-    )
+@pytest.fixture
+def child(place):
+    """Starts another process that does some text with a store of its own."""
+    with contextlib.ExitStack() as stack:
+
+        def start(text, place=place):
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM + text, place.kind, place.address],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 async def ended_well(process, given=""):
@@ -139,7 +147,7 @@ class TestDurability:
             await store._read(lambda connection: connection.run("DELETE FROM task"))
 
     @pytest.mark.parametrize("count", [1, 30, 200])
-    async def test_what_was_acknowledged_survives_a_kill(self, place, count):
+    async def test_what_was_acknowledged_survives_a_kill(self, place, child, count):
         text = """
 async def submit():
     for _ in range(10_000):
@@ -150,7 +158,7 @@ async def main():
     await asyncio.gather(*[submit() for _ in range(8)])
 asyncio.run(main())
 """
-        process = child(place, text)
+        process = child(text)
         acknowledged = [process.stdout.readline().strip() for _ in range(count)]
         process.kill()
         said, _ = process.communicate(timeout=50)
@@ -217,7 +225,7 @@ class TestMigrations:
         assert all(one == seen[0] for one in seen)
 
     @pytest.mark.parametrize("attempt", range(3))
-    async def test_several_processes_may_come_at_once(self, place, attempt):
+    async def test_several_processes_may_come_at_once(self, place, child, attempt):
         text = """
 async def main():
     await store.open()
@@ -228,7 +236,7 @@ said("ready")
 sys.stdin.readline()
 asyncio.run(main())
 """
-        children = [child(place, text) for _ in range(6)]
+        children = [child(text) for _ in range(6)]
         for one in children:
             assert (await asyncio.to_thread(one.stdout.readline)) == "ready\n"
         said = await asyncio.gather(*[ended_well(one, "go\n") for one in children])
@@ -476,7 +484,7 @@ class TestFaults:
         assert await insert(store, *refused) == refused
 
     @pytest.mark.parametrize("what", ["file", "directory"])
-    async def test_what_may_not_be_written_to_is_unavailable(self, place, what):
+    async def test_what_may_not_be_written_to_is_unavailable(self, place, child, what):
         text = """
 async def main():
     try:
@@ -499,7 +507,7 @@ asyncio.run(main())
                 await store.close()
                 store.path.chmod(0o444)
             directory.chmod(0o555)
-            said = await ended_well(child(there, text))
+            said = await ended_well(child(text, there))
             assert said[-1] == "unavailable True"
             directory.chmod(0o755)
             if what == "file":
@@ -575,7 +583,7 @@ asyncio.run(main())
 
 
 class TestSubmitsOfOthers:
-    async def test_two_processes_that_write_all_the_time_both_get_on(self, store, place):
+    async def test_two_processes_that_write_all_the_time_both_get_on(self, store, child):
         text = """
 async def main():
     await store.open()
@@ -584,7 +592,7 @@ async def main():
     await store.close()
 asyncio.run(main())
 """
-        others = [child(place, text) for _ in range(2)]
+        others = [child(text) for _ in range(2)]
         waiting = asyncio.gather(*[ended_well(one) for one in others])
         ours = 0
         while not waiting.done():
@@ -594,6 +602,15 @@ asyncio.run(main())
             await asyncio.sleep(0)
         await waiting
         assert (await store.counts())["live"] == 200 + ours
+
+
+class TestUsersConnection:
+    async def test_a_users_transaction_needs_postgres(self, store):
+        with pytest.raises(TypeError, match="PostgreSQL"):
+            await store.insert_on(object(), Submission(task(store)))
+        with pytest.raises(TypeError, match="PostgreSQL"):
+            store.insert_on_now(object(), Submission(task(store)))
+        assert await everything(store) == []
 
 
 class Ear:
@@ -616,7 +633,7 @@ class Ear:
 
 
 class TestPoke:
-    async def test_a_poke_from_another_process_is_heard(self, store, place):
+    async def test_a_poke_from_another_process_is_heard(self, store, child):
         ear = Ear()
         store.listen(ear)
         text = """
@@ -626,7 +643,7 @@ async def main():
     await store.close()
 asyncio.run(main())
 """
-        await ended_well(child(place, text))
+        await ended_well(child(text))
         await ear.hears()
 
     async def test_with_nobody_listening_it_is_no_error(self, store):
@@ -635,7 +652,7 @@ asyncio.run(main())
             left_behind.bind(address_for(store.path))
         await store.tell([0])  # what a killed listener leaves: a name that nobody answers
 
-    async def test_what_a_killed_listener_left_behind_is_in_nobodys_way(self, store, place):
+    async def test_what_a_killed_listener_left_behind_is_in_nobodys_way(self, store, child):
         text = """
 async def main():
     await store.open()
@@ -644,7 +661,7 @@ async def main():
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
-        process = child(place, text)
+        process = child(text)
         assert process.communicate(timeout=50)[0] == "listening\n"
         ear = Ear()
         store.listen(ear)

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tickwheel.errors import Overloaded, StoreUnavailable
+from tickwheel.errors import Locked, Overloaded, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -72,10 +72,10 @@ class Batch(Generic[T, R]):
         try:
             answers = await self._flush([item for item, _ in batch])
         except Exception as error:  # noqa: BLE001
-            if len(batch) > 1 and not isinstance(error, StoreUnavailable):
+            away = isinstance(error, StoreUnavailable) and not isinstance(error, Locked)
+            if len(batch) > 1 and not away:
                 middle = len(batch) // 2
-                await self._do(batch[:middle])
-                await self._do(batch[middle:])
+                await asyncio.gather(self._do(batch[:middle]), self._do(batch[middle:]))
                 return
             for _, future in batch:
                 settle(future, error)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from typing import TYPE_CHECKING, Any
-
-import asyncpg  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tickwheel.durable.stores.postgres_pool import Connection
+
+logger = logging.getLogger("tickwheel")
 
 HEARTBEAT_SECONDS = 5.0  # a connection that is cut silently is found out by then
 ANSWER_SECONDS = 5.0
@@ -47,8 +48,7 @@ class Listener:
         """Be deaf."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
             self._task = None
 
     async def _run(self) -> None:
@@ -59,8 +59,9 @@ class Listener:
                 connection = await self._connect()
                 connection.add_termination_listener(lambda *_: self._stirred.set())
                 await self._heed(connection)
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                pass  # also StoreUnavailable: each second's look must do until it is back
+            except Exception as error:  # noqa: BLE001
+                # Each second's look must do until it is back; the driver has many ways to say so.
+                logger.debug("listening stopped: %r", error)
             finally:
                 self._on.clear()
                 if connection is not None:

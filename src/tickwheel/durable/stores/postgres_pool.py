@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg  # type: ignore[import-untyped]
 
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import Locked, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -108,8 +108,10 @@ class Pool:
         try:
             await as_hex(connection)
             await connection.execute(DURABLE)
-        except BaseException:
+        except BaseException as error:
             connection.terminate()
+            if isinstance(error, Exception):
+                raise unreachable(error, self.where) from error
             raise
         return connection
 
@@ -211,7 +213,7 @@ def translated(error: Exception, where: str) -> Exception:
     state: str = getattr(error, "sqlstate", None) or ""
     if state == "55P03":
         waited = f"waited {LOCK_MS / 1000:g} s for what another transaction holds"
-        return StoreUnavailable(f"{where}: {waited}: {text}")
+        return Locked(f"{where}: {waited}: {text}")
     if state.startswith(("08", "57P")):
         return AnswerLost(f"{where}: {text}")
     if state.startswith(WORLD):

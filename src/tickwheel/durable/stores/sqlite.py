@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,11 +16,11 @@ from tickwheel.durable.schedule import Schedule, firing_keys
 from tickwheel.durable.store import LEASE_MARGIN_MS, SCAN, Claims
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke
+from tickwheel.durable.stores.rows import STATES, inserted, may_hold, merged, rounds, task_of
 from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver, set_wal
 from tickwheel.durable.stores.sqlite_schema import migrate
 from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Reader, Writer
 from tickwheel.durable.task import (
-    FINAL,
     SHARDS,
     Attempt,
     Due,
@@ -36,7 +35,7 @@ from tickwheel.durable.task import (
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tickwheel.clock import Clock
     from tickwheel.durable.schedule import Firing
@@ -182,8 +181,9 @@ class SqliteStore:
             if plain:
                 connection.run_many(sql.INSERT, map(inserted, plain))
             keyed = [place for place in new if submissions[place].task.key is not None]
-            for turn in rounds(submissions, keyed):
-                insert_keyed(connection, submissions, turn, answers)
+            names = [(submissions[at].task.service, submissions[at].task.key) for at in keyed]
+            for turn in rounds(names):
+                insert_keyed(connection, submissions, [keyed[at] for at in turn], answers)
             return answers
 
         return await self._write(Rank.SUBMIT, work)
@@ -499,24 +499,6 @@ class SqliteStore:
         self._poke.send()
 
 
-def inserted(task: Task) -> tuple[Any, ...]:
-    """Return the columns that an insert gives."""
-    return (
-        task.id, task.service, task.body, task.key, task.due_at_ms, task.shard, task.priority,
-        task.max_attempts, task.timeout_ms, task.deadline_at_ms, task.created_at_ms,
-        task.updated_at_ms, task.replay_of,
-    )  # fmt: skip
-
-
-STATES = {str(state): state for state in State}
-MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
-
-
-def task_of(row: Row) -> Task:
-    """Return a row of `sql.TASK` columns as a task."""
-    return Task._make((*row[:4], STATES[row[4]], *row[5:], *MISSING[len(row) :]))
-
-
 def schedule_of(row: Row) -> Schedule:
     """Return a row of schedule columns as a schedule."""
     return Schedule._make(row)._replace(enabled=bool(row[9]))
@@ -535,20 +517,6 @@ def stale_shards(connection: Connection, epochs: Mapping[int, int]) -> set[int]:
         return set()
     rows = connection.run("SELECT shard, epoch FROM shard")
     return {shard for shard, epoch in rows if epochs.get(shard, epoch) != epoch}
-
-
-def rounds(submissions: Sequence[Submission], keyed: list[int]) -> Iterable[list[int]]:
-    """Split keyed submissions so that each (service, key) appears once in a round, in order."""
-    seen: Counter[tuple[str, str | None]] = Counter()
-    turns: list[list[int]] = []
-    for place in keyed:
-        task = submissions[place].task
-        turn = seen[task.service, task.key]
-        seen[task.service, task.key] += 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(place)
-    return turns
 
 
 def insert_keyed(
@@ -606,22 +574,3 @@ def verdicts(
         else None
         for one in ids
     ]
-
-
-def may_hold(state: State | None, table: str) -> bool:
-    """Say whether tasks of this state can be in this table."""
-    return state is None or (state in FINAL) == (table == "backlog")
-
-
-def merged(pages: list[tuple[list[Task], str | None]], limit: int) -> Page:
-    """Make one page of several, newest first.
-
-    Beyond the place where the first of them stopped, nothing is known: there the page ends.
-    """
-    stops = [stop for _, stop in pages if stop is not None]
-    stop = max(stops, default=None)
-    tasks = [task for found, _ in pages for task in found if stop is None or task.id >= stop]
-    tasks.sort(key=lambda task: task.id, reverse=True)
-    if len(tasks) > limit:
-        return Page(tasks[:limit], tasks[limit - 1].id)
-    return Page(tasks, stop)

@@ -124,7 +124,7 @@ class Writer:
             self._connection.run("COMMIT")
             self.commits += 1
         except Exception as error:  # noqa: BLE001
-            self._rollback()
+            self._rollback(error)
             jobs = [one for one, _ in done] + ([job] if job else [])
             if isinstance(error, StoreUnavailable) or len(jobs) == 1:
                 answers = [(one, error) for one in jobs or self._all()]
@@ -149,7 +149,7 @@ class Writer:
             self._connection.run("COMMIT")
             self.commits += 1
         except Exception as error:  # noqa: BLE001
-            self._rollback()
+            self._rollback(error)
             return error
         return answer
 
@@ -161,11 +161,11 @@ class Writer:
             self._connection, self._broken = fresh, False
         self._connection.run("BEGIN IMMEDIATE")
 
-    def _rollback(self) -> None:
-        try:
+    def _rollback(self, error: Exception) -> None:
+        """Undo what a transaction has done; after an error of the world's, connect anew."""
+        self._broken = isinstance(error, StoreUnavailable)
+        with contextlib.suppress(Exception):  # it could not be begun, or has ended by itself
             self._connection.run("ROLLBACK")
-        except Exception:  # noqa: BLE001
-            self._broken = True  # it could not be begun, or has ended by itself
 
     def _deliver(self, answers: list[tuple[Job, Any]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
