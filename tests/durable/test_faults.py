@@ -220,14 +220,14 @@ def fault(request, monkeypatch):
         yield fault
 
 
-@contextlib.contextmanager
-def broken(fault):
-    """The fault, while in here."""
-    fault.begin()
+@contextlib.asynccontextmanager
+async def broken(fault):
+    """The fault, while in here. The loop goes on: a server that stops waits for its clients."""
+    await asyncio.to_thread(fault.begin)
     try:
         yield
     finally:
-        fault.end()
+        await asyncio.to_thread(fault.end)
 
 
 @contextlib.asynccontextmanager
@@ -325,7 +325,7 @@ class TestStores:
             load = Load(work.submit)
             await asyncio.gather(*(load.one() for _ in range(5)))
             late = [await work.submit(-number, "", delay=0.2) for number in range(1, 6)]
-            with broken(fault):
+            async with broken(fault):
                 await load.until_refused()
                 with pytest.raises(StoreUnavailable):
                     await self._write_until_refused(app, late[0].id)
@@ -367,7 +367,7 @@ class TestStores:
             with Said("is yet to be written") as said:
                 task = await gated.submit()
                 await begun.wait()
-                with broken(fault):
+                async with broken(fault):
                     await Load(filler.submit).until_refused()
                     may_end.set()
                     await self._first(said.heard.wait(), ended(app, task))
@@ -405,7 +405,7 @@ class TestStores:
                 stored, refused = len(load.stored), len(load.refused)
                 while len(load.stored) == stored:
                     await asyncio.sleep(0.001)
-                with broken(fault):
+                async with broken(fault):
                     while len(load.refused) == refused:
                         await asyncio.sleep(0.001)
             stop = True

@@ -390,8 +390,9 @@ class TestKeys:
         app = stage.app()
         note = note_of(stage, app, concurrency=1)
         async with app:
+            await stage.settle()
             at = NOW + timedelta(seconds=5)
-            await note.submit("a", at=at)
+            await note.submit("a", at=at, priority=5)
             await note.submit("b", at=at, key="k")
             await note.submit("b", at=at, key="k", on_conflict="replace", priority=9)
             await stage.advance(5)

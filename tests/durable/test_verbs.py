@@ -511,7 +511,9 @@ class TestReplay:
             await stage.settle()
             assert await app.replay_where(state="finished", key="k") == 1
             assert await app.replay_where(state="cancelled") == 1
-            assert await app.replay_where(state=None, service=cast.note) == 1
+            await stage.settle()
+            # The first one that finished, and the two replays, which have ended by now.
+            assert await app.replay_where(state=None, service=cast.note) == 3
             cast.goes_on.set()
             await stage.settle()
 

@@ -70,7 +70,8 @@ class Loader:
         """Put a task on the wheel, or move it there; one that is running here is left alone."""
         entry = self.held.get(due.id)
         if entry is not None:
-            if entry.expiry == due.due_at_ms:
+            same = entry.item == due if entry.pending else entry.expiry == due.due_at_ms
+            if same:
                 return
             self.forget(due.id)
         if due.id in self.running:
