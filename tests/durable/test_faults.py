@@ -71,18 +71,18 @@ class FileFault(Fault):
 
 
 class FullDisk(FileFault):
-    """A file system of four megabytes, and a file that fills it."""
+    """A file system of 64 megabytes, and a file that fills it."""
 
     def __init__(self):
         super().__init__()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tickwheel", str(self.directory)]
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tickwheel", str(self.directory)]
         if not ROOT or subprocess.run(mount, capture_output=True, check=False).returncode:
             self.directory.rmdir()
             pytest.skip("a file system can only be mounted by root; the next one needs no root")
 
     def begin(self):
         with (self.directory / "ballast").open("wb", 0) as ballast, contextlib.suppress(OSError):
-            while ballast.write(b"x" * 4096):
+            while ballast.write(b"x" * 65536):
                 pass
 
     def end(self):
@@ -287,8 +287,9 @@ class Said(logging.Handler):
 class Load:
     """Submits, and notes what was acknowledged and what was refused, by a number in the payload."""
 
-    def __init__(self, submit):
+    def __init__(self, submit, payload=BIG):
         self._submit = submit
+        self._payload = payload
         self._next = 0
         self.stored = {}  # number -> id
         self.refused = set()
@@ -298,7 +299,7 @@ class Load:
         number = self._next
         self._next += 1
         try:
-            self.stored[number] = (await self._submit(number, BIG, **options)).id
+            self.stored[number] = (await self._submit(number, self._payload, **options)).id
         except StoreUnavailable:
             self.refused.add(number)
         return number in self.stored
@@ -392,7 +393,7 @@ class TestStores:
             pass
 
         stop = False
-        load = Load(work.submit)
+        load = Load(work.submit, BIG[:5_000])
 
         async def submitter():
             while not stop:
