@@ -356,7 +356,7 @@ class TestTimeout:
             assert (await app.get(task.id)).state is State.FINISHED
         assert begun == [(None, 1)]
 
-    async def test_a_timeout_before_the_coroutine_has_begun_gives_its_permit_back(self, stage):
+    async def test_a_timeout_counts_from_when_the_function_is_called(self, stage):
         """The machine was suspended between the claim and the loop's next turn."""
         app = stage.app()
 
@@ -377,7 +377,7 @@ class TestTimeout:
             dispatch._send = suspended
             task = await work.submit()
             await stage.advance(10)
-            assert stage.calls == [(7.0, 2)]  # two seconds, and five of backoff
+            assert stage.calls == [(3.0, 1)]
             assert (await app.get(task.id)).state is State.FINISHED
             assert dispatch._gates["work"].free == 1
 

@@ -10,6 +10,10 @@ from tickwheel.durable import Backoff, Request, Scheduler, TaskFunction
 from tickwheel.durable.function import OPTIONS
 
 
+def nothing():
+    pass
+
+
 @pytest.fixture
 def app(tmp_path):
     return Scheduler(f"sqlite:///{tmp_path}/tasks.db")
@@ -56,7 +60,7 @@ class TestDecorator:
         assert service.concurrency == 7
 
     def test_no_timeout_at_all_can_be_asked_for(self, app):
-        assert app.task(timeout=None)(lambda: None).service.timeout is None
+        assert app.task(timeout=None)(nothing).service.timeout is None
 
     def test_two_functions_of_one_name_are_refused(self, app):
         def send():
@@ -91,11 +95,11 @@ class TestDecorator:
     )
     def test_options_that_cannot_be_right_are_refused_when_it_is_made(self, app, options):
         with pytest.raises(ValueError):
-            app.task(**options)(lambda: None)
+            app.task(**options)(nothing)
 
     def test_an_option_that_does_not_exist_is_refused(self, app):
         with pytest.raises(TypeError, match="retries"):
-            app.task(retries=3)(lambda: None)
+            app.task(retries=3)(nothing)
 
     def test_a_refused_function_leaves_its_name_free(self, app):
         def send():
@@ -149,7 +153,7 @@ class TestReservedWords:
 
     def test_one_that_goes_by_position_may(self, app):
         @app.task
-        def move(piece, at, delay=1):
+        def move(piece, at, delay=1, /):
             pass
 
         request = move.request("king", "e4", 3, delay=60)

@@ -302,9 +302,8 @@ class TestCurrentTask:
 
     async def test_a_thread_that_has_run_one_forgets_it(self, calls):
         await calls.send(calls.function("plain", lambda: None))
-        loop = asyncio.get_running_loop()
         with pytest.raises(LookupError):
-            await loop.run_in_executor(calls.channel._pool, current_task)
+            await calls.channel._pool.run(current_task)
 
     async def test_a_plain_function_sees_the_context_that_it_was_sent_from(self, calls):
         variable = contextvars.ContextVar("variable")

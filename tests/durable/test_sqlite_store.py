@@ -494,6 +494,7 @@ async def main():
     except StoreUnavailable as error:
         said("unavailable", path in str(error))
     await store.close()
+import concurrent.futures.thread  # what is imported later may be out of reach
 if os.getuid() == 0:
     os.setuid(65534)  # root may write to everything
 asyncio.run(main())

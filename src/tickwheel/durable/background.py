@@ -38,7 +38,7 @@ class LoopThread:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._state = "not started"
+        self.state = "not started"
         self._dropped: weakref.finalize[Any, Any] | None = None
         forkable.add(self)
 
@@ -60,7 +60,7 @@ class LoopThread:
             except BaseException:
                 loop.close()
                 raise
-            self._loop, self._thread, self._state = loop, thread, "running"
+            self._loop, self._thread, self.state = loop, thread, "running"
             self._dropped = weakref.finalize(self, _end, loop)
             self._dropped.atexit = False
             _running.add(self)
@@ -98,7 +98,7 @@ class LoopThread:
         # Under the lock: whoever stops the loop after this finds the coroutine on it.
         with self._lock:
             if self._loop is None:
-                raise RuntimeError(f"the loop thread is {self._state}")
+                raise RuntimeError(f"the loop thread is {self.state}")
             if threading.current_thread() is self._thread:
                 raise RuntimeError("run() was called from the loop's own thread: use await there")
             call = _Call(self._loop, coroutine)
@@ -116,7 +116,7 @@ class LoopThread:
         with self._lock:
             loop, self._loop = self._loop, None
             if loop is not None:
-                self._state = "stopped"
+                self.state = "stopped"
                 self._let_go()
                 _end(loop)
         if thread is not None:
@@ -138,7 +138,7 @@ class LoopThread:
         if self._loop is not None:
             _parents.append(self._loop)
             self._let_go()
-            self._state = "stopped: it was started before a fork, in the parent process"
+            self.state = "stopped: it was started before a fork, in the parent process"
         self._loop = self._thread = None
 
     def __enter__(self) -> Self:
@@ -148,7 +148,7 @@ class LoopThread:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<LoopThread {self._name!r} {self._state}>"
+        return f"<LoopThread {self._name!r} {self.state}>"
 
 
 class _Call(Generic[T]):

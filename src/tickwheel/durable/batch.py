@@ -15,11 +15,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 QUEUE = 100_000  # items that may wait
+HEAVY = 4 << 20  # bytes of one batch
 
 
 class Batch(Generic[T, R]):
     """Calls `flush(items)` with all that has been added, `limit` at most, one call at a time.
 
+    - `weigh` gives an item's bytes: some megabytes are a batch, too.
     - `add` returns the item's answer, once its batch is done.
     - A batch that fails is split until the item that is to blame fails alone; when the store is
       unavailable, all of it fails.
@@ -32,10 +34,12 @@ class Batch(Generic[T, R]):
         *,
         limit: int = 1_000,
         bound: int = QUEUE,
+        weigh: Callable[[T], int] | None = None,
     ) -> None:
         self._flush = flush
         self._limit = limit
         self._bound = bound
+        self._weigh = weigh
         self._queue: deque[tuple[T, asyncio.Future[R]]] = deque()
         self._worker: asyncio.Task[None] | None = None
 
@@ -63,10 +67,18 @@ class Batch(Generic[T, R]):
     async def _work(self) -> None:
         try:
             while self._queue:
-                count = min(len(self._queue), self._limit)
-                await self._do([self._queue.popleft() for _ in range(count)])
+                await self._do(self._next())
         finally:
             self._worker = None
+
+    def _next(self) -> list[tuple[T, asyncio.Future[R]]]:
+        """Take the next batch out of the queue: so many, and not much over so many bytes."""
+        batch: list[tuple[T, asyncio.Future[R]]] = []
+        weight = 0
+        while self._queue and len(batch) < self._limit and weight < HEAVY:
+            batch.append(self._queue.popleft())
+            weight += self._weigh(batch[-1][0]) if self._weigh is not None else 0
+        return batch
 
     async def _do(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tickwheel.durable.background import LoopThread
 from tickwheel.durable.verbs import Verbs
+from tickwheel.errors import NotStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -26,6 +27,7 @@ def blocking(
     """Return a verb that waits for its answer."""
 
     def wait(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check_running()
         return self._thread.run(verb(self._app, *args, **kwargs))
 
     functools.update_wrapper(wait, verb)
@@ -67,12 +69,17 @@ class Blocking:
 
         With `connection=`, a PostgreSQL connection of yours, it is used here, in your thread.
         """
+        self._check_running()
         if kwargs.get("connection") is None:
             return self._thread.run(self._app.submit(target, *args, **kwargs))
-        node = self._app._started()
         submission, connection = self._thread.run(self._submission(target, args, kwargs))
-        answer = node.store.insert_on_now(connection, submission)
-        return node.submit.settled(submission, answer)
+        node = self._app._node
+        assert node is not None
+        return node.submit.settled(submission, node.store.insert_on_now(connection, submission))
+
+    def _check_running(self) -> None:
+        if not self._thread.running:
+            raise NotStarted(f"the loop thread is {self._thread.state}: use `with app.blocking()`")
 
     async def _submission(
         self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]

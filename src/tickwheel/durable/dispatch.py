@@ -39,6 +39,7 @@ logger = logging.getLogger("tickwheel")
 if TYPE_CHECKING:
     # Priority, due time, id and turn decide; an entry that is held no more has lost its place.
     Line = list[tuple[int, int, str, int, Due, Entry[Due]]]
+    Picked = tuple[Due, Entry[Due]]
 
 LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 
@@ -46,11 +47,12 @@ LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 class Running:
     """One attempt that this node has under way."""
 
-    __slots__ = ("deadline", "ended", "job", "lease_until_ms", "service", "task")
+    __slots__ = ("asked", "deadline", "ended", "job", "lease_until_ms", "service", "task")
 
-    def __init__(self, task: Task, service: Service) -> None:
+    def __init__(self, task: Task, service: Service, asked: float) -> None:
         self.task = task
         self.service = service
+        self.asked = asked  # when the claim was, by a clock that counts suspension
         self.job: asyncio.Task[None] | None = None
         self.deadline: Handle | None = None
         self.ended = False
@@ -83,6 +85,7 @@ class Dispatch:
         self._home = Home()
         self._boot = BootClock()
         self._ready: dict[str, Line] = {}
+        self._tidied: dict[str, int] = {}  # how long a line was without those who had left it
         self._turns = count()
         self._pause = 0.0  # the store said "not due yet": our clock is ahead of its
         self._paused_until = 0.0
@@ -111,25 +114,42 @@ class Dispatch:
 
     def _wait(self, due: Due) -> None:
         """Line a task up for a permit: by priority, then due time, then id."""
-        service = self._services.get(due.service)
-        held_back = service is None or not service.enabled
-        if held_back and self._loader.waiting[due.service] >= WINDOW:
+        if not self._flows(due.service) and self._loader.waiting[due.service] >= WINDOW:
             self._loader.forget(due.id)  # the store has it: a window is enough
             return
         line = self._ready.setdefault(due.service, [])
+        if len(line) > 2 * self._tidied.get(due.service, WINDOW):
+            self._tidy(due.service, line)
         entry = self._loader.held[due.id]
         heappush(line, (-due.priority, due.due_at_ms, due.id, next(self._turns), due, entry))
         self._loader.waiting[due.service] += 1
 
-    def _pick(self) -> list[Due]:
-        """Take permits, and as many tasks out of the lines; no service is in another's way."""
-        batch: list[Due] = []
-        for name, line in self._ready.items():
-            service = self._services.get(name)
-            if not line or service is None or not service.enabled:
-                continue
-            gates = self._gates_of(service)
-            free = min(BATCH - len(batch), *(gate.free for gate in gates))
+    def _tidy(self, name: str, line: Line) -> None:
+        """Take those out of a line that were cancelled or moved while they waited."""
+        held = self._loader.held
+        line[:] = sorted(place for place in line if held.get(place[-2].id) is place[-1])
+        self._tidied[name] = max(WINDOW, len(line))
+        self._loader.waiting[name] = len(line)
+
+    def _flows(self, name: str) -> bool:
+        """Say whether tasks of this service may be sent."""
+        service = self._services.get(name)
+        return service is not None and service.enabled
+
+    def _pick(self) -> list[Picked]:
+        """Take permits, and as many tasks out of the lines; no service is in another's way.
+
+        What services share, threads say, is divided among those that have tasks waiting, and each
+        time another one is the first to choose.
+        """
+        batch: list[Picked] = []
+        names = [name for name, line in self._ready.items() if line and self._flows(name)]
+        turn = next(self._turns) % len(names) if names else 0
+        for number, name in enumerate(names[turn:] + names[:turn]):
+            line, service = self._ready[name], self._services[name]
+            own, *shared = gates = self._gates_of(service)
+            fair = [max(1, gate.free // (len(names) - number)) for gate in shared if gate.free]
+            free = min(BATCH - len(batch), own.free, *fair) if len(fair) == len(shared) else 0
             picked = self._pop(line, free)
             for gate in gates:
                 gate.take(len(picked))
@@ -140,13 +160,30 @@ class Dispatch:
                 self.hungry()
         return batch
 
-    def _pop(self, line: Line, free: int) -> list[Due]:
-        picked: list[Due] = []
+    def trim(self, over: int) -> int:
+        """Let the last of the longest lines go, the store has them; return how many went."""
+        gone = 0
+        for name, line in sorted(self._ready.items(), key=lambda item: -len(item[1])):
+            surplus = min(len(line) - WINDOW, over - gone)
+            if surplus <= 0:
+                break
+            line.sort()
+            for *_, due, entry in line[-surplus:]:
+                if self._loader.held.get(due.id) is entry:
+                    self._loader.forget(due.id)
+            del line[-surplus:]
+            self._loader.waiting[name] = len(line)
+            self._loader.hungry.add(name)
+            gone += surplus
+        return gone
+
+    def _pop(self, line: Line, free: int) -> list[Picked]:
+        picked: list[Picked] = []
         held = self._loader.held
         while line and len(picked) < free:
             *_, due, entry = heappop(line)
             if held.get(due.id) is entry:
-                picked.append(due)  # otherwise it was cancelled or moved meanwhile
+                picked.append((due, entry))  # otherwise it was cancelled or moved meanwhile
         return picked
 
     def _gates_of(self, service: Service) -> list[Gate]:
@@ -160,67 +197,70 @@ class Dispatch:
         for gate in self._gates_of(service):
             gate.give()
 
-    async def _claim(self, batch: list[Due]) -> None:
+    async def _claim(self, batch: list[Picked]) -> None:
         """Claim the batch with one statement, and send what was got."""
         services = self._services
-        wanted = [Wanted(due, services[due.service].timeout_ms) for due in batch]
+        wanted = [Wanted(due, services[due.service].timeout_ms) for due, _ in batch]
         asked = self._boot.time()
         try:
             claims = await self._store.claim(wanted, self._node, self._coordinator.owned())
         except BaseException as error:
-            for due in batch:
-                self._give(
-                    services[due.service]
-                )  # not woken by it: the step waits, and tries again
-                if due.id in self._loader.held:
+            for due, entry in batch:
+                self._give(services[due.service])  # not woken by it: the step waits first
+                if self._loader.held.get(due.id) is entry:
                     self._wait(due)
             if isinstance(error, StoreUnavailable):
                 self._feedback.doubt()  # it may have been committed all the same
             raise
         got = {task.id for task in claims.tasks}
-        for due in batch:
-            self._loader.forget(due.id)
+        for due, entry in batch:
+            if self._loader.held.get(due.id) is entry or due.id in got:
+                self._loader.forget(due.id)
             if due.id not in got:
                 self._give(services[due.service])
         self._rearm(batch, claims.later)
-        late = self._boot.time() - asked
-        for task in claims.tasks:
-            self._send(task, services[task.service], in_time=late * 1000 < LEASE_MARGIN_MS)
+        places = {due.id: place for place, (due, _) in enumerate(batch)}
+        for task in sorted(claims.tasks, key=lambda task: places[task.id]):
+            self._send(task, services[task.service], asked)
 
-    def _rearm(self, batch: list[Due], later: list[Due]) -> None:
+    def _rearm(self, batch: list[Picked], later: list[Due]) -> None:
         """Put back what is due at another time; what the store finds not due yet, after a pause."""
+        soon = self._loader.holds_until()
         for due in later:
-            self._loader.add(due)
-        if {(due.id, due.due_at_ms) for due in later} & {(due.id, due.due_at_ms) for due in batch}:
+            if due.due_at_ms <= soon:
+                self._loader.add(due)
+        if {(due.id, due.due_at_ms) for due in later} & {
+            (due.id, due.due_at_ms) for due, _ in batch
+        }:
             self._pause = min(max(0.001, 2 * self._pause), LONGEST_SECONDS)
             self._paused_until = self._timer.time() + self._pause
         else:
             self._pause = 0.0
 
-    def _send(self, task: Task, service: Service, *, in_time: bool) -> None:
-        attempt = Running(task, service)
+    def _send(self, task: Task, service: Service, asked: float) -> None:
+        """Begin an attempt that was claimed; `asked` is when that was asked for."""
+        attempt = Running(task, service, asked)
         self.running[task.id] = attempt
-        now = int(self._store.now_ms())
-        if self._stopping or not in_time:
-            why = "the node was stopping" if self._stopping else "the lease would not have lasted"
-            self._end(attempt, Answer(Event.RELEASE, error=f"claimed, not sent: {why}"))
+        if self._stopping:
+            self._end(attempt, Answer(Event.RELEASE, error="claimed, not sent: the node stopped"))
             self._leave(attempt)
-        elif task.deadline_at_ms is not None and task.deadline_at_ms < now:
-            self._end(attempt, Answer(Event.EXPIRE, error="expired: its deadline has passed"))
-            self._leave(attempt)
-        else:
-            timeout = service.timeout if task.timeout_ms is None else task.timeout_ms / 1000
-            if timeout is not None:
-                attempt.deadline = self._timer.call_later(
-                    timeout, self._home.call, self._time_out, attempt, timeout
-                )
-            attempt.job = asyncio.get_running_loop().create_task(self._run(attempt))
-            self._jobs[attempt.job] = attempt
-            attempt.job.add_done_callback(partial(self._returned, attempt))
-            self.sent += 1
+            return
+        attempt.job = asyncio.get_running_loop().create_task(self._run(attempt))
+        self._jobs[attempt.job] = attempt
+        attempt.job.add_done_callback(partial(self._returned, attempt))
+        self.sent += 1
 
     async def _run(self, attempt: Running) -> None:
         task, service = attempt.task, attempt.service
+        refused = self._refused(attempt)
+        if refused is not None:
+            self._end(attempt, refused)
+            return
+        timeout = service.timeout if task.timeout_ms is None else task.timeout_ms / 1000
+        if timeout is not None:
+            attempt.deadline = self._timer.call_later(
+                timeout, self._home.call, self._time_out, attempt, timeout
+            )
         try:
             answer = await self._channels[service.protocol].send(task, service)
         except asyncio.CancelledError:
@@ -234,6 +274,15 @@ class Dispatch:
             self._end(attempt, Answer(Event.RETRY, error=f"{type(error).__name__}: {error}"))
             raise  # an interrupt is meant for the whole program
         self._end(attempt, answer)
+
+    def _refused(self, attempt: Running) -> Answer | None:
+        """Look a last time before it is sent: the lease must cover the timeout still."""
+        if (self._boot.time() - attempt.asked) * 1000 >= LEASE_MARGIN_MS:
+            return Answer(Event.RELEASE, error="claimed, not sent: the lease would not have lasted")
+        deadline_at_ms = attempt.task.deadline_at_ms
+        if deadline_at_ms is not None and deadline_at_ms < self._store.now_ms():
+            return Answer(Event.EXPIRE, error="expired: its deadline has passed")
+        return None
 
     def _time_out(self, attempt: Running, timeout: float) -> None:
         """Its time is over: that is the answer, whatever it still does."""
@@ -272,6 +321,7 @@ class Dispatch:
         A plain function that still runs then keeps its lease: nobody can stop a thread.
         """
         if self._jobs:
+            logger.info("waiting up to %g s for %d functions to end", grace, len(self._jobs))
             await asyncio.wait(self._jobs, timeout=grace)
         left = list(self._jobs.items())
         for job, attempt in left:
@@ -285,6 +335,11 @@ class Dispatch:
     def _abandon(self, attempt: Running) -> None:
         """Let it keep its lease: no answer of it is handed on."""
         if not attempt.ended:
+            logger.warning(
+                "%s still runs for task %s: that is called again when its lease is over",
+                attempt.service.name,
+                attempt.task.id,
+            )
             attempt.ended = True
             del self.running[attempt.task.id]
             if attempt.deadline is not None:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.batch import Batch
+from tickwheel.durable.channel import Answer
 from tickwheel.durable.store import LEASE_MARGIN_MS
 from tickwheel.durable.task import COUNTED, Due, Ending, Event, Lease, State
 from tickwheel.errors import StoreUnavailable
@@ -21,7 +22,6 @@ from tickwheel.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from tickwheel.durable.channel import Answer
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.dispatch import Running
     from tickwheel.durable.loader import Loader
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tickwheel")
 
 RENEW_SECONDS = 5.0
+SWEEP_MS = 60_000.0  # how often to look for tasks that run nowhere, whatever is known
 ERROR = 16_000  # characters of an error that are kept: of a longer one its ends
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # between tries to write an outcome; the last repeats
 
@@ -50,9 +51,11 @@ class Feedback:
         self._loader = loader
         self._batch: Batch[Ending, bool] = Batch(self._record, bound=sys.maxsize)
         self._all_written = asyncio.Event()
-        self._swept: frozenset[int] = frozenset()
+        self._swept: frozenset[tuple[int, int]] = frozenset()
         self._left: dict[str, Task] = {}  # running by the store, and not here
         self._doubtful = False
+        self._closed = False
+        self._sweep_at_ms = 0.0
         self.running: Mapping[str, Running] = {}
         self.wake: Callable[[], None] = lambda: None
         self.ended: dict[Event, int] = dict.fromkeys(Event, 0)
@@ -61,7 +64,12 @@ class Feedback:
 
     def end(self, task: Task, service: Service, answer: Answer) -> None:
         """Take an answer; it is written with the next batch."""
-        ending = ending_of(task, service, answer, int(self._store.now_ms()))
+        now = int(self._store.now_ms())
+        try:
+            ending = ending_of(task, service, answer, now)
+        except Exception as error:  # an answer that makes no sense ends the attempt all the same
+            logger.exception("the answer of task %s cannot be used", task.id)
+            ending = ending_of(task, service, Answer(Event.RETRY, error=repr(error)), now)
         self.unrecorded.add(task.id)
         self._write(task, ending, 0)
 
@@ -75,6 +83,12 @@ class Feedback:
         """See what became of an ending; as long as the store is away, write it again."""
         error = future.exception()
         if error is not None:
+            if self._closed:
+                return
+            if not isinstance(error, StoreUnavailable):
+                # It cannot be stored as it is: then without what the function gave.
+                why = f"its end could not be stored: {error!r}"
+                ending = ending._replace(result_body=None, error=storable(ascii(why)))
             if tries == 0:
                 logger.warning("the end of task %s is yet to be written: %s", task.id, error)
             pause = AGAIN_SECONDS[min(tries, len(AGAIN_SECONDS) - 1)]
@@ -88,6 +102,7 @@ class Feedback:
             logger.info("attempt %d of task %s came too late", task.attempt, task.id)
             return
         self.ended[ending.event] += 1
+        report(task, ending)
         if ending.state is not State.DELAY:
             self.tell(task.id)
         elif task.shard in self._coordinator.owned():
@@ -126,15 +141,19 @@ class Feedback:
     async def step(self) -> float:
         """Renew our leases, and end those that have run out; return how long until the next."""
         await self._renew()
-        shards = frozenset(self._coordinator.owned())
-        if self._doubtful or shards - self._swept:
+        owned = frozenset(self._coordinator.owned().items())
+        shards = frozenset(shard for shard, _ in owned)
+        now = self._store.now_ms()
+        due = not 0 <= self._sweep_at_ms - now <= SWEEP_MS
+        if self._doubtful or owned - self._swept or due:
             self._doubtful = False
             try:
                 await self._sweep(shards)
             except StoreUnavailable:
                 self._doubtful = True
                 raise
-        self._swept = shards
+            self._sweep_at_ms = now + SWEEP_MS
+        self._swept = owned
         return await self._expire(shards)
 
     async def _renew(self) -> None:
@@ -186,10 +205,12 @@ class Feedback:
             logger.warning("task %s: the lease of attempt %d ran out", task.id, task.attempt)
             if ending.state is State.DELAY:
                 self._load(task, ending.due_at_ms)
-        # Renewed by the node that runs it, or ended meanwhile.
-        for now in await self._store.get([task.id for task in doubtful]):
-            if now is not None and now.state is State.RUNNING:
-                self._left[now.id] = now
+        # Renewed by the node that runs it, or ended meanwhile: the next sweep tells.
+        self._doubtful |= bool(doubtful)
+
+    def close(self) -> None:
+        """Write nothing more: what is not written by now is left to its lease."""
+        self._closed = True
 
     async def drained(self) -> None:
         """Wait until every answer has been written."""
@@ -221,10 +242,23 @@ def ending_of(task: Task, service: Service, answer: Answer, now_ms: int) -> Endi
     )  # fmt: skip
 
 
+def report(task: Task, ending: Ending) -> None:
+    """Say on the logger that an attempt went wrong, and what comes of it."""
+    what = "task %s (%s), attempt %d: %s", task.id, task.service, task.attempt
+    if ending.event is Event.FAIL or ending.event is Event.EXPIRE:
+        logger.warning(what[0], *what[1:], f"failed for good\n{ending.error or ''}".rstrip())
+    elif ending.event is Event.RETRY:
+        last = (ending.error or "").rstrip().rpartition("\n")[2]
+        logger.warning(
+            what[0], *what[1:], f"{last}; again in {(ending.due_at_ms - ending.at_ms) / 1000:g} s"
+        )
+
+
 def storable(text: str | None) -> str | None:
     """Return a text as every database can keep it: no NUL, nothing that is not UTF-8."""
     if text is None:
         return None
+    text = str(text)
     if len(text) > ERROR:
         text = f"{text[: ERROR // 4]}\n…\n{text[-3 * ERROR // 4 :]}"
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()

@@ -44,11 +44,13 @@ class TaskFunction(Generic[P, R]):
             getattr(function, "__call__", None)  # noqa: B004
         )
         self.signature = Signature.of(function)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{service.name} is a generator: a task function returns its result")
         for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name in OPTIONS:
+            if parameter.name in OPTIONS and parameter.kind is not parameter.POSITIONAL_ONLY:
                 raise ValueError(
-                    f"{service.name}: the parameter {parameter.name!r} can only be given by "
-                    f"keyword, and submit() takes that word itself; rename it"
+                    f"{service.name}: submit() takes the word {parameter.name!r} itself, so that "
+                    f"parameter could not be given; rename it, or make it positional-only with /"
                 )
 
     @property

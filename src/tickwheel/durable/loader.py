@@ -8,11 +8,13 @@ alone.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.store import Window
+from tickwheel.durable.task import shard_of
 from tickwheel.kernel import Wheel
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
     from tickwheel.durable.task import Due
+
+logger = logging.getLogger("tickwheel")
 
 LOOK_SECONDS = 1.0
 NEAR_MS = 2_000
@@ -53,6 +57,7 @@ class Loader:
         self._scan_ms = int(scan * 1000)
         self._cap = cap
         self._limits: dict[str, int] = {}  # how many to read of a service at once
+        self._strangers: set[str] = set()
         self._scanned_ms = -1
         self._scanned_shards: frozenset[int] = frozenset()
         self.wheel: Wheel[Due] = Wheel(1, start=int(store.now_ms()))
@@ -61,6 +66,7 @@ class Loader:
         self.hungry: set[str] = set()  # services of which the store had more than was asked for
         self.earlier: Callable[[int], None] = lambda _: None  # told of each due time that is added
         self.running: Mapping[str, object] = {}
+        self.trim: Callable[[int], int] = lambda _: 0
 
     def holds_until(self) -> float:
         """Return up to which due time tasks belong into memory by now."""
@@ -117,6 +123,9 @@ class Loader:
             shards
         )
         until = now + (self._horizon_ms if full else NEAR_MS)
+        if full:
+            self._drop_lost(shards)
+            await self._note_strangers()
         windows = self._windows()
         found = await self._store.due(windows, list(shards), now, until)
         cut = self._adapt(windows, found, now)
@@ -145,13 +154,28 @@ class Loader:
         later = Counter(due.service for due in found if due.due_at_ms > now)
         self.hungry = {name for name, limit, _ in windows if overdue[name] >= limit}
         cut = False
+        large = sum(limit > WINDOW for limit in self._limits.values())
+        share = max(WINDOW, self._cap // max(1, large))
         for name, _, limit in windows:
-            if limit and later[name] >= limit and limit < self._cap:
-                self._limits[name] = min(4 * limit, self._cap)
+            if limit and later[name] >= limit and limit < share:
+                self._limits[name] = min(4 * limit, share)
                 cut = True
             elif later[name] < limit // 16:
                 self._limits[name] = max(WINDOW, limit // 4)
         return cut
+
+    def _drop_lost(self, shards: Mapping[int, int]) -> None:
+        """Let go of what is in shards that are another node's now."""
+        for task_id in list(self.held):
+            if shard_of(task_id) not in shards:
+                self.forget(task_id)
+
+    async def _note_strangers(self) -> None:
+        """Say once of a service that has tasks in the store and no function here."""
+        strangers = {*await self._store.services()} - self._services.keys() - self._strangers
+        for name in strangers:
+            logger.warning("there are tasks of %r, which this process has no function for", name)
+        self._strangers |= strangers
 
     def _drop_all(self) -> None:
         """Let go of everything: the shards are another node's now."""
@@ -162,6 +186,8 @@ class Loader:
     def _shrink(self) -> None:
         """Over the cap, let the latest-due go: the store has them."""
         over = len(self.held) - self._cap
+        if over > 0:
+            over -= self.trim(over)  # of those that wait for permits, before anybody's next ones
         if over <= 0:
             return
         latest = nlargest(over, self.held.items(), key=lambda held: held[1].expiry)

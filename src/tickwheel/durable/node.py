@@ -50,6 +50,7 @@ class Node:
         clock: Clock | None,
     ) -> None:
         self.store = store
+        self.loop = asyncio.get_running_loop()
         self.services = services
         self.dispatches = dispatches
         self._coordinator = coordinator
@@ -81,6 +82,7 @@ class Node:
         dispatch, loader = self._steps["dispatch"], self._steps["loader"]
         self._feedback.running = self.loader.running = self.dispatch.running
         self.dispatch.wake = dispatch.wake
+        self.loader.trim = self.dispatch.trim
         self.dispatch.hungry = loader.wake
         self._feedback.wake = self._steps["feedback"].wake
         self.loader.earlier = lambda due_at_ms: dispatch.wake_within(
@@ -126,25 +128,30 @@ class Node:
     async def stop(self, grace: float) -> None:
         """Take no more, finish or hand back what is under way, and give up the shards."""
         self.dispatch.quit()
-        for name in ("dispatch", "recurring", "prune", "loader"):
-            await self._steps[name].stop(PATIENCE_SECONDS)
+        try:
+            await self._stop(grace)
+        finally:
+            self._feedback.close()
+            await asyncio.gather(*(step.stop() for step in self._steps.values()))
+            for channel in self._channels.values():
+                await channel.close()
+            await self._timer.close()
+
+    async def _stop(self, grace: float) -> None:
+        names = ("dispatch", "recurring", "prune", "loader", "coordinator")
+        await asyncio.gather(*(self._steps[name].stop(PATIENCE_SECONDS) for name in names))
+        try:
+            await self._coordinator.stop()  # ends count without shards: others may have them now
+        except ConnectionError as error:
+            logger.warning("the shards could not be given up: %s", error)
         await self.dispatch.stop(grace)
         try:
             async with asyncio.timeout(max(grace, 1.0)):
                 await self.submit.drained()
                 await self._feedback.drained()
         except TimeoutError:
-            logger.warning("stopped with %d ends not written: their leases will run out",
-                           len(self._feedback.unrecorded))  # fmt: skip
-        for name in ("feedback", "coordinator"):
-            await self._steps[name].stop(PATIENCE_SECONDS)
-        try:
-            await self._coordinator.stop()
-        except ConnectionError as error:
-            logger.warning("the shards could not be given up: %s", error)
-        for channel in self._channels.values():
-            await channel.close()
-        await self._timer.close()
+            left = len(self._feedback.unrecorded)
+            logger.warning("stopped with %d ends not written: their leases will run out", left)
 
     def stats(self) -> dict[str, Any]:
         """Return what this node holds and has done."""

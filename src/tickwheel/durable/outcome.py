@@ -13,7 +13,7 @@ class Retry:
     """It did not work: try again, after `after` seconds or as the backoff says. A failure."""
 
     after: float | timedelta | None = None
-    reason: str = ""
+    reason: object = ""  # its text is kept
 
     def __post_init__(self) -> None:
         if self.after is not None:
@@ -24,7 +24,7 @@ class Retry:
 class Fail:
     """It will never work: fail the task now, whatever tries are left."""
 
-    reason: str = ""
+    reason: object = ""  # its text is kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ once, all of it, or not at all, as the schedule says.
 
 from __future__ import annotations
 
+import logging
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.schedule import Firing, firing_key
-from tickwheel.durable.task import State, Task, hashed_shard
+from tickwheel.durable.task import State, Task, at, hashed_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
     from tickwheel.durable.store import Store
     from tickwheel.durable.submit import Submit
 
+logger = logging.getLogger("tickwheel")
+
 LEAD_MS = 5_000  # a firing is stored so long before it is due
 MISSED_MS = 1_000  # due longer ago than that, nobody was there for it
 LOOK_SECONDS = 1.0
 READ_MS = 10_000  # the schedules are read again; another process may have changed them
 BATCH = 1_000
+DAY_MS = 86_400_000
 
 
 class Recurring:
@@ -36,6 +40,8 @@ class Recurring:
         self._coordinator = coordinator
         self._submit = submit
         self._schedules: dict[str, Schedule] = {}
+        self._next: dict[str, int] = {}  # when each fires next
+        self._owned: frozenset[int] = frozenset()
         self._read_at_ms = -1
 
     def changed(self) -> None:
@@ -48,31 +54,55 @@ class Recurring:
         if not owned:
             return LOOK_SECONDS
         now = int(self._store.now_ms())
-        if not 0 <= now - self._read_at_ms < READ_MS:
-            found = await self._store.schedules()
-            self._schedules = {schedule.name: schedule for schedule in found}
-            self._read_at_ms = now
-        firings = [
-            firing
-            for schedule in self._schedules.values()
-            if schedule.enabled and hashed_shard(schedule.name, self._store.shards) in owned
-            for firing in self._firings(schedule, now)
-        ]
+        if owned.keys() != self._owned or not 0 <= now - self._read_at_ms < READ_MS:
+            await self._read(frozenset(owned), now)
+        firings: list[Firing] = []
+        for name, next_ms in list(self._next.items()):
+            if next_ms <= now + LEAD_MS:
+                firings += self._firings(self._schedules[name], now)
         for start in range(0, len(firings), BATCH):
             await self._fire(firings[start : start + BATCH])
         return 0.0 if len(firings) >= BATCH else LOOK_SECONDS
+
+    async def _read(self, owned: frozenset[int], now: int) -> None:
+        """Read the schedules, and keep those that are this node's to see to."""
+        known = self._schedules
+        self._schedules = {}
+        for schedule in await self._store.schedules():
+            if schedule.enabled and hashed_shard(schedule.name, self._store.shards) in owned:
+                self._schedules[schedule.name] = schedule
+                if schedule != known.get(schedule.name):
+                    self._arm(schedule, now)
+        self._next = {name: self._next[name] for name in self._schedules if name in self._next}
+        self._owned, self._read_at_ms = owned, now
+
+    def _arm(self, schedule: Schedule, now: int) -> None:
+        """Note when it fires next; one whose rule is of no use here is left out, and named."""
+        try:
+            self._next[schedule.name] = schedule.rule.after(schedule.fired_until_ms)
+        except (ValueError, OverflowError):
+            self._next.pop(schedule.name, None)
+            logger.exception("the schedule %r cannot fire", schedule.name)
+        if schedule.fired_until_ms > now + DAY_MS:
+            logger.warning(
+                "the schedule %r has fired until %s: the clock was ahead once; put it anew",
+                schedule.name,
+                at(schedule.fired_until_ms),
+            )
 
     async def _fire(self, firings: list[Firing]) -> None:
         for (schedule, until_ms, task), won in zip(
             firings, await self._store.fire(firings), strict=True
         ):
             known = self._schedules.get(schedule.name)
-            if known is not None:
-                self._schedules[schedule.name] = known._replace(fired_until_ms=until_ms)
+            if not won:
+                self.changed()
+            elif known is not None:
+                moved = known._replace(fired_until_ms=until_ms)
+                self._schedules[schedule.name] = moved
+                self._arm(moved, until_ms)
             if won and task is not None:
                 self._submit.notice(task.id, task.due_at_ms, task)
-            elif not won:
-                self.changed()
 
     def _firings(self, schedule: Schedule, now: int) -> Iterator[Firing]:
         """Give the firings that are to be stored now, in order."""

@@ -63,7 +63,7 @@ class Schedule(NamedTuple):
 
 
 class Firing(NamedTuple):
-    """One firing: the schedule with its `fired_until_ms` as it was read, and the new tasks."""
+    """One firing: it counts while the schedule is as it was read, `fired_until_ms` included."""
 
     schedule: Schedule
     until_ms: int
@@ -80,7 +80,7 @@ def firing_keys(name: str) -> tuple[str, str]:
     return f"schedule:{name}\x1f", f"schedule:{name}\x20"
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=100_000)
 def rule(cron: str | None, interval_ms: int | None, tz: str, anchor_ms: int) -> Cron | Interval:
     """Return when a schedule fires."""
     if cron is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import secrets
@@ -25,7 +26,7 @@ from tickwheel.durable.verbs import Verbs
 from tickwheel.errors import NotStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Self
 
     from tickwheel.clock import Clock
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 WEEK = timedelta(days=7)
+TASK_OPTIONS = ("name", "max_attempts", "backoff", "timeout", "concurrency", "enabled")
 
 
 class Scheduler(Verbs):
@@ -87,6 +90,7 @@ class Scheduler(Verbs):
         self._services: dict[str, Service] = {}
         self._node: Node | None = None
         self._starting = False
+        self._stopping = False
         forkable.add(self)
 
     @overload
@@ -101,6 +105,7 @@ class Scheduler(Verbs):
         backoff: Backoff | Sequence[float] | float | timedelta | None = None,
         timeout: float | timedelta | None = 60.0,
         concurrency: int = 100,
+        enabled: bool = True,
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
 
     def task(self, function: Any = None, **options: Any) -> Any:
@@ -109,7 +114,8 @@ class Scheduler(Verbs):
         - `name`: what its tasks are stored under; by default the function's own name.
         - `max_attempts`: calls in all. `backoff`: a `Backoff`, seconds, or a list of seconds.
         - `timeout`: seconds that one attempt may take, or None.
-        - `concurrency`: how many of them this process runs at once.
+        - `concurrency`: how many of them this process runs at once; `enabled=False`: none, they
+          wait.
         """
         if function is None:
             return lambda function: self._register(function, **options)
@@ -121,7 +127,7 @@ class Scheduler(Verbs):
         if not callable(function):
             raise TypeError(f"a task must be a function, got {function!r:.100}")
         name = name or getattr(function, "__name__", None)
-        if name is None:
+        if name is None or name == "<lambda>":
             raise TypeError(f"{function!r:.100} has no name of its own: give it name=...")
         if name in self._functions:
             raise ValueError(f"there is a task named {name!r} already; give one of them name=...")
@@ -130,6 +136,9 @@ class Scheduler(Verbs):
         backoff = options.pop("backoff", None)
         if backoff is not None:
             options["backoff"] = Backoff.of(backoff)
+        unknown = options.keys() - set(TASK_OPTIONS)
+        if unknown:
+            raise TypeError(f"a task has no option {min(unknown)!r}; there are {TASK_OPTIONS}")
         made = TaskFunction(self, function, Service(name, **options))
         self._functions[name] = made
         self._services[name] = made.service
@@ -147,8 +156,8 @@ class Scheduler(Verbs):
 
     async def _start(self) -> None:
         store = self._make_store()
-        await store.open()
         try:
+            await store.open()
             name = self._name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
             coordinator = self._coordinator(store, name) if self._dispatch else NoCoordinator()
             self._node = Node(
@@ -166,10 +175,14 @@ class Scheduler(Verbs):
 
     async def stop(self) -> None:
         """Take no more, finish or hand back what is under way, and close the store."""
-        node, self._node = self._started(), None
+        node = self._started()
+        if self._stopping:
+            raise RuntimeError("the scheduler is being stopped already")
+        self._stopping = True
         try:
-            await node.stop(self._grace)
+            await node.stop(self._grace)  # until then, functions that still run may submit
         finally:
+            self._node, self._stopping = None, False
             await node.store.close()
 
     async def __aenter__(self) -> Self:
@@ -183,12 +196,30 @@ class Scheduler(Verbs):
         """Return the same verbs for a program without an event loop: `with app.blocking() as b`."""
         return Blocking(self)
 
+    def run(self, verb: Coroutine[Any, Any, T]) -> T:
+        """Have a verb done on the scheduler's loop, and wait for its answer: for other threads.
+
+        In a plain task function: `app.run(other.submit("o-1", delay=60))`.
+        """
+        if self._node is None or asyncio._get_running_loop() is not None:
+            verb.close()
+            if self._node is not None:
+                raise RuntimeError("this thread has an event loop: await the verb instead")
+        loop = self._started().loop
+        return asyncio.run_coroutine_threadsafe(verb, loop).result()
+
     def _forked(self) -> None:
         """In the child of a fork: what runs is the parent's; here it may be started anew."""
         self._node = None
-        self._starting = False
+        self._starting = self._stopping = False
 
     def _started(self) -> Node:
+        running = asyncio._get_running_loop()
+        if self._node is not None and running not in (None, self._node.loop):
+            raise RuntimeError(
+                "the scheduler runs on another event loop: from a thread use app.run(...), or the"
+                " verbs of app.blocking()"
+            )
         if self._node is None:
             raise NotStarted(
                 "the scheduler is not running: use `async with app`, or `with app.blocking()`"

@@ -80,12 +80,14 @@ class Step:
     async def _run(self) -> None:
         while not self._ending:
             self._woken.clear()
+            before = self._timer.time()
             delay = await self._once()
-            self._until = self._timer.time() + delay
-            if delay <= 0 or self._ending:
+            # From when the work began: a manual clock may have moved meanwhile.
+            self._until = (self._timer.time() if self._failures else before) + delay
+            if self._until <= self._timer.time() or self._ending:
                 await asyncio.sleep(0)
                 continue
-            alarm = self._timer.call_later(delay, self._home.call, self._woken.set)
+            alarm = self._timer.call_at(self._until, self._home.call, self._woken.set)
             await self._woken.wait()
             alarm.cancel()
 

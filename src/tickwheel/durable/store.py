@@ -75,7 +75,13 @@ class Store(Protocol):
         """Let go of every connection; what was under way ends first."""
 
     def now_ms(self) -> float:
-        """Return the store's time: the host's on SQLite, the database's own on PostgreSQL."""
+        """Return the store's time: the host's on SQLite, the database's own on PostgreSQL.
+
+        It is never ahead of the store, so nothing fires early.
+        """
+
+    def latest_ms(self) -> float:
+        """Return the latest that the store's time can be: what a delay is reckoned from."""
 
     async def insert(
         self,
@@ -125,6 +131,9 @@ class Store(Protocol):
 
     async def renew(self, leases: Sequence[Lease]) -> list[bool]:
         """Move leases; for each whether the attempt is still the running one."""
+
+    async def services(self) -> list[str]:
+        """Return the services that live tasks have, by name."""
 
     async def running(self, shards: Sequence[int]) -> list[Task]:
         """Return the running tasks of these shards, their bodies left out."""
@@ -186,7 +195,10 @@ class Store(Protocol):
         """Delete a schedule and cancel its pending firings; whether there was one."""
 
     async def fire(self, firings: Sequence[Firing]) -> list[bool]:
-        """Insert each firing's task, unless the schedule has changed or fired; who won."""
+        """Insert each firing's task, unless the schedule has changed or fired since it was read.
+
+        For each whether it won. Several firings of one schedule go by time, each after the other.
+        """
 
     def listen(self, heard: Callable[[], None]) -> None:
         """Call `heard()` on the running loop when another process has stored something soon due."""

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tickwheel.arguments import bounded, nanoseconds
-from tickwheel.durable.batch import Batch
+from tickwheel.durable.batch import HEAVY, Batch
 from tickwheel.durable.outcome import milliseconds
 from tickwheel.durable.service import check_name
 from tickwheel.durable.task import (
@@ -24,7 +24,7 @@ from tickwheel.durable.task import (
     Taken,
     Task,
 )
-from tickwheel.errors import KeyTaken, OutOfRange
+from tickwheel.errors import KeyTaken, Locked, OutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -56,8 +56,12 @@ class Submit:
         self._loader = loader
         self._max_body = max_body
         self._ids = Ids()
-        self._plain: Batch[Submission, Task | Taken | None] = Batch(self._insert, limit=CHUNK)
-        self._keyed: Batch[Submission, Task | Taken | None] = Batch(self._insert, limit=CHUNK)
+        self._plain: Batch[Submission, Task | Taken | None] = Batch(
+            self._insert, limit=CHUNK, weigh=weight
+        )
+        self._keyed: Batch[Submission, Task | Taken | None] = Batch(
+            self._insert, limit=CHUNK, weigh=weight
+        )
         self._own_shard = -1  # one for a whole batch, which then checks a single epoch
         self._untold: set[int] = set()
         self._telling: asyncio.Task[None] | None = None
@@ -80,7 +84,7 @@ class Submit:
         hashed: bool = False,
     ) -> Submission:
         """Return a task to store; raise for what cannot be right."""
-        now = self._store.now_ms()
+        now = self._store.latest_ms()
         now_ms = int(now)
         if delay is not None and at is not None:
             raise ValueError(f"give delay or at, not both: got delay={delay!r} and at={at!r}")
@@ -133,15 +137,12 @@ class Submit:
 
     async def submit_many(
         self, submissions: Iterable[Submission], progress: Callable[[int], object]
-    ) -> list[Task | KeyTaken]:
+    ) -> list[Task | KeyTaken | Locked]:
         """Store many, in commits of a thousand; for each the task, or why it was refused."""
-        answers: list[Task | KeyTaken] = []
+        answers: list[Task | KeyTaken | Locked] = []
         chunk: list[Submission] = []
-        storing: asyncio.Task[list[Task | KeyTaken]] | None = None
-
-        async def store(ready: list[Submission]) -> list[Task | KeyTaken]:
-            stored = await self._insert(ready)
-            return [self._answer(one, answer) for one, answer in zip(ready, stored, strict=True)]
+        heavy = 0
+        storing: asyncio.Task[list[Task | KeyTaken | Locked]] | None = None
 
         async def finish() -> None:
             if storing is not None:
@@ -152,23 +153,34 @@ class Submit:
         try:
             for submission in submissions:
                 chunk.append(submission)
-                if len(chunk) == CHUNK:
+                heavy += weight(submission)
+                if len(chunk) == CHUNK or heavy > HEAVY:
                     await finish()
-                    storing = asyncio.ensure_future(store(chunk))
-                    chunk = []
+                    storing = asyncio.ensure_future(self._store_chunk(chunk))
+                    chunk, heavy = [], 0
                     await asyncio.sleep(0)
         finally:
             await finish()
         if chunk:
-            storing = asyncio.ensure_future(store(chunk))
+            storing = asyncio.ensure_future(self._store_chunk(chunk))
             await finish()
         return answers
 
-    def _answer(self, submission: Submission, answer: Task | Taken | None) -> Task | KeyTaken:
-        try:
-            return self.settled(submission, answer)
-        except KeyTaken as taken:
-            return taken
+    async def _store_chunk(self, chunk: list[Submission]) -> list[Task | KeyTaken | Locked]:
+        """Store a thousand: those with keys by their own lane, where one waits alone."""
+        keyed = [self.submit(one) for one in chunk if one.task.key is not None]
+        plain = [one for one in chunk if one.task.key is None]
+        ready = iter((await self._insert(plain)) if plain else ())
+        done = iter(await asyncio.gather(*keyed, return_exceptions=True))
+        answers: list[Task | KeyTaken | Locked] = []
+        for one in chunk:
+            answer = next(ready) if one.task.key is None else next(done)
+            if isinstance(answer, Task | KeyTaken | Locked):
+                answers.append(answer)
+            else:
+                assert isinstance(answer, BaseException)
+                raise answer
+        return answers
 
     def settled(self, submission: Submission, answer: Task | Taken | None) -> Task:
         """Return the task that a submit comes to; raise when its key is taken."""
@@ -242,6 +254,11 @@ class Submit:
         await self._keyed.drained()
         if self._telling is not None:
             await asyncio.wait([self._telling])
+
+
+def weight(submission: Submission) -> int:
+    """Return the bytes of a submission that count."""
+    return len(submission.task.body)
 
 
 def later_ms(now: float, name: str, delay: float | timedelta) -> int:

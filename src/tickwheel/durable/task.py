@@ -215,6 +215,7 @@ class Filter(NamedTuple):
     service: str | None = None
     key: str | None = None
     due_before_ms: int | None = None
+    updated_before_ms: int | None = None
 
 
 class Page(NamedTuple):

@@ -20,7 +20,14 @@ from tickwheel.durable.service import check_name, seconds_of
 from tickwheel.durable.store import BATCH, Replay
 from tickwheel.durable.submit import later_ms, moment_ms
 from tickwheel.durable.task import Attempt, Filter, State, Taken, Task, Verdict, hashed_shard
-from tickwheel.errors import AlreadyReplayed, KeyTaken, UnknownSchedule, UnknownService, UnknownTask
+from tickwheel.errors import (
+    AlreadyReplayed,
+    KeyTaken,
+    Locked,
+    UnknownSchedule,
+    UnknownService,
+    UnknownTask,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,7 +42,7 @@ MISSED = ("once", "all", "skip")
 
 Target = TaskFunction[..., Any] | str
 Progress = bool | Callable[[int], object]
-Tasks = list[Task | KeyTaken]  # inside the class `list` is a verb
+Tasks = list[Task | KeyTaken | Locked]  # inside the class `list` is a verb
 Ids = list[str]
 Verdicts = list[Verdict]
 Attempts = list[Attempt]
@@ -117,6 +124,10 @@ class Verbs:
             if self._functions.get(target.name) is not target:
                 raise UnknownService(f"{target!r} is another scheduler's")
             return target.name, target.signature.pack(args, kwargs)
+        if callable(target):
+            raise TypeError(
+                f"the target {target!r:.100} is no task function: decorate it with @app.task"
+            )
         check_name("target", target)
         if kwargs or len(args) > 1:
             raise TypeError(
@@ -166,6 +177,7 @@ class Verbs:
         """Cancel all unclaimed tasks of a service, or with a key, that match; return how many."""
         node = self._started()
         filter = filter_of(service, key, state, due_before, bulk=True)
+        filter = filter._replace(updated_before_ms=int(node.store.latest_ms()) + 1)
         count = 0
         with showing(progress, "cancel", None) as show:
             while ids := await node.store.cancel_where(filter, BATCH):
@@ -202,6 +214,8 @@ class Verbs:
         node = self._started()
         due_at_ms = self._due(delay, at)
         filter = filter_of(service, key, state, due_before, bulk=True)
+        # What fails and is retried meanwhile is not moved a second time.
+        filter = filter._replace(updated_before_ms=int(node.store.latest_ms()) + 1)
         count = 0
         with showing(progress, "reschedule", None) as show:
             while ids := await node.store.reschedule_where(filter, due_at_ms, BATCH):
@@ -216,7 +230,7 @@ class Verbs:
         if at is not None:
             return moment_ms("at", at)
         assert delay is not None
-        return later_ms(self._started().store.now_ms(), "delay", delay)
+        return later_ms(self._started().store.latest_ms(), "delay", delay)
 
     async def _moved(self, ids: Ids) -> None:
         node = self._started()
@@ -239,14 +253,16 @@ class Verbs:
         """
         node = self._started()
         seconds = None if timeout is None else seconds_of(timeout)
-        try:
-            async with asyncio.timeout(seconds):
-                with node.waiting(task_id) as ended:
-                    while not (task := await self.get(task_id)).final:
+        with node.waiting(task_id) as ended:
+            task = await self.get(task_id)
+            try:
+                async with asyncio.timeout(seconds):
+                    while not task.final:
                         with suppress(TimeoutError):
                             await asyncio.wait_for(ended.wait(), WAIT_SECONDS)
-        except TimeoutError:
-            raise TimeoutError(f"task {task_id} has not ended after {seconds:g} s") from None
+                        task = await self.get(task_id)
+            except TimeoutError:
+                raise TimeoutError(f"task {task_id} has not ended after {seconds:g} s") from None
         return task
 
     async def list(

@@ -6,10 +6,12 @@ Coroutine functions run on the loop, plain ones on a pool of threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import threading
 import traceback
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.durable import serial
 from tickwheel.durable.channel import Answer
@@ -18,13 +20,18 @@ from tickwheel.durable.outcome import Fail, Retry, Snooze, milliseconds
 from tickwheel.durable.task import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tickwheel.durable.function import TaskFunction
     from tickwheel.durable.service import Service
     from tickwheel.durable.task import Task
 
+T = TypeVar("T")
+
 _current: contextvars.ContextVar[Task] = contextvars.ContextVar("tickwheel_task")
+
+
+RESULT = 1 << 20  # bytes that a result may have
 
 
 def current_task() -> Task:
@@ -41,7 +48,7 @@ class LocalChannel:
     def __init__(self, functions: Mapping[str, TaskFunction[..., Any]], threads: int) -> None:
         self._functions = functions
         self._threads = Gate(threads)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tickwheel-task")
+        self._pool = Threads()
 
     def gate(self, service: Service) -> Gate | None:
         """Return the threads, for a plain function."""
@@ -64,12 +71,61 @@ class LocalChannel:
             except BaseException as error:  # noqa: BLE001
                 return failed(error)
         context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, context.run, call, function, task)
+        return await self._pool.run(context.run, call, function, task)
 
     async def close(self) -> None:
         """Start no more threads; those that run a function yet are left to it."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
+
+
+class Threads:
+    """Threads that are made when there is work and no idle one; they keep no process alive."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = 0
+        self._made = 0
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Return what `work(*args)` returns, called in a thread."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def job() -> None:
+            answer: T | BaseException
+            try:
+                answer = work(*args)
+            except BaseException as error:  # noqa: BLE001
+                answer = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._done, future, answer)
+
+        if self._idle:
+            self._idle -= 1
+        else:
+            self._made += 1
+            name = f"tickwheel-task-{self._made}"
+            threading.Thread(target=self._live, name=name, daemon=True).start()
+        self._jobs.put(job)
+        return await future
+
+    def close(self) -> None:
+        """Let the idle ones end; those that still run a function end after it."""
+        for _ in range(self._made):
+            self._jobs.put(None)
+
+    def _done(self, future: asyncio.Future[T], answer: T | BaseException) -> None:
+        self._idle += 1
+        if future.done():
+            return
+        if isinstance(answer, BaseException):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def _live(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
 
 
 def call(function: TaskFunction[..., Any], task: Task) -> Answer:
@@ -89,11 +145,14 @@ def answer_to(value: Any) -> Answer:
     if isinstance(value, Snooze):
         return Answer(Event.SNOOZE, after_ms=milliseconds("delay", value.delay))
     if isinstance(value, Fail):
-        return Answer(Event.FAIL, error=value.reason or "Fail")
+        return Answer(Event.FAIL, error=str(value.reason) or "Fail")
     if isinstance(value, Retry):
         after = None if value.after is None else milliseconds("after", value.after)
-        return Answer(Event.RETRY, error=value.reason or "Retry", after_ms=after)
-    return Answer(Event.FINISH, serial.encode(value).decode())
+        return Answer(Event.RETRY, error=str(value.reason) or "Retry", after_ms=after)
+    result = serial.encode(value)
+    if len(result) > RESULT:
+        raise ValueError(f"a result may have {RESULT} bytes, this one has {len(result)}")
+    return Answer(Event.FINISH, result.decode())
 
 
 def failed(error: BaseException) -> Answer:

@@ -28,7 +28,7 @@ from tickwheel.durable.stores.postgres_schema import PATIENCE_SECONDS, migrate
 from tickwheel.durable.stores.postgres_transaction import insert_on, insert_on_now
 from tickwheel.durable.stores.rows import STATES, may_hold, merged, rounds, task_of
 from tickwheel.durable.task import SHARDS, Attempt, Due, Event, State, Taken, Task, Verdict
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import Locked, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
@@ -47,6 +47,7 @@ KEYED_LANES = 3  # connections that may wait for keys that other transactions ho
 CLOCK_SECONDS = 2.0  # the database's clock is looked at so often when nothing else does
 SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to look at
 MOMENT_MS = 100  # a claim waits so long for what is locked
+WHY_SECONDS = 2.0  # and so long to learn why it did not get a task; those that it got are waiting
 TURNS = 8  # of what another process was quicker with each time
 WORDS = 7_900  # bytes that a notification can carry
 ALL = "*"
@@ -123,6 +124,10 @@ class PostgresStore:
         """Return the database's time, or a little less."""
         return self.clock.now_ms()
 
+    def latest_ms(self) -> float:
+        """Return the database's time, or a little more."""
+        return self.clock.latest_ms()
+
     async def _keep_time(self) -> None:
         """Look at the database's clock when no other statement has brought its time."""
         while True:
@@ -160,8 +165,10 @@ class PostgresStore:
         """Execute one statement, which is a transaction of its own, and return its rows."""
         return await self.run(lambda connection: connection.fetch(statement, *values), seconds)
 
-    async def _transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        return await self.run(lambda connection: transaction(connection, work))
+    async def _transaction(
+        self, work: Callable[[Connection], Awaitable[T]], lock_ms: int | None = None
+    ) -> T:
+        return await self.run(lambda connection: transaction(connection, work, lock_ms=lock_ms))
 
     async def insert(
         self,
@@ -172,8 +179,8 @@ class PostgresStore:
     ) -> list[Task | Taken | None]:
         """Store tasks, all in one commit.
 
-        Those with keys may wait for other transactions, up to 2 s: better not in one batch with
-        the rest.
+        One with a key may wait for another transaction, up to 2 s, and is `Locked` then; several
+        are after 0.1 s. Better not in one batch with the rest.
         """
         self._opened()
         if not submissions:
@@ -208,9 +215,8 @@ class PostgresStore:
             (one.service, -1, now_ms, one.overdue),
             (one.service, now_ms, until_ms, one.later),
         )), strict=True))  # fmt: skip
-        statement = sql.due(len(shards) == self.shards)
         rows = await self.run(
-            lambda connection: self._timed(connection, statement, *values, [*shards])
+            lambda connection: self._timed(connection, sql.DUE, *values, [*shards])
         )
         return [Due._make(row[1:]) for row in rows if row[1] is not None]
 
@@ -218,7 +224,8 @@ class PostgresStore:
         """Claim what is unclaimed, due, and in a shard of that epoch.
 
         What a transaction under way has locked is waited for, but only for a moment, and after all
-        the others were claimed. What it then lets go, the loader finds within a second.
+        the others were claimed. What it then lets go, the loader finds within a second. An answer
+        to that second claim which is lost is an error of the whole: nobody knows what it claimed.
         """
         self._opened()
         rows = sorted(
@@ -228,7 +235,7 @@ class PostgresStore:
         )
         claims, locked = await self._claim(sql.CLAIM, rows, node)
         if locked:
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(Locked):  # then it has claimed nothing
                 more, _ = await self._claim(sql.CLAIM_LOCKED, locked, node)
                 claims = Claims(claims.tasks + more.tasks, claims.later + more.later)
         return claims
@@ -246,12 +253,8 @@ class PostgresStore:
         async def work(connection: Connection) -> list[Sequence[Any]]:
             return await self._timed(connection, statement, *values)
 
-        async def waiting(connection: Connection) -> list[Sequence[Any]]:
-            await connection.execute(f"SET LOCAL lock_timeout = {MOMENT_MS}")
-            return await work(connection)
-
         waits = statement is sql.CLAIM_LOCKED
-        claimed = await (self._transaction(waiting) if waits else self.run(work))
+        claimed = await (self._transaction(work, MOMENT_MS) if waits else self.run(work))
         tasks = [task_of(row[1:]) for row in claimed if row[1] is not None]
         missing = {row[0]: row for row in rows} if len(tasks) < len(rows) else {}
         for task in tasks:
@@ -259,7 +262,11 @@ class PostgresStore:
         if not missing:
             return Claims(tasks, []), []
         numbers = [row[4] for row in missing.values()]
-        unclaimed = [Due._make(row) for row in await self.fetch(sql.UNCLAIMED, [*missing], numbers)]
+        try:
+            found = await self.fetch(sql.UNCLAIMED, [*missing], numbers, seconds=WHY_SECONDS)
+        except StoreUnavailable:  # what was claimed is; the loader finds the others
+            return Claims(tasks, []), []
+        unclaimed = [Due._make(row) for row in found]
         now_ms = claimed[0][0]
         later = [
             due
@@ -300,9 +307,20 @@ class PostgresStore:
         still = {tuple(row) for row in rows}
         return [(one.id, one.attempt, one.epoch) in still for one in leases]
 
-    async def running(self, shards: Sequence[int]) -> list[Task]:
-        """Return the running tasks of these shards, their bodies left out."""
-        rows = await self.fetch(sql.RUNNING, [*shards], seconds=SWEEP_SECONDS)
+    async def services(self) -> list[str]:
+        """Return the services that live tasks have, by name."""
+        return [name for (name,) in await self.fetch(sql.SERVICES)]
+
+    async def running(self, shards: Sequence[int], behind: int | None = None) -> list[Task]:
+        """Return the running tasks of these shards, their bodies left out.
+
+        It looks at all that is overdue. `behind`: only at those that run behind so many tasks of
+        their service and shard, at most, that were due before and do not run: that is cheap. What
+        it does not see then, it sees when the tasks before it have had their turn.
+        """
+        bound = () if behind is None else (behind,)
+        statement = sql.running(bounded=behind is not None)
+        rows = await self.fetch(statement, [*shards], *bound, seconds=SWEEP_SECONDS)
         return [task_of(row) for row in rows]
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
@@ -471,7 +489,7 @@ class PostgresStore:
         return await self._transaction(work)
 
     async def fire(self, firings: Sequence[Firing]) -> list[bool]:
-        """Insert each firing's task, unless the schedule has changed or fired; who won."""
+        """Insert each firing's task, unless its schedule has changed or fired since; who won."""
         self._opened()
         places = later_each_time(firings)
         if not places:

@@ -16,16 +16,18 @@ SAMPLES = 8  # the best of so many counts
 class DatabaseClock:
     """What the database's clock shows, as far as is known here; before the first look the host's.
 
-    - It does not run ahead of the database: its time is taken as that of the moment when the
-      answer arrived, which is later. The quickest of the last answers is the nearest.
+    - `now_ms` does not run ahead of the database: its time is taken as that of the moment when the
+      answer arrived, which is later. `latest_ms` is not behind it: there, the moment counts when
+      the question was sent. The quickest of the last answers are the nearest to the truth.
     - A step of the database's clock, forward or back, is followed at the next look.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._wall = WallClock()
-        self._lows: deque[float] = deque(maxlen=SAMPLES)
-        self._ahead_ms = self._wall.time_ns() / 1e6 - self.local_ms()
+        # By how much the database is ahead of the local clock: at least, and at most.
+        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
+        self._ahead_ms = self._most_ahead_ms = self._wall.time_ns() / 1e6 - self.local_ms()
         self.sampled_ms = float("-inf")  # by the local clock
 
     def local_ms(self) -> float:
@@ -33,8 +35,12 @@ class DatabaseClock:
         return self._clock.time_ns() / 1e6
 
     def now_ms(self) -> float:
-        """Return the database's time."""
+        """Return the database's time, or a little less."""
         return self.local_ms() + self._ahead_ms
+
+    def latest_ms(self) -> float:
+        """Return the database's time, or a little more."""
+        return self.local_ms() + self._most_ahead_ms
 
     @property
     def offset_ms(self) -> float:
@@ -44,8 +50,10 @@ class DatabaseClock:
     def sample(self, database_ms: float, sent_ms: float) -> None:
         """Note what the database showed, asked at `sent_ms` by the local clock, answered now."""
         arrived_ms = self.local_ms()
-        if self._lows and max(self._lows) > database_ms - sent_ms:
-            self._lows.clear()  # no answer can have been that quick: its clock was set back
-        self._lows.append(database_ms - arrived_ms)
-        self._ahead_ms = max(self._lows)
+        least, most = database_ms - arrived_ms, database_ms - sent_ms
+        if any(low > most or high < least for low, high in self._samples):
+            self._samples.clear()  # both cannot be true: its clock was set
+        self._samples.append((least, most))
+        self._ahead_ms = max(low for low, _ in self._samples)
+        self._most_ahead_ms = min(high for _, high in self._samples)
         self.sampled_ms = arrived_ms

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
     Answers = list[Task | Taken | None]
 
+LOCK_MS = 100  # several with keys wait so long for one; a single one as long as the session does
 COPY_FROM = 32  # rows: COPY is as fast as a statement from about here on, then twice as fast
 COPY_CHECKED_FROM = 128  # the same where epochs are checked, which takes a transaction
 TURNS = 8  # a key that changes hands more often while it is looked at is given up
 
 
-def keyed(submissions: Sequence[Submission]) -> bool:
-    """Say whether any of them has a key."""
-    return any(one.task.key is not None for one in submissions)
+def keyed(submissions: Sequence[Submission]) -> int:
+    """Return how many of them have a key."""
+    return sum(one.task.key is not None for one in submissions)
 
 
 async def insert(
@@ -42,7 +43,11 @@ async def insert(
     *,
     again: bool,
 ) -> Answers:
-    """Store tasks, all in one commit; the answers are in their order."""
+    """Store tasks, all in one commit; the answers are in their order.
+
+    Several with keys do not wait long for one that another transaction holds: they are `Locked`,
+    and have to come one by one.
+    """
 
     async def all_of(connection: Connection) -> Answers:
         return await insert_keyed(connection, submissions, epochs)
@@ -50,10 +55,10 @@ async def insert(
     async def the_rest(connection: Connection) -> Answers:
         return await insert_rest(connection, submissions, epochs)
 
-    if again:
-        return await transaction(connection, the_rest)
-    if keyed(submissions):
-        return await transaction(connection, all_of)
+    count = keyed(submissions)
+    if again or count:
+        work = the_rest if again else all_of
+        return await transaction(connection, work, lock_ms=LOCK_MS if count > 1 else None)
     return await insert_plain(connection, [one.task for one in submissions], epochs)
 
 

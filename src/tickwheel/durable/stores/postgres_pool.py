@@ -177,12 +177,18 @@ class Pool:
                 await connection.close(timeout=1.0)
 
 
-async def transaction(connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Do `work(connection)` in one transaction.
+async def transaction(
+    connection: Connection,
+    work: Callable[[Connection], Awaitable[T]],
+    *,
+    lock_ms: int | None = None,
+) -> T:
+    """Do `work(connection)` in one transaction, which waits for a lock as long as it is told.
 
     When the answer does not come, no rollback is waited for: the connection is thrown away.
     """
-    await connection.execute("BEGIN")
+    wait = "" if lock_ms is None else f"; SET LOCAL lock_timeout = {lock_ms}"
+    await connection.execute(f"BEGIN{wait}")
     try:
         answer = await work(connection)
     except Exception:
@@ -212,8 +218,7 @@ def translated(error: Exception, where: str) -> Exception:
         return error if isinstance(error, ValueError) else AnswerLost(f"{where}: {text}")
     state: str = getattr(error, "sqlstate", None) or ""
     if state == "55P03":
-        waited = f"waited {LOCK_MS / 1000:g} s for what another transaction holds"
-        return Locked(f"{where}: {waited}: {text}")
+        return Locked(f"{where}: waited in vain for what another transaction holds: {text}")
     if state.startswith(("08", "57P")):
         return AnswerLost(f"{where}: {text}")
     if state.startswith(WORLD):

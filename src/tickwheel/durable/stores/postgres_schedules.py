@@ -25,7 +25,7 @@ async def cancel_pending(connection: Connection, name: str) -> None:
 def was(one: Schedule) -> tuple[Any, ...]:
     """Return what a schedule must still be for its firing to win."""
     does = one.name, one.service, one.body, one.cron, one.interval_ms, one.tz, one.missed
-    return *does, one.created_at_ms
+    return *does, one.created_at_ms, one.fired_until_ms
 
 
 def fired(firing: Firing) -> tuple[Any, ...]:

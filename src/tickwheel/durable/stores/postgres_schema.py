@@ -53,7 +53,8 @@ MIGRATIONS: list[list[str]] = [
             autovacuum_vacuum_cost_limit = 2000, autovacuum_vacuum_insert_scale_factor = 0.1
         )
         """,
-        "CREATE INDEX task_due ON task (service, due_at_ms, id)",
+        # The shard before the time: what is overdue in shards of other nodes is not walked over.
+        "CREATE INDEX task_due ON task (service, shard, due_at_ms, id)",
         "CREATE UNIQUE INDEX task_key ON task (key, service) WHERE key IS NOT NULL",
         """
         CREATE TABLE attempt (

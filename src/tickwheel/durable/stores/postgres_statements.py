@@ -87,7 +87,8 @@ INSERT_KEYED = f"""
 REPLACE_KEYED = f"""
     UPDATE task t SET payload = g.payload, due_at_ms = g.due_at_ms, priority = g.priority,
         max_attempts = g.max_attempts, timeout_ms = g.timeout_ms,
-        deadline_at_ms = g.deadline_at_ms, updated_at_ms = g.updated_at_ms
+        deadline_at_ms = g.deadline_at_ms, updated_at_ms = g.updated_at_ms,
+        failures = 0, error = NULL
     FROM {given(1)}
     WHERE t.key = g.key AND t.service = g.service AND t.id <> g.id AND t.state = 'delay'
     RETURNING {of("t", LIVE)}
@@ -98,24 +99,35 @@ HOLDERS = f"""
 """
 
 
-def due(every_shard: bool) -> str:
-    """Return the statement that reads what is due in each window, and the database's time."""
-    some = " AND $5::integer[] IS NOT NULL" if every_shard else " AND t.shard = ANY ($5::integer[])"
-    return f"""
-        WITH {_MOMENT}
-        SELECT m.exact_ms, d.*
-        FROM moment m LEFT JOIN (
-            SELECT t.*
-            FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[])
-                AS w (service, low, high, most)
+MERGED = 16  # shards that are read side by side; all 64 would take three times as long when idle
+_IN_SHARD = """(
+                    SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard FROM task t
+                    WHERE t.service = w.service AND t.shard = ($5::integer[])[g.first + {number}]
+                        AND t.due_at_ms > w.low AND t.due_at_ms <= w.high AND t.state = 'delay'
+                    ORDER BY t.due_at_ms, t.id
+                )"""
+# Of each window what is due first in the shards given, and the database's time. Each shard has its
+# own stretch of the index, in order; they are merged, so no more rows are read than the window has
+# for each group of shards. (Each part has an order of its own: else they would be read whole.)
+DUE = f"""
+    WITH {_MOMENT}
+    SELECT m.exact_ms, d.*
+    FROM moment m LEFT JOIN (
+        SELECT t.*
+        FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[])
+            AS w (service, low, high, most)
+        CROSS JOIN LATERAL (
+            SELECT t.* FROM generate_series(1, cardinality($5::integer[]), {MERGED}) AS g (first)
             CROSS JOIN LATERAL (
-                SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard FROM task t
-                WHERE t.service = w.service AND t.due_at_ms > w.low AND t.due_at_ms <= w.high
-                    AND t.state = 'delay'{some}
+                SELECT * FROM ({
+    " UNION ALL ".join(_IN_SHARD.format(number=number) for number in range(MERGED))
+}) t
                 ORDER BY t.due_at_ms, t.id LIMIT w.most
             ) t
-        ) d ON true
-    """
+            ORDER BY t.due_at_ms, t.id LIMIT w.most
+        ) t
+    ) d ON true
+"""
 
 
 _WANTED = (
@@ -211,18 +223,41 @@ _SERVICES = """service AS (
             SELECT t.service FROM task t WHERE t.service > s.service ORDER BY t.service LIMIT 1
         ) FROM service s WHERE s.service IS NOT NULL
     )"""
+SERVICES = f"WITH RECURSIVE {_SERVICES} SELECT service FROM service WHERE service IS NOT NULL"
 # What runs was due when it was claimed. The clock may have been set back since: a little beyond.
 _SET_BACK_MS = 7_200_000
-RUNNING = f"""
-    WITH RECURSIVE {_SERVICES}, {_MOMENT}
-    SELECT {of("t", LIVE).replace("t.payload", "''::bytea AS payload")}
-    FROM service s CROSS JOIN LATERAL (
-        SELECT * FROM task t
-        WHERE t.service = s.service AND t.due_at_ms <= {_NOW} + {_SET_BACK_MS}
-            AND t.state = 'running' AND t.shard = ANY ($1::integer[])
-        ORDER BY t.due_at_ms, t.id
-    ) t
-"""
+_BEGUN = f"""t.service = s.service AND t.shard = o.shard
+            AND t.due_at_ms <= {_NOW} + {_SET_BACK_MS}"""
+
+
+def running(bounded: bool) -> str:
+    """Return the statement for what runs in some shards.
+
+    No index tells what runs, since then a claim would have to write it: so it walks along all that
+    is overdue. `bounded`: only until it has passed $2 tasks of a service and shard that do not run.
+    """
+    end, before = "", ""
+    if bounded:
+        end = f"""
+            LEFT JOIN LATERAL (
+                SELECT t.due_at_ms, t.id FROM task t WHERE {_BEGUN} AND t.state <> 'running'
+                ORDER BY t.due_at_ms, t.id LIMIT 1 OFFSET $2::bigint
+            ) e ON true
+        """
+        before = f"""
+            AND (t.due_at_ms, t.id)
+                < (coalesce(e.due_at_ms, {2**63 - 1}), coalesce(e.id, '{"f" * 32}'::uuid))
+        """
+    return f"""
+        WITH RECURSIVE {_SERVICES}, {_MOMENT}
+        SELECT {of("t", LIVE).replace("t.payload", "''::bytea AS payload")}
+        FROM service s CROSS JOIN unnest($1::integer[]) AS o (shard) {end}
+        CROSS JOIN LATERAL (
+            SELECT * FROM task t WHERE {_BEGUN} AND t.state = 'running' {before}
+            ORDER BY t.due_at_ms, t.id
+        ) t
+    """
+
 
 _FREE = """free AS MATERIALIZED (
         SELECT t.id FROM unnest($1::uuid[]) AS i (id)
@@ -287,6 +322,8 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
         conditions.append(f"t.service = {values.add(filter.service)}")
     if filter.key is not None:
         conditions.append(f"t.key = {values.add(filter.key)}")
+    if filter.updated_before_ms is not None:
+        conditions.append(f"t.updated_at_ms < {values.add(filter.updated_before_ms)}")
     if filter.due_before_ms is not None:
         conditions.append(f"t.due_at_ms < {values.add(filter.due_before_ms)}")
     if filter.state in (State.DELAY, State.READY):
@@ -302,16 +339,22 @@ def unclaimed(
 ) -> tuple[str, list[Any]]:
     """Return the statement for ids of unclaimed tasks that a filter holds for, and its values.
 
-    By the index of keys or the one of due times: the order says which. `moved_ms`: only those due
-    at another time.
+    By the index of keys or the one of due times, shard by shard: the order says which. `moved_ms`:
+    only those due at another time.
     """
     values = Values()
     chosen = f"FROM task t WHERE t.state = 'delay' AND {matching(filter, now_ms, values)}"
     if moved_ms is not None:
         chosen += f" AND t.due_at_ms <> {values.add(moved_ms)}"
     most = f"LIMIT {values.add(limit)}::bigint"
-    order = "t.key, t.service" if filter.key is not None else "t.due_at_ms, t.id"
-    return f"SELECT t.id {chosen} ORDER BY {order} {most}", values.list
+    if filter.key is not None:
+        return f"SELECT t.id {chosen} ORDER BY t.key, t.service {most}", values.list
+    statement = f"""
+        SELECT t.id FROM shard s CROSS JOIN LATERAL (
+            SELECT t.id {chosen} AND t.shard = s.shard ORDER BY t.due_at_ms, t.id {most}
+        ) t {most}
+    """
+    return statement, values.list
 
 
 def find(
@@ -425,20 +468,23 @@ DELETE_SCHEDULE = "DELETE FROM schedule WHERE name = $1 RETURNING name"
 PENDING_FIRINGS = """
     SELECT id FROM task WHERE key >= $1 AND key < $2 AND state = 'delay' ORDER BY key, service
 """
-# Several firings of one schedule come in order of their times; all later than it has fired win.
-_FIRED = ("text", "text", "bytea", "text", "bigint", "text", "text", "bigint", "bigint", *_SENT)
+# Several firings of one schedule, all as it was read, come in order of their times: all win.
+_FIRED = (
+    "text", "text", "bytea", "text", "bigint", "text", "text", "bigint", "bigint", "bigint", *_SENT
+)  # fmt: skip
 FIRE = f"""
     WITH firing AS MATERIALIZED (
         SELECT * FROM unnest({
     ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_FIRED, 1))
 }) WITH ORDINALITY AS f (name, does, sends, cron, interval_ms, tz, missed, made_at_ms,
-            until_ms, {GIVEN}, number)
+            fired_until_ms, until_ms, {GIVEN}, number)
     ), open AS MATERIALIZED (
         SELECT {_SCHEDULE} FROM schedule s
         WHERE s.name = ANY ($1::text[]) AND s.enabled ORDER BY s.name FOR UPDATE
     ), won AS MATERIALIZED (
         SELECT f.* FROM firing f
         JOIN open o ON o.name = f.name AND o.fired_until_ms < f.until_ms
+            AND o.fired_until_ms = f.fired_until_ms
             AND (o.service, o.payload, o.tz, o.missed, o.created_at_ms)
                 = (f.does, f.sends, f.tz, f.missed, f.made_at_ms)
             AND o.cron IS NOT DISTINCT FROM f.cron

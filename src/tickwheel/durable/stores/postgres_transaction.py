@@ -30,8 +30,9 @@ RETURNED = ", ".join(
     f"translate({name}::text, '-', '') AS {name}" if name in {"id", "replay_of"} else name
     for name in sql.LIVE.split(", ")
 )
+# What it does not give itself is then as in a new row: no failures, no error.
 REPLACED = ("payload", "due_at_ms", "priority", "max_attempts", "timeout_ms", "deadline_at_ms",
-            "updated_at_ms")  # fmt: skip
+            "updated_at_ms", "failures", "error")  # fmt: skip
 
 
 def insert_statement(submission: Submission, style: str = "$1") -> tuple[str, list[Any]]:

@@ -101,6 +101,10 @@ class SqliteStore:
         """Return the host's time."""
         return self._clock.time_ns() / 1_000_000  # int by int: exact
 
+    def latest_ms(self) -> float:
+        """Return the host's time: it is known exactly."""
+        return self.now_ms()
+
     def _now(self) -> int:
         return self._clock.time_ns() // 1_000_000
 
@@ -271,6 +275,14 @@ class SqliteStore:
             return [(one.id, one.attempt, one.epoch) in still for one in leases]
 
         return await self._write(Rank.CLAIM, work)
+
+    async def services(self) -> list[str]:
+        """Return the services that live tasks have, by name."""
+
+        def work(connection: Connection) -> list[str]:
+            return [name for (name,) in connection.run(sql.SERVICES_LIVE)]
+
+        return await self._read(work)
 
     async def running(self, shards: Sequence[int]) -> list[Task]:
         """Return the running tasks of these shards, their bodies left out."""
@@ -479,10 +491,14 @@ class SqliteStore:
 
         def work(connection: Connection) -> list[bool]:
             won = []
+            until: dict[Schedule, int] = {}  # what the firings before it have moved it to
             for schedule, until_ms, task in firings:
                 values = {**schedule._asdict(), "payload": schedule.body, "until": until_ms}
+                values["fired_until_ms"] = until.get(schedule, schedule.fired_until_ms)
                 fired = connection.run(sql.FIRE, values)
                 won.append(bool(fired))
+                if fired:
+                    until[schedule] = until_ms
                 if fired and task is not None:
                     connection.run_many(sql.INSERT, [inserted(task)])
             return won

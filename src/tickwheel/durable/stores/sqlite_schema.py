@@ -83,7 +83,7 @@ MIGRATIONS: list[list[str]] = [
         )
         """,
         "CREATE INDEX backlog_ended ON backlog (updated_at_ms)",
-        "CREATE INDEX backlog_key ON backlog (key) WHERE key IS NOT NULL",
+        "CREATE INDEX backlog_key ON backlog (key, id) WHERE key IS NOT NULL",
         """
         CREATE TABLE schedule (
             name TEXT NOT NULL PRIMARY KEY,

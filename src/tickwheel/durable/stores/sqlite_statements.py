@@ -48,7 +48,8 @@ INSERT_KEYED = f"""
 REPLACE_KEYED = """
     UPDATE task SET payload = s.payload, due_at_ms = s.due_at_ms, priority = s.priority,
         max_attempts = s.max_attempts, timeout_ms = s.timeout_ms,
-        deadline_at_ms = s.deadline_at_ms, updated_at_ms = s.updated_at_ms
+        deadline_at_ms = s.deadline_at_ms, updated_at_ms = s.updated_at_ms,
+        failures = 0, error = NULL
     FROM temp.submission s
     WHERE task.key = s.key AND task.service = s.service AND task.id <> s.id
         AND s.on_conflict = 'replace' AND task.state = 'delay'
@@ -130,6 +131,16 @@ RECORD = [
     """,
 ]
 
+# From one name to the next by the index, however many tasks each has.
+SERVICES_LIVE = """
+    WITH RECURSIVE name (service) AS (
+        SELECT min(service) FROM task
+        UNION ALL SELECT (SELECT min(t.service) FROM task t WHERE t.service > name.service)
+        FROM name WHERE service IS NOT NULL
+    )
+    SELECT service FROM name WHERE service IS NOT NULL
+"""
+
 RENEW = """
     UPDATE task SET lease_until_ms = l.value ->> 3 FROM json_each(?) l
     WHERE task.id = l.value ->> 0 AND task.state = 'running'
@@ -177,6 +188,9 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
     if filter.key is not None:
         conditions.append("key = :key")
         values["key"] = filter.key
+    if filter.updated_before_ms is not None:
+        conditions.append("updated_at_ms < :updated_before")
+        values["updated_before"] = filter.updated_before_ms
     if filter.due_before_ms is not None:
         conditions.append("due_at_ms < :due_before")
         values["due_before"] = filter.due_before_ms
@@ -260,7 +274,7 @@ PENDING_FIRINGS = """
 """
 FIRE = """
     UPDATE schedule SET fired_until_ms = :until
-    WHERE name = :name AND fired_until_ms < :until AND enabled
+    WHERE name = :name AND fired_until_ms = :fired_until_ms AND fired_until_ms < :until AND enabled
         AND (service, payload, cron, interval_ms, tz, missed, created_at_ms) IS
             (:service, :payload, :cron, :interval_ms, :tz, :missed, :created_at_ms)
     RETURNING name

@@ -105,8 +105,10 @@ class Writer:
     def _next(self) -> Job | None:
         with self._changed:
             for queue in self._queues:
-                if queue:
-                    return queue.popleft()
+                while queue:
+                    job = queue.popleft()
+                    if not job.future.cancelled():  # nobody would know what became of it
+                        return job
         return None
 
     def _group(self) -> None:
