@@ -89,7 +89,8 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 	    PYTHONPATH=$(SANITIZED) TICKWHEEL_TEST_CORE=native TICKWHEEL_SANITIZE=1; \
 	$(BIN)/python -c 'import tickwheel._wheel as core; assert core.__file__.startswith("$(SANITIZED)"), core'; \
-	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' --ignore tests/test_package.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' \
+	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/contracts --ignore tests/test_servers.py $(PYTEST_ARGS)
 
 .PHONY: soak
 soak: $(READY) ## Run the long forms: a million steps of the state machine, all threads at once
