@@ -54,7 +54,7 @@ class ModelStore:
         if on_conflict == "replace" and holder.state is State.DELAY:
             kept = {
                 name: getattr(holder, name)
-                for name in ("id", "shard", "attempt", "failures", "error", "node", "epoch")
+                for name in ("id", "shard", "attempt", "node", "epoch")
             }
             kept |= {"created_at_ms": holder.created_at_ms, "replay_of": holder.replay_of}
             self.live[holder.id] = task._replace(**kept)
@@ -240,14 +240,17 @@ class ModelStore:
                 self._cancel(task)
 
     def fire(self, firings):
-        return [self._fire(one) for one in firings]
+        moved = {}
+        return [self._fire(one, moved) for one in firings]
 
-    def _fire(self, firing):
+    def _fire(self, firing, moved):
+        """It counts while the schedule is as it was read, or as those before it have left it."""
         given, until_ms, task = firing
         there = self.schedules.get(given.name)
-        same = there and there._replace(fired_until_ms=0) == given._replace(fired_until_ms=0)
-        if not same or not there.enabled or there.fired_until_ms >= until_ms:
+        read = given._replace(fired_until_ms=moved.get(given, given.fired_until_ms))
+        if there is None or there != read or not there.enabled or there.fired_until_ms >= until_ms:
             return False
+        moved[given] = until_ms
         self.schedules[given.name] = there._replace(fired_until_ms=until_ms)
         if task is not None and self.holder(task.service, task.key) is None:
             self.live[task.id] = task

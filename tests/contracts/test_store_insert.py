@@ -156,12 +156,14 @@ class TestKeys:
         assert await everything(store) == [expected]
         assert await one(store, second.id) is None
 
-    async def test_replace_leaves_the_count_of_attempts(self, store, epochs):
+    async def test_replace_leaves_the_count_of_attempts_and_forgets_failures(self, store, epochs):
         given = task(store, key="k")
         (running,) = await run(store, epochs, given)
         await store.record([ending(running, Event.RETRY, error="boom")])
         (answer,) = await insert(store, later(store, key="k"), on_conflict="replace")
-        assert (answer.id, answer.attempt, answer.failures) == (given.id, 1, 1)
+        assert (answer.id, answer.attempt) == (given.id, 1)
+        assert (answer.failures, answer.error) == (0, None)
+        assert await one(store, given.id) == answer
 
     async def test_a_replaced_task_is_claimed_at_its_new_time_only(self, store, epochs):
         (holder,) = await stored(store, task(store, key="k"))

@@ -15,6 +15,7 @@ from contracts.stores import (
     put,
     schedule,
     stored,
+    task,
 )
 from tickwheel.durable.schedule import Firing
 from tickwheel.durable.task import (
@@ -112,9 +113,47 @@ class TestSchedules:
         await put(store, first)
         firings = [firing(store, first, first.fired_until_ms + n) for n in range(1, 6)]
         assert await store.fire(firings[:3]) == [True] * 3
-        assert await store.fire(firings[3:]) == [True] * 2
+        as_stored = first._replace(fired_until_ms=firings[2].until_ms)
+        rest = [fired._replace(schedule=as_stored) for fired in firings[3:]]
+        assert await store.fire(rest) == [True] * 2
         assert await everything(store) == all_of(*[fired.task for fired in firings])
         assert (await store.schedules())[0].fired_until_ms == firings[-1].until_ms
+
+    async def test_one_that_does_not_know_of_the_last_firing_loses(self, store, epochs):
+        """A node that read the schedule before would fire again what has fired, and ended."""
+        first = schedule(store)
+        await put(store, first)
+        winner = firing(store, first, first.fired_until_ms + 5)
+        assert await store.fire([winner]) == [True]
+        (running,) = await claim(store, [winner.task], epochs)
+        await store.record([ending(running)])
+        again = firing(store, first, winner.until_ms, id=task(store).id)._replace(
+            until_ms=winner.until_ms + 100
+        )
+        late = [again, Firing(first, winner.until_ms + 200, None)]
+        assert await store.fire(late) == [False, False]
+        as_stored = first._replace(fired_until_ms=winner.until_ms)
+        assert await store.schedules() == [as_stored]
+        assert await everything(store, final=False) == []
+        assert await store.fire([again._replace(schedule=as_stored)]) == [True]
+
+    async def test_one_that_knows_of_a_later_firing_than_there_was_loses(self, store):
+        """The schedule was made anew, or the database is an older copy."""
+        first = schedule(store)
+        await put(store, first)
+        ahead = first._replace(fired_until_ms=first.fired_until_ms + 5)
+        assert await store.fire([firing(store, ahead, ahead.fired_until_ms + 5)]) == [False]
+        assert await store.schedules() == [first]
+        assert await everything(store) == []
+
+    async def test_of_firings_in_one_call_that_go_back_in_time_the_later_ones_lose(self, store):
+        first = schedule(store, missed="all")
+        await put(store, first)
+        moves = [-1, 3, 2, 3, 9, 4]
+        firings = [firing(store, first, first.fired_until_ms + moved) for moved in moves]
+        assert await store.fire(firings) == [False, True, False, False, True, False]
+        assert await everything(store) == all_of(firings[1].task, firings[4].task)
+        assert await store.schedules() == [first._replace(fired_until_ms=firings[4].until_ms)]
 
     async def test_every_pending_firing_of_a_deleted_schedule_is_cancelled(self, store):
         first = schedule(store, missed="all")

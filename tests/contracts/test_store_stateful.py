@@ -50,6 +50,7 @@ keys = st.sampled_from([None, None, "a", "b"])
 states = st.sampled_from([None, *State])
 filters = st.builds(
     Filter,
+    updated_before_ms=st.none(),  # the store's own times: see the tests of the bulk verbs
     state=states,
     service=st.sampled_from([None, *SERVICES]),
     key=st.sampled_from([None, None, "a", "b"]),

@@ -142,3 +142,10 @@ async def test_drained_waits_for_what_is_under_way_and_for_what_waits():
     await drained
     assert all(answer.done() for answer in answers)
     await batch.drained()
+
+
+async def test_some_megabytes_are_a_batch_however_few_they_are():
+    flush = Flush()
+    batch = Batch(flush, weigh=lambda item: item << 20)
+    await asyncio.gather(*map(batch.add, [1, 1, 1, 1, 1, 3, 0, 2, 9, 1]))
+    assert flush.batches == [[1, 1, 1, 1], [1, 3], [0, 2, 9], [1]]

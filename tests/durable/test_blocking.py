@@ -217,6 +217,22 @@ class TestStartAndStop:
         with pytest.raises(RuntimeError, match="stopped"):
             b.list()
 
+    def test_outside_of_with_every_verb_says_that_it_is_not_started(self, app):
+        b = app.blocking()
+        for _ in range(2):
+            for call in (
+                lambda: b.submit("note", "a"),
+                lambda: b.submit("note", "a", connection=object()),
+                lambda: b.get("0" * 32),
+                b.list,
+                b.schedules,
+            ):
+                with pytest.raises(NotStarted, match=r"with app\.blocking\(\)") as refused:
+                    call()
+                assert refused.value.code == "not_started"
+            with b:
+                assert b.list().items == []
+
 
 class TestProcesses:
     def test_an_interrupt_ends_a_wait_and_the_program(self, tmp_path):

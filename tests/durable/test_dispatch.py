@@ -8,7 +8,9 @@ import pytest
 
 from durable.stage import HOUR, START, START_MS
 from tickwheel.durable import Snooze, State, current_task
-from tickwheel.durable.task import Event
+from tickwheel.durable.loader import WINDOW
+from tickwheel.durable.task import Due, Event
+from tickwheel.errors import StoreUnavailable
 
 pytestmark = pytest.mark.asyncio
 
@@ -66,6 +68,21 @@ class TestOrder:
             tasks = await app.submit_many([note.request(n, at=at) for n in range(40)])
             await stage.advance(1)
         assert [call[1] for call in stage.calls] == sorted(task.id for task in tasks)
+
+    async def test_those_of_one_claim_begin_in_order_of_their_priority(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note(number):
+            stage.called(number)
+
+        async with app:
+            at = NOW + timedelta(seconds=1)
+            await app.submit_many(
+                [note.request(n, at=at, priority=n) for n in (0, 3, 1, 9, -2, 5, 7)]
+            )
+            await stage.advance(1)
+        assert [call[1] for call in stage.calls] == [9, 7, 5, 3, 1, 0, -2]
 
 
 class TestPermits:
@@ -221,6 +238,108 @@ class TestPermits:
             assert len(begun) == 5, "both permits are there again"
             goes_on.set()
             await stage.settle()
+
+    @pytest.mark.parametrize("threads", [1, 2, 5])
+    async def test_a_plain_function_with_a_long_queue_leaves_threads_to_the_others(
+        self, stage, threads
+    ):
+        app = stage.app(threads=threads)
+
+        @app.task
+        def slow(number):
+            stage.called("slow")
+
+        @app.task
+        def quick():
+            stage.called("quick")
+
+        async with app:
+            await app.submit_many([slow.request(n, delay=1) for n in range(60)])
+            await quick.submit(delay=1)
+            await stage.jump(2)
+        names = [name for _, name in stage.calls]
+        assert len(names) == 61
+        assert names.index("quick") <= 2 * threads
+
+    async def test_a_slow_service_that_fills_the_cap_makes_no_other_late(self, stage):
+        app = stage.app(cap=2 * WINDOW)
+        wait, begun, goes_on = waiting(app, concurrency=1)
+
+        @app.task
+        async def quick(number):
+            stage.called(number)
+
+        async with app:
+            await app.submit_many([wait.request() for _ in range(4 * WINDOW)])
+            await stage.settle()
+            for number in range(10):
+                await quick.submit(number, delay=2 + number / 4)
+            for _ in range(20):
+                await app.submit_many([wait.request() for _ in range(50)])
+                await stage.advance(0.25)
+            assert stage.calls == [(2 + number / 4, number) for number in range(10)]
+            assert (await app.stats())["held"] <= 2 * WINDOW + WINDOW // 4
+            assert len(begun) == 1
+            await app.cancel_where(service=wait)
+            goes_on.set()
+            await stage.settle()
+
+    async def test_what_left_a_full_line_runs_all_the_same(self, stage):
+        app = stage.app(cap=WINDOW)
+        wait, begun, goes_on = waiting(app, concurrency=100)
+        async with app:
+            tasks = await app.submit_many([wait.request(n) for n in range(3 * WINDOW)])
+            await stage.settle()
+            assert (await app.stats())["held"] <= WINDOW + WINDOW // 8
+            goes_on.set()
+            await stage.advance(5)
+        assert sorted(what for what, _ in begun) == list(range(3 * WINDOW))
+        assert len(tasks) == 3 * WINDOW
+
+    async def test_a_claim_that_fails_while_its_task_is_moved_costs_no_permit(self, stage):
+        app = stage.app()
+
+        @app.task(concurrency=2)
+        async def note():
+            stage.called(current_task().attempt)
+
+        async with app:
+            await stage.settle()
+            store = app._node.store
+            claim = store.claim
+
+            async def failing(*args):
+                store.claim = claim
+                assert (await app.reschedule(task.id, delay=0.05)).won
+                stage.clock.advance(0.1)  # it is due at its new time, too
+                raise StoreUnavailable("the store is away")
+
+            store.claim = failing
+            task = await note.submit(delay=1)
+            await stage.advance(5)
+            assert app._node.dispatch._gates["note"].free == 2
+        assert [call[1] for call in stage.calls] == [1]
+
+    async def test_a_task_that_is_moved_again_and_again_takes_one_place_in_its_line(self, stage):
+        app = stage.app()
+        wait, begun, goes_on = waiting(app, concurrency=1)
+        async with app:
+            await wait.submit("holds the permit")
+            await stage.settle()
+            task = await wait.submit("moved")
+            await stage.settle()
+            node = app._node
+            for number in range(5 * WINDOW):
+                node.loader.add(
+                    Due(task.id, task.due_at_ms - number % 2 - 1, "wait", 0, task.shard)
+                )
+                await node.dispatch.step()
+            assert len(node.dispatch._ready["wait"]) <= 2 * WINDOW + 1
+            assert node.loader.waiting["wait"] <= 2 * WINDOW + 1
+            node.loader.add(Due(task.id, task.due_at_ms, "wait", 0, task.shard))
+            goes_on.set()
+            await stage.advance(1)
+        assert [what for what, _ in begun] == ["holds the permit", "moved"]
 
 
 class TestTimeout:
@@ -600,3 +719,50 @@ class TestClaims:
                 (row,) = await app.attempts(task.id)
                 assert (row.node, row.epoch) == ("here", epoch)
                 assert row.started_at_ms == START_MS
+
+    async def test_one_whose_turn_comes_when_its_lease_would_not_last_is_handed_back(self, stage):
+        """The machine is suspended after the claim, before the function's first turn."""
+        app = stage.app()
+
+        @app.task
+        async def note():
+            stage.called(current_task().attempt, current_task().failures)
+
+        async with app:
+            await stage.settle()
+            dispatch = app._node.dispatch
+            boot, send = dispatch._boot, dispatch._send
+
+            class Suspended:
+                seconds = 0
+
+                def time(self):
+                    return boot.time() + self.seconds
+
+            def suspended(*args, **options):
+                send(*args, **options)
+                dispatch._boot.seconds = 60
+
+            dispatch._boot, dispatch._send = Suspended(), suspended
+            task = await note.submit()
+            await stage.advance(1)
+            assert [row.event for row in await app.attempts(task.id)] == ["release", "finish"]
+            assert dispatch._gates["note"].free == dispatch._gates["note"].permits
+        assert [call[1:] for call in stage.calls] == [(2, 0)]
+
+    async def test_one_that_another_process_moved_far_away_leaves_memory(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+
+        @app.task
+        async def note():
+            stage.called()
+
+        async with app, other:
+            task = await note.submit(delay=5)
+            await stage.settle()
+            assert (await other.reschedule(task.id, delay=HOUR)).won
+            await stage.advance(10)
+            assert (await app.stats())["held"] == 0
+            await stage.jump(HOUR - 10 - 30)
+            await stage.advance(30)
+        assert stage.calls == [(float(HOUR),)]

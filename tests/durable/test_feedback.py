@@ -1,16 +1,20 @@
 """Feedback: what an answer means, how it is written, and what becomes of a lease that ran out."""
 
 import asyncio
+import logging
 from datetime import UTC, datetime
 
 import pytest
 
-from durable.stage import START_MS, answer_lost, away, until
+from durable.stage import SHARDS, START_MS, answer_lost, away, until
 from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task
+from tickwheel.durable import feedback
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.feedback import ending_of, lost
 from tickwheel.durable.service import Service
-from tickwheel.durable.task import Event, Ids
+from tickwheel.durable.store import Wanted
+from tickwheel.durable.task import Due, Event, Ids, Lease
+from tickwheel.errors import StoreUnavailable
 
 SERVICE = Service("f", max_attempts=3, backoff=Backoff.of([1, 5]))
 
@@ -93,6 +97,11 @@ class TestMeaning:
         error = ending_of(running(), SERVICE, Answer(Event.RETRY, error=text), 0).error
         assert "\0" not in error
         error.encode()
+
+
+class Unprintable:
+    def __str__(self):
+        raise ZeroDivisionError
 
 
 @pytest.mark.asyncio
@@ -302,6 +311,55 @@ class TestLives:
             assert "close()" in final.error
         assert stage.calls == []
 
+    @pytest.mark.parametrize("make", [Fail, lambda why: Retry(reason=why)])
+    async def test_a_reason_may_be_the_exception_itself(self, stage, make):
+        app = stage.app()
+
+        @app.task(max_attempts=1)
+        async def say():
+            return make(ValueError("no luck"))
+
+        async with app:
+            task = await say.submit()
+            await stage.settle()
+            final = await app.get(task.id)
+            assert (final.state, final.error) == (State.FAILED, "no luck")
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            Answer(Event.SNOOZE, after_ms="soon"),
+            Answer(Event.RETRY, after_ms="soon"),
+            Answer(Event.RETRY, error=Unprintable()),
+        ],
+    )
+    async def test_an_answer_that_makes_no_sense_is_a_failure(self, stage, answer):
+        stage.expects_errors = True
+        app = stage.app()
+
+        @app.task(max_attempts=2, backoff=1, concurrency=1)
+        async def work():
+            stage.called(current_task().attempt)
+            return "done"
+
+        async with app:
+            channel = app._node._channels["local"]
+            send = channel.send
+
+            async def odd(task, service):
+                channel.send = send
+                return answer
+
+            channel.send = odd
+            task = await work.submit()
+            await stage.settle()
+            waits = await app.get(task.id)
+            assert (waits.state, waits.failures) == (State.DELAY, 1)
+            await stage.advance(1)
+            assert (await app.get(task.id)).result == "done"
+        assert stage.calls == [(1.0, 2)]
+        assert any("cannot be used" in record.getMessage() for record in stage.logged)
+
 
 @pytest.mark.asyncio
 class TestWriting:
@@ -381,6 +439,79 @@ class TestWriting:
                 task = await work.submit()
                 await stage.settle()
             assert (await other.get(task.id)).state is State.FINISHED
+
+    async def test_an_end_that_cannot_be_stored_is_stored_without_its_result(self, stage):
+        app = stage.app()
+
+        @app.task(concurrency=1)
+        async def work(what):
+            return what
+
+        async with app:
+            store = app._node.store
+            record = store.record
+
+            async def picky(endings):
+                if any(ending.result_body == '"bad"' for ending in endings):
+                    raise ValueError("no such text")
+                return await record(endings)
+
+            store.record = picky
+            bad, good = await work.submit("bad"), await work.submit("good")
+            await stage.settle()
+            await until(lambda: not app._node._feedback.unrecorded)  # it tries in real time
+            done = await app.get(bad.id)
+            assert (done.state, done.result) == (State.FINISHED, None)
+            assert "no such text" in done.error
+            assert (await app.get(good.id)).result == "good"
+
+    async def test_after_stop_nothing_more_is_written(self, stage, monkeypatch):
+        monkeypatch.setattr(feedback, "AGAIN_SECONDS", (0.001,))
+        app = stage.app()
+        tries = []
+
+        @app.task
+        async def work():
+            pass
+
+        async def gone(endings):
+            tries.append(len(endings))
+            raise StoreUnavailable("gone")
+
+        await app.start()
+        app._node.store.record = gone
+        await work.submit()
+        await until(lambda: len(tries) > 3)
+        await app.stop()
+        for _ in range(5):  # one try may have been on its way
+            await asyncio.sleep(0.002)
+        before = len(tries)
+        for _ in range(20):
+            await asyncio.sleep(0.002)
+        assert len(tries) == before
+
+
+def noting(stage, app):
+    """A function with a lease of 15 s, that notes its calls."""
+
+    @app.task(timeout=5)
+    async def note():
+        stage.called(current_task().attempt)
+
+    return note
+
+
+async def taken_away(app, function, stage):
+    """A task that is claimed, by this node's epochs, and that no node knows of."""
+    await stage.settle()
+    node = app._node
+    task = await function.submit(delay=30)
+    node.loader.forget(task.id)
+    assert (await node.store.reschedule([task.id], task.created_at_ms))[0].won
+    due = Due(task.id, task.created_at_ms, task.service, 0, task.shard)
+    claims = await node.store.claim([Wanted(due, 5_000)], "elsewhere", node._coordinator.owned())
+    assert [claimed.id for claimed in claims.tasks] == [task.id]
+    return task
 
 
 @pytest.mark.asyncio
@@ -556,3 +687,101 @@ class TestLeases:
             await work.submit(delay=1)
             await stage.advance(10)
         assert stage.calls == [(pytest.approx(1 + 0.1 + 0.2 + 0.5, abs=0.01),)]
+
+    async def test_a_task_that_runs_nowhere_is_found_though_nobody_doubted_it(self, stage):
+        """Whatever lost it: each minute all that runs by the store is looked at."""
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            task = await taken_away(app, note, stage)
+            await stage.advance(15)
+            assert (await app.get(task.id)).state is State.RUNNING, "its lease has been over for 0 s"
+            await stage.advance(60)
+            done = await app.get(task.id)
+            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
+        assert len(stage.calls) == 1
+
+    async def test_one_that_another_node_renewed_is_not_forgotten(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            task = await taken_away(app, note, stage)
+            node = app._node
+            node._feedback.doubt()
+            await stage.settle()
+            taken = await app.get(task.id)
+            lease = Lease(task.id, taken.attempt, taken.epoch, taken.lease_until_ms + 10_000)
+            assert await node.store.renew([lease]) == [True]
+            get = node.store.get
+            node.store.get = away(get, 1_000)
+            await stage.advance(24)
+            assert stage.calls == [], "somebody has it"
+            await stage.advance(7)
+            node.store.get = get
+            assert (await app.get(task.id)).state is State.FINISHED
+        assert len(stage.calls) == 1
+
+    async def test_shards_that_were_away_for_a_moment_are_swept_again(self, stage):
+        """The numbers are the same, the epochs are not: somebody had them in between."""
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            task = await taken_away(app, note, stage)
+            node = app._node
+            node._coordinator._owned = await node.store.take(range(SHARDS), "again")
+            node._owned_changed()
+            await stage.advance(16)
+            done = await app.get(task.id)
+            assert (done.state, done.attempt) == (State.FINISHED, 2)
+        assert len(stage.calls) == 1
+
+
+@pytest.mark.asyncio
+class TestLog:
+    async def test_each_failure_is_a_warning_and_the_last_one_has_the_traceback(self, stage):
+        app = stage.app()
+
+        @app.task(max_attempts=3, backoff=[2, 5])
+        async def fail():
+            raise ValueError("no luck")
+
+        async with app:
+            task = await fail.submit()
+            await stage.advance(10)
+        said = [one.getMessage() for one in stage.logged if one.levelno == logging.WARNING]
+        assert said[:2] == [
+            f"task {task.id} (fail), attempt 1: ValueError: no luck; again in 2 s",
+            f"task {task.id} (fail), attempt 2: ValueError: no luck; again in 5 s",
+        ]
+        assert said[2].startswith(f"task {task.id} (fail), attempt 3: failed for good\nTraceback")
+        assert said[2].endswith("ValueError: no luck")
+        assert len(said) == 3
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [({"timeout": 1}, "timed out after 1 s"), ({"deadline": 0.5, "delay": 1}, "expired")],
+    )
+    async def test_so_is_a_timeout_and_a_deadline_that_passed(self, stage, options, text):
+        app = stage.app()
+
+        @app.task(max_attempts=1)
+        async def hang():
+            await asyncio.Event().wait()
+
+        async with app:
+            await hang.submit(**options)
+            await stage.advance(3)
+        (said,) = [one.getMessage() for one in stage.logged if one.levelno == logging.WARNING]
+        assert text in said
+
+    async def test_what_went_well_says_nothing(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def work():
+            return Snooze(1) if current_task().attempt == 1 else "done"
+
+        async with app:
+            await work.submit()
+            await stage.advance(3)
+        assert [one for one in stage.logged if one.levelno >= logging.WARNING] == []

@@ -136,6 +136,27 @@ class TestDecorator:
 
         assert app.task(name="send")(Send()).is_async
 
+    def test_a_lambda_needs_a_name(self, app):
+        with pytest.raises(TypeError, match="name="):
+            app.task(lambda: None)
+        assert app.task(name="nothing")(lambda: None).name == "nothing"
+
+    def test_a_generator_is_refused(self, app):
+        def plain():
+            yield 1
+
+        async def coroutine():
+            yield 1
+
+        for function in (plain, coroutine):
+            with pytest.raises(TypeError, match=rf"{function.__name__} is a generator"):
+                app.task(function)
+
+    def test_an_option_that_does_not_exist_is_named_beside_those_that_do(self, app):
+        with pytest.raises(TypeError, match=r"no option 'max_retries'.*'max_attempts'") as refused:
+            app.task(max_retries=3)(nothing)
+        assert "__init__" not in str(refused.value)
+
 
 class TestReservedWords:
     @pytest.mark.parametrize("word", sorted(OPTIONS))
@@ -159,6 +180,15 @@ class TestReservedWords:
         request = move.request("king", "e4", 3, delay=60)
         assert request.body == b'["king","e4",3]'
         assert request.options == {"delay": 60}
+
+    @pytest.mark.parametrize("word", sorted(OPTIONS))
+    def test_a_parameter_that_a_word_of_submit_would_swallow_is_refused(self, app, word):
+        namespace = {}
+        exec(f"def send(to, {word}=None): pass", namespace)
+        with pytest.raises(ValueError, match=f"'{word}'.*positional-only"):
+            app.task(namespace["send"])
+        exec(f"def send(to, {word}=None, /): pass", namespace)
+        assert app.task(namespace["send"]).name == "send"
 
 
 class TestRequest:

@@ -1,5 +1,6 @@
 """The loader: what is due within the horizon, bounded; and a clock that somebody sets."""
 
+import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -166,6 +167,33 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == [1]
 
+    async def test_what_is_in_a_shard_that_was_lost_is_let_go_of(self, shelf):
+        shelf = await shelf()
+        (ours,) = await shelf.put(5, shard=0)
+        await shelf.put(6, 7, shard=1)
+        await shelf.loader.step()
+        assert len(shelf.loader.held) == 3
+        shelf.owner.epochs = {0: shelf.owner.epochs[0]}
+        await shelf.loader.step()
+        assert shelf.loader.held.keys() == {ours}
+        assert len(shelf.loader.wheel) == 1
+
+    async def test_a_service_with_tasks_and_no_function_here_is_named_once(self, shelf, caplog):
+        shelf = await shelf()
+        await shelf.put(5, 6, service="renamed")
+        await shelf.put(5, service="gone")
+        await shelf.put(5)
+        with caplog.at_level(logging.INFO, "tickwheel"):
+            for _ in range(5):
+                await shelf.loader.step()
+                shelf.clock.advance(20)
+            await shelf.put(5, service="new")
+            await shelf.loader.step()
+        said = [record.getMessage() for record in caplog.records]
+        assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
+        for name, text in zip(["gone", "renamed", "new"], sorted(said[:2]) + said[2:], strict=True):
+            assert f"{name!r}, which this process has no function for" in text
+
 
 class TestWheel:
     async def test_what_comes_due_is_fired_in_order_and_stays_held(self, shelf):
@@ -271,6 +299,30 @@ class TestBounds:
         assert len(shelf.loader.held) <= 2 * WINDOW + 1
         assert 1 in shelf.held()
         assert "mail" in shelf.loader.hungry
+
+    async def test_services_with_much_to_come_share_the_cap(self, shelf):
+        """However many there are, one look reads no more than can be kept."""
+        cap, names = 16 * WINDOW, [f"s{number}" for number in range(4)]
+        shelf = await shelf(cap=cap)
+        shelf.services.clear()
+        shelf.services.update((name, Service(name)) for name in names)
+        make = Ids().make
+        ids = {name: [make(number, 0) for number in range(cap)] for name in names}
+        looks = []
+
+        async def plenty(windows, shards, now_ms, until_ms):
+            looks.append(sum(window.later for window in windows))
+            return [
+                Due(task_id, now_ms + 1 + number, window.service, 0, 0)
+                for window in windows
+                for number, task_id in enumerate(ids[window.service][: window.later])
+            ]
+
+        shelf.store.due = plenty
+        for _ in range(10):
+            await shelf.loader.step()
+        assert max(looks) <= cap
+        assert len(shelf.loader.held) <= cap
 
 
 class TestLives:

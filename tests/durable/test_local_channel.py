@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from durable.stage import START_MS
+from stage import program
 from tickwheel.durable import Fail, Retry, Scheduler, Snooze, State, Task, current_task
 from tickwheel.durable.channels.local import LocalChannel
 from tickwheel.durable.feedback import ERROR, storable
@@ -139,6 +140,24 @@ class TestResults:
         answer = await calls.send(calls.function(kind, lambda: value))
         assert (answer.event, answer.error, answer.after_ms) == (event, error, after_ms)
         assert answer.result_body is None
+
+    @BOTH
+    async def test_a_result_has_a_largest_size(self, calls, kind):
+        fits = calls.function(kind, lambda: "x" * (2**20 - 2))  # and two quotes
+        answer = await calls.send(fits)
+        assert (answer.event, len(answer.result_body)) == (Event.FINISH, 2**20)
+        calls.app._functions.clear()
+        answer = await calls.send(calls.function(kind, lambda: "x" * (2**20 - 1)))
+        assert (answer.event, answer.result_body) == (Event.RETRY, None)
+        assert "a result may have 1048576 bytes, this one has 1048577" in answer.error
+
+    @BOTH
+    @pytest.mark.parametrize(
+        ("make", "event"), [(Fail, Event.FAIL), (lambda why: Retry(reason=why), Event.RETRY)]
+    )
+    async def test_a_reason_may_be_the_exception_itself(self, calls, kind, make, event):
+        answer = await calls.send(calls.function(kind, lambda: make(ValueError("no luck"))))
+        assert (answer.event, answer.error) == (event, "no luck")
 
 
 class TestErrors:
@@ -337,3 +356,36 @@ class TestThreads:
         made = calls.app.task(name="g")(coroutine)
         assert calls.channel.gate(plain.service).permits == 2
         assert calls.channel.gate(made.service) is None
+
+    async def test_a_function_that_never_returns_does_not_keep_the_process(self, tmp_path):
+        said = program(f"""
+            import asyncio, logging, threading
+            from tickwheel.durable import Scheduler
+
+            logging.getLogger("tickwheel").setLevel(logging.ERROR)
+            app = Scheduler("sqlite:///{tmp_path}/tasks.db", grace=0)
+            begun = threading.Event()
+
+            @app.task
+            def hang():
+                begun.set()
+                threading.Event().wait()
+
+            async def main():
+                async with app:
+                    await hang.submit()
+                    while not begun.is_set():
+                        await asyncio.sleep(0.001)
+                print("stopped")
+
+            asyncio.run(main())
+            print("ended")
+        """)
+        assert said.split() == ["stopped", "ended"]
+
+    async def test_a_thread_that_is_idle_is_used_again(self, calls):
+        threads = set()
+        plain = calls.function("plain", lambda: threads.add(threading.get_ident()))
+        for _ in range(20):
+            await calls.send(plain)
+        assert len(threads) == 1

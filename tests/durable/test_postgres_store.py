@@ -16,7 +16,7 @@ from contracts.stores import HOUR, SECOND, claim, due_of, ending, later, stored,
 from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable.store import Claims, Window
-from tickwheel.durable.stores import postgres, postgres_pool, postgres_schema
+from tickwheel.durable.stores import postgres, postgres_insert, postgres_pool, postgres_schema
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres import PostgresStore
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
@@ -24,7 +24,7 @@ from tickwheel.durable.stores.postgres_listener import Listener
 from tickwheel.durable.stores.postgres_pool import Pool
 from tickwheel.durable.stores.postgres_transaction import insert_statement
 from tickwheel.durable.task import Event, Filter, State, Submission, Taken, Task
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import Locked, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -205,6 +205,49 @@ class TestAClaim:
         await user.execute("COMMIT")
         assert await claiming == Claims([], [due_of(given)._replace(due_at_ms=due)])
 
+    @pytest.fixture
+    def cut(self, monkeypatch):
+        """Cuts the connection when a statement has been answered, or when it begins."""
+
+        def cut(store, statement, *, after):
+            real = asyncpg.Connection.fetch
+
+            async def fetch(connection, query, *values, **options):
+                if query != statement:
+                    return await real(connection, query, *values, **options)
+                if after:
+                    await real(connection, query, *values, **options)
+                    await connection.execute("COMMIT")
+                return dies()
+
+            monkeypatch.setattr(asyncpg.Connection, "fetch", fetch)
+
+        return cut
+
+    async def test_one_whose_answer_is_lost_is_an_error_also_when_it_waited(
+        self, store, user, epochs, monkeypatch, cut
+    ):
+        """Else nobody would look for what it claimed."""
+        monkeypatch.setattr(postgres, "MOMENT_MS", 30_000)
+        locked, free = await stored(store, task(store), task(store))
+        cut(store, sql.CLAIM_LOCKED, after=True)
+        await user.execute(f"BEGIN; SELECT 1 FROM task WHERE id = '{locked.id}' FOR UPDATE")
+        claiming = asyncio.create_task(store.claim([wanted(locked), wanted(free)], "n1", epochs))
+        await blocked(user)
+        await user.execute("ROLLBACK")
+        with pytest.raises(StoreUnavailable, match="the connection was cut"):
+            await claiming
+        assert {one.id for one in await store.running(ALL)} == {locked.id, free.id}
+
+    async def test_what_it_got_is_not_lost_with_the_reason_why_it_did_not_get_the_rest(
+        self, store, epochs, cut
+    ):
+        given, not_yet = await stored(store, task(store), later(store))
+        cut(store, sql.UNCLAIMED, after=False)
+        claims = await store.claim([wanted(given), wanted(not_yet)], "n1", epochs)
+        assert [one.id for one in claims.tasks] == [given.id]
+        assert claims.later == []
+
     async def test_it_goes_by_the_databases_clock(self, store, epochs):
         (given,) = await stored(store, task(store, late=-HOUR))
         store.clock._ahead_ms += 2 * HOUR  # this host is wrong
@@ -230,14 +273,15 @@ STATEMENTS = {
     "insert_keyed": sql.INSERT_KEYED,
     "replace_keyed": sql.REPLACE_KEYED,
     "holders": sql.HOLDERS,
-    "due": sql.due(every_shard=False),
-    "due_all": sql.due(every_shard=True),
+    "due": sql.DUE,
     "claim": sql.CLAIM,
     "claim_locked": sql.CLAIM_LOCKED,
     "unclaimed": sql.UNCLAIMED,
     "record": sql.RECORD,
     "renew": sql.RENEW,
-    "running": sql.RUNNING,
+    "running": sql.running(bounded=False),
+    "running_bounded": sql.running(bounded=True),
+    "services": sql.SERVICES,
     "cancel": sql.cancel(),
     "reschedule": sql.reschedule(),
     "states": sql.STATES_BY_ID,
@@ -254,6 +298,9 @@ STATEMENTS = {
 }
 
 
+WALKS = {"running", "running_bounded", "services"}
+
+
 class TestPlans:
     """Every hot statement goes by an index, whatever the planner knows of the tables."""
 
@@ -263,10 +310,10 @@ class TestPlans:
         async def work(connection):
             found = {}
             for name, statement in STATEMENTS.items():
-                values = max(map(int, re.findall(r"\$(\d+)", statement)))
+                values = max(map(int, re.findall(r"\$(\d+)", statement)), default=0)
                 await connection.execute(f"PREPARE {name} AS {statement}")
-                nulls = ", ".join(["NULL"] * values)
-                rows = await connection.fetch(f"EXPLAIN (FORMAT JSON) EXECUTE {name} ({nulls})")
+                nulls = f"({', '.join(['NULL'] * values)})" if values else ""
+                rows = await connection.fetch(f"EXPLAIN (FORMAT JSON) EXECUTE {name} {nulls}")
                 plan = json.loads(rows[0][0])[0]["Plan"]
                 await connection.execute(f"DEALLOCATE {name}")
                 found[name] = [*looks(plan)]
@@ -279,7 +326,7 @@ class TestPlans:
             for node in nodes:
                 assert "Index" in node["Node Type"], (name, node)
                 # The walk along the services begins at the start of the index, for one row.
-                first = node["Index Name"] == "task_due" and name == "running"
+                first = node["Index Name"] == "task_due" and name in WALKS
                 assert "Index Cond" in node or first, (name, node)
 
     async def test_of_empty_tables(self, store):
@@ -298,24 +345,69 @@ class TestPlans:
     async def test_the_loader_goes_along_the_due_times(self, store, user):
         await fill(user, 10_000)
         found = await self.plans(store)
-        for name in ("due", "due_all"):
-            assert [node["Index Name"] for node in found[name]] == ["task_due"]
+        assert [node["Index Name"] for node in found["due"]] == ["task_due"] * sql.MERGED
+        for node in found["due"]:
+            for column in ("service", "shard", "due_at_ms"):
+                assert column in node["Index Cond"]
+
+    @pytest.mark.parametrize("seen", [True, False], ids=["analyzed", "not analyzed"])
+    async def test_the_loader_reads_no_shards_of_others_and_no_more_than_its_window(
+        self, store, user, seen
+    ):
+        await fill(user, 20_000, due="1000 + n % 7", shards=4)
+        if seen:
+            await user.execute("ANALYZE")
+        window = "ARRAY['s1'], ARRAY[-1::bigint], ARRAY[9999::bigint], ARRAY[{}::bigint]"
+        others, _ = await self.cost(store, sql.DUE, window.format(1_000), f"ARRAY{[4, 5, 6, 7]}")
+        assert others < 50
+        for most in (10, 100):
+            _, rows = await self.cost(store, sql.DUE, window.format(most), f"ARRAY{[*ALL]}")
+            assert most <= rows <= most + SHARDS
 
     async def test_what_runs_is_found_without_a_look_at_what_comes_later(self, store, user):
         await fill(user, 20_000)
         (running,) = await claim(
             store, await stored(store, task(store)), await store.take(ALL, "n1")
         )
+        blocks, rows = await self.cost(store, sql.running(bounded=False), f"ARRAY{[*ALL]}")
+        assert blocks < 500  # some for each service and shard
+        assert rows < 20
+        assert [one.id for one in await store.running(ALL)] == [running.id]
+
+    async def test_what_runs_is_looked_for_behind_so_many_that_wait(self, store, user):
+        await fill(user, 20_000, due="1000 + n % 7")
+        epochs = await store.take(ALL, "n1")
+        given = [task(store, service="s1", due_at_ms=due, shard=3) for due in (5, 6, 9_999, 9)]
+        running = await claim(store, await stored(store, *given), epochs)
+        statement = sql.running(bounded=True)
+        _, rows = await self.cost(store, statement, f"ARRAY{[*ALL]}", "10")
+        assert rows < 5 * SHARDS * 21 + 20  # of each service and shard: to the bound, and so far
+        first = [one for one in running if one.due_at_ms != 9_999]
+        found = await store.running(ALL, behind=0)
+        assert [one.id for one in found] == [
+            one.id for one in sorted(first, key=lambda one: one.due_at_ms)
+        ]
+        for behind, count in ((499, 3), (500, 4), (10**9, 4), (None, 4)):
+            assert len(await store.running(ALL, behind=behind)) == count
+
+    async def cost(self, store, statement, *values):
+        """The pages that a statement looks at, and the rows of large tables that it comes by."""
 
         async def work(connection):
-            await connection.execute(f"PREPARE look AS {sql.RUNNING}")
-            return await connection.fetch(
-                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE look (ARRAY{[*ALL]})"
+            await connection.execute(f"PREPARE look AS {statement}")
+            rows = await connection.fetch(
+                "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON)"
+                f" EXECUTE look ({', '.join(values)})"
             )
+            await connection.execute("DEALLOCATE look")
+            return json.loads(rows[0][0])[0]["Plan"]
 
-        plan = json.loads((await store.run(work))[0][0])[0]["Plan"]
-        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100
-        assert [one.id for one in await store.running(ALL)] == [running.id]
+        plan = await store.run(work)
+        passed = ("Actual Rows", "Rows Removed by Filter")
+        rows = sum(
+            sum(node.get(name, 0) for name in passed) * node["Actual Loops"] for node in looks(plan)
+        )
+        return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], rows
 
 
 def looks(plan):
@@ -325,14 +417,16 @@ def looks(plan):
         yield from looks(below)
 
 
-async def fill(user, rows):
-    """Tasks of five services, all due in some days, and as many that have ended."""
+DAYS = "extract(epoch FROM now()) * 1000 + 86400000 * 3 + n"
+
+
+async def fill(user, rows, *, due=DAYS, shards=SHARDS):
+    """Tasks of five services, all due in some days unless told, and as many that have ended."""
     await user.execute(
         f"""
         INSERT INTO task (id, due_at_ms, created_at_ms, updated_at_ms, shard, priority,
             max_attempts, service, payload)
-        SELECT gen_random_uuid(), extract(epoch FROM now()) * 1000 + 86400000 * 3 + n, 0, 0,
-            n % {SHARDS}, 0, 1, 's' || n % 5, ''
+        SELECT gen_random_uuid(), {due}, 0, 0, n % {shards}, 0, 1, 's' || n % 5, ''
         FROM generate_series(1, {rows}) n
         """
     )
@@ -377,7 +471,7 @@ class TestStatements:
             ending(one, Event.RETRY if n % 2 else Event.FINISH) for n, one in enumerate(running)
         ]
         assert all(await store.record(ends))
-        assert said == [sql.INSERT, sql.due(every_shard=True), sql.CLAIM, sql.RECORD]
+        assert said == [sql.INSERT, sql.DUE, sql.CLAIM, sql.RECORD]
 
     async def test_many_rows_without_an_own_shard_are_copied(self, store, said):
         given = [later(store) for _ in range(1_000)]
@@ -416,6 +510,15 @@ class TestStatements:
         assert said == ["task", "task", sql.INSERT]
         assert (await store.counts())["live"] == 100
 
+    async def test_only_several_with_keys_are_not_to_wait_long(self, store, said):
+        short = f"BEGIN; SET LOCAL lock_timeout = {postgres_insert.LOCK_MS}"
+        for keys, begin in (([None, "a", None], "BEGIN"), (["b", "c"], short)):
+            for again in (False, True):
+                said.clear()
+                given = [Submission(later(store, key=key)) for key in keys]
+                await store.insert(given, {}, again=again)
+                assert said[0] == begin
+
     async def test_no_shard_that_is_not_in_the_batch_is_locked(self, store, user, epochs):
         await user.execute("BEGIN; UPDATE shard SET owner = 'x' WHERE shard <> 2")
         given = task(store, shard=2)
@@ -447,6 +550,20 @@ class TestKeys:
         with pytest.raises(StoreUnavailable, match="another transaction holds"):
             await store.insert([Submission(given)], {})
         assert await store.get([given.id]) == [None]
+
+    async def test_several_are_given_up_soon_for_one_of_them(self, patient, held):
+        """A single one would wait for as long as this test may take."""
+        given = [later(patient, key="free"), later(patient, key="held")]
+        for again in (False, True):
+            with pytest.raises(Locked, match="another transaction holds"):
+                await patient.insert([*map(Submission, given)], {}, again=again)
+        assert await patient.get([one.id for one in given]) == [None, None]
+
+    async def test_a_short_wait_is_for_one_transaction_only(self, patient, user, held):
+        with pytest.raises(Locked):
+            await patient.insert([Submission(later(patient, key="held"))] * 2, {})
+        rows = await patient.fetch("SELECT current_setting('lock_timeout')")
+        assert rows[0][0] == "1min"
 
     async def test_others_do_not_wait_for_it(self, patient, user, held):
         stuck = [
@@ -929,6 +1046,42 @@ class TestTime:
             assert mine <= theirs + 0.5  # as far as two clocks of one host drift apart
             assert mine > theirs - 5_000
 
+    async def test_the_latest_that_it_can_be_is_never_behind_it(self, store):
+        for _ in range(20):
+            ((theirs,),) = await store.fetch(sql.CLOCK)
+            latest = store.latest_ms()
+            assert latest >= theirs - 0.5
+            assert store.now_ms() <= latest + 0.5
+            assert latest < theirs + 5_000
+
+    async def test_the_latest_counts_from_when_the_question_was_sent(self):
+        local, clock = self.clock()
+        sent = clock.local_ms()
+        local.advance(0.5)
+        clock.sample(1_000_000.0, sent)
+        assert clock.latest_ms() == 1_000_500.0
+        local.advance(0.25)
+        assert clock.latest_ms() == 1_000_750.0
+
+    async def test_the_truth_is_between_the_two_and_the_quickest_answer_counts_for_both(self):
+        local, clock = self.clock()
+        for before, after in ((0.3, 0.2), (0.001, 0.4), (0.5, 0.001), (0.2, 0.2)):
+            sent = clock.local_ms()
+            local.advance(before)
+            truth = 1_000_000.0 + clock.local_ms()
+            local.advance(after)
+            clock.sample(truth, sent)
+            assert clock.now_ms() <= 1_000_000.0 + clock.local_ms() <= clock.latest_ms()
+        assert clock.latest_ms() - clock.now_ms() == pytest.approx(2)
+
+    async def test_old_answers_are_forgotten(self):
+        local, clock = self.clock()
+        for delay in (0.001, *[0.1] * 8):
+            sent = clock.local_ms()
+            local.advance(delay)
+            clock.sample(1_000_000.0 + sent + delay * 500, sent)
+        assert clock.latest_ms() - clock.now_ms() == pytest.approx(100)
+
     async def test_an_answer_counts_from_when_it_arrived(self):
         local, clock = self.clock()
         sent = clock.local_ms()
@@ -950,13 +1103,13 @@ class TestTime:
         _, clock = self.clock()
         for truth in (1_000.0, 1_000.0 + HOUR):
             clock.sample(truth, clock.local_ms())
-        assert clock.now_ms() == 1_000.0 + HOUR
+        assert clock.now_ms() == clock.latest_ms() == 1_000.0 + HOUR
 
     async def test_a_step_back_is_followed_at_once(self):
         _, clock = self.clock()
         for truth in (1_000.0 + HOUR, 1_000.0):
             clock.sample(truth, clock.local_ms())
-        assert clock.now_ms() == 1_000.0
+        assert clock.now_ms() == clock.latest_ms() == 1_000.0
 
     async def test_what_is_due_is_read_with_the_time(self, store):
         before = store.clock.sampled_ms
@@ -1042,6 +1195,13 @@ class TestASubmitInTheUsersTransaction:
             body=b"2", due_at_ms=5, priority=9, updated_at_ms=given.updated_at_ms
         )
         assert await store.get([holder.id, given.id]) == [answer, None]
+
+    async def test_replace_forgets_the_failures_of_the_holder(self, store, way, epochs):
+        (running,) = await claim(store, await stored(store, task(store, key="k")), epochs)
+        await store.record([ending(running, Event.RETRY, error="boom")])
+        (answer,) = await way(Submission(later(store, key="k"), "replace"))
+        assert (answer.id, answer.attempt) == (running.id, 1)
+        assert (answer.failures, answer.error) == (0, None)
 
     async def test_a_running_holder_is_not_replaced(self, store, way, epochs):
         (running,) = await claim(store, await stored(store, task(store, key="k")), epochs)

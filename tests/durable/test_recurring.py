@@ -1,14 +1,21 @@
 """Schedules: each firing is an ordinary task; none is lost, none doubles, none is early."""
 
 import asyncio
+import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from durable.stage import DAY, HOUR, MINUTE, START, START_MS, until
+from durable.stage import DAY, HOUR, MINUTE, SHARDS, START, START_MS, until
+from tickwheel import ManualClock
 from tickwheel.durable import Schedule, State, current_task
-from tickwheel.durable.recurring import LEAD_MS
-from tickwheel.errors import UnknownSchedule, UnknownService
+from tickwheel.durable.recurring import LEAD_MS, Recurring
+from tickwheel.durable.schedule import Firing
+from tickwheel.durable.store import Wanted, Window
+from tickwheel.durable.stores.sqlite import SqliteStore
+from tickwheel.durable.stores.sqlite_writer import Rank
+from tickwheel.durable.task import Ending, Event, Ids, hashed_shard
+from tickwheel.errors import StoreUnavailable, UnknownSchedule, UnknownService
 
 pytestmark = pytest.mark.asyncio
 
@@ -147,6 +154,70 @@ class TestFiring:
             fired = [NOW + timedelta(seconds=due) for due in dues(stage)]
             assert fired == [datetime(2027, 10, 31, 0, 30, tzinfo=UTC)]
 
+    async def test_a_firing_whose_answer_was_lost_is_not_stored_again_as_missed(self, stage):
+        """The store takes it and falls silent; when it is back the firing has run already."""
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=17)
+            await stage.settle()
+            store = app._node.store
+            fire, stored = store.fire, []
+
+            async def silent(firings):
+                if not stored:
+                    stored.append(await fire(firings))
+                if stage.seconds < 18.5:
+                    raise StoreUnavailable("the answer was lost")
+                return await fire(firings)
+
+            store.fire = silent
+            await stage.advance(40)
+            assert stored == [[True]]
+        assert dues(stage) == [17.0, 34.0]
+
+    async def test_one_whose_rule_is_of_no_use_here_is_named_and_stops_no_other(self, stage):
+        """This host knows fewer time zones than the one that stored it."""
+        stage.expects_errors = True
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("good", note, interval=10)
+            await app.put_schedule("bad", note, "bad", cron="* * * * *", tz="Europe/Berlin")
+
+            def move(connection):
+                connection.run("UPDATE schedule SET tz = 'Mars/Olympus' WHERE name = 'bad'")
+
+            await app._node.store._write(Rank.SUBMIT, move)
+            app._node.schedules_changed()
+            await stage.advance(65)
+        assert stage.calls == [(at, at, "tick") for at in map(float, range(10, 70, 10))]
+        (error,) = [one for one in stage.logged if one.levelno >= logging.ERROR]
+        assert "the schedule 'bad' cannot fire" in error.getMessage()
+        assert "Mars/Olympus" in logging.Formatter().format(error)
+
+    async def test_a_look_at_which_nothing_is_due_reckons_nothing(self, stage, monkeypatch):
+        app = stage.app()
+        note = noting(stage, app)
+        reckoned = []
+        rule = Schedule.rule
+
+        def counted(schedule):
+            reckoned.append(schedule.name)
+            return rule.fget(schedule)
+
+        async with app:
+            for number in range(50):
+                await app.put_schedule(f"s{number}", note, cron="0 0 1 1 *")
+            await app.put_schedule("soon", note, interval=100)
+            await stage.advance(1)
+            monkeypatch.setattr(Schedule, "rule", property(counted))
+            await stage.advance(90)  # the schedules are read again, and are the same
+            assert reckoned == []
+            await stage.advance(15)
+            assert set(reckoned) == {"soon"}
+        assert dues(stage) == [100.0]
+
 
 class TestMissed:
     @pytest.mark.parametrize(
@@ -239,6 +310,21 @@ class TestMissed:
         async with app:
             with pytest.raises(ValueError, match="once"):
                 await app.put_schedule("s", note, interval=10, missed="twice")
+
+    async def test_a_clock_that_was_far_ahead_once_is_told(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await app.put_schedule("s", note, interval=10)
+            stage.wall.set(365 * DAY)
+            await stage.advance(5)
+        stage.wall.set(-365 * DAY)
+        async with app:
+            await stage.advance(30)
+        (said,) = [
+            one.getMessage() for one in stage.logged if "was ahead once" in one.getMessage()
+        ]
+        assert "'s' has fired until 2028-01-15" in said
 
 
 class TestChanging:
@@ -369,6 +455,37 @@ class TestChanging:
                 await app.put_schedule("s", note, 1, 2, 3, interval=5)
 
 
+class Owner:
+    """The recurring step of a node that owns what it is told to."""
+
+    def __init__(self, store, epochs):
+        self.store = store
+        self.epochs = epochs
+        self.recurring = Recurring(store, self, self)
+        self.notice = lambda *_: None
+        self._ids = Ids()
+
+    def owned(self):
+        return self.epochs
+
+    def new_id(self, now_ms, shard):
+        return self._ids.make(now_ms, shard)
+
+    async def run(self, clock, seconds):
+        """Let time pass, run what is due then, and return when that was."""
+        clock.advance(seconds)
+        now = int(self.store.now_ms())
+        due = await self.store.due([Window("note", 10, 0)], list(self.epochs), now, now)
+        claims = await self.store.claim([Wanted(one, 1_000) for one in due], "n", self.epochs)
+        await self.store.record(
+            [
+                Ending(task.id, task.attempt, task.epoch, Event.FINISH, now, now, 0, None, None)
+                for task in claims.tasks
+            ]
+        )
+        return [task.due_at_ms for task in claims.tasks]
+
+
 class TestTwo:
     async def test_two_schedulers_on_one_file_double_no_firing(self, stage):
         first, second = stage.app(), stage.app()
@@ -405,3 +522,48 @@ class TestTwo:
         async with second:
             await stage.advance(MINUTE)
         assert dues(stage) == [float(at) for at in range(10, 80, 10)]
+
+    async def test_after_a_hand_over_the_firing_of_the_one_before_is_not_missed(self, tmp_path):
+        """The next owner read the schedule before the firing was stored."""
+        clock = ManualClock(start=START - 20)
+        store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=clock)
+        await store.open()
+        now = int(store.now_ms())
+        await store.put_schedule(
+            Schedule("s", "note", b"[]", "* * * * *", None, "UTC", "once", now, now)
+        )
+        shard = hashed_shard("s", SHARDS)
+        epochs = await store.take(range(SHARDS), "n")
+        before, after = Owner(store, epochs), Owner(store, {(shard + 1) % SHARDS: 1})
+        clock.advance(13)
+        await after.recurring.step()  # other shards are its own: it has read the schedules
+        clock.advance(2)
+        await before.recurring.step()
+        assert await before.run(clock, 5) == [START_MS]
+        before.epochs, after.epochs = {}, epochs
+        clock.advance(1.1)
+        await after.recurring.step()
+        assert await after.run(clock, 0) == []
+        clock.advance(55)
+        await after.recurring.step()
+        assert await after.run(clock, 5) == [START_MS + 60_000], "it goes on with the next"
+        await store.close()
+
+    async def test_a_firing_counts_only_while_the_schedule_has_fired_as_far_as_was_read(
+        self, tmp_path
+    ):
+        clock = ManualClock(start=START)
+        store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=clock)
+        await store.open()
+        now = int(store.now_ms())
+        read = Schedule("s", "note", b"[]", None, 10_000, "UTC", "once", now, now)
+        await store.put_schedule(read)
+        (read,) = await store.schedules()
+        assert await store.fire([Firing(read, now + 10_000, None)]) == [True]
+        late = [Firing(read, now + 11_000, None), Firing(read, now + 20_000, None)]
+        assert await store.fire(late) == [False, False]
+        (moved,) = await store.schedules()
+        assert moved.fired_until_ms == now + 10_000
+        several = [Firing(moved, now + after, None) for after in (20_000, 30_000, 40_000)]
+        assert await store.fire(several) == [True, True, True]
+        await store.close()

@@ -15,7 +15,7 @@ from durable.stage import DAY, answer_lost, away, until
 from stage import program
 from tickwheel.durable import Scheduler, Snooze, State, current_task
 from tickwheel.durable.task import Event
-from tickwheel.errors import KeyTaken, NotStarted, StoreUnavailable
+from tickwheel.errors import KeyTaken, NotStarted, StoreUnavailable, UnknownTask
 
 PASSWORD = "s3cret-Wort"
 
@@ -252,6 +252,37 @@ class TestStart:
             assert columns["payload"] == "BLOB"
             assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
+    async def test_a_submit_an_advance_and_a_wait_are_enough_on_a_manual_clock(self, stage):
+        """Nothing is given time to settle: that is how a user's own test reads."""
+        app = stage.app()
+
+        @app.task
+        async def note(what):
+            return what
+
+        for start in (True, False):
+            async with app:
+                if not start:
+                    await stage.settle()
+                for delay, steps in ((1_800, [1_800]), (1_800, [1_799, 1]), (DAY, [2 * DAY])):
+                    task = await note.submit("a", delay=delay)
+                    for seconds in steps:
+                        stage.clock.advance(seconds)
+                    assert (await app.wait(task.id)).result == "a"
+
+    async def test_a_schedule_and_an_advance_are_enough_on_a_manual_clock(self, stage):
+        app = stage.app()
+        fired = asyncio.Event()
+
+        @app.task
+        async def note():
+            fired.set()
+
+        async with app:
+            await app.put_schedule("s", note, cron="0 * * * *")
+            stage.clock.advance(3_600)
+            await fired.wait()
+
 
 @pytest.mark.asyncio
 class TestStop:
@@ -402,6 +433,106 @@ class TestStop:
         await until(lambda: stops)
         await stops[0]
         assert app._node is None
+
+    async def test_a_function_within_its_grace_may_submit_and_look(self, stage):
+        app, other = stage.app(grace=30), stage.app(dispatch=False)
+        goes_on = asyncio.Event()
+
+        @app.task
+        async def following():
+            pass
+
+        @app.task(max_attempts=1)
+        async def chain():
+            await goes_on.wait()
+            task = await following.submit(delay=DAY)
+            assert await app.get(task.id) == task
+            return task.id
+
+        async with other:
+            await app.start()
+            task = await chain.submit()
+            await stage.settle()
+            stopping = asyncio.ensure_future(app.stop())
+            await stage.settle()
+            with pytest.raises(RuntimeError, match="stopped already"):
+                await app.stop()
+            goes_on.set()
+            await stopping
+            done = await other.get(task.id)
+            assert done.state is State.FINISHED, done.error
+            assert (await other.get(done.result)).state is State.DELAY
+            with pytest.raises(NotStarted):
+                await app.get(task.id)
+
+    async def test_its_shards_are_anothers_while_it_waits_for_functions(self, stage):
+        first, second = stage.app(node="first", grace=30), stage.app(node="second")
+        goes_on = asyncio.Event()
+        for app in (first, second):
+
+            @app.task(name="slow")
+            async def slow():
+                await goes_on.wait()
+                return current_task().node
+
+            @app.task(name="note")
+            async def note():
+                stage.called(current_task().node)
+
+        await first.start()
+        async with second:
+            await stage.settle()
+            task = await first.submit("slow")
+            await first.submit("note", delay=5)
+            await stage.settle()
+            stopping = asyncio.ensure_future(first.stop())
+            await until(lambda: second._node._coordinator._ours)
+            await stage.advance(10)
+            assert stage.calls == [(5.0, "second")]
+            assert not stopping.done()
+            goes_on.set()
+            await stopping
+            done = await second.get(task.id)
+            assert (done.state, done.result) == (State.FINISHED, "first")
+            assert (done.attempt, done.failures) == (1, 0)
+
+    async def test_one_that_is_cancelled_leaves_no_step_behind(self, stage):
+        app = stage.app(grace=30)
+        goes_on = asyncio.Event()
+
+        @app.task
+        async def slow():
+            await goes_on.wait()
+
+        before = asyncio.all_tasks()
+        await app.start()
+        await slow.submit()
+        await stage.settle()
+        stopping = asyncio.ensure_future(app.stop())
+        await stage.settle()
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        left = asyncio.all_tasks() - before
+        assert [task.get_name() for task in left if "tickwheel" in task.get_name()] == []
+        assert app._node is None
+        goes_on.set()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def test_what_it_waits_for_and_what_it_leaves_running_is_told(self, stage):
+        app = stage.app()
+        door = stage.door()
+
+        @app.task
+        def slow():
+            door.enter()
+
+        async with app:
+            task = await slow.submit()
+            await stage.settle()
+        said = [one.getMessage() for one in stage.logged]
+        assert "waiting up to 0 s for 1 functions to end" in said
+        assert f"slow still runs for task {task.id}: that is called again" in " ".join(said)
 
 
 @pytest.mark.asyncio
@@ -825,3 +956,43 @@ class TestRealTime:
             print("ran")
         """
         assert program(text).strip() == "ran"
+
+
+@pytest.mark.asyncio
+class TestRun:
+    async def test_a_plain_function_has_verbs_done_on_the_schedulers_loop(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def following(what):
+            stage.called(what)
+
+        @app.task
+        def chain(what):
+            task = app.run(following.submit(what, delay=5))
+            return app.run(app.get(task.id)).id
+
+        async with app:
+            task = await chain.submit("a")
+            done = await app.wait(task.id)
+            assert (done.state, done.error) == (State.FINISHED, None)
+            assert (await app.get(done.result)).payload == ["a"]
+            await stage.advance(5)
+        assert stage.calls == [(5.0, "a")]
+
+    async def test_what_the_verb_raises_is_raised(self, stage):
+        app = stage.app()
+        async with app:
+            with pytest.raises(UnknownTask):
+                await asyncio.to_thread(lambda: app.run(app.get("0" * 32)))
+
+    async def test_on_a_loop_it_is_refused_instead_of_hanging(self, stage):
+        app = stage.app()
+        async with app:
+            with pytest.raises(RuntimeError, match="await"):
+                app.run(app.list())
+
+    async def test_before_the_start_it_is_refused(self, stage):
+        app = stage.app()
+        with pytest.raises(NotStarted):
+            await asyncio.to_thread(lambda: app.run(app.list()))

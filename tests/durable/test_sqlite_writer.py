@@ -239,6 +239,26 @@ class TestFailures:
         gate.open()
         assert (await job, await stays) == (None, "stays")
 
+    async def test_what_its_caller_gave_up_before_it_began_is_not_done(self, witness):
+        """Nobody would hear of a claim that is made after all."""
+        gate, job = await witness.held()
+        gone, stays = witness.add(Rank.CLAIM, "gone"), witness.add(Rank.SUBMIT, "stays")
+        gone.cancel()
+        gate.open()
+        assert (await job, await stays) == (None, "stays")
+        assert await witness.words() == ["stays"]
+
+    async def test_what_was_given_up_while_the_file_was_locked_is_not_done(self, witness, connect):
+        other = connect()
+        other.run("BEGIN IMMEDIATE")
+        gone = witness.add(Rank.CLAIM, "gone")
+        stays = witness.add(Rank.SUBMIT, "stays")
+        gone.cancel()
+        other.run("COMMIT")
+        other.close()
+        assert await stays == "stays"
+        assert await witness.words() == ["stays"]
+
 
 class TestStop:
     async def test_what_is_queued_is_finished_first(self, witness):

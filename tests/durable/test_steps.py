@@ -175,3 +175,56 @@ async def test_stop_ends_it_in_the_middle_of_its_work(line):
 
 async def test_stop_before_start_does_nothing(line):
     await Step("try", Work(line.clock), line.timer).stop()
+
+
+async def test_its_sleep_counts_from_when_its_work_began(line):
+    """A manual clock may move while it works, and then nobody moves it again."""
+    times = []
+
+    async def work():
+        times.append(line.clock.time())
+        if len(times) == 1:
+            line.clock.advance(2)
+        return 5.0
+
+    step = Step("try", work, line.timer)
+    step.start()
+    line.steps.append(step)
+    await line.advance(2.9, 0.1, 4.9, 0.1)
+    assert times == [0, 5, 10]
+
+
+async def test_a_time_that_came_while_it_worked_is_not_slept_through(line):
+    times = []
+
+    async def work():
+        times.append(line.clock.time())
+        if len(times) == 1:
+            line.clock.advance(1_800)
+        return 1.0 if len(times) == 1 else 1_000.0
+
+    step = Step("try", work, line.timer)
+    step.start()
+    line.steps.append(step)
+    await line.turn()
+    assert times == [0, 1_800]
+
+
+async def test_the_pause_after_a_failure_counts_from_the_failure(line, caplog):
+    times = []
+
+    async def work():
+        times.append(line.clock.time())
+        line.clock.advance(1)
+        if len(times) == 1:
+            raise RuntimeError("no")
+        return 1_000.0
+
+    step = Step("try", work, line.timer)
+    with caplog.at_level(logging.CRITICAL, "tickwheel"):
+        step.start()
+        line.steps.append(step)
+        await line.turn()
+        assert times == [0]
+        await line.advance(0.1)
+    assert times == pytest.approx([0, 1.1])

@@ -12,7 +12,7 @@ from durable.stage import DAY, HOUR, START, START_MS, away
 from tickwheel.durable import State, Task, current_task
 from tickwheel.durable.submit import CHUNK, MAX_BODY
 from tickwheel.durable.task import MAX_AT_MS, shard_of
-from tickwheel.errors import KeyTaken, OutOfRange, StoreUnavailable, UnknownService
+from tickwheel.errors import KeyTaken, Locked, OutOfRange, StoreUnavailable, UnknownService
 
 pytestmark = pytest.mark.asyncio
 
@@ -352,6 +352,19 @@ class TestTargets:
             await stage.advance(3)
         assert stage.calls == [(0.0, 2), (1.0, 1), (2.0, 0)]
 
+    async def test_a_function_that_is_no_task_is_refused_and_told_how_to_be_one(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+
+        class Shop:
+            def close(self):
+                pass
+
+        async with app:
+            for target in (print, Shop().close, lambda: None, Shop):
+                with pytest.raises(TypeError, match=r"no task function.*@app\.task"):
+                    await app.submit(target, "a")
+
 
 class TestKeys:
     async def test_a_taken_key_is_refused_with_its_holder(self, stage):
@@ -488,6 +501,26 @@ class TestKeys:
             held.set()
             await keyed
 
+    async def test_what_replaces_has_all_its_tries_and_no_old_error(self, stage):
+        app = stage.app()
+
+        @app.task(max_attempts=3, backoff=5)
+        async def fail(what):
+            stage.called(what, current_task().attempt, current_task().failures)
+            raise ValueError(what)
+
+        async with app:
+            await fail.submit("old", key="k")
+            await stage.advance(6)
+            task = await fail.submit("new", key="k", on_conflict="replace")
+            assert (task.failures, task.error) == (0, None)
+            waits = await app.get(task.id)
+            assert (waits.failures, waits.error) == (0, None)
+            await stage.advance(20)
+        assert [call[1:] for call in stage.calls] == [
+            ("old", 1, 0), ("old", 2, 1), ("new", 3, 0), ("new", 4, 1), ("new", 5, 2),
+        ]  # fmt: skip
+
 
 class TestMany:
     async def test_they_are_answered_in_their_order(self, stage):
@@ -605,6 +638,28 @@ class TestMany:
             with pytest.raises(StoreUnavailable):
                 await app.submit_many([note.request(n, delay=HOUR) for n in range(1_500)])
 
+    async def test_a_key_that_is_locked_stands_in_its_place_and_the_others_are_stored(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store = app._node.store
+            insert = store.insert
+
+            async def locked(submissions, *args, **options):
+                if any(one.task.key == "held" for one in submissions):
+                    raise Locked("another transaction has the key 'held'")
+                return await insert(submissions, *args, **options)
+
+            store.insert = locked
+            keys = [None, "a", "held", None, "b", "c", None]
+            answers = await app.submit_many(
+                [note.request(n, key=key, delay=9) for n, key in enumerate(keys)]
+            )
+            assert isinstance(answers[2], Locked)
+            stored = [answer for answer in answers if isinstance(answer, Task)]
+            assert [task.payload for task in stored] == [[0], [1], [3], [4], [5], [6]]
+            assert len((await app.list()).items) == 6
+
 
 class TestCommits:
     async def test_submits_that_arrive_together_share_a_commit(self, stage):
@@ -666,6 +721,29 @@ class TestCommits:
             await asyncio.sleep(0)
             gone.cancel()
             assert (await stays).state is State.DELAY
+
+    @pytest.mark.parametrize("many", [True, False])
+    async def test_a_commit_has_some_megabytes_at_most(self, stage, many):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store = app._node.store
+            insert, sizes = store.insert, []
+
+            async def weighed(submissions, *args, **options):
+                sizes.append(sum(len(one.task.body) for one in submissions))
+                return await insert(submissions, *args, **options)
+
+            store.insert = weighed
+            requests = [note.request("x" * (MAX_BODY - 10), delay=HOUR) for _ in range(12)]
+            if many:
+                await app.submit_many(requests)
+            else:
+                await asyncio.gather(
+                    *(note.submit("x" * (MAX_BODY - 10), delay=HOUR) for _ in requests)
+                )
+            assert sum(sizes) > 11 * MAX_BODY
+            assert max(sizes) <= 5 * MAX_BODY
 
 
 class TestShards:

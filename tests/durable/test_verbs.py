@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from durable.stage import DAY, HOUR, START, START_MS
-from tickwheel.durable import Fail, State, Task, current_task
+from tickwheel.durable import Fail, State, Task, current_task, verbs
 from tickwheel.durable.task import Ids
 from tickwheel.errors import AlreadyReplayed, KeyTaken, UnknownTask
 
@@ -305,6 +305,57 @@ class TestMany:
         assert terminal.getvalue().startswith("\r")
         assert terminal.getvalue().endswith("\n")
 
+    async def test_reschedule_where_moves_none_a_second_time(self, stage, monkeypatch):
+        """Moved to now it fails, and then its next try is its backoff's to say."""
+        monkeypatch.setattr(verbs, "BATCH", 20)
+        app = stage.app()
+
+        @app.task(max_attempts=5, backoff=HOUR)
+        async def down():
+            stage.called(current_task().id)
+            raise ConnectionError("still down")
+
+        async with app:
+            await app.submit_many([down.request(delay=DAY) for _ in range(60)])
+            await stage.advance(1)
+            store = app._node.store
+            move = store.reschedule_where
+
+            async def slowly(*args):
+                moved = await move(*args)
+                await stage.advance(1.5)  # the next look finds them, and they fail
+                return moved
+
+            store.reschedule_where = slowly
+            assert await app.reschedule_where(service=down, delay=0) == 60
+            await stage.advance(10)
+        assert len(stage.calls) == len({call[1] for call in stage.calls}) == 60
+
+    async def test_cancel_where_ends_though_more_and_more_is_submitted(self, stage, monkeypatch):
+        monkeypatch.setattr(verbs, "BATCH", 20)
+        app = stage.app()
+
+        @app.task
+        async def note():
+            pass
+
+        async with app:
+            await app.submit_many([note.request(delay=DAY) for _ in range(30)])
+            await stage.advance(1)
+            store = app._node.store
+            cancel, rounds = store.cancel_where, []
+
+            async def fed(*args):
+                rounds.append(await cancel(*args))
+                await stage.advance(1)
+                if len(rounds) < 50:
+                    await app.submit_many([note.request(delay=DAY) for _ in range(20)])
+                return rounds[-1]
+
+            store.cancel_where = fed
+            assert await app.cancel_where(service=note) == 30
+            assert [len(ids) for ids in rounds[:2]] == [20, 10]
+
 
 class TestLooking:
     async def test_get_shows_what_there_is_in_each_state(self, cast):
@@ -571,3 +622,50 @@ class TestRetention:
             with pytest.raises(UnknownTask):
                 await app.get(task.id)
             assert (await app.get(new.id)).replay_of == task.id
+
+
+@pytest.mark.parametrize("timeout", [0, 0.0, 1e-9, timedelta(0)])
+class TestWaiting:
+    async def test_one_that_has_ended_is_returned_however_short_the_timeout(
+        self, stage, cast, timeout
+    ):
+        async with cast.app as app:
+            await cast.enter()
+            for state in ("finished", "failed", "cancelled"):
+                assert (await app.wait(cast.id(state), timeout=timeout)).state == state
+            cast.goes_on.set()
+
+    async def test_one_that_has_not_is_looked_at_once(self, stage, cast, timeout):
+        async with cast.app as app:
+            await cast.enter()
+            with pytest.raises(TimeoutError, match="has not ended"):
+                await app.wait(cast.id("running"), timeout=timeout)
+            cast.goes_on.set()
+
+
+class TestOtherLoops:
+    async def test_a_verb_on_another_loop_is_refused_before_anything_is_stored(self, cast):
+        async with cast.app as app:
+            verbs = [
+                lambda: cast.note.submit("a", delay=DAY),
+                lambda: app.submit("note", "a", delay=DAY),
+                lambda: app.submit_many([cast.note.request("a", delay=DAY)]),
+                lambda: app.cancel(NOBODY),
+                lambda: app.get(NOBODY),
+                lambda: app.list(),
+                lambda: app.wait(NOBODY),
+                lambda: app.put_schedule("s", cast.note, "a", interval=DAY),
+            ]
+
+            def elsewhere(verb):
+                async def call():
+                    await verb()
+
+                with pytest.raises(RuntimeError, match=r"another event loop.*app\.run"):
+                    asyncio.run(call())
+
+            for verb in verbs:
+                await asyncio.to_thread(elsewhere, verb)
+            assert (await app.list()).items == []
+            assert await app.schedules() == []
+            assert (await cast.note.submit("b", delay=DAY)).state is State.DELAY
