@@ -10,10 +10,12 @@ Without asyncio: `order_expiry_sync.py`.
 """
 
 import asyncio
+import logging
 import tempfile
 
 from tickwheel.durable import Fail, Scheduler, current_task
 
+logging.getLogger("tickwheel").setLevel(logging.ERROR)  # failures are a part of this story
 folder = tempfile.TemporaryDirectory()
 app = Scheduler(f"sqlite:///{folder.name}/orders.db")
 

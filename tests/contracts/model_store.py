@@ -53,8 +53,7 @@ class ModelStore:
             return task
         if on_conflict == "replace" and holder.state is State.DELAY:
             kept = {
-                name: getattr(holder, name)
-                for name in ("id", "shard", "attempt", "node", "epoch")
+                name: getattr(holder, name) for name in ("id", "shard", "attempt", "node", "epoch")
             }
             kept |= {"created_at_ms": holder.created_at_ms, "replay_of": holder.replay_of}
             self.live[holder.id] = task._replace(**kept)

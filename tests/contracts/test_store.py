@@ -753,3 +753,8 @@ class TestOpenAndClose:
     async def test_the_stores_time_is_about_the_hosts(self, store):
         """Both run on this machine; by which rules the time is kept is each store's business."""
         assert abs(store.now_ms() - time.time() * 1_000) < PATIENCE * SECOND
+
+    async def test_the_latest_that_its_time_can_be_is_no_earlier(self, store):
+        for _ in range(10):
+            earliest = store.now_ms()
+            assert earliest <= store.latest_ms() < earliest + PATIENCE * SECOND

@@ -188,7 +188,7 @@ class TestCancelWhere:
             await check(parts)
 
     async def test_a_limit_bounds_it_and_repeating_it_ends(self, store):
-        given = await stored(store, *[later(store) for _ in range(25)])
+        given = await stored(store, *[later(store, shard=n % SHARDS) for n in range(25)])
         kept = await stored(store, later(store, service="sms"))
         parts = []
         while part := await store.cancel_where(Filter(service="mail"), 10):

@@ -239,7 +239,7 @@ class TestPermits:
             goes_on.set()
             await stage.settle()
 
-    @pytest.mark.parametrize("threads", [1, 2, 5])
+    @pytest.mark.parametrize("threads", [2, 5])
     async def test_a_plain_function_with_a_long_queue_leaves_threads_to_the_others(
         self, stage, threads
     ):
@@ -260,6 +260,27 @@ class TestPermits:
         names = [name for _, name in stage.calls]
         assert len(names) == 61
         assert names.index("quick") <= 2 * threads
+
+    async def test_a_thread_that_comes_free_goes_to_one_service_after_the_other(self, stage):
+        for count in (20, 21):  # of one number it may be the turn by luck
+            app = stage.app(threads=1)
+
+            @app.task
+            def slow(number):
+                stage.called("slow")
+
+            @app.task
+            def quick():
+                stage.called("quick")
+
+            stage.calls.clear()
+            async with app:
+                await app.submit_many([slow.request(n, delay=1) for n in range(count)])
+                await quick.submit(delay=1)
+                await stage.jump(2)
+            names = [name for _, name in stage.calls]
+            assert len(names) == count + 1
+            assert names.index("quick") <= 2
 
     async def test_a_slow_service_that_fills_the_cap_makes_no_other_late(self, stage):
         app = stage.app(cap=2 * WINDOW)

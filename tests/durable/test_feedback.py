@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from durable.stage import SHARDS, START_MS, answer_lost, away, until
-from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task
-from tickwheel.durable import feedback
+from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task, feedback
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.feedback import ending_of, lost
 from tickwheel.durable.service import Service
@@ -695,7 +694,9 @@ class TestLeases:
         async with app:
             task = await taken_away(app, note, stage)
             await stage.advance(15)
-            assert (await app.get(task.id)).state is State.RUNNING, "its lease has been over for 0 s"
+            assert (await app.get(task.id)).state is State.RUNNING, (
+                "its lease has been over for 0 s"
+            )
             await stage.advance(60)
             done = await app.get(task.id)
             assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)

@@ -447,6 +447,31 @@ async def fill(user, rows, *, due=DAYS, shards=SHARDS):
     )
 
 
+class TestDue:
+    async def test_many_shards_are_merged_by_due_time_then_id(self, postgres_url):
+        """More than are merged at once, and not a whole number of times so many."""
+        count = 2 * sql.MERGED + 3
+        async with opened(postgres_url, shards=count) as store:
+            at = int(store.now_ms())
+            given = await stored(
+                store,
+                *[
+                    task(store, shard=n % count, due_at_ms=at + n * 37 % 50 - 25)
+                    for n in range(8 * count)
+                ],
+            )
+            for shards in (range(count), range(count - 1, -1, -2), [count - 1], range(17)):
+                dues = sorted(
+                    (due_of(one) for one in given if one.shard in shards),
+                    key=lambda due: (due.due_at_ms, due.id),
+                )
+                overdue = [due for due in dues if due.due_at_ms <= at]
+                soon = [due for due in dues if due.due_at_ms > at]
+                for most in (0, 1, 5, 100, 1_000):
+                    found = await store.due([Window("mail", most, 7)], shards, at, at + SECOND)
+                    assert found == overdue[:most] + soon[:7]
+
+
 class TestStatements:
     @pytest.fixture
     def said(self, monkeypatch):

@@ -455,8 +455,6 @@ class TestStop:
             await stage.settle()
             stopping = asyncio.ensure_future(app.stop())
             await stage.settle()
-            with pytest.raises(RuntimeError, match="stopped already"):
-                await app.stop()
             goes_on.set()
             await stopping
             done = await other.get(task.id)
@@ -464,6 +462,26 @@ class TestStop:
             assert (await other.get(done.result)).state is State.DELAY
             with pytest.raises(NotStarted):
                 await app.get(task.id)
+
+    async def test_a_second_one_meanwhile_is_refused_and_the_first_goes_on(self, stage):
+        app = stage.app(grace=30)
+        goes_on = asyncio.Event()
+
+        @app.task
+        async def slow():
+            await goes_on.wait()
+
+        await app.start()
+        await slow.submit()
+        await stage.settle()
+        stopping = asyncio.ensure_future(app.stop())
+        await stage.settle()
+        with pytest.raises(RuntimeError, match="stopped already"):
+            await app.stop()
+        goes_on.set()
+        await stopping
+        async with app:
+            assert len((await app.backlog(state="finished")).items) == 1
 
     async def test_its_shards_are_anothers_while_it_waits_for_functions(self, stage):
         first, second = stage.app(node="first", grace=30), stage.app(node="second")

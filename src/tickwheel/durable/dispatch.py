@@ -87,6 +87,7 @@ class Dispatch:
         self._ready: dict[str, Line] = {}
         self._tidied: dict[str, int] = {}  # how long a line was without those who had left it
         self._turns = count()
+        self._served = ""
         self._pause = 0.0  # the store said "not due yet": our clock is ahead of its
         self._paused_until = 0.0
         self._gates: dict[str, Gate] = {}
@@ -144,7 +145,7 @@ class Dispatch:
         """
         batch: list[Picked] = []
         names = [name for name, line in self._ready.items() if line and self._flows(name)]
-        turn = next(self._turns) % len(names) if names else 0
+        turn = names.index(self._served) + 1 if self._served in names else 0
         for number, name in enumerate(names[turn:] + names[:turn]):
             line, service = self._ready[name], self._services[name]
             own, *shared = gates = self._gates_of(service)
@@ -153,6 +154,8 @@ class Dispatch:
             picked = self._pop(line, free)
             for gate in gates:
                 gate.take(len(picked))
+            if picked and not batch:
+                self._served = name  # the next time it comes last
             batch += picked
             waiting = self._loader.waiting[name] = len(line)
             if name in self._loader.hungry and 2 * waiting < WINDOW:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tickwheel")
 
 RENEW_SECONDS = 5.0
+BEHIND = 100
 SWEEP_MS = 60_000.0  # how often to look for tasks that run nowhere, whatever is known
 ERROR = 16_000  # characters of an error that are kept: of a longer one its ends
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # between tries to write an outcome; the last repeats
@@ -49,7 +50,7 @@ class Feedback:
         self._store = store
         self._coordinator = coordinator
         self._loader = loader
-        self._batch: Batch[Ending, bool] = Batch(self._record, bound=sys.maxsize)
+        self._batch: Batch[Ending, bool] = Batch(self._record, bound=sys.maxsize, weigh=weight)
         self._all_written = asyncio.Event()
         self._swept: frozenset[tuple[int, int]] = frozenset()
         self._left: dict[str, Task] = {}  # running by the store, and not here
@@ -145,10 +146,11 @@ class Feedback:
         shards = frozenset(shard for shard, _ in owned)
         now = self._store.now_ms()
         due = not 0 <= self._sweep_at_ms - now <= SWEEP_MS
-        if self._doubtful or owned - self._swept or due:
+        anew = self._doubtful or bool(owned - self._swept)
+        if anew or due:
             self._doubtful = False
             try:
-                await self._sweep(shards)
+                await self._sweep(shards, None if anew else BEHIND)
             except StoreUnavailable:
                 self._doubtful = True
                 raise
@@ -170,9 +172,9 @@ class Feedback:
             if still and attempt is not None:
                 attempt.lease_until_ms = lease.until_ms
 
-    async def _sweep(self, shards: frozenset[int]) -> None:
+    async def _sweep(self, shards: frozenset[int], behind: int | None) -> None:
         """Find what runs by the store and not here: a node died, or an answer was lost."""
-        for task in await self._store.running(sorted(shards)):
+        for task in await self._store.running(sorted(shards), behind):
             ours = self.running.get(task.id)
             if (
                 ours is None or ours.task.attempt != task.attempt
@@ -217,6 +219,11 @@ class Feedback:
         while self.unrecorded:
             self._all_written.clear()
             await self._all_written.wait()
+
+
+def weight(ending: Ending) -> int:
+    """Return the bytes of an ending that count."""
+    return len(ending.result_body or "") + len(ending.error or "")
 
 
 def ending_of(task: Task, service: Service, answer: Answer, now_ms: int) -> Ending:

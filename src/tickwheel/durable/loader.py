@@ -59,7 +59,7 @@ class Loader:
         self._limits: dict[str, int] = {}  # how many to read of a service at once
         self._strangers: set[str] = set()
         self._scanned_ms = -1
-        self._scanned_shards: frozenset[int] = frozenset()
+        self._scanned_shards: frozenset[tuple[int, int]] = frozenset()
         self.wheel: Wheel[Due] = Wheel(1, start=int(store.now_ms()))
         self.held: dict[str, Entry[Due]] = {}
         self.waiting: Counter[str] = Counter()  # by service: due, and without a permit yet
@@ -119,9 +119,8 @@ class Loader:
             self._drop_all()
             return LOOK_SECONDS
         now = int(self._store.now_ms())
-        full = not 0 <= now - self._scanned_ms < self._scan_ms or self._scanned_shards != set(
-            shards
-        )
+        scanned = 0 <= now - self._scanned_ms < self._scan_ms
+        full = not scanned or self._scanned_shards != set(shards.items())
         until = now + (self._horizon_ms if full else NEAR_MS)
         if full:
             self._drop_lost(shards)
@@ -130,7 +129,7 @@ class Loader:
         found = await self._store.due(windows, list(shards), now, until)
         cut = self._adapt(windows, found, now)
         if full and not cut:
-            self._scanned_ms, self._scanned_shards = now, frozenset(shards)
+            self._scanned_ms, self._scanned_shards = now, frozenset(shards.items())
         for due in found:
             self.add(due)
         self._shrink()

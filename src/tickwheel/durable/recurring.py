@@ -42,6 +42,7 @@ class Recurring:
         self._schedules: dict[str, Schedule] = {}
         self._next: dict[str, int] = {}  # when each fires next
         self._owned: frozenset[int] = frozenset()
+        self._told: set[tuple[str, int]] = set()
         self._read_at_ms = -1
 
     def changed(self) -> None:
@@ -72,23 +73,25 @@ class Recurring:
             if schedule.enabled and hashed_shard(schedule.name, self._store.shards) in owned:
                 self._schedules[schedule.name] = schedule
                 if schedule != known.get(schedule.name):
-                    self._arm(schedule, now)
+                    self._arm(schedule)
+                ahead = schedule.name, schedule.fired_until_ms
+                if schedule.fired_until_ms > now + DAY_MS and ahead not in self._told:
+                    self._told.add(ahead)
+                    logger.warning(
+                        "the schedule %r has fired until %s: the clock was ahead once; put it anew",
+                        schedule.name,
+                        at(schedule.fired_until_ms),
+                    )
         self._next = {name: self._next[name] for name in self._schedules if name in self._next}
         self._owned, self._read_at_ms = owned, now
 
-    def _arm(self, schedule: Schedule, now: int) -> None:
+    def _arm(self, schedule: Schedule) -> None:
         """Note when it fires next; one whose rule is of no use here is left out, and named."""
         try:
             self._next[schedule.name] = schedule.rule.after(schedule.fired_until_ms)
         except (ValueError, OverflowError):
             self._next.pop(schedule.name, None)
             logger.exception("the schedule %r cannot fire", schedule.name)
-        if schedule.fired_until_ms > now + DAY_MS:
-            logger.warning(
-                "the schedule %r has fired until %s: the clock was ahead once; put it anew",
-                schedule.name,
-                at(schedule.fired_until_ms),
-            )
 
     async def _fire(self, firings: list[Firing]) -> None:
         for (schedule, until_ms, task), won in zip(
@@ -100,7 +103,7 @@ class Recurring:
             elif known is not None:
                 moved = known._replace(fired_until_ms=until_ms)
                 self._schedules[schedule.name] = moved
-                self._arm(moved, until_ms)
+                self._arm(moved)
             if won and task is not None:
                 self._submit.notice(task.id, task.due_at_ms, task)
 

@@ -135,8 +135,12 @@ class Store(Protocol):
     async def services(self) -> list[str]:
         """Return the services that live tasks have, by name."""
 
-    async def running(self, shards: Sequence[int]) -> list[Task]:
-        """Return the running tasks of these shards, their bodies left out."""
+    async def running(self, shards: Sequence[int], behind: int | None = None) -> list[Task]:
+        """Return the running tasks of these shards, their bodies left out.
+
+        With `behind`, a store that would have to look at every overdue task may stop, service by
+        service, when it has passed so many that are unclaimed.
+        """
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
         """Cancel what is unclaimed; None for ids that are unknown."""

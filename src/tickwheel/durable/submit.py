@@ -168,10 +168,15 @@ class Submit:
 
     async def _store_chunk(self, chunk: list[Submission]) -> list[Task | KeyTaken | Locked]:
         """Store a thousand: those with keys by their own lane, where one waits alone."""
-        keyed = [self.submit(one) for one in chunk if one.task.key is not None]
         plain = [one for one in chunk if one.task.key is None]
-        ready = iter((await self._insert(plain)) if plain else ())
-        done = iter(await asyncio.gather(*keyed, return_exceptions=True))
+        first, *rest = await asyncio.gather(
+            self._insert(plain) if plain else asyncio.sleep(0, []),
+            *(self.submit(one) for one in chunk if one.task.key is not None),
+            return_exceptions=True,
+        )
+        if isinstance(first, BaseException):
+            raise first
+        ready, done = iter(first), iter(rest)
         answers: list[Task | KeyTaken | Locked] = []
         for one in chunk:
             answer = next(ready) if one.task.key is None else next(done)

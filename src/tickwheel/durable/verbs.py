@@ -177,6 +177,7 @@ class Verbs:
         """Cancel all unclaimed tasks of a service, or with a key, that match; return how many."""
         node = self._started()
         filter = filter_of(service, key, state, due_before, bulk=True)
+        # What is submitted meanwhile is left alone: otherwise this might never end.
         filter = filter._replace(updated_before_ms=int(node.store.latest_ms()) + 1)
         count = 0
         with showing(progress, "cancel", None) as show:

@@ -284,8 +284,9 @@ class SqliteStore:
 
         return await self._read(work)
 
-    async def running(self, shards: Sequence[int]) -> list[Task]:
-        """Return the running tasks of these shards, their bodies left out."""
+    async def running(self, shards: Sequence[int], behind: int | None = None) -> list[Task]:
+        """Return the running tasks of these shards, their bodies left out; an index has them."""
+        del behind
 
         def work(connection: Connection) -> list[Task]:
             rows = connection.run(sql.RUNNING, (json.dumps(list(shards)),))
