@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import deque
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 ON_CONFLICT = ("reject", "replace", "keep")
 MAX_BODY = 1 << 20
 CHUNK = 1_000
+IN_FLIGHT = 2
+TURN = 100
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 MILLISECOND = timedelta(milliseconds=1)
 
@@ -142,28 +145,31 @@ class Submit:
         answers: list[Task | KeyTaken | Locked] = []
         chunk: list[Submission] = []
         heavy = 0
-        storing: asyncio.Task[list[Task | KeyTaken | Locked]] | None = None
+        storing: deque[asyncio.Task[list[Task | KeyTaken | Locked]]] = deque()
 
-        async def finish() -> None:
-            if storing is not None:
-                answers.extend(await storing)
+        async def finish(most: int) -> None:
+            while len(storing) > most:
+                answers.extend(await storing.popleft())
                 progress(len(answers))
 
-        # While one thousand are being stored, the next are made.
+        def store() -> None:
+            storing.append(asyncio.ensure_future(self._store_chunk(chunk)))
+
+        # While some thousands are being stored, the next are made.
         try:
             for submission in submissions:
                 chunk.append(submission)
                 heavy += weight(submission)
                 if len(chunk) == CHUNK or heavy > HEAVY:
-                    await finish()
-                    storing = asyncio.ensure_future(self._store_chunk(chunk))
+                    await finish(IN_FLIGHT - 1)
+                    store()
                     chunk, heavy = [], 0
-                    await asyncio.sleep(0)
+                elif len(chunk) % TURN == 0:
+                    await asyncio.sleep(0)  # for those that are being stored to go on
+            if chunk:
+                store()
         finally:
-            await finish()
-        if chunk:
-            storing = asyncio.ensure_future(self._store_chunk(chunk))
-            await finish()
+            await finish(0)
         return answers
 
     async def _store_chunk(self, chunk: list[Submission]) -> list[Task | KeyTaken | Locked]:
