@@ -786,3 +786,23 @@ class TestLog:
             await work.submit()
             await stage.advance(3)
         assert [one for one in stage.logged if one.levelno >= logging.WARNING] == []
+
+
+class TestBrokenLog:
+    async def test_a_log_that_cannot_be_written_stops_nothing(self, stage, monkeypatch):
+        def broken(*_):
+            raise ValueError("I/O operation on closed file")
+
+        monkeypatch.setattr(logging.getLogger("tickwheel"), "handle", broken)
+        app = stage.app()
+
+        @app.task(max_attempts=2, backoff=1)
+        async def fails():
+            stage.called(current_task().attempt)
+            raise ConnectionError("away")
+
+        async with app:
+            task = await fails.submit()
+            await stage.advance(5)
+            assert (await app.get(task.id)).state is State.FAILED
+        assert stage.calls == [(0.0, 1), (1.0, 2)]

@@ -7,7 +7,6 @@ task is sent only while its lease covers its timeout by a clock that counts susp
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -17,6 +16,7 @@ from tickwheel.clock import BootClock
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.gate import Gate
 from tickwheel.durable.loader import WINDOW
+from tickwheel.durable.log import logger
 from tickwheel.durable.steps import Home
 from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, Wanted
 from tickwheel.durable.task import Event
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
     from tickwheel.durable.task import Due, Task
-
-logger = logging.getLogger("tickwheel")
 
 if TYPE_CHECKING:
     # Priority, due time, id and turn decide; an entry that is held no more has lost its place.
@@ -270,7 +268,7 @@ class Dispatch:
             answer = Answer(Event.RELEASE, error="stopped before it had finished")
             if not self._stopping:
                 answer = Answer(Event.RETRY, error="asyncio.CancelledError: it cancelled itself")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             logger.exception("sending %s failed", task.id)
             answer = Answer(Event.RETRY, error=f"{type(error).__name__}: {error}")
         except BaseException as error:

@@ -7,7 +7,6 @@ lease is over, is a task anybody else's.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.durable.batch import Batch
 from tickwheel.durable.channel import Answer
+from tickwheel.durable.log import logger
 from tickwheel.durable.store import LEASE_MARGIN_MS
 from tickwheel.durable.task import COUNTED, Due, Ending, Event, Lease, State
 from tickwheel.errors import StoreUnavailable
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
     from tickwheel.durable.task import Task
-
-logger = logging.getLogger("tickwheel")
 
 RENEW_SECONDS = 5.0
 BEHIND = 100
@@ -68,7 +66,8 @@ class Feedback:
         now = int(self._store.now_ms())
         try:
             ending = ending_of(task, service, answer, now)
-        except Exception as error:  # an answer that makes no sense ends the attempt all the same
+        except Exception as error:  # noqa: BLE001
+            # An answer that makes no sense ends the attempt all the same.
             logger.exception("the answer of task %s cannot be used", task.id)
             ending = ending_of(task, service, Answer(Event.RETRY, error=repr(error)), now)
         self.unrecorded.add(task.id)

@@ -8,11 +8,11 @@ alone.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
+from tickwheel.durable.log import logger
 from tickwheel.durable.store import Window
 from tickwheel.durable.task import shard_of
 from tickwheel.kernel import Wheel
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
     from tickwheel.durable.task import Due
-
-logger = logging.getLogger("tickwheel")
 
 LOOK_SECONDS = 1.0
 NEAR_MS = 2_000

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.aio import AsyncTimer
 from tickwheel.durable.dispatch import Dispatch
 from tickwheel.durable.feedback import Feedback
 from tickwheel.durable.loader import Loader
+from tickwheel.durable.log import logger
 from tickwheel.durable.recurring import Recurring
 from tickwheel.durable.steps import Step
 from tickwheel.durable.submit import Submit
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
-
-logger = logging.getLogger("tickwheel")
 
 PRUNE_SECONDS = 60.0
 PATIENCE_SECONDS = 2.0  # for a statement under way, when stopping

@@ -7,10 +7,10 @@ once, all of it, or not at all, as the schedule says.
 
 from __future__ import annotations
 
-import logging
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from tickwheel.durable.log import logger
 from tickwheel.durable.schedule import Firing, firing_key
 from tickwheel.durable.task import State, Task, at, hashed_shard
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.schedule import Schedule
     from tickwheel.durable.store import Store
     from tickwheel.durable.submit import Submit
-
-logger = logging.getLogger("tickwheel")
 
 LEAD_MS = 5_000  # a firing is stored so long before it is due
 MISSED_MS = 1_000  # due longer ago than that, nobody was there for it

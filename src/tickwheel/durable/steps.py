@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.durable.log import logger
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tickwheel import AsyncTimer
-
-logger = logging.getLogger("tickwheel")
 
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # after a failure; the last repeats
 
@@ -94,7 +92,7 @@ class Step:
     async def _once(self) -> float:
         try:
             delay = await self._work()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             pause = AGAIN_SECONDS[min(self._failures, len(AGAIN_SECONDS) - 1)]
             self._failures += 1
             if not isinstance(error, StoreUnavailable):

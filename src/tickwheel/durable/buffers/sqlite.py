@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.buffers.rows import Key, Row, RowBuffer
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver, set_wal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -56,7 +56,7 @@ class SqliteBuffer(RowBuffer):
         if self._opened is None:
             connection = DRIVERS[default_driver()](self._path)
             try:
-                connection.run("PRAGMA journal_mode = WAL")
+                set_wal(connection)
                 connection.run("PRAGMA synchronous = FULL")
                 for statement in SCHEMA:
                     connection.run(statement)

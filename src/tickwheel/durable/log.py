@@ -1,0 +1,20 @@
+"""The logger `tickwheel`, for steps that must go on whatever becomes of a message."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Any
+
+
+class SafeLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger that raises nothing: a handler may be broken, stderr may be closed."""
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Log a message, if that can be done."""
+        kwargs.setdefault("stacklevel", 3)
+        with suppress(Exception):
+            super().log(level, msg, *args, **kwargs)
+
+
+logger = SafeLogger(logging.getLogger("tickwheel"), {})
