@@ -788,6 +788,7 @@ class TestLog:
         assert [one for one in stage.logged if one.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.asyncio
 class TestBrokenLog:
     async def test_a_log_that_cannot_be_written_stops_nothing(self, stage, monkeypatch):
         def broken(*_):
