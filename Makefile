@@ -8,6 +8,8 @@ MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+SERVE_ARGS ?=
+STORE ?= tickwheel.db
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,8 +32,12 @@ setup: $(READY) ## Make .venv with the package, its native core and all tools
 	@$(BIN)/python -c 'import sys, tickwheel; print(f"{sys.prefix}: Python {sys.version.split()[0]}, native core: {tickwheel.NATIVE}")'
 
 .PHONY: serve
-serve: $(READY) ## Watch a wheel turn in the terminal, until Ctrl-C
-	@exec $(BIN)/python -m tickwheel.lab
+serve: $(READY) ## Start the service on SQLite, until Ctrl-C; it prints its address
+	@exec $(BIN)/tickwheel serve --store sqlite:///$(STORE) --allow-private-targets $(SERVE_ARGS)
+
+.PHONY: lab
+lab: $(READY) ## Watch a wheel turn in the terminal, until Ctrl-C
+	@exec $(BIN)/tickwheel lab
 
 .PHONY: test
 test: $(READY) asyncio-tests ## Run the tests
@@ -45,7 +51,7 @@ check: $(READY) ## Run ruff and mypy
 	$(BIN)/mypy
 
 .PHONY: bench
-bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable ## Run all benchmarks
+bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable bench-service ## Run all benchmarks
 
 .PHONY: bench-wheel
 bench-wheel: $(READY) ## Measure the wheels beside other timers; writes docs/benchmarks
@@ -67,6 +73,11 @@ bench-idle: $(READY) ## Measure the idle tracker beside other ways; writes docs/
 bench-durable: $(READY) ## Measure durable tasks beside other libraries; writes docs/benchmarks
 	@tools/debian-packages $(PACKAGES)
 	$(BIN)/python benchmarks/durable.py
+
+.PHONY: bench-service
+bench-service: $(READY) ## Measure the service over HTTP beside others; writes docs/benchmarks
+	@tools/debian-packages $(PACKAGES)
+	$(BIN)/python benchmarks/service.py
 
 .PHONY: docs
 docs: $(READY) ## Build the documentation into build/docs, warnings as errors

@@ -79,6 +79,30 @@ class UnknownService(TickwheelError, LookupError):
     code = "unknown_service"
 
 
+class ServiceInUse(TickwheelError, ValueError):
+    """The service has live tasks: they have to end or be cancelled before it can go."""
+
+    code = "service_in_use"
+
+
+class AttemptOver(TickwheelError, ValueError):
+    """Feedback for an attempt that is not the running one: it changes nothing."""
+
+    code = "attempt_over"
+
+
+class KeyReused(TickwheelError, ValueError):
+    """The idempotency key was used before, for another request."""
+
+    code = "idempotency_key_reused"
+
+
+class TargetRefused(TickwheelError, ValueError):
+    """An endpoint that must not be called: a private address, another scheme."""
+
+    code = "target_refused"
+
+
 class UnknownSchedule(TickwheelError, LookupError):
     """No schedule has this name."""
 

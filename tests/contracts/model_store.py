@@ -4,6 +4,7 @@ It has no clock: `now_ms` is an argument. Times that a store writes by its own c
 they were, for whoever compares to leave out.
 """
 
+from contracts.stores import holds
 from tickwheel.durable.schedule import firing_keys
 from tickwheel.durable.store import LEASE_MARGIN_MS
 from tickwheel.durable.task import (
@@ -12,6 +13,7 @@ from tickwheel.durable.task import (
     Attempt,
     Due,
     Event,
+    Repeated,
     State,
     Taken,
     Verdict,
@@ -27,6 +29,7 @@ class ModelStore:
         self.log = {}
         self.epochs = dict.fromkeys(range(shards), 0)
         self.schedules = {}
+        self.requests = {}  # digest and task id, by caller and key
 
     def get(self, task_id):
         return self.live.get(task_id) or self.final.get(task_id)
@@ -42,11 +45,24 @@ class ModelStore:
         return [self._insert(one, epochs, again) for one in submissions]
 
     def _insert(self, submission, epochs, again):
-        task, on_conflict = submission
+        task, on_conflict, named = submission
         if again and (known := self.get(task.id)):
             return known
         if self._stale(task.shard, epochs):
             return None
+        if named is None:
+            return self._settle(task, on_conflict)
+        caller, key, digest = named
+        if (caller, key) in self.requests:
+            used, task_id = self.requests[caller, key]
+            return Repeated(True, self.get(task_id)) if used == digest else Repeated(False, None)
+        answer = self._settle(task, on_conflict)
+        holder = answer.holder if isinstance(answer, Taken) else answer
+        if holder is answer or on_conflict == "keep":
+            self.requests[caller, key] = digest, holder.id
+        return answer
+
+    def _settle(self, task, on_conflict):
         holder = self.holder(task.service, task.key)
         if holder is None:
             self.live[task.id] = task
@@ -147,9 +163,19 @@ class ModelStore:
                 self.live[task_id] = task._replace(lease_until_ms=until_ms)
         return answers
 
-    def running(self, shards):
+    def accept(self, leases):
+        answers = self.renew(leases)
+        for lease, still in zip(leases, answers, strict=True):
+            if still:
+                task = self.live[lease.id]
+                self.live[lease.id] = task._replace(due_at_ms=lease.until_ms)
+        return answers
+
+    def running(self, shards, until_ms):
         return [
-            one for one in self.live.values() if one.state is State.RUNNING and one.shard in shards
+            one
+            for one in self.live.values()
+            if one.state is State.RUNNING and one.shard in shards and one.lease_until_ms <= until_ms
         ]
 
     def cancel(self, ids):
@@ -259,16 +285,3 @@ class ModelStore:
 def due_of(task):
     """What the wheel would hold of a task."""
     return Due(task.id, task.due_at_ms, task.service, task.priority, task.shard)
-
-
-def holds(which, task, now_ms):
-    """Whether a filter holds for a task, by the words of `Filter`."""
-    shown = task.state
-    if shown is State.DELAY and task.due_at_ms <= now_ms:
-        shown = State.READY
-    return (
-        which.state in (None, shown)
-        and which.service in (None, task.service)
-        and which.key in (None, task.key)
-        and (which.due_before_ms is None or task.due_at_ms < which.due_before_ms)
-    )

@@ -14,6 +14,7 @@ from tickwheel.durable.task import (
     Ending,
     Event,
     Filter,
+    Idempotency,
     Ids,
     Lease,
     State,
@@ -27,7 +28,8 @@ PATIENCE = 60  # seconds after which a test has hung
 SECOND = 1_000  # in milliseconds, as all times here
 HOUR = 3_600 * SECOND
 EVERYTHING = Filter()
-EVENTS = [event for event in Event if event not in (Event.CLAIM, Event.CANCEL, Event.RESCHEDULE)]
+GO_ON = (Event.ACCEPT, Event.CLAIM, Event.CANCEL, Event.RESCHEDULE)  # these end no attempt
+EVENTS = [event for event in Event if event not in GO_ON]
 ENDS = [Event.FINISH, Event.FAIL, Event.EXPIRE]
 RETURNS = [Event.RETRY, Event.SNOOZE, Event.RELEASE]
 NOBODY = "0" * 32  # an id that no task has
@@ -126,6 +128,11 @@ async def insert(store, *tasks, on_conflict="reject", epochs=None, again=False):
     """The answers to the submission of these tasks."""
     submissions = [Submission(one, on_conflict) for one in tasks]
     return await store.insert(submissions, epochs or {}, again=again)
+
+
+def request(task, key="r1", *, caller="c", digest="d", on_conflict="reject"):
+    """A submission under a name of the caller's own."""
+    return Submission(task, on_conflict, Idempotency(caller, key, digest))
 
 
 async def stored(store, *tasks):
@@ -305,7 +312,15 @@ def holds(which, task, at):
         and which.service in (None, task.service)
         and which.key in (None, task.key)
         and (which.due_before_ms is None or task.due_at_ms < which.due_before_ms)
+        and in_namespace(which.namespace, task.service)
     )
+
+
+def in_namespace(namespace, service):
+    """Whether a namespace, None being all, has a service of this name."""
+    if not namespace:
+        return namespace is None or "/" not in service
+    return service.startswith(f"{namespace}/")
 
 
 STATES = [None, *State]

@@ -517,6 +517,111 @@ class TestRunning:
         await store.take(ALL, "n2")
         assert await store.running(ALL) == [running._replace(body=b"")]
 
+    async def test_only_those_whose_lease_ends_by_then(self, store, epochs):
+        running = await run(store, epochs, *[task(store, shard=n) for n in range(3)])
+        at = now(store)
+        leases = [lease(one, at + n * HOUR) for n, one in enumerate(running, 1)]
+        await store.renew(leases)
+        for hours in range(4):
+            found = await store.running(ALL, until_ms=at + hours * HOUR)
+            assert sorted(ids_of(found)) == sorted(ids_of(running[:hours]))
+            found = await store.running([0, 1], 100, at + hours * HOUR)
+            assert sorted(ids_of(found)) == sorted(ids_of(running[: min(hours, 2)]))
+
+    async def test_those_that_were_accepted_when_their_time_comes(self, store, epochs):
+        running = await run(store, epochs, *[task(store, shard=n) for n in range(3)])
+        at = now(store)
+        await store.accept([lease(one, at + n * HOUR) for n, one in enumerate(running, 1)])
+        for hours in range(4):
+            found = await store.running(ALL, until_ms=at + hours * HOUR)
+            assert sorted(ids_of(found)) == sorted(ids_of(running[:hours]))
+
+
+class TestAccept:
+    async def test_the_attempt_goes_on_until_then(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        until = now(store) + 48 * HOUR
+        assert await store.accept([lease(running, until)]) == [True]
+        found = await one(store, running.id)
+        assert found == running._replace(
+            lease_until_ms=until, due_at_ms=until, updated_at_ms=found.updated_at_ms
+        )
+        assert found.updated_at_ms >= running.updated_at_ms
+
+    async def test_it_may_be_accepted_again(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        at = now(store)
+        for hours in (24, 2, 48):
+            assert await store.accept([lease(running, at + hours * HOUR)]) == [True]
+            found = await one(store, running.id)
+            assert (found.lease_until_ms, found.due_at_ms) == (at + hours * HOUR,) * 2
+
+    async def test_not_an_attempt_that_is_over_or_another(self, store, epochs):
+        given = [task(store) for _ in range(5)]
+        running = await run(store, epochs, *given)
+        await store.record([ending(running[0]), ending(running[1], Event.RETRY)])
+        (waiting,) = await stored(store, later(store))
+        before = await store.get([*ids_of(given), waiting.id])
+        until = now(store) + HOUR
+        asked = [
+            lease(running[0], until),
+            lease(running[1], until),
+            lease(running[2], until)._replace(attempt=2),
+            lease(running[3], until)._replace(epoch=running[3].epoch + 1),
+            lease(running[4], until)._replace(id=NOBODY),
+            lease(waiting, until),
+        ]
+        assert await store.accept(asked) == [False] * 6
+        assert await store.get([*ids_of(given), waiting.id]) == before
+
+    async def test_the_answers_are_in_the_order_of_the_leases(self, store, epochs):
+        running = await run(store, epochs, *[task(store) for _ in range(4)])
+        await store.record([ending(running[2])])
+        until = now(store) + HOUR
+        asked = [lease(one, until) for one in reversed(running)]
+        assert await store.accept(asked) == [True, False, True, True]
+
+    async def test_after_another_node_has_taken_the_shard(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        await store.take(ALL, "n2")
+        assert await store.accept([lease(running, now(store) + HOUR)]) == [True]
+
+    async def test_a_thousand_go_together(self, store, epochs):
+        running = await run(store, epochs, *[task(store) for _ in range(1_000)])
+        until = now(store) + HOUR
+        leases = [lease(one, until + n) for n, one in enumerate(running)]
+        assert await store.accept(leases) == [True] * 1_000
+        found = await store.get(ids_of(running))
+        assert [one.due_at_ms - until for one in found] == list(range(1_000))
+
+    async def test_no_leases_no_answers(self, store):
+        assert await store.accept([]) == []
+
+    @pytest.mark.parametrize("event", [Event.FINISH, Event.RETRY, Event.FAIL])
+    async def test_what_the_callee_says_ends_it(self, store, epochs, event):
+        (running,) = await run(store, epochs, task(store))
+        await store.accept([lease(running, now(store) + HOUR)])
+        assert await store.record([ending(running, event)]) == [True]
+        assert await store.accept([lease(running, now(store) + HOUR)]) == [False]
+
+    async def test_it_is_lost_only_when_its_time_is_over(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        until = now(store) + HOUR
+        await store.accept([lease(running, until)])
+        early = ending(running, Event.RETRY, at_ms=until, lost=True)
+        late = ending(running, Event.RETRY, at_ms=until + 1, lost=True)
+        assert await store.record([early]) == [False]
+        assert await store.record([late]) == [True]
+
+    async def test_nobody_claims_cancels_or_moves_it(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        await store.accept([lease(running, now(store) - SECOND)])
+        accepted = await one(store, running.id)
+        assert await store.claim([wanted(accepted)], "n2", epochs) == Claims([], [])
+        assert await store.cancel([running.id]) == [Verdict(running.id, False, State.RUNNING)]
+        at = now(store)
+        assert await store.due([Window("mail", 10, 10)], ALL, at, at + HOUR) == []
+
 
 class TestCancel:
     async def test_what_is_unclaimed_is_cancelled(self, store):
@@ -660,6 +765,7 @@ CALLS = {
     "claim": lambda store: store.claim([wanted(task(store))], "n1", {}),
     "record": lambda store: store.record([ending(task(store), at_ms=0)]),
     "renew": lambda store: store.renew([lease(task(store), 0)]),
+    "accept": lambda store: store.accept([lease(task(store), 0)]),
     "running": lambda store: store.running(ALL),
     "cancel": lambda store: store.cancel([NOBODY]),
     "cancel_where": lambda store: store.cancel_where(Filter(service="mail"), 1),

@@ -18,6 +18,7 @@ from contracts.stores import (
     later,
     now,
     one,
+    request,
     run,
     stored,
     task,
@@ -26,6 +27,7 @@ from contracts.stores import (
 from tickwheel.durable.store import Claims
 from tickwheel.durable.task import (
     Event,
+    Repeated,
     Submission,
     Taken,
 )
@@ -323,3 +325,160 @@ class TestInsertEpochs:
         newer = epochs | await store.take([2, 5], "n2")
         assert await insert(store, *given, epochs=newer, again=True) == given
         assert (await store.counts())["live"] == 2_000
+
+
+class TestRequests:
+    """Submissions under a name of the caller's own: an idempotency key."""
+
+    async def test_the_first_of_a_name_is_stored(self, store):
+        given = task(store)
+        assert await store.insert([request(given)], {}) == [given]
+        assert await everything(store) == [given]
+
+    @pytest.mark.parametrize("key", [None, "k"])
+    async def test_the_same_again_is_answered_with_its_task(self, store, key):
+        given = task(store, key=key)
+        await store.insert([request(given)], {})
+        second = task(store, key=key)
+        assert await store.insert([request(second)], {}) == [Repeated(True, given)]
+        assert await everything(store) == [given]
+
+    async def test_its_task_is_answered_as_it_is_now(self, store, epochs):
+        given = task(store)
+        await store.insert([request(given)], {})
+        (running,) = await claim(store, [given], epochs)
+        assert await store.insert([request(task(store))], {}) == [Repeated(True, running)]
+        await store.record([ending(running)])
+        final = await one(store, given.id)
+        assert await store.insert([request(task(store))], {}) == [Repeated(True, final)]
+
+    async def test_its_task_may_be_gone(self, store, epochs):
+        given = task(store)
+        await store.insert([request(given)], {})
+        await store.record([ending(*await claim(store, [given], epochs))])
+        await store.prune(now(store) + HOUR, 10)
+        assert await store.insert([request(task(store))], {}) == [Repeated(True, None)]
+        assert await everything(store) == []
+
+    async def test_another_request_under_the_name_is_told_so(self, store):
+        (given,) = await store.insert([request(task(store))], {})
+        answers = await store.insert([request(task(store), digest="other")], {})
+        assert answers == [Repeated(False, None)]
+        assert await everything(store) == [given]
+
+    async def test_callers_have_their_own_names(self, store):
+        given = [task(store) for _ in range(4)]
+        names = [("c", "r1"), ("d", "r1"), ("c", "r2"), ("cr", "1")]
+        asked = [
+            request(one, key, caller=who) for one, (who, key) in zip(given, names, strict=True)
+        ]
+        assert await store.insert(asked, {}) == given
+
+    async def test_of_one_name_twice_in_a_batch_the_second_repeats_the_first(self, store):
+        first, second, third, other = (task(store) for _ in range(4))
+        asked = [request(first), request(second), request(third, digest="other"), Submission(other)]
+        answers = await store.insert(asked, {})
+        assert answers == [first, Repeated(True, first), Repeated(False, None), other]
+        assert await everything(store) == all_of(first, other)
+
+    async def test_the_answers_are_in_the_order_of_the_submissions(self, store, epochs):
+        (holder,) = await stored(store, task(store, key="taken"))
+        (known,) = await store.insert([request(task(store), "known")], {})
+        given = [task(store) for _ in range(3)]
+        keyed = task(store, key="free")
+        answers = await store.insert(
+            [
+                Submission(given[0]),
+                request(task(store), "known"),
+                request(given[1], "b"),
+                request(task(store, key="taken"), "c"),
+                request(task(store, shard=3), "d"),
+                request(keyed, "a"),
+                Submission(given[2]),
+            ],
+            epochs | {3: epochs[3] - 1},
+        )
+        expected = [given[0], Repeated(True, known), given[1], Taken(holder), None, keyed, given[2]]
+        assert answers == expected
+
+    async def test_a_thousand_go_together(self, store):
+        given = [task(store, key=f"k{n}" if n % 3 else None) for n in range(1_000)]
+        asked = [request(one, f"r{n}") for n, one in enumerate(given)]
+        assert await store.insert(asked, {}) == given
+        again = [request(task(store), f"r{n}") for n in range(1_000)]
+        assert await store.insert(again, {}) == [Repeated(True, one) for one in given]
+
+    async def test_one_whose_key_was_taken_was_not_made(self, store):
+        (holder,) = await stored(store, task(store, key="k"))
+        assert await store.insert([request(task(store, key="k"))], {}) == [Taken(holder)]
+        await store.cancel([holder.id])
+        second = task(store, key="k")
+        assert await store.insert([request(second)], {}) == [second]
+
+    async def test_one_that_cannot_replace_was_not_made(self, store, epochs):
+        (running,) = await run(store, epochs, task(store, key="k"))
+        asked = request(task(store, key="k"), on_conflict="replace")
+        assert await store.insert([asked], {}) == [Taken(running)]
+        await store.record([ending(running)])
+        second = task(store, key="k")
+        assert await store.insert([request(second, on_conflict="replace")], {}) == [second]
+
+    async def test_one_whose_shard_was_lost_was_not_made(self, store, epochs):
+        asked = request(task(store, shard=3))
+        assert await store.insert([asked], {3: epochs[3] - 1}) == [None]
+        second = task(store, shard=4)
+        assert await store.insert([request(second)], epochs) == [second]
+
+    async def test_in_a_batch_one_that_was_refused_does_not_count(self, store):
+        (holder,) = await stored(store, task(store, key="k"))
+        second = task(store, key="free")
+        asked = [request(task(store, key="k")), request(second), request(task(store))]
+        assert await store.insert(asked, {}) == [Taken(holder), second, Repeated(True, second)]
+
+    async def test_one_that_kept_the_holder_is_known_by_that(self, store):
+        (holder,) = await stored(store, task(store, key="k"))
+        asked = request(task(store, key="k"), on_conflict="keep")
+        assert await store.insert([asked], {}) == [Taken(holder)]
+        await store.cancel([holder.id])
+        cancelled = await one(store, holder.id)
+        asked = request(task(store, key="k"), on_conflict="keep")
+        assert await store.insert([asked], {}) == [Repeated(True, cancelled)]
+
+    async def test_one_that_replaced_the_holder_is_known_by_that(self, store):
+        (holder,) = await stored(store, task(store, key="k"))
+        asked = request(later(store, key="k", body=b"2"), on_conflict="replace")
+        (replaced,) = await store.insert([asked], {})
+        assert (replaced.id, replaced.body) == (holder.id, b"2")
+        await insert(store, later(store, key="k", body=b"3"), on_conflict="replace")
+        asked = request(later(store, key="k", body=b"2"), on_conflict="replace")
+        (answer,) = await store.insert([asked], {})
+        assert (answer.same, answer.task.id, answer.task.body) == (True, holder.id, b"3")
+
+    async def test_all_or_nothing_of_a_batch_is_stored(self, store):
+        bad = task(store, due_at_ms=2**70)
+        with pytest.raises((OverflowError, ValueError)):
+            await store.insert([request(task(store)), Submission(bad)], {})
+        second = task(store)
+        assert await store.insert([request(second)], {}) == [second]
+
+    async def test_a_request_without_a_name_meets_none(self, store):
+        given = [task(store), task(store)]
+        await store.insert([request(given[0])], {})
+        assert await insert(store, given[1]) == [given[1]]
+
+    @pytest.mark.parametrize("key", [None, "k"])
+    async def test_one_whose_answer_was_lost_is_answered_as_it_is_stored(self, store, epochs, key):
+        given = request(task(store, key=key))
+        await store.insert([given], {})
+        assert await store.insert([given], {}, again=True) == [given.task]
+        (running,) = await claim(store, [given.task], epochs)
+        assert await store.insert([given], {}, again=True) == [running]
+        await store.record([ending(running)])
+        assert await store.insert([given], {}, again=True) == [await one(store, running.id)]
+
+    async def test_one_that_was_not_stored_yet_is_stored_the_second_time(self, store):
+        there, new = request(task(store), "r1"), request(task(store), "r2")
+        await store.insert([there], {})
+        answers = await store.insert([there, new, request(task(store), "r1")], {}, again=True)
+        assert answers == [there.task, new.task, Repeated(True, there.task)]
+        assert await store.insert([request(task(store), "r2")], {}) == [Repeated(True, new.task)]

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import pytest_asyncio
 
 from contracts.stores import (
     ALL,
@@ -388,3 +389,60 @@ class TestCounts:
         tasks = await various(store, epochs)
         final = sum(one.final for one in tasks.values())
         assert await store.counts() == {"live": len(tasks) - final, "final": final}
+
+
+NAMES = ["mail", "acme", "acme/mail", "acme/sms", "acme0", "acme-x/mail", "acm/mail", "Acme/x"]
+
+
+class TestNamespaces:
+    @pytest_asyncio.fixture
+    async def tasks(self, store, epochs):
+        """A task that waits, with a key, and a final one, of every service."""
+        live = await stored(store, *[later(store, service=name, key="k") for name in NAMES])
+        final = await ended(store, epochs, *[task(store, service=name, key="f") for name in NAMES])
+        return live + final
+
+    @pytest.mark.parametrize("final", [None, True, False])
+    @pytest.mark.parametrize("namespace", [None, "", "acme", "acme-x", "Acme", "nobody"])
+    async def test_a_list_has_what_is_in_it(self, store, tasks, namespace, final):
+        for key in (None, "k", "f"):
+            which = Filter(namespace=namespace, key=key)
+            expected = [
+                one
+                for one in tasks
+                if holds(which, one, now(store)) and (final is None or one.final == final)
+            ]
+            assert await walk(store, which, final=final) == all_of(*expected)
+
+    async def test_what_is_in_which(self, store, tasks):
+        async def services(namespace):
+            found = await walk(store, Filter(namespace=namespace), final=False)
+            return sorted(one.service for one in found)
+
+        assert await services("acme") == ["acme/mail", "acme/sms"]
+        assert await services("") == ["acme", "acme0", "mail"]
+        assert await services("ac") == []
+        assert await services(None) == sorted(NAMES)
+
+    @pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+    @pytest.mark.parametrize(
+        ("which", "expected"),
+        [
+            (Filter(key="k", namespace="acme"), ["acme/mail", "acme/sms"]),
+            (Filter(key="k", namespace=""), ["acme", "acme0", "mail"]),
+            (Filter(key="k", service="acme/sms", namespace="acme"), ["acme/sms"]),
+            (Filter(service="acme/sms", namespace="acme"), ["acme/sms"]),
+            (Filter(service="mail", namespace="acme"), []),
+            (Filter(service="acme/mail", namespace=""), []),
+            (Filter(key="k", namespace="nobody"), []),
+        ],
+    )
+    async def test_a_change_by_filter_stays_in_it(self, store, tasks, verb, which, expected):
+        if verb == "cancel":
+            won = await store.cancel_where(which, 100)
+        else:
+            won = await store.reschedule_where(which, now(store) + 2 * HOUR, 100)
+        found = await store.get(won)
+        assert sorted(one.service for one in found) == expected
+        changed = [one for one in await store.get(ids_of(tasks)) if one not in tasks]
+        assert sorted(ids_of(changed)) == sorted(won)

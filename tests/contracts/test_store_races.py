@@ -29,6 +29,7 @@ from contracts.stores import (
     one,
     put,
     replay_of,
+    request,
     run,
     schedule,
     stored,
@@ -36,7 +37,8 @@ from contracts.stores import (
     wanted,
 )
 from tickwheel.durable.store import Claims
-from tickwheel.durable.task import Event, Filter, State, Taken, Task, Verdict
+from tickwheel.durable.task import Event, Filter, Repeated, State, Taken, Task, Verdict
+from tickwheel.errors import Locked
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -167,6 +169,82 @@ async def test_of_many_submits_of_one_key_one_is_stored(store, opened):
         assert len(winners) == 1
         taken = [answer for (answer,) in answers if not isinstance(answer, Task)]
         assert taken == [Taken(winners[0])] * 7
+
+
+async def test_of_many_requests_of_one_name_one_is_stored(store, opened):
+    other = await opened()
+    for number in range(ROUNDS):
+        key = f"k{number}" if number % 2 else None
+        asked = [request(task(store, key=key), f"r{number}") for _ in range(6)]
+        answers = await asyncio.gather(
+            *[
+                node.insert([submission], {})
+                for node, submission in zip([store, other] * 3, asked, strict=True)
+            ]
+        )
+        (made,) = [answer for (answer,) in answers if isinstance(answer, Task)]
+        assert sorted(map(str, answers)) == sorted(
+            map(str, [[made]] + [[Repeated(True, made)]] * 5)
+        )
+    assert len(await everything(store)) == ROUNDS
+
+
+async def test_of_two_different_requests_of_one_name_one_is_stored(store, opened):
+    other = await opened()
+    for number in range(ROUNDS):
+        answers = await asyncio.gather(
+            store.insert([request(task(store), f"r{number}", digest="a")], {}),
+            other.insert([request(task(store), f"r{number}", digest="b")], {}),
+        )
+        kinds = sorted(type(answer).__name__ for (answer,) in answers)
+        assert kinds == ["Repeated", "Task"]
+        (refused,) = [answer for (answer,) in answers if isinstance(answer, Repeated)]
+        assert refused == Repeated(False, None)
+
+
+async def test_batches_with_the_same_names_in_other_orders_do_not_lock_each_other(store, opened):
+    """Those that meet may be told to come one by one; whatever is stored is stored once."""
+    other = await opened()
+    names = [f"r{n}" for n in range(50)]
+
+    async def submit(node):
+        asked = [request(task(node, key=f"k{name}"), name) for name in shuffled(names)]
+        try:
+            return await node.insert(asked, {})
+        except Locked:
+            return []
+
+    batches = await asyncio.gather(*[submit(node) for node in [store, other] * 4])
+    made = [answer for answers in batches for answer in answers if isinstance(answer, Task)]
+    assert len(made) == len(names)
+    assert await everything(other) == all_of(*made)
+    repeats = [answer for answers in batches for answer in answers if isinstance(answer, Repeated)]
+    assert all(answer.same and answer.task in made for answer in repeats)
+
+
+async def test_of_an_acceptance_and_an_ending_the_ending_wins(store, opened, epochs):
+    other = await opened()
+    for _ in range(ROUNDS):
+        (running,) = await run(store, epochs, task(store))
+        (accepted,), (won,) = await asyncio.gather(
+            store.accept([lease(running, now(store) + HOUR)]),
+            other.record([ending(running)]),
+        )
+        assert won
+        assert (await one(store, running.id)).state is State.FINISHED
+        assert accepted in (True, False)
+
+
+async def test_of_an_acceptance_and_a_lost_lease_one_wins(store, opened, epochs):
+    other = await opened()
+    for _ in range(ROUNDS):
+        (running,) = await run(store, epochs, task(store))
+        at = running.lease_until_ms + 1
+        (accepted,), (lost,) = await asyncio.gather(
+            store.accept([lease(running, at + HOUR)]),
+            other.record([ending(running, Event.RETRY, at_ms=at, lost=True)]),
+        )
+        assert accepted is not lost
 
 
 async def test_batches_with_the_same_keys_in_other_orders_do_not_lock_each_other(store, opened):

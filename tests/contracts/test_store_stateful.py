@@ -35,11 +35,11 @@ from contracts.stores import (
 from stage import HandClock
 from tickwheel.durable.schedule import Firing, firing_key
 from tickwheel.durable.store import Replay, Wanted, Window
-from tickwheel.durable.task import Filter, State, Submission, Taken
+from tickwheel.durable.task import Filter, Idempotency, Repeated, State, Submission, Taken
 
 SHARDS = 3
 ALL = range(SHARDS)
-SERVICES = ["mail", "sms"]
+SERVICES = ["mail", "sms", "acme/sms"]
 START = 1_800_000_000.0
 TIMEOUT_MS = 30 * SECOND
 
@@ -55,10 +55,17 @@ filters = st.builds(
     service=st.sampled_from([None, *SERVICES]),
     key=st.sampled_from([None, None, "a", "b"]),
     due_before_ms=st.none(),
+    namespace=st.sampled_from([None, None, "", "acme"]),
 )
 indexed = filters.filter(lambda which: which.service or which.key)
 submissions = st.tuples(
     services, keys, late, st.sampled_from(ALL), st.sampled_from(["reject", "replace", "keep"])
+)
+requests = st.none() | st.builds(
+    Idempotency,
+    caller=st.sampled_from(["c", "d"]),
+    key=st.sampled_from(["r1", "r2", "r3"]),
+    digest=st.sampled_from(["same", "same", "other"]),
 )
 known_epochs = st.sampled_from(["none", "right", "stale"])
 
@@ -67,6 +74,8 @@ def timeless(answer):
     """An answer without the times that a store writes by its own clock."""
     if isinstance(answer, Taken):
         return Taken(timeless(answer.holder))
+    if isinstance(answer, Repeated):
+        return Repeated(answer.same, timeless(answer.task))
     if answer is None:
         return None
     return answer._replace(
@@ -132,6 +141,12 @@ class Lives(RuleBasedStateMachine):
             for service, key, late, shard, on_conflict in parts
         ]
         self.insert(given, self.epochs(how), again=False)
+
+    @rule(part=submissions, named=requests, how=known_epochs)
+    def request(self, part, named, how):
+        service, key, late, shard, on_conflict = part
+        new = task(self.store, service=service, key=key, late=late, shard=shard)
+        self.insert([Submission(new, on_conflict, named)], self.epochs(how), again=False)
 
     @precondition(lambda self: self.given)
     @rule(places=places, part=submissions)
@@ -205,6 +220,13 @@ class Lives(RuleBasedStateMachine):
         leases = [lease(one, self.now() + moved) for one in chosen.values()]
         assert self.do(self.store.renew(leases)) == self.model.renew(leases)
 
+    @precondition(lambda self: self.claimed)
+    @rule(places=places, moved=st.sampled_from([SECOND, HOUR, 24 * HOUR]))
+    def accept(self, places, moved):
+        chosen = {one.id: one for one in self.chosen(places, self.claimed)}
+        leases = [lease(one, self.now() + moved) for one in chosen.values()]
+        assert self.do(self.store.accept(leases)) == self.model.accept(leases)
+
     @precondition(lambda self: self.known)
     @rule(places=places)
     def cancel(self, places):
@@ -256,10 +278,12 @@ class Lives(RuleBasedStateMachine):
             ours = [due for due in found if due.service == service]
             assert ours == self.model.due(service, shards, -1, at + horizon)
 
-    @rule(shards=st.sets(st.sampled_from(ALL)))
-    def running(self, shards):
-        found = {one.id: one for one in self.do(self.store.running(sorted(shards)))}
-        expected = {one.id: one for one in self.model.running(shards)}
+    @rule(shards=st.sets(st.sampled_from(ALL)), ahead=st.sampled_from([0, HOUR, 72 * HOUR]))
+    def running(self, shards, ahead):
+        until = self.now() + ahead
+        rows = self.do(self.store.running(sorted(shards), until_ms=until))
+        found = {one.id: one for one in rows}
+        expected = {one.id: one for one in self.model.running(shards, until)}
         assert found.keys() == expected.keys()
         for task_id, one in found.items():
             assert timeless(one) == timeless(expected[task_id]._replace(body=b""))

@@ -152,7 +152,7 @@ class Stage:
 
     def _threads_at_work(self):
         plain = sum(
-            not node._channels["local"].interruptible(attempt.service)
+            not node.channels["local"].interruptible(attempt.service)
             for node in self.nodes
             for attempt in node.dispatch._jobs.values()
         )
@@ -190,7 +190,7 @@ class Stage:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-        await node._coordinator.stop()
+        await node.coordinator.stop()
         await node._timer.close()
         await node.store.close()
 

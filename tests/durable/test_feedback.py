@@ -342,7 +342,7 @@ class TestLives:
             return "done"
 
         async with app:
-            channel = app._node._channels["local"]
+            channel = app._node.channels["local"]
             send = channel.send
 
             async def odd(task, service):
@@ -376,7 +376,7 @@ class TestWriting:
             task = await work.submit()
             await stage.settle()
             assert (await app.get(task.id)).state is State.RUNNING
-            await until(lambda: not app._node._feedback.unrecorded)  # it tries in real time
+            await until(lambda: not app._node.feedback.unrecorded)  # it tries in real time
             done = await app.get(task.id)
             assert (done.state, done.result, done.attempt) == (State.FINISHED, "done", 1)
         assert len(stage.calls) == 1
@@ -395,7 +395,7 @@ class TestWriting:
             store.record = answer_lost(store.record)
             task = await work.submit()
             await stage.settle()
-            await until(lambda: not app._node._feedback.unrecorded)
+            await until(lambda: not app._node.feedback.unrecorded)
             assert len(await app.attempts(task.id)) == 1
             await stage.advance(10)
             assert (await app.get(task.id)).state is State.FINISHED
@@ -458,7 +458,7 @@ class TestWriting:
             store.record = picky
             bad, good = await work.submit("bad"), await work.submit("good")
             await stage.settle()
-            await until(lambda: not app._node._feedback.unrecorded)  # it tries in real time
+            await until(lambda: not app._node.feedback.unrecorded)  # it tries in real time
             done = await app.get(bad.id)
             assert (done.state, done.result) == (State.FINISHED, None)
             assert "no such text" in done.error
@@ -508,7 +508,7 @@ async def taken_away(app, function, stage):
     node.loader.forget(task.id)
     assert (await node.store.reschedule([task.id], task.created_at_ms))[0].won
     due = Due(task.id, task.created_at_ms, task.service, 0, task.shard)
-    claims = await node.store.claim([Wanted(due, 5_000)], "elsewhere", node._coordinator.owned())
+    claims = await node.store.claim([Wanted(due, 5_000)], "elsewhere", node.coordinator.owned())
     assert [claimed.id for claimed in claims.tasks] == [task.id]
     return task
 
@@ -626,8 +626,8 @@ class TestLeases:
             for step in ("feedback", "coordinator", "dispatch", "loader"):
                 await node._steps[step].stop()  # it hangs: it renews nothing, and hears nothing
             node.dispatch.running[task.id].deadline.cancel()
-            await node._coordinator.stop()
-            await until(lambda: second._node._coordinator._ours)
+            await node.coordinator.stop()
+            await until(lambda: second._node.coordinator._ours)
             await stage.advance(45)
             assert (await second.get(task.id)).result == "second"
             goes_on.set()
@@ -708,7 +708,7 @@ class TestLeases:
         async with app:
             task = await taken_away(app, note, stage)
             node = app._node
-            node._feedback.doubt()
+            node.feedback.doubt()
             await stage.settle()
             taken = await app.get(task.id)
             lease = Lease(task.id, taken.attempt, taken.epoch, taken.lease_until_ms + 10_000)
@@ -729,7 +729,7 @@ class TestLeases:
         async with app:
             task = await taken_away(app, note, stage)
             node = app._node
-            node._coordinator._owned = await node.store.take(range(SHARDS), "again")
+            node.coordinator._owned = await node.store.take(range(SHARDS), "again")
             node._owned_changed()
             await stage.advance(16)
             done = await app.get(task.id)

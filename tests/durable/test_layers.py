@@ -11,14 +11,14 @@ FOLDER = Path(tickwheel.durable.__file__).parent
 
 # From the inside out; a module may import what stands in a line before its own.
 LAYERS = [
-    "encoding cron outcome service gate background progress log",
-    "restoring",
+    "encoding cron outcome service gate background progress log histogram",
+    "restoring flow vault",
     "serial",
     "task",
-    "schedule channel coordinator",
-    "store function batch",
-    "steps loader recurring submit feedback",
-    "dispatch",
+    "schedule channel coordinator registry",
+    "store function batch configuration",
+    "steps loader recurring submit feedback directory",
+    "dispatch administration",
     "node verbs",
     "blocking",
     "scheduler",
@@ -27,8 +27,8 @@ LAYERS = [
 RANK = {module: rank for rank, line in enumerate(LAYERS) for module in line.split()}
 # Implementations know their contract, what it speaks of, and each other's parts in their folder.
 IMPLEMENTATIONS = {
-    "stores": {"task", "schedule", "store", "service"},
-    "channels": {"task", "serial", "channel", "gate", "outcome", "service"},
+    "stores": {"task", "schedule", "store", "service", "registry"},
+    "channels": {"task", "serial", "channel", "gate", "outcome", "service", "histogram"},
     "coordinators": {"coordinator"},
     "buffers": {"serial", "background"},
 }

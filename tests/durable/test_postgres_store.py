@@ -12,19 +12,38 @@ import pytest
 import pytest_asyncio
 from psycopg.rows import dict_row
 
-from contracts.stores import HOUR, SECOND, claim, due_of, ending, later, stored, task, wanted
+from contracts.stores import (
+    HOUR,
+    SECOND,
+    claim,
+    due_of,
+    ending,
+    later,
+    lease,
+    request,
+    stored,
+    task,
+    wanted,
+)
 from servers import PostgresServer
 from tickwheel import ManualClock
+from tickwheel.durable.registry import Audit, NodeRow
 from tickwheel.durable.store import Claims, Window
-from tickwheel.durable.stores import postgres, postgres_insert, postgres_pool, postgres_schema
+from tickwheel.durable.stores import (
+    postgres,
+    postgres_insert,
+    postgres_pool,
+    postgres_registry,
+    postgres_schema,
+)
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres import PostgresStore
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
 from tickwheel.durable.stores.postgres_listener import Listener
 from tickwheel.durable.stores.postgres_pool import Pool
 from tickwheel.durable.stores.postgres_transaction import insert_statement
-from tickwheel.durable.task import Event, Filter, State, Submission, Taken, Task
-from tickwheel.errors import Locked, StoreUnavailable
+from tickwheel.durable.task import Event, Filter, Repeated, State, Submission, Taken, Task
+from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -260,8 +279,15 @@ FILTERS = {
     "service": Filter(service="mail"),
     "service_ready": Filter(service="mail", state=State.READY),
     "service_due": Filter(service="mail", due_before_ms=0),
+    "key_in_namespace": Filter(key="k", namespace="acme"),
+    "key_in_none": Filter(key="k", namespace=""),
+    "service_in_namespace": Filter(service="acme/mail", namespace="acme"),
 }
-LISTS = FILTERS | {"all": Filter(), "failed": Filter(State.FAILED)}
+LISTS = FILTERS | {
+    "all": Filter(),
+    "failed": Filter(State.FAILED),
+    "namespace": Filter(namespace="acme"),
+}
 
 
 def found_in(table, which):
@@ -273,12 +299,17 @@ STATEMENTS = {
     "insert_keyed": sql.INSERT_KEYED,
     "replace_keyed": sql.REPLACE_KEYED,
     "holders": sql.HOLDERS,
+    "use": sql.USE,
+    "used": sql.USED,
+    "used_for": sql.USED_FOR,
+    "unused": sql.UNUSED,
     "due": sql.DUE,
     "claim": sql.CLAIM,
     "claim_locked": sql.CLAIM_LOCKED,
     "unclaimed": sql.UNCLAIMED,
     "record": sql.RECORD,
     "renew": sql.RENEW,
+    "accept": sql.ACCEPT,
     "running": sql.running(bounded=False),
     "running_bounded": sql.running(bounded=True),
     "services": sql.SERVICES,
@@ -292,6 +323,10 @@ STATEMENTS = {
     "prune": sql.PRUNE,
     "pending_firings": sql.PENDING_FIRINGS,
     "fire": sql.FIRE,
+    "in_use": postgres_registry.IN_USE,
+    "forget": postgres_registry.PRUNE,
+    "audit": postgres_registry.AUDIT,
+    "audit_of": postgres_registry.AUDIT_OF,
     **{f"unclaimed_{name}": sql.unclaimed(which, 0, 9)[0] for name, which in FILTERS.items()},
     **{f"live_{name}": found_in("task", which) for name, which in LISTS.items()},
     **{f"final_{name}": found_in("backlog", which) for name, which in LISTS.items()},
@@ -369,7 +404,7 @@ class TestPlans:
         (running,) = await claim(
             store, await stored(store, task(store)), await store.take(ALL, "n1")
         )
-        blocks, rows = await self.cost(store, sql.running(bounded=False), f"ARRAY{[*ALL]}")
+        blocks, rows = await self.cost(store, sql.running(bounded=False), f"ARRAY{[*ALL]}", "NULL")
         assert blocks < 500  # some for each service and shard
         assert rows < 20
         assert [one.id for one in await store.running(ALL)] == [running.id]
@@ -380,7 +415,7 @@ class TestPlans:
         given = [task(store, service="s1", due_at_ms=due, shard=3) for due in (5, 6, 9_999, 9)]
         running = await claim(store, await stored(store, *given), epochs)
         statement = sql.running(bounded=True)
-        _, rows = await self.cost(store, statement, f"ARRAY{[*ALL]}", "10")
+        _, rows = await self.cost(store, statement, f"ARRAY{[*ALL]}", "NULL", "10")
         assert rows < 5 * SHARDS * 21 + 20  # of each service and shard: to the bound, and so far
         first = [one for one in running if one.due_at_ms != 9_999]
         found = await store.running(ALL, behind=0)
@@ -389,6 +424,19 @@ class TestPlans:
         ]
         for behind, count in ((499, 3), (500, 4), (10**9, 4), (None, 4)):
             assert len(await store.running(ALL, behind=behind)) == count
+
+    @pytest.mark.parametrize("bounded", [True, False])
+    async def test_what_waits_for_feedback_costs_a_sweep_nothing(self, store, user, bounded):
+        given = [task(store, shard=n % SHARDS) for n in range(1_001)]
+        epochs = await store.take(ALL, "n1")
+        left, *running = await claim(store, await stored(store, *given), epochs)
+        at = int(store.now_ms())
+        await store.accept([lease(one, at + 48 * HOUR) for one in running])
+        values = [f"ARRAY{[*ALL]}", str(at + 90 * SECOND), *(["100"] if bounded else [])]
+        _, rows = await self.cost(store, sql.running(bounded=bounded), *values)
+        assert rows < 10
+        found = await store.running(ALL, 100 if bounded else None, at + 90 * SECOND)
+        assert [one.id for one in found] == [left.id]
 
     async def cost(self, store, statement, *values):
         """The pages that a statement looks at, and the rows of large tables that it comes by."""
@@ -410,8 +458,11 @@ class TestPlans:
         return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], rows
 
 
+LARGE = {"task", "backlog", "attempt", "idempotency", "audit"}
+
+
 def looks(plan):
-    if plan.get("Relation Name") in {"task", "backlog", "attempt"} and "Scan" in plan["Node Type"]:
+    if plan.get("Relation Name") in LARGE and "Scan" in plan["Node Type"]:
         yield plan
     for below in plan.get("Plans", ()):
         yield from looks(below)
@@ -622,6 +673,163 @@ class TestKeys:
         assert sorted(one.key for one in new) == sorted(names)
 
 
+class TestRequests:
+    """Submissions under a name of the caller's own, which a transaction under way may hold."""
+
+    @pytest_asyncio.fixture
+    async def held(self, store, user):
+        """A name that another process is about to use, and its task."""
+        given = later(store)
+        await user.execute("BEGIN")
+        await store.insert_on(user, Submission(given))
+        name = f"'c', 'r1', 'd', '{given.id}', 1"
+        columns = "caller, key, digest, task_id, used_at_ms"
+        await user.execute(f"INSERT INTO idempotency ({columns}) VALUES ({name})")
+        return given
+
+    async def test_one_that_another_process_makes_is_waited_for(self, store, user, held):
+        asking = asyncio.create_task(store.insert([request(later(store))], {}))
+        await blocked(user)
+        await user.execute("COMMIT")
+        assert await asking == [Repeated(True, held)]
+        assert (await store.counts())["live"] == 1
+
+    async def test_one_that_another_process_gave_up_is_made(self, store, user, held):
+        given = later(store)
+        asking = asyncio.create_task(store.insert([request(given)], {}))
+        await blocked(user)
+        await user.execute("ROLLBACK")
+        assert await asking == [given]
+
+    async def test_several_are_given_up_soon_for_one_of_them(self, store, held):
+        given = [request(later(store), key) for key in ("r0", "r1", "r2")]
+        with pytest.raises(Locked, match="another transaction holds"):
+            await store.insert(given, {})
+        assert await store.insert(given[::2], {}) == [given[0].task, given[2].task]
+
+    async def test_others_do_not_wait_for_it(self, store, user, held):
+        stuck = [asyncio.create_task(store.insert([request(later(store))], {})) for _ in range(20)]
+        await blocked(user, postgres.KEYED_LANES)
+        for _ in range(20):
+            await stored(store, later(store))
+        await user.execute("COMMIT")
+        assert await asyncio.gather(*stuck) == [[Repeated(True, held)]] * 20
+
+    async def test_one_that_is_stored_after_all_while_it_is_tried_again_is_no_repetition(
+        self, store, user
+    ):
+        """The first try's answer was lost, and the server was still busy with it."""
+        given = request(later(store))
+        await user.execute("BEGIN")
+        await store.insert_on(user, given._replace(idempotency=None))
+        await user.execute(
+            "INSERT INTO idempotency (caller, key, digest, task_id, used_at_ms)"
+            f" VALUES ('c', 'r1', 'd', '{given.task.id}', 1)"
+        )
+        trying = asyncio.create_task(store.insert([given], {}, again=True))
+        await blocked(user)
+        await user.execute("COMMIT")
+        assert await trying == [given.task]
+        assert (await store.counts())["live"] == 1
+
+    async def test_a_users_transaction_takes_none(self, store, user):
+        with pytest.raises(ValueError, match="idempotency key"):
+            await store.insert_on(user, request(later(store)))
+
+    async def test_one_that_is_pruned_all_the_time_is_given_up(self, store, monkeypatch):
+        await store.insert([request(later(store))], {})
+        monkeypatch.setattr(sql, "USED", sql.USED + " WHERE false")
+        with pytest.raises(StoreUnavailable, match="changes hands"):
+            await store.insert([request(later(store))], {})
+
+    async def test_the_time_of_use_is_the_databases(self, store, user):
+        before = await user.fetchval(sql.CLOCK)
+        await store.insert([request(task(store, created_at_ms=1))], {})
+        used = await user.fetchval("SELECT used_at_ms FROM idempotency")
+        assert int(before) <= used <= await user.fetchval(sql.CLOCK)
+
+
+class TestTheRegistry:
+    LINE = Audit(1, "local", "", "service.put", "mail")
+
+    async def test_a_change_waits_for_another(self, store, user):
+        await user.execute(f"BEGIN; {postgres_registry.BUMP}")
+        putting = asyncio.create_task(store.registry.put_service("mail", "{}", self.LINE))
+        await blocked(user)
+        assert not putting.done()
+        await user.execute("COMMIT")
+        assert (await putting).version == 1
+        assert await store.registry.version() == 2
+
+    async def test_one_that_waits_in_vain_is_an_error_and_changes_nothing(
+        self, store, user, postgres_url, monkeypatch
+    ):
+        monkeypatch.setitem(postgres_pool.SETTINGS, "lock_timeout", "50")
+        async with opened(postgres_url) as impatient:
+            await user.execute(f"BEGIN; {postgres_registry.BUMP}")
+            with pytest.raises(Locked):
+                await impatient.registry.put_service("mail", "{}", self.LINE)
+            await user.execute("ROLLBACK")
+        assert await store.registry.services() == []
+
+    async def test_a_task_that_is_being_stored_keeps_no_service(self, store, user):
+        """No submit asks for its service, so none is waited for."""
+        await store.registry.put_service("mail", "{}", self.LINE)
+        await user.execute("BEGIN")
+        await store.insert_on(user, Submission(later(store)))
+        assert await store.registry.delete_service("mail", self.LINE) is True
+        await user.execute("COMMIT")
+
+    async def test_a_refusal_costs_no_connection(self, store):
+        await store.registry.put_service("mail", "{}", self.LINE)
+        await stored(store, later(store))
+        backend = "SELECT pg_backend_pid()"
+        before = await store.fetch(backend)
+        with pytest.raises(ServiceInUse):
+            await store.registry.delete_service("mail", self.LINE)
+        assert await store.fetch(backend) == before
+
+    async def test_a_word_that_cannot_be_said_is_no_error(self, store, monkeypatch):
+        real = store.fetch
+
+        async def fetch(statement, *values, **options):
+            if statement == sql.NOTIFY:
+                raise StoreUnavailable("gone")
+            return await real(statement, *values, **options)
+
+        monkeypatch.setattr(store, "fetch", fetch)
+        assert await store.registry.put_service("mail", "{}", self.LINE) is not None
+
+    async def test_what_changed_nothing_is_not_told(self, store, other):
+        heard = asyncio.Queue()
+        store.hear("registry", heard.put_nowait)
+        assert await heard.get() == ""
+        await other.registry.delete_service("nobody", self.LINE)
+        await other.registry.note(self.LINE)
+        await other.registry.put_service("mail", "{}", self.LINE)
+        await heard.get()
+        await other.fetch(sql.NOTIFY, other.channel("registry"), "the next")
+        assert await heard.get() == "the next"
+
+    async def test_the_words_of_a_line_may_hold_anything(self, store):
+        await store.registry.note(self.LINE._replace(detail="a\0b\ud800"))
+        ((line,), _) = await store.registry.audit(namespace=None, cursor=None, limit=9)
+        assert line.detail == "a\\0b\\ud800"
+
+    async def test_nodes_that_keep_a_lease_are_shown_with_it(self, store, user):
+        await store.take([0, 1], "n2")
+        await user.execute(
+            "INSERT INTO node (name, incarnation, started_at_ms, lease_until_ms)"
+            " VALUES ('n1', gen_random_uuid(), 5, 9), ('n2', gen_random_uuid(), 6, 8)"
+        )
+        await store.take([2], "alone")
+        assert await store.registry.nodes() == [
+            NodeRow("alone", None, None, 1),
+            NodeRow("n1", 5, 9, 0),
+            NodeRow("n2", 6, 8, 2),
+        ]
+
+
 class TestAnAnswerThatWasLost:
     def lose(self, monkeypatch, *, after):
         """Cut the connection in the first insert, before or after its commit."""
@@ -646,6 +854,14 @@ class TestAnAnswerThatWasLost:
         assert await store.insert([Submission(given)], {}) == [given]
         assert calls == [False, True]
         assert (await store.counts())["live"] == 1
+
+    @pytest.mark.parametrize("after", [True, False], ids=["stored", "not stored"])
+    @pytest.mark.parametrize("key", [None, "k"])
+    async def test_the_request_is_made_once(self, store, monkeypatch, after, key):
+        self.lose(monkeypatch, after=after)
+        given = request(later(store, key=key))
+        assert await store.insert([given], {}) == [given.task]
+        assert await store.insert([request(later(store))], {}) == [Repeated(True, given.task)]
 
     async def test_one_that_is_lost_twice_is_an_error(self, store, monkeypatch):
         monkeypatch.setattr(postgres, "insert", dies)
@@ -946,6 +1162,32 @@ class TestMigrations:
                 await PostgresStore(postgres_url).open()
             tables = await user.fetch("SELECT relname FROM pg_stat_user_tables")
             assert [row[0] for row in tables] == ["task"]
+
+    @pytest.mark.parametrize("table", ["task", "token"])
+    async def test_then_no_table_is_made(self, postgres_url, table):
+        async with connected(postgres_url) as user:
+            await user.execute(f"CREATE TABLE {table} (mine integer)")
+            with pytest.raises(ValueError, match="search_path"):
+                await PostgresStore(postgres_url).open()
+            tables = await user.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+            assert [row[0] for row in tables] == [table]
+
+    async def test_tables_of_every_version_before_are_brought_to_this_one(
+        self, postgres_url, monkeypatch
+    ):
+        for count in range(1, len(postgres_schema.MIGRATIONS)):
+            url = f"{postgres_url}?search_path=v{count}"
+            async with connected(postgres_url) as user:
+                await user.execute(f"CREATE SCHEMA v{count}")
+            with monkeypatch.context() as patched:
+                patched.setattr(postgres_schema, "MIGRATIONS", postgres_schema.MIGRATIONS[:count])
+                async with opened(url) as store:
+                    (given,) = await stored(store, task(store))
+            async with opened(url) as store:
+                assert await store.get([given.id]) == [given]
+                assert await store.registry.version() == 0
+                (version,) = await store.fetch("SELECT value FROM setting WHERE name = 'version'")
+                assert version[0] == str(len(postgres_schema.MIGRATIONS))
 
     async def test_each_schema_has_tables_of_its_own(self, postgres_url):
         async with connected(postgres_url) as user:

@@ -214,7 +214,7 @@ class TestStart:
             pass
         app = Scheduler(stage.url, shards=64, clock=stage.clock)
         async with app:
-            await until(lambda: app._node._coordinator.owned())
+            await until(lambda: app._node.coordinator.owned())
             assert (await app.stats())["owned"] == 4
 
     async def test_it_leaves_no_task_of_its_own_on_the_loop(self, stage):
@@ -504,7 +504,7 @@ class TestStop:
             await first.submit("note", delay=5)
             await stage.settle()
             stopping = asyncio.ensure_future(first.stop())
-            await until(lambda: second._node._coordinator._ours)
+            await until(lambda: second._node.coordinator._ours)
             await stage.advance(10)
             assert stage.calls == [(5.0, "second")]
             assert not stopping.done()
@@ -585,14 +585,14 @@ class TestSeveral:
                 stage.called(what, current_task().node, current_task().epoch)
 
         async with second, first:  # the first to be left is the first
-            owner, other = (first, second) if first._node._coordinator._ours else (second, first)
+            owner, other = (first, second) if first._node.coordinator._ours else (second, first)
             names = {first: "first", second: "second"}
             await stage.settle()
             await owner.submit("note", "now")
             await owner.submit("note", "later", delay=5)
             await stage.settle()
             await owner.stop()
-            await until(lambda: other._node._coordinator._ours)
+            await until(lambda: other._node.coordinator._ours)
             await stage.advance(10)
             await owner.start()
         assert [call[1:] for call in stage.calls] == [
@@ -759,7 +759,7 @@ class Story:
     async def end(self):
         """Let everything come to its end."""
         for _ in range(40):
-            await until(lambda: not self.app._node._feedback.unrecorded)
+            await until(lambda: not self.app._node.feedback.unrecorded)
             await self.stage.advance(10)
             if (await self.app.stats())["store"]["live"] == 0:
                 return
@@ -846,7 +846,7 @@ class TestRealTime:
             failing, hanging = await fail.submit(), await hang.submit()
             await app.put_schedule("s", tick, interval=0.2)
             await until(lambda: len(ticks) >= 3)
-            await until(lambda: app._node._feedback.ended[Event.FAIL] == 2)
+            await until(lambda: app._node.feedback.ended[Event.FAIL] == 2)
             assert (await app.get(failing.id)).attempt == 3
             assert (await app.get(hanging.id)).error.startswith("timed out")
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -38,6 +39,7 @@ from contracts.stores import (
     now,
     put,
     replay_of,
+    request,
     run,
     schedule,
     stored,
@@ -46,15 +48,16 @@ from contracts.stores import (
     wanted,
     watchdog,
 )
+from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.store import Window
-from tickwheel.durable.stores import poke, sqlite_connection, sqlite_writer
+from tickwheel.durable.stores import poke, sqlite_connection, sqlite_registry, sqlite_writer
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke, address_for
 from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.durable.stores.sqlite_connection import DRIVERS
 from tickwheel.durable.stores.sqlite_schema import MIGRATIONS, NEXT_GENERATION
 from tickwheel.durable.stores.sqlite_writer import Rank
-from tickwheel.durable.task import Submission, Task
+from tickwheel.durable.task import Filter, Submission, Task
 from tickwheel.errors import StoreUnavailable, TickwheelError
 
 pytestmark = pytest.mark.asyncio
@@ -267,6 +270,27 @@ asyncio.run(main())
         await store.close()
         assert schema(place.address)[1] == (len(MIGRATIONS) + 1,)
 
+    async def test_a_file_of_every_version_before_is_brought_to_this_one(self, place, monkeypatch):
+        (given,) = [task(place.store())]
+        for count in range(1, len(MIGRATIONS)):
+            Path(place.address).unlink(missing_ok=True)
+            old = MIGRATIONS[:count]
+            monkeypatch.setattr("tickwheel.durable.stores.sqlite_schema.MIGRATIONS", old)
+            store = place.store()
+            await store.open()
+            await stored(store, given)
+            epochs = await store.take(ALL, "n1")
+            running = await run(store, epochs, task(store))
+            await store.close()
+            assert schema(place.address)[1] == (count,)
+            monkeypatch.undo()
+            await store.open()
+            assert await store.get([given.id]) == [given]
+            assert await store.running(ALL) == [one._replace(body=b"") for one in running]
+            assert await store.registry.version() == 0
+            await store.close()
+            assert schema(place.address)[1] == (len(MIGRATIONS),)
+
     async def test_a_file_of_a_later_generation_is_refused(self, place):
         store = place.store()
         await store.open()
@@ -323,6 +347,25 @@ class Statements:
         }
 
 
+async def everything_that_a_registry_does(registry):
+    """Each method."""
+    line = Audit(1, "local", "", "service.put", "mail")
+    for _ in range(2):
+        await registry.put_service("fax", "{}", line)
+        await registry.put_token(Token("i", "n", "d", "*", ("read",), None, 1), line)
+    await registry.delete_service("fax", line)
+    await registry.delete_token("i", line)
+    await registry.note(line)
+    for namespace in (None, "acme"):
+        await registry.audit(namespace=namespace, cursor=None, limit=10)
+    await registry.prune(0, 10)
+    await registry.version()
+    await registry.services()
+    await registry.tokens()
+    await registry.nodes()
+    await registry.shards()
+
+
 async def everything_that_a_store_does(store):
     """Each method, with every filter and every way that an attempt can end."""
     epochs = await store.take(ALL, "n1")
@@ -332,6 +375,11 @@ async def everything_that_a_store_does(store):
         await insert(store, *again, on_conflict=on_conflict, epochs=epochs)
         await insert(store, *again, on_conflict=on_conflict, again=True)
     at = now(store)
+    for _ in range(2):
+        await store.insert(
+            [request(later(store, key="named")), request(later(store), "r2")], epochs
+        )
+    await everything_that_a_registry_does(store.registry)
     await store.due([Window("mail", 10, 10), Window("sms", 10, 10)], ALL, at, at + HOUR)
     await store.due([Window("mail", 10, 10)], [1, 2], at, at + HOUR)
     await store.claim([wanted(later(store))], "n1", epochs)
@@ -339,6 +387,8 @@ async def everything_that_a_store_does(store):
         (running,) = await run(store, epochs, task(store))
         await store.renew([lease(running, at + HOUR)])
         await store.running([0])
+        await store.running([0], until_ms=at)
+        await store.accept([lease(running, at + HOUR)])
         await store.record([ending(running, event)])
         await store.attempts(running.id)
         await store.cancel([running.id])
@@ -347,9 +397,12 @@ async def everything_that_a_store_does(store):
     for parts, final in itertools.product(FILTERS, (None, True, False)):
         await store.find(made(parts, at), final=final, cursor=None, limit=3)
         await store.find(made(parts, at), final=final, cursor="8" * 32, limit=3)
-    for parts in INDEXED:
-        await store.cancel_where(made(parts, at), 1)
-        await store.reschedule_where(made(parts, at), at + HOUR, 1)
+        which = made(parts, at)._replace(namespace="acme")
+        await store.find(which, final=final, cursor=None, limit=3)
+    for parts, namespace in itertools.product(INDEXED, (None, "", "acme")):
+        which = made(parts, at)._replace(namespace=namespace)
+        await store.cancel_where(which, 1)
+        await store.reschedule_where(which, at + HOUR, 1)
     (final,) = await ended(store, epochs, task(store, key="r"))
     for force in (False, True):
         await store.replay([replay_of(store, final)], force=force)
@@ -389,15 +442,48 @@ class TestPlans:
             connection.run(statement)
         plans = statements.plans(connection)
         connection.close()
-        assert len(plans) > 40
-        counting = set(sql.COUNTS.values())  # these look at a bounded number of rows
+        assert len(plans) > 60
+        assert sql.ACCEPT in plans
+        assert sqlite_registry.PRUNE in plans
+        # These look at a bounded number of rows; the log's last lines are its last rows.
+        counting = {*sql.COUNTS.values(), sqlite_registry.AUDIT}
         scans = [
             (statement, step)
             for statement, steps in plans.items()
             for step in steps
-            if re.match(r"SCAN (task|t|backlog|b|attempt|a)\b", step) and statement not in counting
+            if re.match(r"SCAN (task|t|backlog|b|attempt|a|idempotency|i|audit)\b", step)
+            and statement not in counting
         ]
         assert scans == []
+
+    @pytest.mark.parametrize("seen", [True, False], ids=["analyzed", "not analyzed"])
+    async def test_what_runs_is_found_by_its_lease(self, store, seen):
+        """What waits for feedback for days is not come by."""
+        epochs = await store.take(ALL, "n1")
+        running = await run(store, epochs, *[task(store) for _ in range(300)])
+        await store.accept([lease(one, now(store) + HOUR) for one in running])
+        if seen:
+            await store._write(Rank.CLAIM, lambda connection: connection.run("ANALYZE"))
+
+        def work(connection):
+            values = {"shards": json.dumps([*ALL]), "until": 0}
+            rows = connection.run(f"EXPLAIN QUERY PLAN {sql.RUNNING}", values)
+            return [row[3] for row in rows]
+
+        steps = await store._read(work)
+        assert "SEARCH task USING INDEX task_lease (lease_until_ms<?)" in steps
+
+    async def test_a_key_and_a_namespace_go_by_the_index_of_keys(self, store):
+        where, values = sql.matching(Filter(key="k", namespace="acme"), 0)
+        statement = sql.UNCLAIMED.format(where=where)
+
+        def work(connection):
+            rows = connection.run(f"EXPLAIN QUERY PLAN {statement}", {**values, "limit": 1})
+            return [row[3] for row in rows]
+
+        assert await store._read(work) == [
+            "SEARCH task USING INDEX task_key (key=? AND service>? AND service<?)"
+        ]
 
     async def test_what_is_due_is_read_in_the_order_of_the_index(self, store):
         def work(connection):

@@ -6,8 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from contracts.stores import insert, request, task
 from tickwheel.durable import Scheduler
 from tickwheel.durable.stores import sqlite_statements as sql
+from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.durable.stores.sqlite_connection import DRIVERS
 
 BURST = 10_000
@@ -59,6 +61,39 @@ async def test_a_burst_of_ten_thousand_takes_one_statement_per_batch(counted, tm
     assert counted[sql.ENDING] <= BURST // 50
     assert all(counted[statement] == counted[sql.ENDING] for statement in sql.RECORD)
     assert sum(counted.values()) < BURST // 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("key", [None, "k{}"], ids=["plain", "keyed"])
+async def test_a_thousand_requests_with_names_take_as_many_statements_as_one(
+    counted, tmp_path, key
+):
+    store = SqliteStore(tmp_path / "tasks.db")
+    await store.open()
+    taken = []
+    for first, count in ((0, 1), (1, 1_000), (0, 1_001)):  # new, new, all made before
+        counted.clear()
+        await store.insert(
+            [
+                request(task(store, key=key and key.format(n)), f"r{n}")
+                for n in range(first, first + count)
+            ],
+            {},
+        )
+        taken.append(sum(counted.values()))
+    await store.close()
+    assert taken[0] == taken[1] < 12
+    assert taken[2] < 12
+
+
+@pytest.mark.asyncio
+async def test_plain_submits_ask_for_no_names(counted, tmp_path):
+    store = SqliteStore(tmp_path / "tasks.db")
+    await store.open()
+    counted.clear()
+    await insert(store, *[task(store) for _ in range(1_000)])
+    await store.close()
+    assert counted == {"BEGIN IMMEDIATE": 1, sql.INSERT: 1, "COMMIT": 1}
 
 
 @pytest.mark.asyncio

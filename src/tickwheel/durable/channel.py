@@ -11,16 +11,28 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """How an attempt went: FINISH, RETRY, FAIL, SNOOZE or RELEASE, and what belongs to it."""
+    """How an attempt went: FINISH, RETRY, FAIL, SNOOZE, RELEASE or ACCEPT, and what belongs to it.
+
+    - `healthy`: whether the service works, for its breaker; None: this says nothing of it.
+    - `hold_ms`: nothing is sent to the service for so long.
+    - `gone`: the service does not exist any more, and is to be disabled.
+    """
 
     event: Event
     result_body: str | None = None
     error: str | None = None
-    after_ms: int | None = None  # RETRY: not before that; SNOOZE: then
+    after_ms: int | None = None  # RETRY, SNOOZE: exactly then; ACCEPT: until when it may take
+    least_ms: int | None = None  # RETRY: as the backoff says, but not before that
+    healthy: bool | None = None
+    hold_ms: int | None = None
+    gone: bool = False
 
 
 class Channel(Protocol):
     """The contract of every protocol."""
+
+    remote: bool
+    """Whether what was sent goes on elsewhere, even when `send` is cancelled."""
 
     def gate(self, service: Service) -> Gate | None:
         """Return what else, beside the service's own gate, bounds how many may be sent at once."""
@@ -28,8 +40,14 @@ class Channel(Protocol):
     def interruptible(self, service: Service) -> bool:
         """Say whether `send` ends when it is cancelled."""
 
+    def check(self, service: Service) -> None:
+        """Raise when the service's configuration is not one that can be sent by."""
+
     async def send(self, task: Task, service: Service) -> Answer:
         """Call the service; what goes wrong there is an answer, not an exception."""
+
+    def forget(self, name: str) -> None:
+        """Let go of what is kept of a service that was deleted."""
 
     async def close(self) -> None:
         """Let go of what the channel holds."""

@@ -27,6 +27,9 @@ class Coordinator(Protocol):
         Empty as soon as another node could have taken them.
         """
 
+    def nodes(self) -> int:
+        """Return how many nodes live, this one included, as far as is known; 1 at least."""
+
     async def step(self) -> float:
         """Do what is due (keep the lease, take what is free, give up what is too much).
 

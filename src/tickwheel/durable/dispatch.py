@@ -7,6 +7,7 @@ task is sent only while its lease covers its timeout by a clock that counts susp
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from tickwheel.clock import BootClock
 from tickwheel.durable.channel import Answer
-from tickwheel.durable.gate import Gate
+from tickwheel.durable.flow import Flow
+from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.loader import WINDOW
 from tickwheel.durable.log import logger
 from tickwheel.durable.steps import Home
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.channel import Channel
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.feedback import Feedback
+    from tickwheel.durable.gate import Gate
     from tickwheel.durable.loader import Loader
     from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     # Priority, due time, id and turn decide; an entry that is held no more has lost its place.
     Line = list[tuple[int, int, str, int, Due, Entry[Due]]]
-    Picked = tuple[Due, Entry[Due]]
+    Picked = tuple[Due, Entry[Due], Service]
 
 LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 
@@ -45,11 +48,16 @@ LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 class Running:
     """One attempt that this node has under way."""
 
-    __slots__ = ("asked", "deadline", "ended", "job", "lease_until_ms", "service", "task")
+    __slots__ = ("asked", "deadline", "ended", "flow", "job", "lease_until_ms", "service", "shared",
+                 "task")  # fmt: skip
 
-    def __init__(self, task: Task, service: Service, asked: float) -> None:
+    def __init__(
+        self, task: Task, service: Service, flow: Flow, shared: Gate | None, asked: float
+    ) -> None:
         self.task = task
         self.service = service
+        self.flow = flow
+        self.shared = shared
         self.asked = asked  # when the claim was, by a clock that counts suspension
         self.job: asyncio.Task[None] | None = None
         self.deadline: Handle | None = None
@@ -88,11 +96,13 @@ class Dispatch:
         self._served = ""
         self._pause = 0.0  # the store said "not due yet": our clock is ahead of its
         self._paused_until = 0.0
-        self._gates: dict[str, Gate] = {}
+        self.flows: dict[str, Flow] = {}
         self._stopping = False
         self._jobs: dict[asyncio.Task[None], Running] = {}
         self.running: dict[str, Running] = {}
         self.sent = 0
+        self.lateness = Histogram()
+        self.gone: Callable[[Service], None] = lambda _: None  # told of what must not be called
         self.wake: Callable[[], None] = lambda: None
         self.hungry: Callable[[], None] = lambda: None
 
@@ -109,12 +119,22 @@ class Dispatch:
                 break
             await self._claim(batch)
         sleep_ms = self._loader.sleep_ms()
-        return LONGEST_SECONDS if sleep_ms is None else min(sleep_ms / 1000, LONGEST_SECONDS)
+        sleep = LONGEST_SECONDS if sleep_ms is None else min(sleep_ms / 1000, LONGEST_SECONDS)
+        return min(sleep, self._until_permits())
+
+    def _until_permits(self) -> float:
+        """Return how long until a line may move that waits for its rate, or for a pause to end."""
+        now = self._timer.time()
+        flows = [self.flows.get(name) for name, line in self._ready.items() if line]
+        times = [flow.next_at(now) for flow in flows if flow is not None and flow.service.enabled]
+        soonest = min((moment for moment in times if moment is not None), default=math.inf)
+        return min(LONGEST_SECONDS, max(0.0, soonest - now))
 
     def _wait(self, due: Due) -> None:
         """Line a task up for a permit: by priority, then due time, then id."""
-        if not self._flows(due.service) and self._loader.waiting[due.service] >= WINDOW:
+        if self._loader.waiting[due.service] >= WINDOW and self._stands(due.service):
             self._loader.forget(due.id)  # the store has it: a window is enough
+            self._loader.hungry.add(due.service)
             return
         line = self._ready.setdefault(due.service, [])
         if len(line) > 2 * self._tidied.get(due.service, WINDOW):
@@ -130,6 +150,11 @@ class Dispatch:
         self._tidied[name] = max(WINDOW, len(line))
         self._loader.waiting[name] = len(line)
 
+    def _stands(self, name: str) -> bool:
+        """Say whether nothing of this service can be sent for now."""
+        flow = self.flows.get(name)
+        return not self._flows(name) or (flow is not None and flow.stands(self._timer.time()))
+
     def _flows(self, name: str) -> bool:
         """Say whether tasks of this service may be sent."""
         service = self._services.get(name)
@@ -142,16 +167,19 @@ class Dispatch:
         time another one is the first to choose.
         """
         batch: list[Picked] = []
+        now = self._timer.time()
         names = [name for name, line in self._ready.items() if line and self._flows(name)]
         turn = names.index(self._served) + 1 if self._served in names else 0
         for number, name in enumerate(names[turn:] + names[:turn]):
             line, service = self._ready[name], self._services[name]
-            own, *shared = gates = self._gates_of(service)
-            fair = [max(1, gate.free // (len(names) - number)) for gate in shared if gate.free]
-            free = min(BATCH - len(batch), own.free, *fair) if len(fair) == len(shared) else 0
-            picked = self._pop(line, free)
-            for gate in gates:
-                gate.take(len(picked))
+            flow, shared = self._gates(service, now)
+            free = min(BATCH - len(batch), flow.free(now))
+            if shared is not None:  # divided fairly among those that are still to choose
+                free = min(free, -(-shared.free // (len(names) - number)))
+            picked = self._pop(line, free, service)
+            flow.take(len(picked), now)
+            if shared is not None:
+                shared.take(len(picked))
             if picked and not batch:
                 self._served = name  # the next time it comes last
             batch += picked
@@ -160,6 +188,12 @@ class Dispatch:
                 self._loader.hungry.discard(name)
                 self.hungry()
         return batch
+
+    def forget(self, name: str) -> None:
+        """Let go of what is kept of a service that was deleted, once nothing of it is under way."""
+        flow = self.flows.get(name)
+        if flow is not None and not flow.under_way:
+            del self.flows[name]
 
     def trim(self, over: int) -> int:
         """Let the last of the longest lines go, the store has them; return how many went."""
@@ -178,51 +212,58 @@ class Dispatch:
             gone += surplus
         return gone
 
-    def _pop(self, line: Line, free: int) -> list[Picked]:
+    def _pop(self, line: Line, free: int, service: Service) -> list[Picked]:
         picked: list[Picked] = []
         held = self._loader.held
         while line and len(picked) < free:
             *_, due, entry = heappop(line)
             if held.get(due.id) is entry:
-                picked.append((due, entry))  # otherwise it was cancelled or moved meanwhile
+                picked.append((due, entry, service))  # otherwise it was cancelled or moved
         return picked
 
-    def _gates_of(self, service: Service) -> list[Gate]:
-        gate = self._gates.get(service.name)
-        if gate is None:
-            gate = self._gates[service.name] = Gate(service.concurrency)
-        other = self._channels[service.protocol].gate(service)
-        return [gate] if other is None else [gate, other]
+    def _gates(self, service: Service, now: float) -> tuple[Flow, Gate | None]:
+        """Return the service's own permits, and those that it shares with others, or None."""
+        nodes = self._coordinator.nodes()
+        flow = self.flows.get(service.name)
+        if flow is None:
+            flow = self.flows[service.name] = Flow(service, now, nodes)
+        else:
+            flow.fit(service, nodes, now)
+        return flow, self._channels[service.protocol].gate(service)
 
-    def _give(self, service: Service) -> None:
-        for gate in self._gates_of(service):
-            gate.give()
+    def _undo(self, service: Service) -> None:
+        """Give back the permits of a task that was not claimed."""
+        self.flows[service.name].undo()
+        shared = self._channels[service.protocol].gate(service)
+        if shared is not None:
+            shared.give()
 
     async def _claim(self, batch: list[Picked]) -> None:
         """Claim the batch with one statement, and send what was got."""
-        services = self._services
-        wanted = [Wanted(due, services[due.service].timeout_ms) for due, _ in batch]
+        wanted = [Wanted(due, service.timeout_ms) for due, _, service in batch]
         asked = self._boot.time()
         try:
             claims = await self._store.claim(wanted, self._node, self._coordinator.owned())
         except BaseException as error:
-            for due, entry in batch:
-                self._give(services[due.service])  # not woken by it: the step waits first
+            for due, entry, service in batch:
+                self._undo(service)  # not woken by it: the step waits first
                 if self._loader.held.get(due.id) is entry:
                     self._wait(due)
             if isinstance(error, StoreUnavailable):
                 self._feedback.doubt()  # it may have been committed all the same
             raise
         got = {task.id for task in claims.tasks}
-        for due, entry in batch:
+        for due, entry, service in batch:
             if self._loader.held.get(due.id) is entry or due.id in got:
                 self._loader.forget(due.id)
             if due.id not in got:
-                self._give(services[due.service])
+                self._undo(service)
         self._rearm(batch, claims.later)
-        places = {due.id: place for place, (due, _) in enumerate(batch)}
+        places = {due.id: place for place, (due, *_) in enumerate(batch)}
+        now_ms = self._store.now_ms()
         for task in sorted(claims.tasks, key=lambda task: places[task.id]):
-            self._send(task, services[task.service], asked)
+            self.lateness.observe(max(0.0, now_ms - task.due_at_ms) / 1000)
+            self._send(task, batch[places[task.id]][2], asked)
 
     def _rearm(self, batch: list[Picked], later: list[Due]) -> None:
         """Put back what is due at another time; what the store finds not due yet, after a pause."""
@@ -231,7 +272,7 @@ class Dispatch:
             if due.due_at_ms <= soon:
                 self._loader.add(due)
         if {(due.id, due.due_at_ms) for due in later} & {
-            (due.id, due.due_at_ms) for due, _ in batch
+            (due.id, due.due_at_ms) for due, *_ in batch
         }:
             self._pause = min(max(0.001, 2 * self._pause), LONGEST_SECONDS)
             self._paused_until = self._timer.time() + self._pause
@@ -240,7 +281,8 @@ class Dispatch:
 
     def _send(self, task: Task, service: Service, asked: float) -> None:
         """Begin an attempt that was claimed; `asked` is when that was asked for."""
-        attempt = Running(task, service, asked)
+        shared = self._channels[service.protocol].gate(service)
+        attempt = Running(task, service, self.flows[service.name], shared, asked)
         self.running[task.id] = attempt
         if self._stopping:
             self._end(attempt, Answer(Event.RELEASE, error="claimed, not sent: the node stopped"))
@@ -287,7 +329,8 @@ class Dispatch:
 
     def _time_out(self, attempt: Running, timeout: float) -> None:
         """Its time is over: that is the answer, whatever it still does."""
-        self._end(attempt, Answer(Event.RETRY, error=f"timed out after {timeout:g} s"))
+        late = Answer(Event.RETRY, error=f"timed out after {timeout:g} s", healthy=False)
+        self._end(attempt, late)
         channel = self._channels[attempt.service.protocol]
         if attempt.job is not None and channel.interruptible(attempt.service):
             attempt.job.cancel()
@@ -300,7 +343,20 @@ class Dispatch:
         del self.running[attempt.task.id]
         if attempt.deadline is not None:
             attempt.deadline.cancel()
-        self._feedback.end(attempt.task, attempt.service, answer)
+        self._heed(attempt, answer)
+        if answer.event is Event.ACCEPT:
+            self._feedback.accept(attempt.task, attempt.service)
+        else:
+            self._feedback.end(attempt.task, attempt.service, answer)
+
+    def _heed(self, attempt: Running, answer: Answer) -> None:
+        """Note what an answer says of the service itself."""
+        now = self._timer.time()
+        attempt.flow.heard(answer.healthy, now)
+        if answer.hold_ms is not None:
+            attempt.flow.hold(now + answer.hold_ms / 1000)
+        if answer.gone:
+            self.gone(attempt.service)
 
     def _returned(self, attempt: Running, job: asyncio.Task[None]) -> None:
         """Free its place: the function has returned, or was stopped before it began."""
@@ -309,7 +365,9 @@ class Dispatch:
         self._leave(attempt)
 
     def _leave(self, attempt: Running) -> None:
-        self._give(attempt.service)
+        attempt.flow.give()
+        if attempt.shared is not None:
+            attempt.shared.give()
         self.wake()
 
     def quit(self) -> None:
@@ -319,15 +377,16 @@ class Dispatch:
     async def stop(self, grace: float) -> None:
         """After `quit`: give what is under way `grace` seconds, then hand it back.
 
-        A plain function that still runs then keeps its lease: nobody can stop a thread.
+        What goes on all the same keeps its lease: a plain function, whose thread nobody can stop,
+        and a call that has been sent.
         """
         if self._jobs:
-            logger.info("waiting up to %g s for %d functions to end", grace, len(self._jobs))
+            logger.info("waiting up to %g s for %d tasks to end", grace, len(self._jobs))
             await asyncio.wait(self._jobs, timeout=grace)
         left = list(self._jobs.items())
         for job, attempt in left:
             channel = self._channels[attempt.service.protocol]
-            if not channel.interruptible(attempt.service):
+            if channel.remote or not channel.interruptible(attempt.service):
                 self._abandon(attempt)
             job.cancel()
         if left:

@@ -10,11 +10,12 @@ import asyncio
 import sys
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.batch import Batch
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.log import logger
+from tickwheel.durable.service import Service
 from tickwheel.durable.store import LEASE_MARGIN_MS
 from tickwheel.durable.task import COUNTED, Due, Ending, Event, Lease, State
 from tickwheel.errors import StoreUnavailable
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.dispatch import Running
     from tickwheel.durable.loader import Loader
-    from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
     from tickwheel.durable.task import Task
 
 RENEW_SECONDS = 5.0
 BEHIND = 100
-SWEEP_MS = 60_000.0  # how often to look for tasks that run nowhere, whatever is known
+SWEEP_MS = 60_000  # how often to look for tasks that run nowhere, whatever is known
+AHEAD_MS = 90_000  # a sweep finds the leases that end within that: the next one comes before
 ERROR = 16_000  # characters of an error that are kept: of a longer one its ends
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # between tries to write an outcome; the last repeats
 
@@ -44,10 +45,13 @@ class Feedback:
         store: Store,
         coordinator: Coordinator,
         loader: Loader,
+        services: Mapping[str, Service],
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._loader = loader
+        self._services = services
+        self._accepts: Batch[Lease, bool] = Batch(store.accept, bound=sys.maxsize)
         self._batch: Batch[Ending, bool] = Batch(self._record, bound=sys.maxsize, weigh=weight)
         self._all_written = asyncio.Event()
         self._swept: frozenset[tuple[int, int]] = frozenset()
@@ -101,12 +105,66 @@ class Feedback:
         if not future.result():
             logger.info("attempt %d of task %s came too late", task.attempt, task.id)
             return
+        self._ended(task, ending)
+
+    def _ended(self, task: Task, ending: Ending) -> None:
+        """An attempt has ended, and the store has that: tell whom it concerns."""
+        self._left.pop(task.id, None)
         self.ended[ending.event] += 1
         report(task, ending)
         if ending.state is not State.DELAY:
             self.tell(task.id)
         elif task.shard in self._coordinator.owned():
             self._load(task, ending.due_at_ms)
+
+    def accept(self, task: Task, service: Service) -> None:
+        """The callee has the task: it runs without us, until feedback comes or its time ends.
+
+        While the store is away it is tried again; failing that, the attempt's lease runs out.
+        """
+        until = int(self._store.now_ms()) + round(service.feedback_timeout * 1000)
+        self._write_accept(task, Lease(task.id, task.attempt, task.epoch, until), 0)
+
+    def _write_accept(self, task: Task, lease: Lease, tries: int) -> None:
+        future = self._accepts.add(lease)
+        future.add_done_callback(partial(self._accepted, task, lease, tries))
+
+    def _accepted(self, task: Task, lease: Lease, tries: int, future: asyncio.Future[bool]) -> None:
+        error = future.exception()
+        if error is None:
+            if future.result():  # otherwise feedback was quicker
+                self._await(task, lease.until_ms)
+        elif not self._closed and tries < len(AGAIN_SECONDS):
+            loop = asyncio.get_running_loop()
+            loop.call_later(AGAIN_SECONDS[tries], self._write_accept, task, lease, tries + 1)
+        else:
+            logger.warning("task %s was accepted, which could not be noted: %s", task.id, error)
+
+    def _await(self, task: Task, until_ms: int) -> None:
+        """Watch for the end of a lease that another holds; what ends later, a sweep will find."""
+        if until_ms - self._store.now_ms() < AHEAD_MS:
+            self._left[task.id] = task._replace(due_at_ms=until_ms, lease_until_ms=until_ms)
+            self.wake()
+
+    async def report(self, task: Task, event: Event, **what: Any) -> Ending | None:
+        """Take feedback of the callee's own for the attempt that `task` shows; None: too late.
+
+        ACCEPT is a sign of life: it has the whole feedback timeout again.
+        """
+        service = self._services.get(task.service) or Service(task.service)
+        now = int(self._store.now_ms())
+        if event is Event.ACCEPT:
+            until = now + round(service.feedback_timeout * 1000)
+            lease = Lease(task.id, task.attempt, task.epoch, until)
+            if not await self._accepts.add(lease):
+                return None
+            self._await(task, until)
+            return Ending(task.id, task.attempt, task.epoch, event, now, until, task.failures)
+        ending = ending_of(task, service, Answer(event, **what), now)
+        if not await self._batch.add(ending):
+            return None
+        self._ended(task, ending)
+        return ending
 
     @contextmanager
     def waiting(self, task_id: str) -> Iterator[asyncio.Event]:
@@ -173,7 +231,8 @@ class Feedback:
 
     async def _sweep(self, shards: frozenset[int], behind: int | None) -> None:
         """Find what runs by the store and not here: a node died, or an answer was lost."""
-        for task in await self._store.running(sorted(shards), behind):
+        until = int(self._store.now_ms()) + AHEAD_MS
+        for task in await self._store.running(sorted(shards), behind, until):
             ours = self.running.get(task.id)
             if (
                 ours is None or ours.task.attempt != task.attempt
@@ -188,7 +247,7 @@ class Feedback:
             if task.shard not in shards:
                 del self._left[task.id]
             elif (task.lease_until_ms or 0) < now:
-                over.append((task, lost(task, now)))
+                over.append((task, lost(task, self._services.get(task.service), now)))
         if over:
             await self._end_lost(over)
         ends = [task.lease_until_ms or 0 for task in self._left.values()]
@@ -203,7 +262,7 @@ class Feedback:
                 doubtful.append(task)
                 continue
             self.ended[ending.event] += 1
-            logger.warning("task %s: the lease of attempt %d ran out", task.id, task.attempt)
+            logger.warning("task %s, attempt %d: %s", task.id, task.attempt, ending.error)
             if ending.state is State.DELAY:
                 self._load(task, ending.due_at_ms)
         # Renewed by the node that runs it, or ended meanwhile: the next sweep tells.
@@ -236,6 +295,7 @@ def ending_of(task: Task, service: Service, answer: Answer, now_ms: int) -> Endi
         else:
             if answer.after_ms is None:
                 after_ms = round(service.backoff.seconds(failures) * 1000)
+                after_ms = max(after_ms, answer.least_ms or 0)
             due_at_ms = now_ms + after_ms
     elif event is Event.RELEASE:
         due_at_ms = task.due_at_ms
@@ -270,14 +330,28 @@ def storable(text: str | None) -> str | None:
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
-def lost(task: Task, now_ms: int) -> Ending:
+def lost(task: Task, service: Service | None, now_ms: int) -> Ending:
     """Return the ending of an attempt of which nothing more was heard: a failure."""
     failures = task.failures + 1
     event = Event.RETRY if failures < task.max_attempts else Event.FAIL
-    error = f"lost: {task.node} was not heard of before the lease of attempt {task.attempt} ended"
+    due_at_ms = now_ms
+    if accepted(task):
+        error = f"no feedback: attempt {task.attempt} was accepted, and its time is over"
+        backoff = (service or Service(task.service)).backoff
+        due_at_ms += round(backoff.seconds(failures) * 1000)
+    else:
+        error = (
+            f"lost: {task.node} was not heard of before the lease of attempt {task.attempt} ended"
+        )
     return Ending(
-        task.id, task.attempt, task.epoch, event, now_ms, now_ms, failures, None, error, lost=True
-    )
+        task.id, task.attempt, task.epoch, event, now_ms, due_at_ms, failures, None, error,
+        lost=True,
+    )  # fmt: skip
+
+
+def accepted(task: Task) -> bool:
+    """Say whether a running task is the callee's: its lease and due time are the same then."""
+    return task.lease_until_ms == task.due_at_ms
 
 
 def renewed(attempt: Running, now_ms: int) -> int:

@@ -66,6 +66,10 @@ class Loader:
         self.running: Mapping[str, object] = {}
         self.trim: Callable[[int], int] = lambda _: 0
 
+    def rescan(self) -> None:
+        """Read the whole horizon with the next step."""
+        self._scanned_ms = -1
+
     def holds_until(self) -> float:
         """Return up to which due time tasks belong into memory by now."""
         return self._store.now_ms() + self._horizon_ms
@@ -171,7 +175,7 @@ class Loader:
         """Say once of a service that has tasks in the store and no function here."""
         strangers = {*await self._store.services()} - self._services.keys() - self._strangers
         for name in strangers:
-            logger.warning("there are tasks of %r, which this process has no function for", name)
+            logger.warning("there are tasks of %r, which is no service or function here", name)
         self._strangers |= strangers
 
     def _drop_all(self) -> None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.aio import AsyncTimer
+from tickwheel.durable.configuration import stored_form
+from tickwheel.durable.directory import Directory
 from tickwheel.durable.dispatch import Dispatch
 from tickwheel.durable.feedback import Feedback
 from tickwheel.durable.loader import Loader
 from tickwheel.durable.log import logger
 from tickwheel.durable.recurring import Recurring
+from tickwheel.durable.registry import Audit
 from tickwheel.durable.steps import Step
 from tickwheel.durable.submit import Submit
+from tickwheel.durable.task import namespace_of
+from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,12 +28,16 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.durable.channel import Channel
     from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.histogram import Histogram
     from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
+    from tickwheel.durable.vault import Vault
 
 PRUNE_SECONDS = 60.0
 PATIENCE_SECONDS = 2.0  # for a statement under way, when stopping
 PRUNE_ROWS = 1_000
+IDEMPOTENCY_MS = 86_400_000  # for so long a request is known by its idempotency key
+PAUSES = (0.1, 1.0, 5.0, 30.0)
 
 
 class Node:
@@ -36,9 +47,11 @@ class Node:
         self,
         store: Store,
         coordinator: Coordinator,
-        services: Mapping[str, Service],
+        services: dict[str, Service],
         channels: Mapping[str, Channel],
         *,
+        vault: Vault,
+        max_body: int,
         name: str,
         dispatches: bool,
         horizon: float,
@@ -48,27 +61,33 @@ class Node:
         clock: Clock | None,
     ) -> None:
         self.store = store
+        self.name = name
+        self.vault = vault
         self.loop = asyncio.get_running_loop()
-        self.services = services
+        self.services: Mapping[str, Service] = services
+        self._services = services
+        self._disabling: set[asyncio.Future[None]] = set()
         self.dispatches = dispatches
-        self._coordinator = coordinator
-        self._channels = channels
+        self.coordinator = coordinator
+        self.channels = channels
         self._retention_ms = int(retention * 1000)
         self._timer = AsyncTimer(0.0001, clock=clock)
         self.loader = Loader(store, coordinator, services, horizon=horizon, scan=scan, cap=cap)
-        self.submit = Submit(store, coordinator, self.loader)
-        self._feedback = Feedback(store, coordinator, self.loader)
+        self.submit = Submit(store, coordinator, self.loader, max_body=max_body)
+        self.feedback = Feedback(store, coordinator, self.loader, services)
+        self.directory = Directory(store.registry, services, vault)
         self.dispatch = Dispatch(
-            store, coordinator, self.loader, self._feedback, services, channels, self._timer, name
+            store, coordinator, self.loader, self.feedback, services, channels, self._timer, name
         )
         self._recurring = Recurring(store, coordinator, self.submit)
         self._steps = {
             step_name: Step(step_name, work, self._timer)
             for step_name, work in (
+                ("directory", self.directory.step),
                 ("coordinator", coordinator.step),
                 ("loader", self.loader.step),
                 ("dispatch", self.dispatch.step),
-                ("feedback", self._feedback.step),
+                ("feedback", self.feedback.step),
                 ("recurring", self._recurring.step),
                 ("prune", self._prune),
             )
@@ -78,25 +97,67 @@ class Node:
     def _wire(self) -> None:
         """Let each step wake those that its work concerns."""
         dispatch, loader = self._steps["dispatch"], self._steps["loader"]
-        self._feedback.running = self.loader.running = self.dispatch.running
+        self.feedback.running = self.loader.running = self.dispatch.running
         self.dispatch.wake = dispatch.wake
         self.loader.trim = self.dispatch.trim
         self.dispatch.hungry = loader.wake
-        self._feedback.wake = self._steps["feedback"].wake
+        self.feedback.wake = self._steps["feedback"].wake
+        self.directory.changed = self._services_changed
+        self.dispatch.gone = self._gone
         self.loader.earlier = lambda due_at_ms: dispatch.wake_within(
             (due_at_ms - self.store.now_ms()) / 1000
         )
 
     async def start(self) -> None:
         """Join the others, and begin."""
+        await self.directory.refresh()
+        self.store.registry.listen(self._steps["directory"].wake)
+        self._steps["directory"].start()
         if not self.dispatches:
             return
-        await self._coordinator.start(self._owned_changed)
-        for step in self._steps.values():
-            step.start()
+        await self.coordinator.start(self._owned_changed)
+        for name, step in self._steps.items():
+            if name != "directory":
+                step.start()
+
+    def _services_changed(self) -> None:
+        """Read what is due of services that are new, or may be called again; send it."""
+        for name in self.dispatch.flows.keys() - self.services.keys():
+            self.dispatch.forget(name)
+            for channel in self.channels.values():
+                channel.forget(name)
+        self.loader.rescan()
+        self._steps["loader"].wake()
+        self._steps["dispatch"].wake()
+
+    def _gone(self, service: Service) -> None:
+        """A service says that it does not exist any more: hold its tasks, here and everywhere."""
+        if self.services.get(service.name) is service:
+            self._services[service.name] = replace(service, enabled=False)
+            job = asyncio.ensure_future(self._disable(service))
+            self._disabling.add(job)
+            job.add_done_callback(self._disabling.discard)
+
+    async def _disable(self, service: Service) -> None:
+        """Store that a service is disabled, unless it has been changed since it was called."""
+        why = f"{service.name!r} answered that it is gone"
+        logger.warning("the service %s: it is disabled, and its tasks wait", why)
+        config = stored_form(replace(service, enabled=False), self.vault.seal)
+        now = int(self.store.now_ms())
+        namespace = namespace_of(service.name)
+        audit = Audit(now, "tickwheel", namespace, "service.disable", service.name, detail=why)
+        for pause in (*PAUSES, 0.0):
+            try:
+                await self.store.registry.put_service(
+                    service.name, config, audit, version=service.version
+                )
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(pause)
+        await self.directory.refresh()
 
     def _owned_changed(self) -> None:
-        if self._coordinator.owned():
+        if self.coordinator.owned():
             self.store.listen(self._steps["loader"].wake)
         for step in self._steps.values():
             step.wake()
@@ -104,11 +165,11 @@ class Node:
     def forget(self, task_id: str) -> None:
         """A task was cancelled: take it off the wheel, and tell who waits for its end."""
         self.loader.forget(task_id)
-        self._feedback.tell(task_id)
+        self.feedback.tell(task_id)
 
     def waiting(self, task_id: str) -> AbstractContextManager[asyncio.Event]:
         """Give an event that is set when a task ends in this process."""
-        return self._feedback.waiting(task_id)
+        return self.feedback.waiting(task_id)
 
     def schedules_changed(self) -> None:
         """Read the schedules again."""
@@ -117,11 +178,13 @@ class Node:
 
     async def _prune(self) -> float:
         """Delete what has been final for longer than it is kept; some at a time."""
-        if not self._coordinator.owned():
+        if not self.coordinator.owned():
             return PRUNE_SECONDS
         before = int(self.store.now_ms()) - self._retention_ms
         pruned = await self.store.prune(before, PRUNE_ROWS)
-        return 0.05 if pruned == PRUNE_ROWS else PRUNE_SECONDS
+        old = int(self.store.now_ms()) - IDEMPOTENCY_MS
+        forgotten = await self.store.registry.prune(old, PRUNE_ROWS)
+        return 0.05 if PRUNE_ROWS in (pruned, forgotten) else PRUNE_SECONDS
 
     async def stop(self, grace: float) -> None:
         """Take no more, finish or hand back what is under way, and give up the shards."""
@@ -129,37 +192,70 @@ class Node:
         try:
             await self._stop(grace)
         finally:
-            self._feedback.close()
+            self.feedback.close()
             await asyncio.gather(*(step.stop() for step in self._steps.values()))
-            for channel in self._channels.values():
+            for channel in self.channels.values():
                 await channel.close()
             await self._timer.close()
+            self.directory.close()
 
     async def _stop(self, grace: float) -> None:
-        names = ("dispatch", "recurring", "prune", "loader", "coordinator")
+        names = ("dispatch", "recurring", "prune", "loader", "coordinator", "directory")
         await asyncio.gather(*(self._steps[name].stop(PATIENCE_SECONDS) for name in names))
         try:
-            await self._coordinator.stop()  # ends count without shards: others may have them now
+            await self.coordinator.stop()  # ends count without shards: others may have them now
         except ConnectionError as error:
             logger.warning("the shards could not be given up: %s", error)
         await self.dispatch.stop(grace)
         try:
             async with asyncio.timeout(max(grace, 1.0)):
                 await self.submit.drained()
-                await self._feedback.drained()
+                await self.feedback.drained()
         except TimeoutError:
-            left = len(self._feedback.unrecorded)
+            left = len(self.feedback.unrecorded)
             logger.warning("stopped with %d ends not written: their leases will run out", left)
 
     def stats(self) -> dict[str, Any]:
         """Return what this node holds and has done."""
         return {
-            "owned": len(self._coordinator.owned()),
+            "node": self.name,
+            "nodes": self.coordinator.nodes(),
+            "owned": len(self.coordinator.owned()),
             "held": len(self.loader.held),
             "waiting": sum(self.loader.waiting.values()),
             "running": len(self.dispatch.running),
             "submitted": self.submit.submitted,
             "sent": self.dispatch.sent,
-            "ended": {str(event): count for event, count in self._feedback.ended.items() if count},
+            "ended": {str(event): count for event, count in self.feedback.ended.items() if count},
+            "lateness": summary(self.dispatch.lateness),
+            "services": {name: self._service_stats(name) for name in sorted(self.services)},
             "wheel": self.loader.wheel.snapshot(),
         }
+
+    def _service_stats(self, name: str) -> dict[str, Any]:
+        """Return how one service does here."""
+        service, flow = self.services[name], self.dispatch.flows.get(name)
+        latencies = getattr(self.channels.get(service.protocol), "latencies", {})
+        return {
+            "enabled": service.enabled,
+            "breaker": str(flow.state) if flow is not None else "closed",
+            "running": flow.under_way if flow is not None else 0,
+            "limit": flow.limit if flow is not None else service.concurrency,
+            "waiting": self.loader.waiting[name],
+            "latency": summary(latencies.get(name)),
+        }
+
+
+def summary(histogram: Histogram | None) -> dict[str, Any]:
+    """Return a histogram in words and numbers; its last bucket, which has all, has no bound."""
+    if histogram is None:
+        return {"count": 0, "sum": 0.0, "p50": None, "p99": None, "buckets": []}
+    return {
+        "count": histogram.count,
+        "sum": histogram.sum,
+        "p50": histogram.quantile(0.5),
+        "p99": histogram.quantile(0.99),
+        "buckets": [
+            [None if bound == math.inf else bound, count] for bound, count in histogram.cumulative()
+        ],
+    }

@@ -21,7 +21,9 @@ from tickwheel.durable.coordinators.solo import SoloCoordinator
 from tickwheel.durable.function import TaskFunction
 from tickwheel.durable.node import Node
 from tickwheel.durable.service import Backoff, Service, seconds_of
+from tickwheel.durable.submit import MAX_BODY
 from tickwheel.durable.task import MAX_SHARDS, SHARDS
+from tickwheel.durable.vault import Vault
 from tickwheel.durable.verbs import Verbs
 from tickwheel.errors import NotStarted
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.channel import Channel
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.store import Store
 
@@ -52,6 +55,9 @@ class Scheduler(Verbs):
     - `threads`: how many plain functions may run at once.
     - `retention`: for how long final tasks are kept; `grace`: how long `stop` waits for functions.
     - `shards` counts when the store is made.
+    - `max_body`: how many bytes a payload may have.
+    - Services that are called over HTTP: `allow_private_targets`, or networks in `allow_targets`,
+      let them be on private addresses; `secret_key` seals their secrets in the store.
     """
 
     def __init__(
@@ -68,6 +74,10 @@ class Scheduler(Verbs):
         shards: int = SHARDS,
         node: str | None = None,
         clock: Clock | None = None,
+        allow_private_targets: bool = False,
+        allow_targets: Sequence[str] = (),
+        secret_key: str | None = None,
+        max_body: int = MAX_BODY,
     ) -> None:
         nanoseconds("horizon", horizon)
         nanoseconds("grace", grace)
@@ -86,6 +96,11 @@ class Scheduler(Verbs):
         self._grace = grace
         self._clock = clock
         self._name = node
+        self._make_channels = functools.partial(
+            remote_channels, allow_private=allow_private_targets, allow=tuple(allow_targets)
+        )
+        self._vault = Vault(secret_key)
+        self._max_body = bounded("max_body", max_body, 1, 1 << 30)
         self._functions: dict[str, TaskFunction[..., Any]] = {}
         self._services: dict[str, Service] = {}
         self._node: Node | None = None
@@ -162,10 +177,10 @@ class Scheduler(Verbs):
             coordinator = self._coordinator(store, name) if self._dispatch else NoCoordinator()
             self._node = Node(
                 store, coordinator, self._services,
-                {"local": LocalChannel(self._functions, self._threads)},
-                name=name, dispatches=self._dispatch, horizon=self._horizon,
-                scan=self._horizon / 3, cap=self._cap, retention=self._retention,
-                clock=self._clock,
+                {"local": LocalChannel(self._functions, self._threads), **self._make_channels()},
+                vault=self._vault, max_body=self._max_body, name=name,
+                dispatches=self._dispatch, horizon=self._horizon, scan=self._horizon / 3,
+                cap=self._cap, retention=self._retention, clock=self._clock,
             )  # fmt: skip
             await self._node.start()
         except BaseException:
@@ -208,6 +223,11 @@ class Scheduler(Verbs):
         loop = self._started().loop
         return asyncio.run_coroutine_threadsafe(verb, loop).result()
 
+    @property
+    def node(self) -> Node:
+        """The node that runs here: its parts, for whoever shows or serves them."""
+        return self._started()
+
     def _forked(self) -> None:
         """In the child of a fork: what runs is the parent's; here it may be started anew."""
         self._node = None
@@ -225,6 +245,16 @@ class Scheduler(Verbs):
                 "the scheduler is not running: use `async with app`, or `with app.blocking()`"
             )
         return self._node
+
+
+def remote_channels(*, allow_private: bool, allow: tuple[str, ...]) -> dict[str, Channel]:
+    """Return the channels to other processes, as far as what they need is installed."""
+    try:
+        from tickwheel.durable.channels.http import HttpChannel  # noqa: PLC0415
+        from tickwheel.durable.channels.target import Targets  # noqa: PLC0415
+    except ImportError:
+        return {}  # then no service can be put, which is said there
+    return {"http": HttpChannel(Targets(allow_private=allow_private, allow=allow))}
 
 
 def store_at(url: str, *, shards: int, clock: Clock | None) -> Store:

@@ -65,8 +65,37 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
+class Breaker:
+    """When to leave a service alone that does not work, and for how long.
+
+    - After `failures` calls in a row that failed, nothing is sent for `pause` seconds; then
+      `probes` calls at a time try whether it works again. A failed probe doubles the pause, up to
+      `max_pause`. Tasks that wait meanwhile lose none of their attempts.
+    - A success opens the way slowly: each one lets one more call be under way.
+    """
+
+    failures: int = 10
+    pause: float = 5.0
+    max_pause: float = 60.0
+    probes: int = 1
+
+    def __post_init__(self) -> None:
+        bounded("failures", self.failures, 1, 1_000_000)
+        bounded("probes", self.probes, 1, 1_000)
+        for name in ("pause", "max_pause"):
+            if nanoseconds(name, getattr(self, name)) == 0:
+                raise ValueError(f"{name} must be more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
-    """Its name, and what to keep to when it is called."""
+    """Its name, and what to keep to when it is called.
+
+    - `secrets` sign its calls, the newest first; they and `headers` are shown to nobody.
+    - `feedback_timeout`: how long a callee that has accepted a task may take to say how it ended.
+    - `concurrency` and `rate` (calls per second) are for all nodes together.
+    - `version` is that of the stored configuration, 0 for what is not stored.
+    """
 
     name: str
     protocol: str = "local"
@@ -75,11 +104,22 @@ class Service:
     backoff: Backoff = field(default_factory=Backoff)
     concurrency: int = 100
     enabled: bool = True
+    endpoint: str = ""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    feedback_timeout: float = 3600.0
+    rate: float | None = None
+    breaker: Breaker | None = None
+    version: int = 0
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
         if self.timeout is not None and nanoseconds("timeout", self.timeout) == 0:
             raise ValueError("timeout must be more than 0 seconds, or None for no limit")
+        if nanoseconds("feedback_timeout", self.feedback_timeout) == 0:
+            raise ValueError("feedback_timeout must be more than 0 seconds")
+        if self.rate is not None and not 0.001 <= self.rate <= 1_000_000:
+            raise ValueError(f"rate must be from 0.001 to 1000000 per second, got {self.rate!r}")
         bounded("max_attempts", self.max_attempts, 1, 10_000)
         bounded("concurrency", self.concurrency, 1, 100_000)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tickwheel.durable.registry import Registry
     from tickwheel.durable.schedule import Firing, Schedule
     from tickwheel.durable.task import (
         Attempt,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         Filter,
         Lease,
         Page,
+        Repeated,
         Submission,
         Taken,
         Task,
@@ -68,6 +70,10 @@ class Store(Protocol):
     shards: int
     """How many shards there are: set when the store was made."""
 
+    @property
+    def registry(self) -> Registry:
+        """What the same database remembers besides tasks."""
+
     async def open(self) -> None:
         """Connect, and bring the tables to this version's form."""
 
@@ -89,7 +95,7 @@ class Store(Protocol):
         epochs: Mapping[int, int],
         *,
         again: bool = False,
-    ) -> list[Task | Taken | None]:
+    ) -> list[Task | Taken | Repeated | None]:
         """Store tasks, all in one commit; the answers are in their order.
 
         - A task as it is stored; after `replace` under the id of the one that had the key.
@@ -97,6 +103,9 @@ class Store(Protocol):
         - None when the task's shard is in `epochs` and that is not the shard's epoch any more.
         - `again`: these may have been stored already, by a call whose answer was lost; a task that
           was, live or final by now, is answered as it is stored.
+        - `Repeated` when its idempotency key was used before, in another batch or in this one; then
+          nothing is stored. A submission that is refused, with `Taken` or None, has not used it.
+          One that `keep` or `replace` settles has, for the task that has the key.
         """
 
     async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:
@@ -132,14 +141,25 @@ class Store(Protocol):
     async def renew(self, leases: Sequence[Lease]) -> list[bool]:
         """Move leases; for each whether the attempt is still the running one."""
 
+    async def accept(self, leases: Sequence[Lease]) -> list[bool]:
+        """Let attempts go on without the node, until the lease's end; a task is due then, too.
+
+        For each whether the attempt is still the running one. It may be accepted again: that moves
+        the end.
+        """
+
     async def services(self) -> list[str]:
         """Return the services that live tasks have, by name."""
 
-    async def running(self, shards: Sequence[int], behind: int | None = None) -> list[Task]:
+    async def running(
+        self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None
+    ) -> list[Task]:
         """Return the running tasks of these shards, their bodies left out.
 
-        With `behind`, a store that would have to look at every overdue task may stop, service by
-        service, when it has passed so many that are unclaimed.
+        - `behind`: a store that would have to look at every overdue task may stop, service by
+          service, when it has passed so many that are unclaimed.
+        - `until_ms`: only those whose lease ends by then; others that were accepted for longer cost
+          nothing. Without it such ones may be left out.
         """
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:

@@ -19,13 +19,15 @@ from tickwheel.durable.service import check_name
 from tickwheel.durable.task import (
     MAX_AT_MS,
     Due,
+    Idempotency,
     Ids,
+    Repeated,
     State,
     Submission,
     Taken,
     Task,
 )
-from tickwheel.errors import KeyTaken, Locked, OutOfRange
+from tickwheel.errors import KeyReused, KeyTaken, Locked, OutOfRange, UnknownTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from tickwheel.durable.loader import Loader
     from tickwheel.durable.store import Store
 
+    Stored = Task | Taken | Repeated | None
+
+Refused = KeyTaken | KeyReused | Locked
 ON_CONFLICT = ("reject", "replace", "keep")
 MAX_BODY = 1 << 20
 CHUNK = 1_000
@@ -59,12 +64,8 @@ class Submit:
         self._loader = loader
         self._max_body = max_body
         self._ids = Ids()
-        self._plain: Batch[Submission, Task | Taken | None] = Batch(
-            self._insert, limit=CHUNK, weigh=weight
-        )
-        self._keyed: Batch[Submission, Task | Taken | None] = Batch(
-            self._insert, limit=CHUNK, weigh=weight
-        )
+        self._plain: Batch[Submission, Stored] = Batch(self._insert, limit=CHUNK, weigh=weight)
+        self._keyed: Batch[Submission, Stored] = Batch(self._insert, limit=CHUNK, weigh=weight)
         self._own_shard = -1  # one for a whole batch, which then checks a single epoch
         self._untold: set[int] = set()
         self._telling: asyncio.Task[None] | None = None
@@ -84,6 +85,7 @@ class Submit:
         priority: int = 0,
         timeout: float | timedelta | None = None,
         deadline: float | timedelta | datetime | None = None,
+        idempotency: Idempotency | None = None,
         hashed: bool = False,
     ) -> Submission:
         """Return a task to store; raise for what cannot be right."""
@@ -121,7 +123,7 @@ class Submit:
             priority, 0, 0, attempts, timeout_ms,
             deadline_at_ms, now_ms, now_ms,
         )  # fmt: skip
-        return Submission(task, on_conflict)
+        return Submission(task, on_conflict, idempotency)
 
     def _shard(self, due_at_ms: int, *, hashed: bool) -> int:
         """Choose a shard: one of our own for what is due soon, else any by chance."""
@@ -135,17 +137,20 @@ class Submit:
 
     async def submit(self, submission: Submission) -> Task:
         """Store one task, with whatever else is waiting; return it as stored."""
-        lane = self._keyed if submission.task.key is not None else self._plain
-        return self.settled(submission, await lane.add(submission))
+        return self.settled(submission, await self.stored(submission))
+
+    async def stored(self, submission: Submission) -> Stored:
+        """Store one task, with whatever else is waiting; return the store's own answer."""
+        return await (self._keyed if alone(submission) else self._plain).add(submission)
 
     async def submit_many(
         self, submissions: Iterable[Submission], progress: Callable[[int], object]
-    ) -> list[Task | KeyTaken | Locked]:
+    ) -> list[Task | Refused]:
         """Store many, in commits of a thousand; for each the task, or why it was refused."""
-        answers: list[Task | KeyTaken | Locked] = []
+        answers: list[Task | Refused] = []
         chunk: list[Submission] = []
         heavy = 0
-        storing: deque[asyncio.Task[list[Task | KeyTaken | Locked]]] = deque()
+        storing: deque[asyncio.Task[list[Task | Refused]]] = deque()
 
         async def finish(most: int) -> None:
             while len(storing) > most:
@@ -172,31 +177,33 @@ class Submit:
             await finish(0)
         return answers
 
-    async def _store_chunk(self, chunk: list[Submission]) -> list[Task | KeyTaken | Locked]:
+    async def _store_chunk(self, chunk: list[Submission]) -> list[Task | Refused]:
         """Store a thousand: those with keys by their own lane, where one waits alone."""
-        plain = [one for one in chunk if one.task.key is None]
+        plain = [one for one in chunk if not alone(one)]
         first, *rest = await asyncio.gather(
             self._insert(plain) if plain else asyncio.sleep(0, []),
-            *(self.submit(one) for one in chunk if one.task.key is not None),
+            *(self.submit(one) for one in chunk if alone(one)),
             return_exceptions=True,
         )
         if isinstance(first, BaseException):
             raise first
         ready, done = iter(first), iter(rest)
-        answers: list[Task | KeyTaken | Locked] = []
+        answers: list[Task | Refused] = []
         for one in chunk:
-            answer = next(ready) if one.task.key is None else next(done)
-            if isinstance(answer, Task | KeyTaken | Locked):
+            answer = next(done) if alone(one) else next(ready)
+            if isinstance(answer, Task | Refused):
                 answers.append(answer)
             else:
                 assert isinstance(answer, BaseException)
                 raise answer
         return answers
 
-    def settled(self, submission: Submission, answer: Task | Taken | None) -> Task:
+    def settled(self, submission: Submission, answer: Stored) -> Task:
         """Return the task that a submit comes to; raise when its key is taken."""
         if isinstance(answer, Task):
             return answer
+        if isinstance(answer, Repeated):
+            return repeated(submission, answer)
         assert answer is not None
         holder = answer.holder
         if submission.on_conflict == "keep":
@@ -207,12 +214,12 @@ class Submit:
             holder.id,
         )
 
-    async def _insert(self, submissions: Sequence[Submission]) -> list[Task | Taken | None]:
+    async def _insert(self, submissions: Sequence[Submission]) -> list[Stored]:
         """Store a batch; what was meant for a shard that is lost meanwhile goes by chance."""
         owned = self._coordinator.owned()
         self._own_shard = random.choice(list(owned)) if owned else -1  # noqa: S311
         soon = self._loader.holds_until()
-        shards = {task.shard for task, _ in submissions if task.due_at_ms <= soon}
+        shards = {one.task.shard for one in submissions if one.task.due_at_ms <= soon}
         epochs = {shard: owned[shard] for shard in shards if shard in owned}
         answers = await self._store.insert(submissions, epochs)
         lost = [place for place, answer in enumerate(answers) if answer is None]
@@ -265,6 +272,22 @@ class Submit:
         await self._keyed.drained()
         if self._telling is not None:
             await asyncio.wait([self._telling])
+
+
+def alone(submission: Submission) -> bool:
+    """Say whether a submit may have to wait for another's transaction: then no other waits too."""
+    return submission.task.key is not None or submission.idempotency is not None
+
+
+def repeated(submission: Submission, answer: Repeated) -> Task:
+    """Return the task of a request that was made before; raise when it was another request."""
+    assert submission.idempotency is not None
+    key = submission.idempotency.key
+    if not answer.same:
+        raise KeyReused(f"the idempotency key {key!r:.100} was used for another request")
+    if answer.task is None:
+        raise UnknownTask(f"the task of the idempotency key {key!r:.100} is gone by now")
+    return answer.task
 
 
 def weight(submission: Submission) -> int:

@@ -37,6 +37,7 @@ class Event(StrEnum):
     """What can happen to a task; the word that an execution log row has for an attempt's end."""
 
     CLAIM = "claim"
+    ACCEPT = "accept"  # the callee has it, and will say how it ended
     CANCEL = "cancel"
     RESCHEDULE = "reschedule"
     FINISH = "finish"
@@ -51,6 +52,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.DELAY, Event.CLAIM): State.RUNNING,
     (State.DELAY, Event.CANCEL): State.CANCELLED,
     (State.DELAY, Event.RESCHEDULE): State.DELAY,
+    (State.RUNNING, Event.ACCEPT): State.RUNNING,
     (State.RUNNING, Event.FINISH): State.FINISHED,
     (State.RUNNING, Event.RETRY): State.DELAY,
     (State.RUNNING, Event.FAIL): State.FAILED,
@@ -125,17 +127,36 @@ class Task(NamedTuple):
         return at(self.updated_at_ms)
 
 
+class Idempotency(NamedTuple):
+    """A caller's own name for a request: the same one again is answered, not stored again."""
+
+    caller: str
+    key: str
+    digest: str  # of what was asked for: under the same name it must be the same
+
+
 class Submission(NamedTuple):
     """A task to store, and what to do when its key is taken: reject, replace or keep."""
 
     task: Task
     on_conflict: str = "reject"
+    idempotency: Idempotency | None = None
 
 
 class Taken(NamedTuple):
     """The answer to a submission whose key a live task has; that task."""
 
     holder: Task
+
+
+class Repeated(NamedTuple):
+    """The answer to a request that was made before: its task, or None when it asked for another.
+
+    The task may be None, too, when it is gone from the backlog by now.
+    """
+
+    same: bool
+    task: Task | None
 
 
 class Due(NamedTuple):
@@ -208,6 +229,16 @@ class Verdict(NamedTuple):
     state: State
 
 
+def qualified(namespace: str, name: str) -> str:
+    """Return the full name of what a namespace calls `name`; the namespace "" adds nothing."""
+    return f"{namespace}/{name}" if namespace else name
+
+
+def namespace_of(name: str) -> str:
+    """Return the namespace of a full name, "" when it has none."""
+    return name.rpartition("/")[0]
+
+
 class Filter(NamedTuple):
     """Which tasks: all that are given must hold."""
 
@@ -216,6 +247,7 @@ class Filter(NamedTuple):
     key: str | None = None
     due_before_ms: int | None = None
     updated_before_ms: int | None = None
+    namespace: str | None = None  # "": those of no namespace; None: all
 
 
 class Page(NamedTuple):

@@ -13,17 +13,29 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.durable import serial
+from tickwheel.durable.administration import Administration
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
 from tickwheel.durable.progress import showing
 from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.service import check_name, seconds_of
 from tickwheel.durable.store import BATCH, Replay
-from tickwheel.durable.submit import later_ms, moment_ms
-from tickwheel.durable.task import Attempt, Filter, State, Taken, Task, Verdict, hashed_shard
+from tickwheel.durable.submit import Refused, later_ms, moment_ms
+from tickwheel.durable.task import (
+    Attempt,
+    Event,
+    Filter,
+    State,
+    Submission,
+    Taken,
+    Task,
+    Verdict,
+    hashed_shard,
+    namespace_of,
+)
 from tickwheel.errors import (
     AlreadyReplayed,
+    AttemptOver,
     KeyTaken,
-    Locked,
     UnknownSchedule,
     UnknownService,
     UnknownTask,
@@ -33,8 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime, timedelta
 
-    from tickwheel.durable.node import Node
-    from tickwheel.durable.task import Page, Submission
+    from tickwheel.durable.task import Page
 
 MAX_ATTEMPTS = 5  # for a service that this process knows only by name
 WAIT_SECONDS = 0.5
@@ -42,7 +53,7 @@ MISSED = ("once", "all", "skip")
 
 Target = TaskFunction[..., Any] | str
 Progress = bool | Callable[[int], object]
-Tasks = list[Task | KeyTaken | Locked]  # inside the class `list` is a verb
+Tasks = list[Task | Refused]  # inside the class `list` is a verb
 Ids = list[str]
 Verdicts = list[Verdict]
 Attempts = list[Attempt]
@@ -50,13 +61,13 @@ Schedules = list[Schedule]
 Replayed = list[Task | Taken | None]
 
 
-class Verbs:
+OUTCOMES = {"finished": Event.FINISH, "failed": Event.RETRY, "progress": Event.ACCEPT}
+
+
+class Verbs(Administration):
     """What a started scheduler can be asked for."""
 
     _functions: dict[str, TaskFunction[..., Any]]
-
-    def _started(self) -> Node:
-        raise NotImplementedError
 
     async def submit(self, target: Target, /, *args: Any, **kwargs: Any) -> Task:
         """Store a task, and return it once it is committed.
@@ -148,6 +159,52 @@ class Verbs:
         attempts = known.max_attempts if known else MAX_ATTEMPTS
         return node.submit.build(service, body, default_attempts=attempts, hashed=hashed, **options)
 
+    async def feedback(
+        self,
+        task_id: str,
+        outcome: str,
+        *,
+        attempt: int,
+        epoch: int | None = None,
+        result: Any = None,
+        raw: bytes | None = None,
+        error: str | None = None,
+        retry: bool = True,
+        namespace: str | None = None,
+    ) -> Verdict:
+        """Say how an attempt ended that its callee had accepted: "finished", "failed", "progress".
+
+        - `failed` is tried again, unless `retry` is false; `progress` gives it its time anew.
+        - `raw`: the result's JSON as it is, instead of `result`.
+        - An attempt that is not the running one raises `AttemptOver`, and nothing changes.
+        """
+        if outcome not in OUTCOMES:
+            raise ValueError(f"outcome must be one of {[*OUTCOMES]}, got {outcome!r:.100}")
+        node = self._started()
+        event = OUTCOMES[outcome] if retry or outcome != "failed" else Event.FAIL
+        task = await self.get(task_id, namespace=namespace)
+        if (
+            task.state is not State.RUNNING
+            or task.attempt != attempt
+            or epoch not in (None, task.epoch)
+        ):
+            raise AttemptOver(
+                f"attempt {attempt} of task {task_id} is over: the task is {task.state}, and has"
+                f" had {task.attempt} attempts"
+            )
+        what: dict[str, str | None] = {}
+        if event is Event.FINISH:
+            body = serial.encode(result) if raw is None else raw
+            what = {"result_body": None if body == b"null" else body.decode()}
+        elif event in (Event.RETRY, Event.FAIL):
+            what = {"error": error or "the callee reported a failure"}
+        ending = await node.feedback.report(task, event, **what)
+        if ending is None:
+            raise AttemptOver(f"attempt {attempt} of task {task_id} has ended meanwhile")
+        if ending.state is State.DELAY:
+            node.submit.notice(task.id, ending.due_at_ms, task)
+        return Verdict(task_id, True, ending.state)
+
     async def cancel(self, task_id: str) -> Verdict:
         """Cancel a task that is not running; the answer says whether this won, and its state."""
         return (await self._cancel([checked_id(task_id)]))[0]
@@ -172,11 +229,12 @@ class Verbs:
         key: str | None = None,
         state: State | str | None = None,
         due_before: datetime | None = None,
+        namespace: str | None = None,
         progress: Progress = False,
     ) -> int:
         """Cancel all unclaimed tasks of a service, or with a key, that match; return how many."""
         node = self._started()
-        filter = filter_of(service, key, state, due_before, bulk=True)
+        filter = filter_of(service, key, state, due_before, namespace, bulk=True)
         # What is submitted meanwhile is left alone: otherwise this might never end.
         filter = filter._replace(updated_before_ms=int(node.store.latest_ms()) + 1)
         count = 0
@@ -239,11 +297,11 @@ class Verbs:
             if task is not None and task.state is State.DELAY:
                 node.submit.notice(task.id, task.due_at_ms, task)
 
-    async def get(self, task_id: str) -> Task:
-        """Return a task, live or final."""
+    async def get(self, task_id: str, *, namespace: str | None = None) -> Task:
+        """Return a task, live or final; with a namespace only one of that."""
         node = self._started()
         task = (await node.store.get([checked_id(task_id)]))[0]
-        if task is None:
+        if task is None or namespace not in (None, namespace_of(task.service)):
             raise UnknownTask(f"no task has the id {task_id!r:.100}")
         return shown(task, node.store.now_ms())
 
@@ -274,13 +332,14 @@ class Verbs:
         key: str | None = None,
         due_before: datetime | None = None,
         final: bool | None = None,
+        namespace: str | None = None,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
         """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next."""
         node = self._started()
         bounded("limit", limit, 1, 1_000)
-        filter = filter_of(service, key, state, due_before)
+        filter = filter_of(service, key, state, due_before, namespace)
         cursor = None if cursor is None else checked_id(cursor)
         page = await node.store.find(filter, final=final, cursor=cursor, limit=limit)
         now = node.store.now_ms()
@@ -292,13 +351,15 @@ class Verbs:
         state: State | str | None = None,
         service: Target | None = None,
         key: str | None = None,
+        namespace: str | None = None,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
         """Return final tasks, newest first: finished, failed, cancelled."""
         return await self.list(
-            state=state, service=service, key=key, final=True, cursor=cursor, limit=limit
-        )
+            state=state, service=service, key=key, final=True, namespace=namespace, cursor=cursor,
+            limit=limit,
+        )  # fmt: skip
 
     async def attempts(self, task_id: str) -> Attempts:
         """Return the execution log of a task: one row for each attempt that has ended."""
@@ -334,6 +395,7 @@ class Verbs:
         state: State | str | None = State.FAILED,
         service: Target | None = None,
         key: str | None = None,
+        namespace: str | None = None,
         force: bool = False,
         progress: Progress = False,
     ) -> int:
@@ -342,8 +404,9 @@ class Verbs:
         with showing(progress, "replay", None) as show:
             while True:
                 page = await self.backlog(
-                    state=state, service=service, key=key, cursor=cursor, limit=BATCH
-                )
+                    state=state, service=service, key=key, namespace=namespace, cursor=cursor,
+                    limit=BATCH,
+                )  # fmt: skip
                 ids = [task.id for task in page.items if force or task.replayed_as is None]
                 now = int(self._started().store.now_ms())
                 count += sum(isinstance(one, Task) for one in await self._replay(ids, now, force))
@@ -378,6 +441,7 @@ class Verbs:
         priority: int = 0,
         timeout: float | timedelta | None = None,
         max_attempts: int | None = None,
+        raw: bytes | None = None,
         **kwargs: Any,
     ) -> Schedule:
         """Make a schedule, or change the one of this name; as it was before, nothing happens.
@@ -385,6 +449,7 @@ class Verbs:
         - One of `cron` (five fields, in the zone `tz`) and `interval` (seconds or a timedelta).
         - `missed`: what to do about firings that no process was there for: run "once" for all of
           them, run "all", or "skip" them.
+        - `raw`: the payload's bytes as they are, instead of arguments.
         """
         node = self._started()
         check_name("name", name)
@@ -393,6 +458,7 @@ class Verbs:
         if missed not in MISSED:
             raise ValueError(f"missed must be one of {MISSED}, got {missed!r:.100}")
         service, body = self._call(target, args, kwargs)
+        body = body if raw is None else raw
         built = self._build(
             service, body, {"priority": priority, "timeout": timeout, "max_attempts": max_attempts}
         ).task
@@ -418,10 +484,13 @@ class Verbs:
         """Return all schedules, by name."""
         return await self._started().store.schedules()
 
+    async def counts(self) -> dict[str, int]:
+        """Return how many "live" and "final" tasks the store has; from 100,000 on an estimate."""
+        return await self._started().store.counts()
+
     async def stats(self) -> dict[str, Any]:
         """Return what this process holds and has done, and what the store has."""
-        node = self._started()
-        return {**node.stats(), "store": await node.store.counts()}
+        return {**self._started().stats(), "store": await self.counts()}
 
 
 def _interval_ms(interval: float | timedelta) -> int:
@@ -462,6 +531,7 @@ def filter_of(
     key: str | None,
     state: State | str | None,
     due_before: datetime | None,
+    namespace: str | None = None,
     *,
     bulk: bool = False,
 ) -> Filter:
@@ -477,4 +547,4 @@ def filter_of(
             ) from None
     name = service.name if isinstance(service, TaskFunction) else service
     due_before_ms = None if due_before is None else moment_ms("due_before", due_before)
-    return Filter(state, name, key, due_before_ms)
+    return Filter(state, name, key, due_before_ms, namespace=namespace)

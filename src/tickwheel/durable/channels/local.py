@@ -45,6 +45,8 @@ def current_task() -> Task:
 class LocalChannel:
     """Calls functions by their names."""
 
+    remote = False
+
     def __init__(self, functions: Mapping[str, TaskFunction[..., Any]], threads: int) -> None:
         self._functions = functions
         self._threads = Gate(threads)
@@ -57,6 +59,9 @@ class LocalChannel:
     def interruptible(self, service: Service) -> bool:
         """Say whether it is a coroutine function: a thread cannot be stopped."""
         return self._functions[service.name].is_async
+
+    def check(self, service: Service) -> None:
+        """Do nothing: a function's options were checked when it was decorated."""
 
     async def send(self, task: Task, service: Service) -> Answer:
         """Call the function with the task's arguments."""
@@ -72,6 +77,9 @@ class LocalChannel:
                 return failed(error)
         context = contextvars.copy_context()
         return await self._pool.run(context.run, call, function, task)
+
+    def forget(self, name: str) -> None:
+        """Do nothing: nothing is kept."""
 
     async def close(self) -> None:
         """Start no more threads; those that run a function yet are left to it."""

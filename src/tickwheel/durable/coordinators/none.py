@@ -20,6 +20,10 @@ class NoCoordinator:
         """Return no shard."""
         return {}
 
+    def nodes(self) -> int:
+        """Return one: this."""
+        return 1
+
     async def step(self) -> float:
         """Do nothing, for long."""
         return LONG

@@ -154,6 +154,7 @@ class PostgresCoordinator:
         self._incarnation = uuid.uuid4().hex
         self._owned: dict[int, int] = {}
         self._until = -math.inf
+        self._live = 1
         self._changed: Callable[[], None] = lambda: None
         self._expiry: asyncio.TimerHandle | None = None
         self._refused = False
@@ -168,6 +169,10 @@ class PostgresCoordinator:
         """Return this node's shards, or none when its lease may have run out."""
         return self._owned if self._clock.time() < self._until else {}
 
+    def nodes(self) -> int:
+        """Return how many had a lease when this one last looked."""
+        return self._live
+
     async def step(self) -> float:
         """Renew the lease, bury the dead, give up what is too much or take what is free."""
         asked = self._clock.time()
@@ -175,6 +180,7 @@ class PostgresCoordinator:
         if not joined:
             return await self._join()
         self._believe(asked)
+        self._live = max(1, len(live))
         if dead:
             await self._fetch(REAP)
             return 0.0

@@ -53,6 +53,10 @@ class SoloCoordinator:
         """Return all shards, or none."""
         return self._owned
 
+    def nodes(self) -> int:
+        """Return one: this."""
+        return 1
+
     async def step(self) -> float:
         """Take the shards when it has become their turn."""
         if self._ours and not self._owned:

@@ -20,9 +20,11 @@ from tickwheel.durable.stores.postgres_listener import Listener
 from tickwheel.durable.stores.postgres_pool import (
     AnswerLost,
     Pool,
+    clean,
     place_of,
     transaction,
 )
+from tickwheel.durable.stores.postgres_registry import PostgresRegistry
 from tickwheel.durable.stores.postgres_schedules import cancel_pending, fired, later_each_time
 from tickwheel.durable.stores.postgres_schema import PATIENCE_SECONDS, migrate
 from tickwheel.durable.stores.postgres_transaction import insert_on, insert_on_now
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.schedule import Firing
     from tickwheel.durable.store import Replay, Wanted, Window
     from tickwheel.durable.stores.postgres_pool import Connection
-    from tickwheel.durable.task import Ending, Filter, Lease, Page, Submission
+    from tickwheel.durable.task import Ending, Filter, Lease, Page, Repeated, Submission
 
     WantedRow = tuple[str, int, int, int, int]
 
@@ -82,6 +84,7 @@ class PostgresStore:
         self._heard: Callable[[], None] | None = None
         self._untold: set[int] = set()
         self._telling = False
+        self.registry = PostgresRegistry(self)
 
     @property
     def offset_ms(self) -> float:
@@ -176,11 +179,11 @@ class PostgresStore:
         epochs: Mapping[int, int],
         *,
         again: bool = False,
-    ) -> list[Task | Taken | None]:
+    ) -> list[Task | Taken | Repeated | None]:
         """Store tasks, all in one commit.
 
-        One with a key may wait for another transaction, up to 2 s, and is `Locked` then; several
-        are after 0.1 s. Better not in one batch with the rest.
+        One with a key or a name of its request may wait for another transaction, up to 2 s, and is
+        `Locked` then; several are after 0.1 s. Better not in one batch with the rest.
         """
         self._opened()
         if not submissions:
@@ -300,10 +303,17 @@ class PostgresStore:
 
     async def renew(self, leases: Sequence[Lease]) -> list[bool]:
         """Move leases; for each whether the attempt is still the running one."""
+        return await self._still(sql.RENEW, leases)
+
+    async def accept(self, leases: Sequence[Lease]) -> list[bool]:
+        """Let attempts go on without the node; for each whether it is still the running one."""
+        return await self._still(sql.ACCEPT, leases)
+
+    async def _still(self, statement: str, leases: Sequence[Lease]) -> list[bool]:
         self._opened()
         if not leases:
             return []
-        rows = await self.fetch(sql.RENEW, *zip(*sorted(leases), strict=True))
+        rows = await self.fetch(statement, *zip(*sorted(leases), strict=True))
         still = {tuple(row) for row in rows}
         return [(one.id, one.attempt, one.epoch) in still for one in leases]
 
@@ -311,16 +321,19 @@ class PostgresStore:
         """Return the services that live tasks have, by name."""
         return [name for (name,) in await self.fetch(sql.SERVICES)]
 
-    async def running(self, shards: Sequence[int], behind: int | None = None) -> list[Task]:
+    async def running(
+        self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None
+    ) -> list[Task]:
         """Return the running tasks of these shards, their bodies left out.
 
         It looks at all that is overdue. `behind`: only at those that run behind so many tasks of
         their service and shard, at most, that were due before and do not run: that is cheap. What
-        it does not see then, it sees when the tasks before it have had their turn.
+        it does not see then, it sees when the tasks before it have had their turn. Without
+        `until_ms`, what was accepted for more than two hours is left out.
         """
         bound = () if behind is None else (behind,)
         statement = sql.running(bounded=behind is not None)
-        rows = await self.fetch(statement, [*shards], *bound, seconds=SWEEP_SECONDS)
+        rows = await self.fetch(statement, [*shards], until_ms, *bound, seconds=SWEEP_SECONDS)
         return [task_of(row) for row in rows]
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
@@ -578,10 +591,3 @@ def pairs(rows: Iterable[Any]) -> dict[Any, Any]:
 def valid(ids: Iterable[str]) -> list[str]:
     """Return what can be an id, each once: no other is known to any store."""
     return [one for one in dict.fromkeys(ids) if ID.fullmatch(one)]
-
-
-def clean(text: str | None) -> str | None:
-    """Return a text that PostgreSQL can store: an error's words may hold anything."""
-    if text is None:
-        return None
-    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

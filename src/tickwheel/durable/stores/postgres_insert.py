@@ -1,7 +1,9 @@
 """How tasks get into PostgreSQL: all of a batch in one commit, by COPY or by statements.
 
 A task with a key may have to wait for a transaction that holds the key, and then has to settle with
-whoever has it. So a batch with keys is a transaction of several statements; one without is one.
+whoever has it. So a batch with keys is a transaction of several statements; one without is one. The
+same goes for a request that has a name, and may have been made before. All transactions lock in one
+order: shards, names of requests, keys, each of them sorted.
 """
 
 from __future__ import annotations
@@ -13,17 +15,25 @@ import asyncpg  # type: ignore[import-untyped]
 
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_pool import transaction
-from tickwheel.durable.stores.rows import inserted, rounds, task_of
-from tickwheel.durable.task import State, Taken, Task
+from tickwheel.durable.stores.rows import (
+    answered_with,
+    inserted,
+    name_of,
+    repeated,
+    rounds,
+    task_of,
+)
+from tickwheel.durable.task import Repeated, State, Taken, Task
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tickwheel.durable.stores.postgres_pool import Connection
-    from tickwheel.durable.task import Submission
+    from tickwheel.durable.task import Idempotency, Submission
 
-    Answers = list[Task | Taken | None]
+    Answers = list[Task | Taken | Repeated | None]
+    Settled = dict[str, Task | Taken]
 
 LOCK_MS = 100  # several with keys wait so long for one; a single one as long as the session does
 COPY_FROM = 32  # rows: COPY is as fast as a statement from about here on, then twice as fast
@@ -32,8 +42,8 @@ TURNS = 8  # a key that changes hands more often while it is looked at is given 
 
 
 def keyed(submissions: Sequence[Submission]) -> int:
-    """Return how many of them have a key."""
-    return sum(one.task.key is not None for one in submissions)
+    """Return how many of them may have to wait for others: they have a key, or a name."""
+    return sum(one.task.key is not None or one.idempotency is not None for one in submissions)
 
 
 async def insert(
@@ -66,8 +76,7 @@ async def insert_rest(
     connection: Connection, submissions: Sequence[Submission], epochs: Mapping[int, int]
 ) -> Answers:
     """Store those that are not stored yet, live or final."""
-    rows = await connection.fetch(sql.BY_ID, [one.task.id for one in submissions])
-    there = {row[0]: task_of(row) for row in rows}
+    there = await tasks_by_id(connection, [one.task.id for one in submissions])
     rest = [one for one in submissions if one.task.id not in there]
     answers = iter(await insert_keyed(connection, rest, epochs))
     return [there.get(one.task.id) or next(answers) for one in submissions]
@@ -113,28 +122,128 @@ class Stale(Exception):
 async def insert_keyed(
     connection: Connection, submissions: Sequence[Submission], epochs: Mapping[int, int]
 ) -> Answers:
-    """Store tasks with and without keys, inside a transaction."""
+    """Store tasks with and without keys and names, inside a transaction."""
     if not submissions:
         return []
     stale = await stale_shards(connection, checks([one.task for one in submissions], epochs))
     answers: Answers = [None if one.task.shard in stale else one.task for one in submissions]
-    plain = [one for one in answers if isinstance(one, Task) and one.key is None]
-    if plain:
-        await connection.fetch(sql.INSERT, [], [], *columns(plain))
-    places = [at for at, one in enumerate(answers) if isinstance(one, Task) and one.key is not None]
-    names = [(submissions[at].task.service, submissions[at].task.key) for at in places]
-    for turn in rounds(names):
-        # In order of the keys: two batches that wait for each other would be a deadlock.
-        ordered = sorted(turn, key=lambda number: names[number])
-        settled = await settle(connection, [submissions[places[number]] for number in ordered])
-        for number, answer in zip(ordered, settled, strict=True):
-            answers[places[number]] = answer
+    places = [at for at, answer in enumerate(answers) if answer is not None]
+    if any(one.idempotency is not None for one in submissions):
+        for turn in rounds(name_of(submissions[at]) or at for at in places):
+            await insert_named(connection, submissions, [places[at] for at in turn], answers)
+    else:
+        await insert_new(connection, submissions, places, answers)
     return answers
 
 
-async def settle(connection: Connection, submissions: Sequence[Submission]) -> Answers:
+async def insert_named(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    places: Sequence[int],
+    answers: Answers,
+) -> None:
+    """Store tasks whose requests are new, no name twice, and note which these are.
+
+    The name comes first: whoever has it stores the task. It is let go when the task is refused.
+    """
+    names = {name: at for at in places if (name := name_of(submissions[at]))}
+    made = await use(connection, submissions, names, answers)
+    await insert_new(connection, submissions, [at for at in places if at not in made], answers)
+    refused: list[tuple[str, str]] = []
+    moved: list[tuple[str, str, str]] = []
+    for name, at in names.items():
+        if at in made:
+            continue
+        task_id = answered_with(submissions[at], answers[at])
+        if task_id is None:
+            refused.append(name)
+        elif task_id != submissions[at].task.id:
+            moved.append((*name, task_id))
+    if refused:
+        await connection.fetch(sql.UNUSED, *zip(*refused, strict=True))
+    if moved:
+        await connection.fetch(sql.USED_FOR, *zip(*moved, strict=True))
+
+
+async def use(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    names: Mapping[tuple[str, str], int],
+    answers: Answers,
+) -> set[int]:
+    """Take the names of requests, and answer those that were made before; return which were."""
+    made: set[int] = set()
+    left = sorted(names)
+    if not left:
+        return made
+    for _ in range(TURNS):
+        rows = [
+            (*named_by(submissions[names[one]]), submissions[names[one]].task.id) for one in left
+        ]
+        taken = {tuple(row) for row in await connection.fetch(sql.USE, *zip(*rows, strict=True))}
+        left = [one for one in left if one not in taken]
+        if left:
+            found = await used(connection, submissions, names, left)
+            for at, answer in found.items():
+                answers[at] = answer
+            made |= found.keys()
+            left = [one for one in left if names[one] not in made]
+        if not left:
+            return made
+    raise StoreUnavailable(f"the idempotency key {left[0][1]!r} changes hands all the time")
+
+
+async def used(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    names: Mapping[tuple[str, str], int],
+    left: Sequence[tuple[str, str]],
+) -> dict[int, Task | Repeated]:
+    """Return the answers to requests that were made before, by place; none: it has just gone."""
+    rows = await connection.fetch(sql.USED, *zip(*left, strict=True))
+    tasks = await tasks_by_id(connection, [row[3] for row in rows]) if rows else {}
+    return {
+        at: repeated(submissions[at], digest, tasks.get(task_id))
+        for caller, key, digest, task_id in rows
+        for at in [names[caller, key]]
+    }
+
+
+def named_by(submission: Submission) -> Idempotency:
+    """Return the name of a request that has one."""
+    assert submission.idempotency is not None
+    return submission.idempotency
+
+
+async def tasks_by_id(connection: Connection, ids: Sequence[str]) -> dict[str, Task]:
+    """Return which of these tasks are stored, live or final."""
+    rows = await connection.fetch(sql.BY_ID, ids)
+    return {row[0]: task_of(row) for row in rows}
+
+
+async def insert_new(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    places: Sequence[int],
+    answers: Answers,
+) -> None:
+    """Store tasks with and without keys, and put the answers of those with keys in place."""
+    plain = [submissions[at].task for at in places if submissions[at].task.key is None]
+    if plain:
+        await connection.fetch(sql.INSERT, [], [], *columns(plain))
+    keyed = [at for at in places if submissions[at].task.key is not None]
+    names = [(submissions[at].task.service, submissions[at].task.key) for at in keyed]
+    for turn in rounds(names):
+        # In order of the keys: two batches that wait for each other would be a deadlock.
+        ordered = sorted(turn, key=lambda number: names[number])
+        settled = await settle(connection, [submissions[keyed[number]] for number in ordered])
+        for number, answer in zip(ordered, settled, strict=True):
+            answers[keyed[number]] = answer
+
+
+async def settle(connection: Connection, submissions: Sequence[Submission]) -> list[Task | Taken]:
     """Store tasks with keys, no key twice, or find out who has them."""
-    answers: dict[str, Task | Taken] = {}
+    answers: Settled = {}
     left = submissions
     for _ in range(TURNS):
         rows = await connection.fetch(sql.INSERT_KEYED, *columns(one.task for one in left))
@@ -149,9 +258,7 @@ async def settle(connection: Connection, submissions: Sequence[Submission]) -> A
     raise StoreUnavailable(f"the key {left[0].task.key!r} changes hands all the time")
 
 
-async def conflicts(
-    connection: Connection, submissions: Sequence[Submission]
-) -> dict[str, Task | Taken]:
+async def conflicts(connection: Connection, submissions: Sequence[Submission]) -> Settled:
     """Replace the holders of keys where that is wished, and name them; none: it has just gone."""
     replacing = [one.task for one in submissions if one.on_conflict == "replace"]
     replaced: list[Sequence[Any]] = []
@@ -161,15 +268,16 @@ async def conflicts(
     keys = [one.task.key for one in submissions]
     rows = await connection.fetch(sql.HOLDERS, keys, [one.task.service for one in submissions])
     holders = by_key(rows)
-    answers: dict[str, Task | Taken] = {}
-    for task, on_conflict in submissions:
+    answers: Settled = {}
+    for one in submissions:
+        task = one.task
         name = task.service, task.key
         if name in done:
             answers[task.id] = done[name]
         elif holder := holders.get(name):
             if holder.id == task.id:
                 answers[task.id] = holder
-            elif on_conflict != "replace" or holder.state is not State.DELAY:
+            elif one.on_conflict != "replace" or holder.state is not State.DELAY:
                 answers[task.id] = Taken(holder)
     return answers
 

@@ -251,3 +251,10 @@ def place_of(url: str) -> str:
     host = parts.netloc.rpartition("@")[2] or asked.get("host", ["the local socket"])[0]
     database = parts.path.strip("/") or asked.get("dbname", asked.get("database", [""]))[0]
     return f"PostgreSQL {host}/{database}"
+
+
+def clean(text: str | None) -> str | None:
+    """Return a text that PostgreSQL can store: an error's words may hold anything."""
+    if text is None:
+        return None
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -108,6 +108,54 @@ MIGRATIONS: list[list[str]] = [
         ) WITH (fillfactor = 25, autovacuum_vacuum_threshold = 500)
         """,
     ],
+    [
+        """
+        CREATE TABLE service (
+            name text COLLATE "C" PRIMARY KEY,
+            version bigint NOT NULL,
+            config text NOT NULL,
+            updated_at_ms bigint NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE token (
+            id text COLLATE "C" PRIMARY KEY,
+            name text NOT NULL,
+            digest text NOT NULL,
+            namespace text NOT NULL,
+            scopes text NOT NULL,
+            rate double precision,
+            created_at_ms bigint NOT NULL,
+            expires_at_ms bigint
+        )
+        """,
+        """
+        CREATE TABLE idempotency (
+            task_id uuid NOT NULL,
+            used_at_ms bigint NOT NULL,
+            caller text COLLATE "C" NOT NULL,
+            key text COLLATE "C" NOT NULL,
+            digest text NOT NULL,
+            PRIMARY KEY (caller, key)
+        ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000)
+        """,
+        "CREATE INDEX idempotency_used ON idempotency (used_at_ms)",
+        """
+        CREATE TABLE audit (
+            id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            at_ms bigint NOT NULL,
+            actor text NOT NULL,
+            namespace text COLLATE "C" NOT NULL,
+            action text NOT NULL,
+            target text NOT NULL,
+            request text NOT NULL,
+            detail text NOT NULL
+        )
+        """,
+        "CREATE INDEX audit_namespace ON audit (namespace, id)",
+        # 'registry' rises with every change; 'service' is the highest version of any that is gone.
+        "INSERT INTO setting VALUES ('registry', '0'), ('service', '0')",
+    ],
 ]
 LEAST = 1  # a program must know so many migrations to work with these tables
 
@@ -119,31 +167,31 @@ PATIENCE_SECONDS = 60.0
 
 
 async def migrate(connection: Connection, shards: int) -> int:
-    """Bring the tables to the last version, each step at once or not at all; return the shards.
+    """Bring the tables to the last version, at once or not at all; return the shards.
 
     Several processes may come at the same moment: one at a time is let in. Polled, since a session
     that waits for the lock would hold a snapshot open. The connection is to be closed afterwards.
     """
+
+    async def steps(connection: Connection) -> None:
+        for number in range(await version(connection), len(MIGRATIONS)):
+            for statement in MIGRATIONS[number]:
+                await connection.execute(statement)
+            if number == 0:
+                await found(connection, shards)
+            await put(connection, "version", number + 1)
+            await put(connection, "least", LEAST)
+
     if await version(connection) < len(MIGRATIONS):
         await connection.execute("SET lock_timeout = 0")
         await locked(connection)
-        for number in range(await version(connection), len(MIGRATIONS)):
-
-            async def step(connection: Connection, number: int = number) -> None:
-                for statement in MIGRATIONS[number]:
-                    await connection.execute(statement)
-                if number == 0:
-                    await found(connection, shards)
-                await put(connection, "version", number + 1)
-                await put(connection, "least", LEAST)
-
-            try:
-                await transaction(connection, step)
-            except asyncpg.DuplicateTableError as error:
-                raise ValueError(
-                    f"the schema has such a table that is not tickwheel's: {error}; give tickwheel"
-                    " a schema of its own, and name it in the URL: ?search_path=…"
-                ) from error
+        try:
+            await transaction(connection, steps)
+        except asyncpg.DuplicateTableError as error:
+            raise ValueError(
+                f"the schema has such a table that is not tickwheel's: {error}; give tickwheel"
+                " a schema of its own, and name it in the URL: ?search_path=…"
+            ) from error
     least = await setting(connection, "least")
     if least > len(MIGRATIONS):
         raise ValueError(

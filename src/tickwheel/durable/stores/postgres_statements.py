@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.durable.stores.rows import names_in
 from tickwheel.durable.task import State
 
 if TYPE_CHECKING:
@@ -96,6 +97,29 @@ REPLACE_KEYED = f"""
 HOLDERS = f"""
     SELECT {of("t", LIVE)} FROM unnest($1::text[], $2::text[]) AS g (key, service)
     JOIN task t ON t.key = g.key AND t.service = g.service
+"""
+# Of two that come at once with one name the second waits here until the first has committed.
+USE = f"""
+    WITH {_MOMENT}
+    INSERT INTO idempotency (caller, key, digest, task_id, used_at_ms)
+    SELECT n.caller, n.key, n.digest, n.task_id, {_NOW}
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) AS n (caller, key, digest, task_id)
+    ON CONFLICT (caller, key) DO NOTHING
+    RETURNING caller, key
+"""
+USED = """
+    SELECT i.caller, i.key, i.digest, i.task_id
+    FROM unnest($1::text[], $2::text[]) AS n (caller, key)
+    JOIN idempotency i ON i.caller = n.caller AND i.key = n.key
+"""
+USED_FOR = """
+    UPDATE idempotency i SET task_id = n.task_id
+    FROM unnest($1::text[], $2::text[], $3::uuid[]) AS n (caller, key, task_id)
+    WHERE i.caller = n.caller AND i.key = n.key
+"""
+UNUSED = """
+    DELETE FROM idempotency i USING unnest($1::text[], $2::text[]) AS n (caller, key)
+    WHERE i.caller = n.caller AND i.key = n.key
 """
 
 
@@ -201,19 +225,27 @@ RECORD = f"""
     )
     SELECT number FROM won
 """
-RENEW = """
-    WITH still AS MATERIALIZED (
-        SELECT l.* FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
-            AS l (id, attempt, epoch, until_ms)
-        CROSS JOIN LATERAL (
-            SELECT t.id FROM task t WHERE t.id = l.id AND t.state = 'running'
-                AND t.attempt = l.attempt AND t.epoch = l.epoch
-            FOR NO KEY UPDATE
-        ) t
-    )
-    UPDATE task t SET lease_until_ms = s.until_ms FROM still s WHERE t.id = s.id
-    RETURNING t.id, t.attempt, t.epoch
-"""
+
+
+def _still(changes: str) -> str:
+    """Return the statement that changes which of these attempts are the running ones."""
+    return f"""
+        WITH {_MOMENT}, still AS MATERIALIZED (
+            SELECT l.* FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
+                AS l (id, attempt, epoch, until_ms)
+            CROSS JOIN LATERAL (
+                SELECT t.id FROM task t WHERE t.id = l.id AND t.state = 'running'
+                    AND t.attempt = l.attempt AND t.epoch = l.epoch
+                FOR NO KEY UPDATE
+            ) t
+        )
+        UPDATE task t SET lease_until_ms = s.until_ms{changes} FROM still s WHERE t.id = s.id
+        RETURNING t.id, t.attempt, t.epoch
+    """
+
+
+RENEW = _still("")
+ACCEPT = _still(f", due_at_ms = s.until_ms, updated_at_ms = {_NOW}")
 
 # The services that have tasks: one step along the index for each, not one for each task.
 _SERVICES = """service AS (
@@ -224,24 +256,25 @@ _SERVICES = """service AS (
         ) FROM service s WHERE s.service IS NOT NULL
     )"""
 SERVICES = f"WITH RECURSIVE {_SERVICES} SELECT service FROM service WHERE service IS NOT NULL"
-# What runs was due when it was claimed. The clock may have been set back since: a little beyond.
+# What runs was due when it was claimed, and what was accepted is due when its lease ends. The clock
+# may have been set back since: without an end given, a little beyond now.
 _SET_BACK_MS = 7_200_000
 _BEGUN = f"""t.service = s.service AND t.shard = o.shard
-            AND t.due_at_ms <= {_NOW} + {_SET_BACK_MS}"""
+            AND t.due_at_ms <= coalesce($2::bigint, {_NOW} + {_SET_BACK_MS})"""
 
 
 def running(bounded: bool) -> str:
-    """Return the statement for what runs in some shards.
+    """Return the statement for what runs in some shards, with a lease that ends by $2 if that is.
 
     No index tells what runs, since then a claim would have to write it: so it walks along all that
-    is overdue. `bounded`: only until it has passed $2 tasks of a service and shard that do not run.
+    is overdue. `bounded`: only until it has passed $3 tasks of a service and shard that do not run.
     """
     end, before = "", ""
     if bounded:
         end = f"""
             LEFT JOIN LATERAL (
                 SELECT t.due_at_ms, t.id FROM task t WHERE {_BEGUN} AND t.state <> 'running'
-                ORDER BY t.due_at_ms, t.id LIMIT 1 OFFSET $2::bigint
+                ORDER BY t.due_at_ms, t.id LIMIT 1 OFFSET $3::bigint
             ) e ON true
         """
         before = f"""
@@ -254,6 +287,7 @@ def running(bounded: bool) -> str:
         FROM service s CROSS JOIN unnest($1::integer[]) AS o (shard) {end}
         CROSS JOIN LATERAL (
             SELECT * FROM task t WHERE {_BEGUN} AND t.state = 'running' {before}
+                AND ($2::bigint IS NULL OR t.lease_until_ms <= $2::bigint)
             ORDER BY t.due_at_ms, t.id
         ) t
     """
@@ -322,6 +356,11 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
         conditions.append(f"t.service = {values.add(filter.service)}")
     if filter.key is not None:
         conditions.append(f"t.key = {values.add(filter.key)}")
+    if filter.namespace:
+        low, high = map(values.add, names_in(filter.namespace))
+        conditions.append(f"t.service >= {low} AND t.service < {high}")
+    elif filter.namespace is not None:
+        conditions.append("strpos(t.service, '/') = 0")
     if filter.updated_before_ms is not None:
         conditions.append(f"t.updated_at_ms < {values.add(filter.updated_before_ms)}")
     if filter.due_before_ms is not None:

@@ -44,13 +44,15 @@ def insert_statement(submission: Submission, style: str = "$1") -> tuple[str, li
     """
     if style not in {"$1", "%s"}:
         raise ValueError(f'the style of a statement is "$1" or "%s", got {style!r}')
+    if submission.idempotency is not None:
+        raise ValueError("a submit in the user's own transaction takes no idempotency key")
     values: list[Any] = []
 
     def mark(value: Any, kind: str) -> str:
         values.append(value)
         return f"{'%s' if style == '%s' else f'${len(values)}'}::{kind}"
 
-    task, on_conflict = submission
+    task, on_conflict = submission.task, submission.on_conflict
     marks = ", ".join(mark(value, kind) for value, kind in zip(inserted(task), KINDS, strict=True))
     insert = f"INSERT INTO task ({sql.GIVEN}) VALUES ({marks})"  # noqa: S608
     if task.key is None:

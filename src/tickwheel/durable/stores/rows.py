@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.task import FINAL, Page, State, Task
+from tickwheel.durable.registry import Audit, Token
+from tickwheel.durable.task import FINAL, Page, Repeated, State, Taken, Task
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
+
+    from tickwheel.durable.task import Submission
+
+    Answer = Task | Taken | Repeated | None
 
 STATES = {str(state): state for state in State}
 MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
@@ -61,3 +66,50 @@ def merged(pages: list[tuple[list[Task], str | None]], limit: int) -> Page:
     if len(tasks) > limit:
         return Page(tasks[:limit], tasks[limit - 1].id)
     return Page(tasks, stop)
+
+
+def names_in(namespace: str) -> tuple[str, str]:
+    """Return the range, its end left out, that all names of a namespace are in."""
+    return f"{namespace}/", f"{namespace}0"  # "0" is the next character after "/"
+
+
+def name_of(submission: Submission) -> tuple[str, str] | None:
+    """Return what an idempotent submission is known by, or None."""
+    named = submission.idempotency
+    return None if named is None else (named.caller, named.key)
+
+
+def answered_with(submission: Submission, answer: Answer) -> str | None:
+    """Return the id of the task that a submission is answered with; None when it is refused."""
+    if isinstance(answer, Task):
+        return answer.id
+    if isinstance(answer, Taken) and submission.on_conflict == "keep":
+        return answer.holder.id
+    return None
+
+
+def repeated(submission: Submission, digest: str, task: Task | None) -> Task | Repeated:
+    """Return the answer to a request that was made before, with this digest, for this task."""
+    named = submission.idempotency
+    assert named is not None
+    if named.digest != digest:
+        return Repeated(False, None)
+    if task is not None and task.id == submission.task.id:
+        return task  # this very submission: its answer was lost
+    return Repeated(True, task)
+
+
+def token_row(token: Token) -> tuple[Any, ...]:
+    """Return a token's columns."""
+    return *token[:4], " ".join(token.scopes), *token[5:]
+
+
+def token_of(row: Sequence[Any]) -> Token:
+    """Return a row of columns in the order of Token's fields as a token."""
+    return Token._make((*row[:4], tuple(row[4].split()), *row[5:]))
+
+
+def audit_page(rows: Sequence[Sequence[Any]], limit: int) -> tuple[list[Audit], int | None]:
+    """Return lines of the audit log, and the cursor when there is one more than wished for."""
+    lines = [Audit._make(row[1:]) for row in rows[:limit]]
+    return lines, rows[limit - 1][0] if len(rows) > limit else None

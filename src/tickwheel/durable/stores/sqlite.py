@@ -16,8 +16,10 @@ from tickwheel.durable.schedule import Schedule, firing_keys
 from tickwheel.durable.store import LEASE_MARGIN_MS, SCAN, Claims
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke
-from tickwheel.durable.stores.rows import STATES, inserted, may_hold, merged, rounds, task_of
+from tickwheel.durable.stores.rows import STATES, inserted, may_hold, merged, task_of
 from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver, set_wal
+from tickwheel.durable.stores.sqlite_insert import insert
+from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
 from tickwheel.durable.stores.sqlite_schema import migrate
 from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Reader, Writer
 from tickwheel.durable.task import (
@@ -41,12 +43,13 @@ if TYPE_CHECKING:
     from tickwheel.durable.schedule import Firing
     from tickwheel.durable.store import Replay, Wanted, Window
     from tickwheel.durable.stores.sqlite_connection import Connection, Row
-    from tickwheel.durable.task import Ending, Filter, Submission
+    from tickwheel.durable.task import Ending, Filter, Repeated, Submission
 
 T = TypeVar("T")
 
 WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, whatever the checkpointer does
 SMALL_WAL_PAGES = 4_000  # where only the writer may move it
+NEVER_MS = 2**63 - 1
 
 
 class SqliteStore:
@@ -74,6 +77,7 @@ class SqliteStore:
         self._checkpointer: Checkpointer | None = None
         self._poke = Poke(self.path)
         self._file = (0, 0)
+        self.registry = SqliteRegistry(self)
 
     async def open(self) -> None:
         """Open the file, or make it, and bring its tables to this version's form."""
@@ -96,6 +100,7 @@ class SqliteStore:
         if self._reader is not None:
             await self._reader.stop()
         self._writer = self._checkpointer = self._reader = None
+        self.registry.deafen()
 
     def now_ms(self) -> float:
         """Return the host's time."""
@@ -166,29 +171,11 @@ class SqliteStore:
         epochs: Mapping[int, int],
         *,
         again: bool = False,
-    ) -> list[Task | Taken | None]:
+    ) -> list[Task | Taken | Repeated | None]:
         """Store tasks, all in one commit."""
 
-        def work(connection: Connection) -> list[Task | Taken | None]:
-            stored = known_tasks(connection, submissions) if again else {}
-            stale = stale_shards(connection, epochs)
-            answers: list[Task | Taken | None] = [
-                stored.get(task.id) or (None if task.shard in stale else task)
-                for task, _ in submissions
-            ]
-            new = [
-                place
-                for place, answer in enumerate(answers)
-                if answer is not None and submissions[place].task.id not in stored
-            ]
-            plain = [task for task, _ in map(submissions.__getitem__, new) if task.key is None]
-            if plain:
-                connection.run_many(sql.INSERT, map(inserted, plain))
-            keyed = [place for place in new if submissions[place].task.key is not None]
-            names = [(submissions[at].task.service, submissions[at].task.key) for at in keyed]
-            for turn in rounds(names):
-                insert_keyed(connection, submissions, [keyed[at] for at in turn], answers)
-            return answers
+        def work(connection: Connection) -> list[Task | Taken | Repeated | None]:
+            return insert(connection, submissions, epochs, again=again, now_ms=self._now())
 
         return await self._write(Rank.SUBMIT, work)
 
@@ -270,11 +257,18 @@ class SqliteStore:
         """Move leases; for each whether the attempt is still the running one."""
 
         def work(connection: Connection) -> list[bool]:
-            rows = connection.run(sql.RENEW, (json.dumps(leases),))
-            still = {(task_id, attempt, epoch) for task_id, attempt, epoch in rows}
-            return [(one.id, one.attempt, one.epoch) in still for one in leases]
+            return still(leases, connection.run(sql.RENEW, (json.dumps(leases),)))
 
         return await self._write(Rank.CLAIM, work)
+
+    async def accept(self, leases: Sequence[Lease]) -> list[bool]:
+        """Let attempts go on without the node; for each whether it is still the running one."""
+
+        def work(connection: Connection) -> list[bool]:
+            values = {"leases": json.dumps(leases), "now": self._now()}
+            return still(leases, connection.run(sql.ACCEPT, values))
+
+        return await self._write(Rank.OUTCOME, work)
 
     async def services(self) -> list[str]:
         """Return the services that live tasks have, by name."""
@@ -284,13 +278,16 @@ class SqliteStore:
 
         return await self._read(work)
 
-    async def running(self, shards: Sequence[int], behind: int | None = None) -> list[Task]:
+    async def running(
+        self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None
+    ) -> list[Task]:
         """Return the running tasks of these shards, their bodies left out; an index has them."""
         del behind
+        until = NEVER_MS if until_ms is None else until_ms
 
         def work(connection: Connection) -> list[Task]:
-            rows = connection.run(sql.RUNNING, (json.dumps(list(shards)),))
-            return [task_of(row) for row in rows]
+            values = {"shards": json.dumps(list(shards)), "until": until}
+            return [task_of(row) for row in connection.run(sql.RUNNING, values)]
 
         return await self._read(work)
 
@@ -508,7 +505,12 @@ class SqliteStore:
 
     def listen(self, heard: Callable[[], None]) -> None:
         """Call `heard()` on the running loop when another process pokes this one."""
-        self._poke.listen(heard)
+
+        def poked() -> None:
+            heard()
+            self.registry.heard()
+
+        self._poke.listen(poked)
 
     async def tell(self, shards: Sequence[int]) -> None:
         """Poke the process that dispatches."""
@@ -521,40 +523,10 @@ def schedule_of(row: Row) -> Schedule:
     return Schedule._make(row)._replace(enabled=bool(row[9]))
 
 
-def known_tasks(connection: Connection, submissions: Sequence[Submission]) -> dict[str, Task]:
-    """Return which of these tasks are stored already, live or final."""
-    listed = (json.dumps([task.id for task, _ in submissions]),)
-    rows = connection.run(sql.LIVE_BY_ID, listed) + connection.run(sql.FINAL_BY_ID, listed)
-    return {row[0]: task_of(row) for row in rows}
-
-
-def stale_shards(connection: Connection, epochs: Mapping[int, int]) -> set[int]:
-    """Return which of these shards have another epoch now."""
-    if not epochs:
-        return set()
-    rows = connection.run("SELECT shard, epoch FROM shard")
-    return {shard for shard, epoch in rows if epochs.get(shard, epoch) != epoch}
-
-
-def insert_keyed(
-    connection: Connection,
-    submissions: Sequence[Submission],
-    places: list[int],
-    answers: list[Task | Taken | None],
-) -> None:
-    """Store tasks that have keys, no key twice, and put their answers in place."""
-    connection.run("DELETE FROM temp.submission")
-    connection.run_many(
-        sql.SUBMISSION,
-        [(at, submissions[at].on_conflict, *inserted(submissions[at].task)) for at in places],
-    )
-    connection.run(sql.INSERT_KEYED)
-    connection.run(sql.REPLACE_KEYED)
-    for at, *row in connection.run(sql.HOLDERS):
-        holder = task_of(tuple(row))
-        task, on_conflict = submissions[at]
-        settled = holder.id == task.id or (on_conflict == "replace" and holder.state is State.DELAY)
-        answers[at] = holder if settled else Taken(holder)
+def still(leases: Sequence[Lease], rows: Sequence[Row]) -> list[bool]:
+    """Say for each lease whether its attempt is among those that were changed."""
+    changed = {(task_id, attempt, epoch) for task_id, attempt, epoch in rows}
+    return [(one.id, one.attempt, one.epoch) in changed for one in leases]
 
 
 def firsts(replays: Sequence[Replay]) -> list[Replay]:

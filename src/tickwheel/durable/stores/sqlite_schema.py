@@ -109,6 +109,55 @@ MIGRATIONS: list[list[str]] = [
         )
         """,
     ],
+    [
+        """
+        CREATE TABLE service (
+            name TEXT NOT NULL PRIMARY KEY,
+            version INTEGER NOT NULL,
+            config TEXT NOT NULL,
+            updated_at_ms INTEGER NOT NULL
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE token (
+            id TEXT NOT NULL PRIMARY KEY,
+            name TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            namespace TEXT NOT NULL,
+            scopes TEXT NOT NULL,
+            rate REAL,
+            created_at_ms INTEGER NOT NULL,
+            expires_at_ms INTEGER
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE idempotency (
+            caller TEXT NOT NULL,
+            key TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            task_id TEXT NOT NULL,
+            used_at_ms INTEGER NOT NULL,
+            PRIMARY KEY (caller, key)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX idempotency_used ON idempotency (used_at_ms)",
+        """
+        CREATE TABLE audit (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            at_ms INTEGER NOT NULL,
+            actor TEXT NOT NULL,
+            namespace TEXT NOT NULL,
+            action TEXT NOT NULL,
+            target TEXT NOT NULL,
+            request TEXT NOT NULL,
+            detail TEXT NOT NULL
+        )
+        """,
+        "CREATE INDEX audit_namespace ON audit (namespace, id)",
+        # 'registry' rises with every change; 'service' is the highest version of any that is gone.
+        "INSERT INTO setting VALUES ('registry', '0'), ('service', '0')",
+        "CREATE INDEX task_lease ON task (lease_until_ms) WHERE state = 'running'",
+    ],
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.durable.stores.rows import names_in
 from tickwheel.durable.task import State
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ HOLDERS = f"""
     SELECT s.place, {", ".join(f"t.{name.strip()}" for name in LIVE.split(","))}
     FROM temp.submission s CROSS JOIN task t ON t.key = s.key AND t.service = s.service
 """
+
+USED = """
+    SELECT i.caller, i.key, i.digest, i.task_id FROM json_each(?) n
+    CROSS JOIN idempotency i ON i.caller = n.value ->> 0 AND i.key = n.value ->> 1
+"""
+USE = "INSERT INTO idempotency (caller, key, digest, task_id, used_at_ms) VALUES (?,?,?,?,?)"
 
 SERVICES = 100  # in one statement: SQLite takes 500 parts
 _DUE = """
@@ -147,9 +154,18 @@ RENEW = """
         AND task.attempt = l.value ->> 1 AND task.epoch = l.value ->> 2
     RETURNING id, attempt, epoch
 """
+ACCEPT = """
+    UPDATE task SET lease_until_ms = l.value ->> 3, due_at_ms = l.value ->> 3, updated_at_ms = :now
+    FROM json_each(:leases) l
+    WHERE task.id = l.value ->> 0 AND task.state = 'running'
+        AND task.attempt = l.value ->> 1 AND task.epoch = l.value ->> 2
+    RETURNING id, attempt, epoch
+"""
+# By the leases: the plus keeps the planner from going by the shards, of which one node has all.
 RUNNING = f"""
     SELECT {LIVE.replace("payload", "x'' AS payload")} FROM task
-    WHERE state = 'running' AND shard IN (SELECT value FROM json_each(?))
+    WHERE state = 'running' AND lease_until_ms <= :until
+        AND +shard IN (SELECT value FROM json_each(:shards))
 """
 
 CANCEL = f"""
@@ -188,6 +204,11 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
     if filter.key is not None:
         conditions.append("key = :key")
         values["key"] = filter.key
+    if filter.namespace:
+        conditions.append("service >= :low AND service < :high")
+        values["low"], values["high"] = names_in(filter.namespace)
+    elif filter.namespace is not None:
+        conditions.append("instr(service, '/') = 0")
     if filter.updated_before_ms is not None:
         conditions.append("updated_at_ms < :updated_before")
         values["updated_before"] = filter.updated_before_ms

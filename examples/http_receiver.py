@@ -1,0 +1,85 @@
+"""A receiver of a server's calls, with nothing but Python's own HTTP server: it prints what came.
+
+    python examples/http_receiver.py
+
+It listens on http://127.0.0.1:8000/ (another port: `python examples/http_receiver.py 8001`). With
+TICKWHEEL_WEBHOOK_SECRET in the environment it believes signed calls only. A call of `/` is done at
+once, and answered 200; one of `/?feedback=1` is accepted, 202, and waits for `tickwheel feedback`.
+"""
+
+import os
+import sys
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from tickwheel.receiver import Accepted, Receiver
+
+SECRET = os.environ.get("TICKWHEEL_WEBHOOK_SECRET")
+receiver = Receiver(SECRET) if SECRET else Receiver(unsigned=True)
+
+
+def work(delivery):
+    """Do a task: here, say that it came. What this returns is the task's result."""
+    late = (datetime.now(UTC) - delivery.due_at).total_seconds()
+    print(
+        f"{delivery.service}: {delivery.payload!r}, attempt {delivery.attempt} of task"
+        f" {delivery.task_id}, {late * 1000:.0f} ms after it was due",
+        flush=True,
+    )
+    return {"received": delivery.payload}
+
+
+def accept(delivery):
+    """Take a task to do it later, and say how to report its end."""
+    work(delivery)
+    print(
+        f"then: tickwheel feedback {delivery.task_id} finished --attempt {delivery.attempt}",
+        flush=True,
+    )
+    return Accepted()
+
+
+class Calls(BaseHTTPRequestHandler):
+    """What the server sends."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        """Verify a call, have it done, and answer."""
+        length = self.headers.get("content-length", "")
+        if not length.isdigit() or int(length) > receiver.max_body:
+            self.close_connection = True
+            self.send_error(413)
+            return
+        body = self.rfile.read(int(length))
+        later = "feedback" in parse_qs(urlsplit(self.path).query)
+        reply = receiver.answer(self.headers.items(), body, accept if later else work)
+        if reply.status >= 400:
+            print(f"refused, {reply.status}: {reply.body.decode()}", flush=True)
+        self.send_response(reply.status)
+        for name, value in reply.headers:
+            self.send_header(name, value)
+        if reply.status != 204:
+            self.send_header("content-length", str(len(reply.body)))
+        self.end_headers()
+        self.wfile.write(reply.body)
+
+    def log_message(self, *_):
+        """Say nothing: the calls are printed already."""
+
+
+def main():
+    """Listen until Ctrl-C."""
+    port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
+    with ThreadingHTTPServer(("127.0.0.1", port), Calls) as server:
+        kind = "signed calls" if SECRET else "any call, signed or not,"
+        print(f"receiving {kind} on http://127.0.0.1:{server.server_port}/", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("no more calls")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`backlog`: tasks that have ended, and their replay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tickwheel.cli.output import Output, examples, printing
+from tickwheel.cli.remote import limits, paged, remote, service_names
+from tickwheel.cli.tasks import due
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from tickwheel.client import Client
+
+ENDED = ("finished", "failed", "cancelled")
+COLUMNS = ("id", "service", "state", "updated_at", "key", "attempt", "error", "replayed_as")
+
+
+def matching(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --state, --service and --key."""
+    for option in (
+        click.option("--key", help="Those with this key."),
+        click.option("--service", shell_complete=service_names, help="Those of this service."),
+        click.option("--state", type=click.Choice(ENDED), help="Those that ended so."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def backlog() -> None:
+    """List and replay tasks that have ended."""
+
+
+@backlog.command(
+    "list",
+    epilog=examples(
+        "tickwheel backlog list --state failed",
+        "tickwheel backlog list --service close-order --all --json",
+    ),
+)
+@matching
+@limits
+@printing
+@remote
+def list_backlog(
+    *, client: Client, out: Output, limit: int | None, cursor: str | None, **asked: Any
+) -> None:
+    """List tasks that have ended, newest first; as JSON one per line."""
+    out.items(paged(client.backlog, limit, cursor, **asked), COLUMNS)
+
+
+@backlog.command(
+    epilog=examples(
+        "tickwheel backlog replay 0198c0de00007000a1b2c3d4e5f60718",
+        "tickwheel backlog replay 0198c0de00007000a1b2c3d4e5f60718 --delay 5m --force",
+        "tickwheel backlog replay --service close-order --state failed",
+    )
+)
+@click.argument("task_ids", metavar="[ID]...", nargs=-1)
+@matching
+@due
+@click.option("--force", is_flag=True, help="Also what was replayed before.")
+@printing
+@remote
+def replay(
+    *,
+    client: Client,
+    out: Output,
+    task_ids: tuple[str, ...],
+    delay: float | None,
+    at: datetime | None,
+    force: bool,
+    **asked: str | None,
+) -> None:
+    """Submit tasks that have ended once more: by id, or all that match.
+
+    The new task has an id of its own and names the old one as replay_of. A second replay needs
+    --force; without it the exit code is 4.
+    """
+    matches = {name: value for name, value in asked.items() if value is not None}
+    if bool(task_ids) == bool(matches):
+        raise click.UsageError("give ids, or at least one of --state, --service and --key")
+    if matches:
+        if delay is not None or at is not None:
+            raise click.UsageError("--delay and --due-at go with ids")
+        count = client.replay_where(**matches, force=force)
+        out.said({"replayed": count}, f"replayed {count:,}")
+        return
+    for task_id in task_ids:
+        task = client.replay(task_id, delay=delay, at=at, force=force)
+        out.said(task, f"{task_id} is replayed as {task.id}")

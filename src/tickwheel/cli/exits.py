@@ -1,0 +1,98 @@
+"""The exit codes of the command line, and how an error is told."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tickwheel.errors import TickwheelError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OK, OTHER, USAGE, NOT_FOUND, CONFLICT, REFUSED, AUTH, UNAVAILABLE, RATE_LIMITED = range(9)
+INTERRUPTED = 130
+
+EXITS = {
+    "config_error": USAGE,
+    "unknown_task": NOT_FOUND,
+    "unknown_service": NOT_FOUND,
+    "unknown_schedule": NOT_FOUND,
+    "unknown_token": NOT_FOUND,
+    "not_found": NOT_FOUND,
+    "key_taken": CONFLICT,
+    "attempt_over": CONFLICT,
+    "already_replayed": CONFLICT,
+    "service_in_use": CONFLICT,
+    "conflict": CONFLICT,
+    "bad_request": REFUSED,
+    "invalid": REFUSED,
+    "out_of_range": REFUSED,
+    "idempotency_key_reused": REFUSED,
+    "target_refused": REFUSED,
+    "too_large": REFUSED,
+    "unauthorized": AUTH,
+    "forbidden": AUTH,
+    "server_unavailable": UNAVAILABLE,
+    "http_error": UNAVAILABLE,
+    "store_unavailable": UNAVAILABLE,
+    "locked": UNAVAILABLE,
+    "overloaded": UNAVAILABLE,
+    "rate_limited": RATE_LIMITED,
+}
+STATUSES = {401: AUTH, 403: AUTH, 404: NOT_FOUND, 409: CONFLICT, 429: RATE_LIMITED}
+STATUSES |= {502: UNAVAILABLE, 503: UNAVAILABLE, 504: UNAVAILABLE}
+
+
+class UnknownToken(TickwheelError, LookupError):
+    """No token has this id."""
+
+    code = "unknown_token"
+
+
+def exit_code(error: TickwheelError) -> int:
+    """Return the exit code of an error: by the answer's status where there is one, else by code."""
+    status = getattr(error, "status", None) or problem_of(error).get("status")
+    if isinstance(status, int) and status >= 400:
+        return exit_of_status(status)
+    return EXITS.get(error.code, OTHER)
+
+
+def exit_of_status(status: int) -> int:
+    """Return the exit code that goes with an HTTP status of 400 or more."""
+    return STATUSES.get(status, REFUSED if status < 500 else OTHER)
+
+
+def problem_of(error: TickwheelError) -> dict[str, Any]:
+    """Return an error as the problem document that the server sent, or would have sent."""
+    problem: Mapping[str, Any] | None = getattr(error, "problem", None)
+    if problem:
+        return dict(problem)
+    made: dict[str, Any] = {"code": error.code, "detail": str(error)}
+    if (holder := getattr(error, "holder", None)) is not None:
+        made["holder"] = holder
+    return made
+
+
+def tell(error: TickwheelError, *, as_json: bool) -> None:
+    """Write an error to stderr: one line, or a problem document."""
+    if as_json:
+        click.echo(json.dumps(problem_of(error), ensure_ascii=False), err=True)
+    else:
+        line = " ".join(str(error).split()) or type(error).__name__
+        notes = [error.code, *getattr(error, "__notes__", ())]
+        tell_line(clean(f"{line} ({'; '.join(notes)})"))
+
+
+def tell_line(line: str, *, word: str = "error:", colour: str = "red") -> None:
+    """Write one line of an error, or of a warning, to stderr."""
+    click.echo(f"{click.style(word, fg=colour, bold=True)} {line}", err=True)
+
+
+def clean(text: str) -> str:
+    """Return text without characters that a terminal would act on."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)

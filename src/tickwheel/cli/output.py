@@ -1,0 +1,167 @@
+"""How data is printed: tables for people on a terminal, JSON for programs everywhere else."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from tickwheel.cli.exits import clean
+from tickwheel.cli.root import JSON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from rich.console import Console
+    from rich.text import Text
+
+WIDE = 200  # columns of a table that goes into a file or a pipe
+COLOURS = {
+    "delay": "cyan", "ready": "yellow", "running": "blue", "finished": "green", "failed": "red",
+    "cancelled": "bright_black", "closed": "green", "half_open": "yellow", "open": "red",
+    "enabled": "green", "disabled": "bright_black",
+}  # fmt: skip
+
+
+class Output(NamedTuple):
+    """Where a command's data goes: stdout, in the form that was asked for.
+
+    - A list is one JSON document per line, so that it can be read while it is written.
+    - A table shows no control characters, whatever is in the data.
+    """
+
+    as_json: bool
+
+    def value(self, value: object) -> None:
+        """Print one JSON document: indented for people, on one line for programs."""
+        indent = 2 if sys.stdout.isatty() else None
+        click.echo(json.dumps(plain(value), ensure_ascii=False, indent=indent))
+
+    def record(self, value: object, *, titles: Sequence[str] | None = None) -> None:
+        """Print one thing: JSON, or its fields below each other."""
+        if self.as_json:
+            self.value(value)
+            return
+        shown: dict[str, Any] = plain(value)
+        names = [name for name in titles or shown if shown.get(name) not in (None, "", [], {})]
+        self.table(None, [[name, shown[name]] for name in names])
+
+    def items(self, items: Iterable[object], columns: Sequence[str]) -> int:
+        """Print a list: JSON lines as they come, or a table of these fields; return how many."""
+        if self.as_json:
+            count = 0
+            for item in items:
+                click.echo(json.dumps(plain(item), ensure_ascii=False))
+                count += 1
+            return count
+        shown: list[dict[str, Any]] = [plain(item) for item in items]
+        self.table(columns, [[item.get(name) for name in columns] for item in shown])
+        return len(shown)
+
+    def table(self, titles: Sequence[str] | None, rows: Iterable[Sequence[object]]) -> None:
+        """Print rows under their titles, or without."""
+        from rich import box  # noqa: PLC0415 - JSON needs none of it
+        from rich.table import Table  # noqa: PLC0415
+
+        table = Table(box=box.SIMPLE_HEAD if titles else None, show_header=bool(titles))
+        table.pad_edge = False
+        for number, title in enumerate(titles or ("", "")):
+            first = "bold" if not titles and not number else None
+            table.add_column(title, overflow="fold", style=first)
+        for row in rows:
+            table.add_row(*map(cell, row))
+        console().print(table)
+
+    def said(self, value: object, line: str) -> None:
+        """Print what a command did: JSON, or a sentence."""
+        if self.as_json:
+            self.value(value)
+        else:
+            click.echo(clean(line))
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: lines that can be typed as they are."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def printing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --json and --table, and the output that follows from them as `out`."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, json_wanted: bool | None, **options: Any) -> Any:
+        as_json = not sys.stdout.isatty() if json_wanted is None else json_wanted
+        return command(*args, out=Output(as_json), **options)
+
+    def note(ctx: click.Context, _: click.Parameter, wanted: bool | None) -> bool | None:
+        ctx.meta[JSON] = bool(wanted)
+        return wanted
+
+    return click.option(
+        "--json/--table", "json_wanted", default=None, is_eager=True, callback=note,
+        help="Print JSON, or a table; by default a table on a terminal, JSON elsewhere.",
+    )(wrapped)  # fmt: skip
+
+
+def plain(value: object) -> Any:
+    """Return a value as JSON has it: times as text, classes as objects."""
+    if isinstance(value, datetime):
+        return moment(value)
+    if isinstance(value, Enum):
+        return value.value
+    document = getattr(value, "document", None)
+    if isinstance(document, dict):  # what the server sent, whatever this version knows of it
+        return document
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def moment(at: datetime) -> str:
+    """Return a time as the API writes it: UTC, with milliseconds."""
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment_of_ms(at_ms: int | None) -> str | None:
+    """Return a time in milliseconds since 1970 as the API writes it."""
+    return None if at_ms is None else moment(datetime.fromtimestamp(at_ms / 1000, UTC))
+
+
+def cell(value: object) -> Text:
+    """Return a value as a cell of a table."""
+    from rich.text import Text  # noqa: PLC0415 - JSON needs none of it
+
+    if isinstance(value, Text):
+        return value
+    if value is None:
+        return Text("–", style="bright_black")
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    if isinstance(value, int | float):
+        return Text(f"{value:,}" if isinstance(value, int) else f"{value:g}")
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        value = " ".join(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return Text(clean(text), style=COLOURS.get(text, ""))
+
+
+def console(*, err: bool = False) -> Console:
+    """Return a console on stdout or stderr; a table that no terminal shows may be wide."""
+    from rich.console import Console  # noqa: PLC0415 - JSON needs none of it
+
+    stream = sys.stderr if err else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)

@@ -1,0 +1,210 @@
+"""`services`: whom to call when a task is due, and how."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tickwheel.cli.output import Output, examples, plain, printing
+from tickwheel.cli.remote import remote, service_names
+from tickwheel.cli.types import DURATION, PAYLOAD, SECRET
+from tickwheel.config import MASK
+from tickwheel.errors import UnknownService
+
+if TYPE_CHECKING:
+    from tickwheel.client import Client
+
+NESTED = ("backoff", "breaker")  # --backoff-first is backoff's "first"
+
+
+@click.group()
+def services() -> None:
+    """Say whom to call when a task is due, and how."""
+
+
+@services.command(
+    "list", epilog=examples("tickwheel services list", "tickwheel services list --json")
+)
+@printing
+@remote
+def list_services(*, client: Client, out: Output) -> None:
+    """List all services, by name."""
+    out.items(
+        client.services(),
+        (
+            "name",
+            "enabled",
+            "endpoint",
+            "timeout",
+            "max_attempts",
+            "concurrency",
+            "rate",
+            "version",
+        ),
+    )
+
+
+@services.command(epilog=examples("tickwheel services show close-order"))
+@click.argument("name", shell_complete=service_names)
+@printing
+@remote
+def show(*, client: Client, out: Output, name: str) -> None:
+    """Show a service; its secret and its headers' values are masked."""
+    out.record(client.get_service(name))
+
+
+@services.command(
+    epilog=examples(
+        "tickwheel services put close-order --endpoint https://shop.example/hooks/close",
+        "tickwheel services put close-order --rate 50 --max-attempts 8",
+        "tickwheel services put close-order --generate-secret --keep-old",
+        "tickwheel services put close-order --from service.json --replace",
+    )
+)
+@click.argument("name", shell_complete=service_names)
+@click.option("--endpoint", metavar="URL", help="Where to POST to.")
+@click.option("--protocol", help="How to call.  [default: http]")
+@click.option("--timeout", type=DURATION, help="How long one call may take.")
+@click.option("--max-attempts", type=click.IntRange(1), help="Calls in all before a task fails.")
+@click.option("--concurrency", type=click.IntRange(1), help="Calls at once, on all nodes together.")
+@click.option("--rate", type=float, help="Calls per second, on all nodes together.")
+@click.option("--feedback-timeout", type=DURATION, help="How long feedback after a 202 may take.")
+@click.option("--backoff-first", type=DURATION, help="Wait so long after the first failure.")
+@click.option("--backoff-factor", type=float, help="Then so many times longer after each.")
+@click.option("--backoff-max", type=DURATION, help="But not longer than this.")
+@click.option(
+    "--backoff-jitter", type=float, help="Up to this part of it, 0 to 1, is left to chance."
+)
+@click.option("--breaker-failures", type=click.IntRange(1), help="Pause after so many in a row.")
+@click.option("--breaker-pause", type=DURATION, help="For how long, at first.")
+@click.option("--breaker-max-pause", type=DURATION, help="And at most.")
+@click.option("--breaker-probes", type=click.IntRange(1), help="Calls at once when trying again.")
+@click.option(
+    "--header", "headers", multiple=True, metavar="'NAME: VALUE'",
+    help="A header to send; may be given several times. These replace the earlier ones.",
+)  # fmt: skip
+@click.option("--secret", type=SECRET, metavar="@FILE|-", help="The secret that signs calls.")
+@click.option("--generate-secret", is_flag=True, help="Make a new secret, and print it once.")
+@click.option("--keep-old", is_flag=True, help="Sign with the earlier secrets, too: rotation.")
+@click.option("--enabled/--disabled", default=None, help="Whether its tasks are called at all.")
+@click.option("--from", "document", type=PAYLOAD, metavar="JSON|@FILE|-", help="Fields as JSON.")
+@click.option("--replace", is_flag=True, help="What is not given gets its default again.")
+@printing
+@remote
+def put(
+    *,
+    client: Client,
+    out: Output,
+    name: str,
+    headers: tuple[str, ...],
+    secret: str | None,
+    generate_secret: bool,
+    keep_old: bool,
+    document: Any,
+    replace: bool,
+    **flags: Any,
+) -> None:
+    """Make a service, or change one: what is given is changed, the rest stays as it is."""
+    if document is not None and not isinstance(document, dict):
+        raise click.BadParameter("a JSON object is wanted", param_hint="--from")
+    if secret is not None and generate_secret:
+        raise click.UsageError("give --secret or --generate-secret, not both")
+    made = new_secret() if generate_secret else None
+    before = {} if replace and not keep_old else stored(client, name)
+    config = merged({} if replace else before, (document or {}) | fields_of(flags))
+    if headers:
+        config["headers"] = dict(map(header_of, headers))
+    if given := secret or made:
+        config["secret"] = [given, MASK] if keep_old and before.get("secret") else given
+    elif keep_old:
+        raise click.UsageError("--keep-old goes with --secret or --generate-secret")
+    service = client.put_service(name, **config)
+    shown = plain(service) | ({"secret": made} if made else {})
+    if out.as_json:
+        out.value(shown)
+        return
+    out.record(shown)
+    if made:
+        click.echo("\nKeep the secret now: it will not be shown again.")
+
+
+@services.command(epilog=examples("tickwheel services delete close-order"))
+@click.argument("name", shell_complete=service_names)
+@printing
+@remote
+def delete(*, client: Client, out: Output, name: str) -> None:
+    """Delete a service; with live tasks it is refused, with exit code 4."""
+    client.delete_service(name)
+    out.said({"deleted": name}, f"deleted {name}")
+
+
+@services.command(epilog=examples("tickwheel services enable close-order"))
+@click.argument("name", shell_complete=service_names)
+@printing
+@remote
+def enable(*, client: Client, out: Output, name: str) -> None:
+    """Call a service again that was disabled."""
+    switch(client, out, name, enabled=True)
+
+
+@services.command(epilog=examples("tickwheel services disable close-order"))
+@click.argument("name", shell_complete=service_names)
+@printing
+@remote
+def disable(*, client: Client, out: Output, name: str) -> None:
+    """Call a service no more: its tasks wait until it is enabled."""
+    switch(client, out, name, enabled=False)
+
+
+def switch(client: Client, out: Output, name: str, *, enabled: bool) -> None:
+    """Enable or disable a service and leave the rest of it as it is."""
+    config = client.get_service(name).config
+    service = client.put_service(name, **config | {"enabled": enabled})
+    out.said(service, f"{name} is {'enabled' if service.enabled else 'disabled'}")
+
+
+def stored(client: Client, name: str) -> dict[str, Any]:
+    """Return a service's configuration as it may be put back, empty when there is none."""
+    try:
+        return client.get_service(name).config
+    except UnknownService:
+        return {}
+
+
+def fields_of(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that flags give: `backoff_first` is in "backoff"."""
+    fields: dict[str, Any] = {}
+    for flag, value in flags.items():
+        if value is None:
+            continue
+        outer, _, inner = flag.partition("_")
+        if outer in NESTED:
+            fields.setdefault(outer, {})[inner] = value
+        else:
+            fields[flag] = value
+    return fields
+
+
+def merged(before: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with what is given laid over it."""
+    config = before | given
+    for name in NESTED:
+        if isinstance(before.get(name), dict) and isinstance(given.get(name), dict):
+            config[name] = before[name] | given[name]
+    return config
+
+
+def header_of(text: str) -> tuple[str, str]:
+    """Return the name and the value of a header as typed."""
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise click.BadParameter("'NAME: VALUE' is wanted", param_hint="--header")
+    return name.strip(), value.strip()
+
+
+def new_secret() -> str:
+    """Return a new secret for signatures, as Standard Webhooks writes them."""
+    return f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode('ascii')}"

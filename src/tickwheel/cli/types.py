@@ -1,0 +1,108 @@
+"""What may be typed on the command line: durations, times, payloads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tickwheel.config import duration
+
+if TYPE_CHECKING:
+    from click import Context, Parameter
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A time span: `30s`, `5m`, `2h`, `1d`, `1h30m`, or a number of seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        try:
+            seconds = duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if seconds < 0:
+            self.fail(f"{value!r:.50} is in the past: a duration is 0 or more", param, ctx)
+        return seconds
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]
+    """A time as RFC 3339 has it, with its offset: `2030-01-31T12:00:00Z`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            at = datetime.fromisoformat(value)
+        except ValueError:
+            at = None
+        if at is None or at.tzinfo is None or len(value) < 16:
+            self.fail(
+                f"{value!r:.50} is no RFC 3339 time with its offset: 2030-01-31T12:00:00Z",
+                param,
+                ctx,
+            )
+        return at.astimezone(UTC)
+
+
+class Payload(click.ParamType):  # type: ignore[type-arg]
+    """JSON as typed, `@FILE` for what a file has, or `-` for stdin."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        text = text_of(self, value, param, ctx)
+        try:
+            return json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            hint = "" if value[:1] in "@-" else "; a string needs its quotes: '\"text\"'"
+            self.fail(f"this is no JSON: {error}{hint}", param, ctx)
+
+
+class Secret(click.ParamType):  # type: ignore[type-arg]
+    """A secret from `@FILE` or stdin (`-`), so that it is in no list of processes; or as typed."""
+
+    name = "secret"
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> str:
+        text = text_of(self, value, param, ctx).strip()
+        if not text.isprintable() or not text:
+            self.fail("a secret is one line of printable characters", param, ctx)
+        return text
+
+
+def text_of(
+    kind: click.ParamType,  # type: ignore[type-arg]
+    value: str,
+    param: Parameter | None,
+    ctx: Context | None,
+) -> str:
+    """Return what a file (`@FILE`) or stdin (`-`) has, or the value itself."""
+    try:
+        if value == "-":
+            return sys.stdin.read()
+        if value.startswith("@"):
+            return Path(value[1:]).read_text("utf-8")
+    except UnicodeDecodeError:
+        kind.fail(f"{value[1:] or 'stdin'} is not UTF-8", param, ctx)
+    except OSError as error:
+        kind.fail(f"{value[1:]}: {error.strerror}", param, ctx)
+    return value
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+DURATION, MOMENT, PAYLOAD, SECRET = Duration(), Moment(), Payload(), Secret()

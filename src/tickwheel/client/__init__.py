@@ -1,0 +1,59 @@
+"""`Client` and `AsyncClient`: a tickwheel server from Python.
+
+`Client` needs nothing but the package; `AsyncClient` needs `pip install 'tickwheel[client]'`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.client.errors import ApiError, ServerTimedOut, ServerUnavailable, problem_of
+from tickwheel.client.requests import InsecureToken
+from tickwheel.client.sync import Client
+from tickwheel.client.values import (
+    Attempt,
+    Audit,
+    Health,
+    Node,
+    Page,
+    Schedule,
+    Service,
+    Shard,
+    Submitted,
+    Task,
+    Verdict,
+)
+from tickwheel.durable.task import State
+
+if TYPE_CHECKING:
+    from tickwheel.client.aio import AsyncClient
+
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "Attempt",
+    "Audit",
+    "Client",
+    "Health",
+    "InsecureToken",
+    "Node",
+    "Page",
+    "Schedule",
+    "ServerTimedOut",
+    "ServerUnavailable",
+    "Service",
+    "Shard",
+    "State",
+    "Submitted",
+    "Task",
+    "Verdict",
+    "problem_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # It needs packages from elsewhere, which programs with the other one may lack.
+    if name != "AsyncClient":
+        raise AttributeError(f"module 'tickwheel.client' has no attribute {name!r}")
+    value = import_module("tickwheel.client.aio").AsyncClient
+    globals()[name] = value
+    return value

@@ -1,0 +1,466 @@
+"""The verbs, each as a `Call`: what is asked of the server, and what its answer is read as.
+
+`Client` and `AsyncClient` make their methods of these functions, which touch no network. What
+cannot be right whatever the server thinks (both times, a time without a zone) is refused here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from tickwheel.arguments import bounded
+from tickwheel.client.errors import error_of
+from tickwheel.client.requests import Answer, Call, Request, document_of, header_text
+from tickwheel.client.values import (
+    Attempt,
+    Audit,
+    Document,
+    Health,
+    Node,
+    Page,
+    Schedule,
+    Service,
+    Shard,
+    Submitted,
+    Task,
+    Verdict,
+)
+from tickwheel.durable import serial
+from tickwheel.durable.outcome import milliseconds
+from tickwheel.durable.service import check_name
+from tickwheel.durable.submit import moment_ms
+from tickwheel.durable.task import State, at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from tickwheel.errors import TickwheelError
+
+T = TypeVar("T")
+
+Seconds = float | timedelta
+OUTCOMES = ("finished", "failed", "progress")
+
+
+def submit(
+    service: str,
+    payload: object = None,
+    *,
+    delay: Seconds | None = None,
+    at: datetime | None = None,
+    key: str | None = None,
+    on_conflict: str | None = None,
+    max_attempts: int | None = None,
+    priority: int | None = None,
+    timeout: Seconds | None = None,
+    deadline: datetime | None = None,
+    idempotency_key: str | None = None,
+) -> Call[Task]:
+    """Store a task, and return it once the server has committed it.
+
+    - `delay` (seconds or a timedelta) or `at` (an aware datetime); with neither it is due now.
+    - `key`, unique among the live tasks of a service; `on_conflict` says what to do when it is
+      taken: "reject" raises `KeyTaken`, "keep" returns the holder, "replace" changes it.
+    - `priority` (higher first), `timeout` (of one attempt), `max_attempts`, `deadline` (an
+      aware datetime, after which it is not run any more).
+    - `idempotency_key`: the same one again, within a day, stores nothing and returns the same task.
+      Without it each call has one of its own, so that tries of one call store one task.
+    """
+    check_name("service", service)
+    options = {
+        "service": service,
+        "payload": payload,
+        **due(delay, at),
+        "key": key,
+        "on_conflict": on_conflict,
+        "max_attempts": max_attempts,
+        "priority": priority,
+        "timeout": timeout,
+        "deadline": stamp_or_none("deadline", deadline),
+    }
+    name = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+    headers = (("idempotency-key", header_text("idempotency_key", name)),)
+    return Call(Request("POST", "/v1/tasks", given(options), headers), Task.of)
+
+
+def batch(items: Iterable[bytes]) -> Call[list[Submitted | TickwheelError]]:
+    """Store many tasks, each as `batch_item` made it; for each the task, or why it was refused."""
+    body = b"[" + b",".join(items) + b"]"
+
+    def read(document: Document) -> list[Submitted | TickwheelError]:
+        return [batch_answer(item) for item in document["items"]]
+
+    return Call(Request("POST", "/v1/tasks/batch", body), read)
+
+
+def batch_item(request: Mapping[str, Any], idempotency_key: str) -> bytes:
+    """Return one task of a batch as JSON: "service", "payload", and the options of `submit`.
+
+    A key of its own is what makes it safe to send the batch again. What the server does not know is
+    the server's to refuse, in the item's place.
+    """
+    options = {"idempotency_key": idempotency_key, **request}
+    if isinstance(options.get("at"), datetime):
+        options["due_at"] = stamp("at", options.pop("at"))
+    for name in ("due_at", "deadline"):
+        if isinstance(options.get(name), datetime):
+            options[name] = stamp(name, options[name])
+    return serial.encode(options)
+
+
+def batch_answer(item: Document) -> Submitted | TickwheelError:
+    """Read what became of one task of a batch."""
+    if "problem" in item:
+        return error_of(item["problem"], item["status"])
+    return Submitted.of(item)
+
+
+def get(task_id: str) -> Call[Task]:
+    """Return a task, live or final."""
+    return Call(Request("GET", f"/v1/tasks/{segment(task_id)}"), Task.of)
+
+
+def attempts(task_id: str) -> Call[list[Attempt]]:
+    """Return the execution log of a task: one row for each attempt that has ended."""
+    return Call(Request("GET", f"/v1/tasks/{segment(task_id)}/attempts"), all_of(Attempt.of))
+
+
+def tasks(
+    *,
+    state: State | str | None = None,
+    service: str | None = None,
+    key: str | None = None,
+    due_before: datetime | None = None,
+    cursor: str | None = None,
+    limit: int = 100,
+) -> Call[Page[Task]]:
+    """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next."""
+    query = {
+        "state": state,
+        "service": service,
+        "key": key,
+        "due_before": stamp_or_none("due_before", due_before),
+        "cursor": cursor,
+        "limit": bounded("limit", limit, 1, 1_000),
+    }
+    return Call(Request("GET", asked("/v1/tasks", query)), page_of(Task.of))
+
+
+def backlog(
+    *,
+    state: State | str | None = None,
+    service: str | None = None,
+    key: str | None = None,
+    cursor: str | None = None,
+    limit: int = 100,
+) -> Call[Page[Task]]:
+    """Return final tasks, newest first: finished, failed, cancelled."""
+    query = {
+        "state": state,
+        "service": service,
+        "key": key,
+        "cursor": cursor,
+        "limit": bounded("limit", limit, 1, 1_000),
+    }
+    return Call(Request("GET", asked("/v1/backlog", query)), page_of(Task.of))
+
+
+def cancel(task_id: str) -> Call[Verdict]:
+    """Cancel a task that is not running; the answer says whether this won, and its state.
+
+    When the answer to a first try was lost, the second finds the task cancelled, and has not won.
+    """
+    return Call(Request("POST", f"/v1/tasks/{segment(task_id)}/cancel"), verdict_on(task_id))
+
+
+def cancel_key(key: str, service: str | None = None) -> Call[int]:
+    """Cancel the unclaimed tasks that have this key, of one service or of all; return how many."""
+    return cancel_where(key=key, service=service)
+
+
+def cancel_where(
+    *,
+    service: str | None = None,
+    key: str | None = None,
+    state: State | str | None = None,
+    due_before: datetime | None = None,
+) -> Call[int]:
+    """Cancel all unclaimed tasks of a service, or with a key, that match; return how many."""
+    if service is None and key is None:
+        raise ValueError("say which tasks: give service or key")
+    body = given(
+        {
+            "key": key,
+            "service": service,
+            "state": state,
+            "due_before": stamp_or_none("due_before", due_before),
+        }
+    )
+    return Call(Request("POST", "/v1/tasks/cancel", body), lambda answer: int(answer["cancelled"]))
+
+
+def reschedule(
+    task_id: str, *, delay: Seconds | None = None, at: datetime | None = None
+) -> Call[Verdict]:
+    """Make a task that is not running due at another time; whether this won, and its state."""
+    if delay is None and at is None:
+        raise ValueError("give delay or at, one of them: got neither")
+    path = f"/v1/tasks/{segment(task_id)}/reschedule"
+    return Call(Request("POST", path, given(due(delay, at))), verdict_on(task_id))
+
+
+def feedback(
+    task_id: str,
+    outcome: str,
+    *,
+    attempt: int,
+    epoch: int | None = None,
+    result: object = None,
+    error: str | None = None,
+    retry: bool | None = None,
+) -> Call[Verdict]:
+    """Say how an attempt that was accepted has ended: "finished", "failed", or is in "progress".
+
+    - `attempt` and `epoch` are those of the call; for another attempt than the running one it
+      raises `AttemptOver`. So may a second try, when the answer to the first was lost.
+    - "finished" takes `result`; "failed" takes `error`, and is tried again unless `retry` is False;
+      "progress" gives it the feedback timeout once more.
+    """
+    if outcome not in OUTCOMES:
+        raise ValueError(f"outcome must be one of {OUTCOMES}, got {outcome!r:.100}")
+    body = given(
+        {
+            "outcome": outcome,
+            "attempt": bounded("attempt", attempt, 1, 2**31),
+            "epoch": epoch,
+            "result": result,
+            "error": error,
+            "retry": retry,
+        }
+    )
+    return Call(
+        Request("POST", f"/v1/tasks/{segment(task_id)}/feedback", body), verdict_on(task_id)
+    )
+
+
+def services() -> Call[list[Service]]:
+    """Return all services, by name."""
+    return Call(Request("GET", "/v1/services"), all_of(Service.of))
+
+
+def get_service(name: str) -> Call[Service]:
+    """Return a service."""
+    return Call(Request("GET", f"/v1/services/{segment(name)}"), Service.of)
+
+
+def put_service(name: str, **config: object) -> Call[Service]:
+    """Make a service, or change the one of this name: `config` is all of its configuration.
+
+    `endpoint`, `timeout`, `max_attempts`, `backoff`, `concurrency`, `rate`, `secret`, `headers`,
+    `feedback_timeout`, `breaker`, `enabled`, …: what is left out is the server's default. To change
+    one thing: `put_service(name, **get_service(name).config | {"enabled": False})`.
+    """
+    body = serial.encode(config)
+    return Call(Request("PUT", f"/v1/services/{segment(name)}", body), Service.of)
+
+
+def delete_service(name: str) -> Call[None]:
+    """Delete a service that has no live tasks."""
+    return Call(Request("DELETE", f"/v1/services/{segment(name)}"), nothing)
+
+
+def replay(
+    task_id: str,
+    *,
+    delay: Seconds | None = None,
+    at: datetime | None = None,
+    force: bool = False,
+) -> Call[Task]:
+    """Run a final task again, as a new one; a second time only with `force`.
+
+    With `force` it is not tried again once it was sent: that might run the task twice.
+    """
+    body = given({**due(delay, at), "force": force or None})
+    path = f"/v1/backlog/{segment(task_id)}/replay"
+    return Call(Request("POST", path, body, safe=not force), Task.of)
+
+
+def replay_where(
+    *,
+    state: State | str | None = None,
+    service: str | None = None,
+    key: str | None = None,
+    force: bool = False,
+) -> Call[int]:
+    """Replay all final tasks that match, by default the failed ones; return how many."""
+    body = given({"state": state, "service": service, "key": key, "force": force or None})
+    request = Request("POST", "/v1/backlog/replay", body, safe=not force)
+    return Call(request, lambda answer: int(answer["replayed"]))
+
+
+def schedules() -> Call[list[Schedule]]:
+    """Return all schedules, by name."""
+    return Call(Request("GET", "/v1/schedules"), all_of(Schedule.of))
+
+
+def get_schedule(name: str) -> Call[Schedule]:
+    """Return a schedule."""
+    return Call(Request("GET", f"/v1/schedules/{segment(name)}"), Schedule.of)
+
+
+def put_schedule(
+    name: str,
+    service: str,
+    payload: object = None,
+    *,
+    cron: str | None = None,
+    interval: Seconds | None = None,
+    tz: str | None = None,
+    missed: str | None = None,
+    enabled: bool = True,
+    priority: int | None = None,
+    timeout: Seconds | None = None,
+    max_attempts: int | None = None,
+) -> Call[Schedule]:
+    """Make a schedule, or change the one of this name; as it was before, nothing happens.
+
+    - One of `cron` (five fields, in the zone `tz`) and `interval` (seconds or a timedelta).
+    - `missed`: what to do about firings that no node was there for: run "once" for all of them,
+      run "all", or "skip" them.
+    """
+    if (cron is None) == (interval is None):
+        raise ValueError(f"give cron or interval, one of them: got {cron!r} and {interval!r}")
+    body = given(
+        {
+            "service": service,
+            "payload": payload,
+            "cron": cron,
+            "interval": interval,
+            "tz": tz,
+            "missed": missed,
+            "enabled": enabled,
+            "priority": priority,
+            "timeout": timeout,
+            "max_attempts": max_attempts,
+        }
+    )
+    return Call(Request("PUT", f"/v1/schedules/{segment(name)}", body), Schedule.of)
+
+
+def delete_schedule(name: str) -> Call[None]:
+    """Delete a schedule; a firing of it that is still to come is cancelled with it."""
+    return Call(Request("DELETE", f"/v1/schedules/{segment(name)}"), nothing)
+
+
+def nodes() -> Call[list[Node]]:
+    """Return the nodes that are known, by name."""
+    return Call(Request("GET", "/v1/nodes"), all_of(Node.of))
+
+
+def shards() -> Call[list[Shard]]:
+    """Return all shards."""
+    return Call(Request("GET", "/v1/shards"), all_of(Shard.of))
+
+
+def wheel() -> Call[Document]:
+    """Return the wheel of the node that answers: its levels, and how many it holds."""
+    return Call(Request("GET", "/v1/wheel"), document)
+
+
+def stats() -> Call[Document]:
+    """Return what the node that answers holds and has done."""
+    return Call(Request("GET", "/v1/stats"), document)
+
+
+def audit(*, cursor: str | None = None, limit: int = 100) -> Call[Page[Audit]]:
+    """Return lines of the audit log, newest first."""
+    query = {"cursor": cursor, "limit": bounded("limit", limit, 1, 1_000)}
+    return Call(Request("GET", asked("/v1/audit", query)), page_of(Audit.of))
+
+
+def health() -> Call[Health]:
+    """Return whether the server takes requests now; one try, whatever the answer."""
+    return Call(Request("GET", "/readyz", probe=True), read_health)
+
+
+def read_health(answer: Answer) -> Health:
+    """Read an answer that is one whatever its status."""
+    return Health(answer.ok, document(document_of(answer)))
+
+
+def due(delay: Seconds | None, at: datetime | None) -> dict[str, object]:
+    """Return when a task is due, as the API has it."""
+    if delay is not None and at is not None:
+        raise ValueError(f"give delay or at, not both: got delay={delay!r} and at={at!r}")
+    if at is not None:
+        return {"due_at": stamp("at", at)}
+    if delay is not None:
+        milliseconds("delay", delay)  # raises for what is no span of time
+    return {"delay": delay}
+
+
+def stamp(name: str, moment: datetime) -> str:
+    """Return an aware datetime as the API has it: UTC, in milliseconds, rounded up."""
+    text = at(moment_ms(name, moment)).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def stamp_or_none(name: str, moment: datetime | None) -> str | None:
+    """Return a time that may be missing as the API has it."""
+    return None if moment is None else stamp(name, moment)
+
+
+def given(options: Mapping[str, object]) -> bytes:
+    """Return as JSON what was given: None is the server's default, everywhere in this API."""
+    return serial.encode({name: value for name, value in options.items() if value is not None})
+
+
+def asked(path: str, query: Mapping[str, object]) -> str:
+    """Return a path with what was given as its query."""
+    words = {name: str(value) for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(words)}"
+
+
+def segment(name: str) -> str:
+    """Return a name or an id as one segment of a path."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name or id must be a str, got {name!r:.100} ({type(name).__name__})")
+    if name in ("", ".", ".."):  # another path than meant
+        raise ValueError(f"{name!r} is no name and no id")
+    return quote(name, safe="")
+
+
+def all_of(read: Callable[[Document], T]) -> Callable[[Any], list[T]]:
+    """Return a reader of a list that comes whole."""
+    return lambda answer: [read(item) for item in answer["items"]]
+
+
+def page_of(read: Callable[[Document], T]) -> Callable[[Any], Page[T]]:
+    """Return a reader of a part of a list."""
+
+    def page(answer: Any) -> Page[T]:
+        cursor = answer.get("next_cursor")
+        return Page(
+            [read(item) for item in answer["items"]], None if cursor is None else str(cursor)
+        )
+
+    return page
+
+
+def verdict_on(task_id: str) -> Callable[[Any], Verdict]:
+    """Return a reader of who won."""
+    return lambda answer: Verdict(task_id, bool(answer["won"]), State(answer["state"]))
+
+
+def document(answer: Any) -> Document:
+    """Read any JSON object."""
+    if not isinstance(answer, dict):
+        raise TypeError(f"an object was to come, got a {type(answer).__name__}")
+    return answer
+
+
+def nothing(_: Any) -> None:
+    """Read an answer that says nothing but that it is done."""

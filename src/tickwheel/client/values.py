@@ -1,0 +1,321 @@
+"""What the verbs of a client return: frozen values, with times as aware datetimes.
+
+Each keeps its `document`, the JSON object that it was read from: whatever a newer server adds is
+found there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from tickwheel.durable.task import FINAL, Event, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+T = TypeVar("T")
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task as the server has it. `attempt` counts calls, `failures` those that went wrong."""
+
+    id: str
+    service: str
+    payload: Any
+    key: str | None
+    state: State
+    due_at: datetime
+    shard: int
+    attempt: int
+    failures: int
+    max_attempts: int
+    created_at: datetime
+    updated_at: datetime
+    result: Any
+    error: str | None
+    priority: int
+    timeout: float | None
+    deadline_at: datetime | None
+    replay_of: str | None
+    replayed_as: str | None
+    node: str | None
+    epoch: int
+    document: Document = field(repr=False, compare=False)
+
+    @property
+    def final(self) -> bool:
+        """Whether its life has ended."""
+        return self.state in FINAL
+
+    @classmethod
+    def of(cls, document: Document) -> Task:
+        """Read a task."""
+        get = document.get
+        return cls(
+            id=document["id"],
+            service=document["service"],
+            payload=get("payload"),
+            key=get("key"),
+            state=State(document["state"]),
+            due_at=moment(document["due_at"]),
+            shard=get("shard", 0),
+            attempt=get("attempt", 0),
+            failures=get("failures", 0),
+            max_attempts=get("max_attempts", 1),
+            created_at=moment(document["created_at"]),
+            updated_at=moment(document["updated_at"]),
+            result=get("result"),
+            error=get("error"),
+            priority=get("priority", 0),
+            timeout=get("timeout"),
+            deadline_at=moment_or_none(get("deadline")),
+            replay_of=get("replay_of"),
+            replayed_as=get("replayed_as"),
+            node=get("node"),
+            epoch=get("epoch") or 0,
+            document=document,
+        )
+
+
+class Submitted(NamedTuple):
+    """A task that `submit_many` has stored, or found with its key when it was to be kept."""
+
+    id: str
+    state: State
+    due_at: datetime
+
+    @classmethod
+    def of(cls, document: Document) -> Submitted:
+        """Read one item of a batch's answer."""
+        return cls(document["id"], State(document["state"]), moment(document["due_at"]))
+
+
+class Verdict(NamedTuple):
+    """The answer to a cancel, a reschedule or feedback: whether it won, and the state now."""
+
+    id: str
+    won: bool
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One row of the execution log; `event` says how the attempt ended."""
+
+    attempt: int
+    event: Event
+    node: str | None
+    epoch: int
+    started_at: datetime
+    ended_at: datetime
+    error: str | None
+    document: Document = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, document: Document) -> Attempt:
+        """Read an attempt."""
+        return cls(
+            document["attempt"],
+            Event(document["event"]),
+            document.get("node"),
+            document.get("epoch") or 0,
+            moment(document["started_at"]),
+            moment(document["ended_at"]),
+            document.get("error"),
+            document,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A part of a list, newest first, and the cursor of the next part (None: that was all)."""
+
+    items: list[T]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Whom the server calls, and how. The secret and the values of headers are shown as asterisks.
+
+    `problem`: why the node that answered cannot use it, or None.
+    `config` is what `put_service` takes: given back with the asterisks, it keeps what is stored.
+    """
+
+    name: str
+    protocol: str
+    endpoint: str
+    timeout: float | None
+    max_attempts: int
+    backoff: Mapping[str, Any]
+    concurrency: int
+    rate: float | None
+    feedback_timeout: float
+    breaker: Mapping[str, Any] | None
+    headers: Mapping[str, str]
+    enabled: bool
+    version: int
+    updated_at: datetime | None
+    problem: str | None
+    document: Document = field(repr=False, compare=False)
+
+    @property
+    def config(self) -> Document:
+        """The configuration alone."""
+        read_only = ("name", "version", "updated_at", "problem")
+        return {name: value for name, value in self.document.items() if name not in read_only}
+
+    @classmethod
+    def of(cls, document: Document) -> Service:
+        """Read a service."""
+        get = document.get
+        return cls(
+            name=document["name"],
+            protocol=get("protocol", "http"),
+            endpoint=get("endpoint") or "",
+            timeout=get("timeout"),
+            max_attempts=get("max_attempts", 5),
+            backoff=get("backoff") or {},
+            concurrency=get("concurrency", 100),
+            rate=get("rate"),
+            feedback_timeout=get("feedback_timeout", 3600.0),
+            breaker=get("breaker"),
+            headers=get("headers") or {},
+            enabled=get("enabled", True),
+            version=get("version", 0),
+            updated_at=moment_or_none(get("updated_at")),
+            problem=get("problem"),
+            document=document,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When to submit what: one of `cron` and `interval` (seconds) is given."""
+
+    name: str
+    service: str
+    payload: Any
+    cron: str | None
+    interval: float | None
+    tz: str
+    missed: str
+    enabled: bool
+    priority: int
+    timeout: float | None
+    max_attempts: int | None
+    next_at: datetime | None
+    created_at: datetime
+    document: Document = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, document: Document) -> Schedule:
+        """Read a schedule."""
+        get = document.get
+        return cls(
+            name=document["name"],
+            service=document["service"],
+            payload=get("payload"),
+            cron=get("cron"),
+            interval=get("interval"),
+            tz=get("tz") or "UTC",
+            missed=get("missed") or "once",
+            enabled=get("enabled", True),
+            priority=get("priority", 0),
+            timeout=get("timeout"),
+            max_attempts=get("max_attempts"),
+            next_at=moment_or_none(get("next_at")),
+            created_at=moment(document["created_at"]),
+            document=document,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the service, and how many shards it owns."""
+
+    name: str
+    started_at: datetime | None
+    lease_until: datetime | None
+    shards: int
+    this: bool  # whether it is the one that answered
+    document: Document = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, document: Document) -> Node:
+        """Read a node."""
+        return cls(
+            document["name"],
+            moment_or_none(document.get("started_at")),
+            moment_or_none(document.get("lease_until")),
+            document.get("shards", 0),
+            bool(document.get("this")),
+            document,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard, who owns it, and its epoch."""
+
+    shard: int
+    owner: str | None
+    epoch: int
+    document: Document = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, document: Document) -> Shard:
+        """Read a shard."""
+        return cls(document["shard"], document.get("owner"), document.get("epoch") or 0, document)
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """One line of the audit log: who did what, to which thing."""
+
+    at: datetime
+    actor: str
+    namespace: str
+    action: str
+    target: str
+    request: str
+    detail: str
+    document: Document = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, document: Document) -> Audit:
+        """Read a line."""
+        get = document.get
+        return cls(
+            at=moment(document["at"]),
+            actor=get("actor") or "",
+            namespace=get("namespace") or "",
+            action=get("action") or "",
+            target=get("target") or "",
+            request=get("request") or "",
+            detail=get("detail") or "",
+            document=document,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the server takes requests now; the document says more."""
+
+    ready: bool
+    document: Document = field(repr=False, compare=False)
+
+
+def moment(text: str) -> datetime:
+    """Return an RFC 3339 time as an aware datetime in UTC."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def moment_or_none(text: str | None) -> datetime | None:
+    """Return a time that may be missing."""
+    return None if text is None else moment(text)

@@ -1,0 +1,123 @@
+"""The verbs of administration: services that are called over a network, and who changed what.
+
+Names are full names; whoever serves several namespaces qualifies them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.durable.configuration import configured, stored_form
+from tickwheel.durable.registry import Audit
+from tickwheel.durable.service import check_name
+from tickwheel.durable.task import namespace_of
+from tickwheel.errors import UnknownService
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tickwheel.durable.node import Node
+    from tickwheel.durable.registry import NodeRow, ShardRow
+    from tickwheel.durable.service import Service
+
+LOCAL = "local"  # who did it, when no token says so
+
+
+class Administration:
+    """What a started scheduler can be told about services; see `Verbs` for the rest."""
+
+    def _started(self) -> Node:
+        raise NotImplementedError
+
+    async def put_service(
+        self,
+        name: str,
+        config: Mapping[str, Any] | None = None,
+        /,
+        *,
+        actor: str = LOCAL,
+        request: str = "",
+        **words: Any,
+    ) -> Service:
+        """Make a service, or change the one of this name; it counts on every node at once.
+
+        Its configuration is a mapping, or words: `protocol` ("http"), `endpoint`, `timeout`,
+        `max_attempts`, `backoff`, `concurrency`, `rate`, `breaker`, `secret`, `headers`,
+        `feedback_timeout`, `enabled`. What is not given has its default.
+        """
+        node = self._started()
+        check_name("name", name)
+        await node.directory.refresh()
+        stored = node.services.get(name)
+        if stored is not None and stored.protocol == "local":
+            raise ValueError(f"{name!r} is a task function of this process")
+        service = configured(name, {"protocol": "http", **(config or {}), **words}, stored)
+        channel = node.channels.get(service.protocol)
+        if channel is None or service.protocol == "local":
+            known = sorted(node.channels.keys() - {"local"})
+            raise ValueError(f"protocol must be one of {known}, got {service.protocol!r:.100}")
+        channel.check(service)
+        form = stored_form(service, node.vault.seal)
+        audit = self._audit(node, actor, "service.put", name, request)
+        row = await node.store.registry.put_service(name, form, audit)
+        assert row is not None
+        await node.directory.refresh()
+        return replace(service, version=row.version)
+
+    async def delete_service(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
+        """Delete a service that has no live tasks."""
+        node = self._started()
+        audit = self._audit(node, actor, "service.delete", name, request)
+        if not await node.store.registry.delete_service(name, audit):
+            raise UnknownService(f"no service is named {name!r:.100}")
+        await node.directory.refresh()
+
+    async def get_service(self, name: str) -> Service:
+        """Return a service, stored or a task function's."""
+        service = await self.known_service(name)
+        if service is None:
+            raise UnknownService(f"no service is named {name!r:.100}")
+        return service
+
+    async def known_service(self, name: str) -> Service | None:
+        """Return a service; one that is not known here may just have been made elsewhere."""
+        node = self._started()
+        service = node.services.get(name)
+        if service is None:
+            await node.directory.refresh()
+            service = node.services.get(name)
+        return service
+
+    async def services(self) -> list[Service]:
+        """Return all services by name, task functions included."""
+        node = self._started()
+        await node.directory.refresh()
+        return [service for _, service in sorted(node.services.items())]
+
+    async def nodes(self) -> list[NodeRow]:
+        """Return the nodes of the service, by name."""
+        return await self._started().store.registry.nodes()
+
+    async def shards(self) -> list[ShardRow]:
+        """Return who owns which shard."""
+        return await self._started().store.registry.shards()
+
+    async def audit(
+        self, *, namespace: str | None = None, cursor: int | None = None, limit: int = 100
+    ) -> tuple[list[Audit], int | None]:
+        """Return lines of the audit log, newest first, and the cursor of the next."""
+        registry = self._started().store.registry
+        return await registry.audit(namespace=namespace, cursor=cursor, limit=limit)
+
+    async def note(
+        self, action: str, target: str, *, actor: str = LOCAL, request: str = "", detail: str = ""
+    ) -> None:
+        """Add a line to the audit log, for what is no change of a service."""
+        node = self._started()
+        line = self._audit(node, actor, action, target, request)._replace(detail=detail)
+        await node.store.registry.note(line)
+
+    def _audit(self, node: Node, actor: str, action: str, name: str, request: str) -> Audit:
+        now = int(node.store.now_ms())
+        return Audit(now, actor, namespace_of(name), action, name, request)

@@ -1,0 +1,117 @@
+"""A service's configuration as JSON: what is stored, what is shown, and what a change keeps. Pure.
+
+Stored, its secrets and the values of its headers are sealed; shown, they are a placeholder, and a
+configuration that comes back with the placeholder means those that are stored.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.durable.service import Backoff, Breaker, Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tickwheel.durable.registry import ServiceRow
+
+PLACEHOLDER = "********"
+MAX_SECRETS = 5
+KEPT_APART = {"name", "version", "secrets", "headers"}
+PLAIN = [field.name for field in fields(Service) if field.name not in KEPT_APART]
+
+
+def configured(name: str, config: Mapping[str, Any], stored: Service | None) -> Service:
+    """Return the service that a configuration describes; raise for what cannot be right.
+
+    - `secret` is one, or a list, the newest first; `headers` is a mapping.
+    """
+    given = dict(config)
+    secrets = kept_secrets(given.pop("secret", None), stored)
+    headers = kept_headers(given.pop("headers", None) or {}, stored)
+    unknown = given.keys() - set(PLAIN)
+    if unknown:
+        raise TypeError(f"a service has no {min(unknown)!r}; it has {sorted([*PLAIN, 'secret'])}")
+    if isinstance(given.get("backoff"), dict):
+        given["backoff"] = Backoff(**given["backoff"])
+    elif "backoff" in given:
+        given["backoff"] = Backoff() if given["backoff"] is None else Backoff.of(given["backoff"])
+    if isinstance(given.get("breaker"), dict):
+        given["breaker"] = Breaker(**given["breaker"])
+    elif "breaker" not in given:
+        given["breaker"] = Breaker()
+    return Service(name, secrets=secrets, headers=headers, **given)
+
+
+def kept_secrets(secret: str | Sequence[str] | None, stored: Service | None) -> tuple[str, ...]:
+    """Return secrets, those that are stored where the placeholder stands."""
+    given = [] if secret is None else [secret] if isinstance(secret, str) else list(secret)
+    secrets: list[str] = []
+    for one in given:
+        if one == PLACEHOLDER and (stored is None or not stored.secrets):
+            raise ValueError("there is no stored secret to keep")
+        secrets += stored.secrets if one == PLACEHOLDER and stored else [one]
+    if len(secrets) > MAX_SECRETS:
+        secrets = secrets[:MAX_SECRETS]  # the oldest go
+    return tuple(dict.fromkeys(secrets))
+
+
+def kept_headers(headers: Mapping[str, str], stored: Service | None) -> tuple[tuple[str, str], ...]:
+    """Return headers, with the values that are stored where the placeholder stands."""
+    known = dict(stored.headers) if stored else {}
+    found = []
+    for name, value in headers.items():
+        if value == PLACEHOLDER:
+            if name not in known:
+                raise ValueError(f"the header {name!r:.100} has no stored value to keep")
+            value = known[name]  # noqa: PLW2901
+        found.append((name, value))
+    return tuple(found)
+
+
+def stored_form(service: Service, seal: Callable[[str], str]) -> str:
+    """Return the JSON to store."""
+    config = plain_form(service)
+    config["secret"] = [seal(one) for one in service.secrets]
+    config["headers"] = {name: seal(value) for name, value in service.headers}
+    return json.dumps(config)
+
+
+def shown_form(service: Service) -> dict[str, Any]:
+    """Return what everybody may see."""
+    config = plain_form(service)
+    config["secret"] = PLACEHOLDER if service.secrets else None
+    config["headers"] = {name: PLACEHOLDER for name, _ in service.headers}
+    return config
+
+
+def plain_form(service: Service) -> dict[str, Any]:
+    """Return the configuration without what is secret."""
+    config = {name: getattr(service, name) for name in PLAIN}
+    config["backoff"] = asdict(service.backoff)
+    config["breaker"] = None if service.breaker is None else asdict(service.breaker)
+    return config
+
+
+def restored(row: ServiceRow, unseal: Callable[[str], str]) -> Service:
+    """Return the service of a stored row."""
+    config = json.loads(row.config)
+    secrets = tuple(map(unseal, config.pop("secret", [])))
+    headers = tuple((name, unseal(value)) for name, value in config.pop("headers", {}).items())
+    backoff = config.pop("backoff")
+    backoff["delays"] = tuple(backoff.get("delays", ()))
+    breaker = config.pop("breaker")
+    known = {name: value for name, value in config.items() if name in PLAIN}
+    return Service(
+        row.name,
+        **{
+            **known,
+            "backoff": Backoff(**backoff),
+            "breaker": None if breaker is None else Breaker(**breaker),
+            "secrets": secrets,
+            "headers": headers,
+            "version": row.version,
+        },
+    )

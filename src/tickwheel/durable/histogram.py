@@ -1,0 +1,68 @@
+"""A histogram: how often something took how long. Pure; it reads no clock."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BOUNDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
+)  # fmt: skip
+
+
+class Histogram:
+    """Counts of durations in seconds, by fixed upper bounds.
+
+    - A duration counts under the first bound that it does not exceed; beyond the last one it
+      counts under infinity. One below 0, which a clock that was set can make, counts as 0.
+    - `count` and `sum` are over all of them.
+
+    Cost: a search among some sixteen bounds per duration, and one int per bound.
+    """
+
+    __slots__ = ("_counts", "bounds", "count", "sum")
+
+    def __init__(self, bounds: Sequence[float] = BOUNDS) -> None:
+        self.bounds = tuple(bounds)
+        if not self.bounds or not all(low < high for low, high in pairwise((0.0, *self.bounds))):
+            raise ValueError(f"bounds must be above 0 and rise, got {self.bounds!r:.200}")
+        if not math.isfinite(self.bounds[-1]):
+            raise ValueError("bounds must be finite: the one at infinity is always there")
+        self._counts = [0] * (len(self.bounds) + 1)
+        self.count = 0
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        seconds = max(0.0, seconds)
+        self._counts[bisect_left(self.bounds, seconds)] += 1
+        self.count += 1
+        self.sum += seconds
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Return each bound with how many did not exceed it; the last is infinity, with all."""
+        return list(zip((*self.bounds, math.inf), accumulate(self._counts), strict=True))
+
+    def quantile(self, part: float) -> float | None:
+        """Return about how long that part of them took at most, 0.99 say; None before the first.
+
+        Within a bucket they count as evenly spread; beyond the last bound it is that bound.
+        """
+        if not 0 <= part <= 1:
+            raise ValueError(f"a part must be from 0 to 1, got {part!r}")
+        if not self.count:
+            return None
+        wanted, below, low = part * self.count, 0, 0.0
+        for high, number in zip(self.bounds, self._counts, strict=False):
+            if number and below + number >= wanted:
+                return low + (high - low) * max(0.0, wanted - below) / number
+            below, low = below + number, high
+        return self.bounds[-1]
+
+    def __repr__(self) -> str:
+        return f"<Histogram count={self.count} sum={self.sum:.3f}>"

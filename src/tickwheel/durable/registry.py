@@ -1,0 +1,117 @@
+"""The registry: what the service remembers besides tasks: services, tokens, and who did what.
+
+Every change is one transaction, together with its line in the audit log, and has committed when the
+method returns. Names are full names: with a namespace they are `namespace/name`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Audit(NamedTuple):
+    """One line of the audit log: who did what, to which thing."""
+
+    at_ms: int
+    actor: str  # a token's id and name, "local", or "tickwheel" itself
+    namespace: str
+    action: str  # "service.put", "service.delete", "service.disable", "token.create", …
+    target: str
+    request: str = ""  # the request's id
+    detail: str = ""  # for people; no secret is ever in it
+
+
+class ServiceRow(NamedTuple):
+    """A service as it is stored: its configuration is JSON, in which secrets are sealed."""
+
+    name: str
+    version: int  # one higher with each change
+    config: str
+    updated_at_ms: int
+
+
+class Token(NamedTuple):
+    """A token as it is stored: never the secret, only its digest."""
+
+    id: str
+    name: str
+    digest: str
+    namespace: str  # "*": any
+    scopes: tuple[str, ...]  # of "submit", "read", "admin"
+    rate: float | None  # requests per second
+    created_at_ms: int
+    expires_at_ms: int | None = None
+
+
+class NodeRow(NamedTuple):
+    """A node of the service, as the others see it."""
+
+    name: str
+    started_at_ms: int | None
+    lease_until_ms: int | None
+    shards: int  # how many it owns
+
+
+class ShardRow(NamedTuple):
+    """A shard, who owns it, and its epoch."""
+
+    shard: int
+    owner: str | None
+    epoch: int
+
+
+class Registry(Protocol):
+    """The contract; `tests/contracts/test_registry.py` is its other half."""
+
+    async def version(self) -> int:
+        """Return a number that rises with every change of a service or a token. It is cheap."""
+
+    async def services(self) -> list[ServiceRow]:
+        """Return all services by name."""
+
+    async def put_service(
+        self, name: str, config: str, audit: Audit, *, version: int | None = None
+    ) -> ServiceRow | None:
+        """Store a service's configuration; with `version`, only while that is the stored one.
+
+        None: it is not, or there is none with that version (0: there must be none at all).
+        """
+
+    async def delete_service(self, name: str, audit: Audit) -> bool:
+        """Delete a service; whether there was one. With live tasks it raises `ServiceInUse`."""
+
+    async def tokens(self) -> list[Token]:
+        """Return all tokens, oldest first."""
+
+    async def put_token(self, token: Token, audit: Audit) -> None:
+        """Store a token."""
+
+    async def delete_token(self, token_id: str, audit: Audit) -> bool:
+        """Delete a token; whether there was one."""
+
+    async def audit(
+        self, *, namespace: str | None, cursor: int | None, limit: int
+    ) -> tuple[list[Audit], int | None]:
+        """Return lines of the audit log, newest first, and the cursor of the next ones."""
+
+    async def note(self, audit: Audit) -> None:
+        """Add a line to the audit log: for what is changed elsewhere."""
+
+    async def prune(self, before_ms: int, limit: int) -> int:
+        """Forget up to `limit` idempotency keys that were used before that; return how many."""
+
+    async def nodes(self) -> list[NodeRow]:
+        """Return the nodes that are known, by name."""
+
+    async def shards(self) -> list[ShardRow]:
+        """Return all shards."""
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call `changed()` on the running loop soon after another process has changed something.
+
+        It may be called for nothing, and may miss something: whoever must know looks at `version`,
+        too, each second.
+        """

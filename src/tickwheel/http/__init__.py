@@ -1,0 +1,24 @@
+"""A small HTTP client for asyncio: HTTP/1.1, and HTTP/2 where the server offers it over TLS.
+
+    pool = Pool()
+    response = await pool.request("POST", "https://shop.example/hook", body=b"{}", timeout=30)
+    await pool.close()
+
+It follows no redirect, keeps no cookie, reads no proxy from the environment and decompresses
+nothing: what comes back is what was sent. It knows nothing of tasks.
+"""
+
+from tickwheel.http.connect import Address
+from tickwheel.http.errors import BadAnswer, ConnectFailed, HttpError, TimedOut
+from tickwheel.http.message import Response
+from tickwheel.http.pool import Pool
+
+__all__ = [
+    "Address",
+    "BadAnswer",
+    "ConnectFailed",
+    "HttpError",
+    "Pool",
+    "Response",
+    "TimedOut",
+]

@@ -1,0 +1,155 @@
+"""From a host's name to an open connection.
+
+Every host goes through `resolve`, a numeric one as well, and only the addresses that it returned
+are connected to: it is the place for a guard. The name in the URL is the one that the certificate
+must be for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from tickwheel.errors import TickwheelError
+from tickwheel.http.errors import ConnectFailed
+from tickwheel.http.http1 import Http1Connection
+from tickwheel.http.http2 import Http2Connection
+
+if TYPE_CHECKING:
+    from tickwheel.http.url import Target
+
+GOODBYE = 1.0  # seconds for the other side to confirm the end of TLS
+
+
+class Address(NamedTuple):
+    """What is connected to: a numeric address."""
+
+    host: str
+    port: int
+    family: int
+
+
+Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
+
+
+async def resolved(host: str, port: int) -> list[Address]:
+    """Return a host's addresses, in the system's order."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [Address(str(place[0]), port, family) for family, _, _, _, place in found]
+
+
+class Connector:
+    """Makes connections: name, address, TCP, TLS, protocol.
+
+    - All of that has `timeout` seconds. Addresses are tried in turn, each with an equal share of
+      what is left, so that one that does not answer leaves time for the next.
+    - A TLS context that is given has its ALPN protocols set; without one the system's authorities
+      are trusted.
+    """
+
+    def __init__(
+        self,
+        resolve: Resolve | None,
+        timeout: float,
+        max_body: int,
+        tls: ssl.SSLContext | None,
+        http2: bool,
+    ) -> None:
+        self._resolve = resolve or resolved
+        self._timeout = timeout
+        self._max_body = max_body
+        self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
+        self._tls = tls
+        if tls is not None:
+            tls.set_alpn_protocols(self._protocols)
+
+    async def connect(self, target: Target) -> Http1Connection | Http2Connection:
+        """Return a connection for requests to a target's origin; ConnectFailed without one."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._timeout
+        addresses = await self._addresses(target)
+        reason = "it has no address"
+        for index, address in enumerate(addresses):
+            share = (ends_at - loop.time()) / (len(addresses) - index)
+            try:
+                async with asyncio.timeout(share):
+                    return await self._open(target, address)
+            except TimeoutError:
+                reason = f"no connection in {self._timeout:g} s"
+            except OSError as error:
+                reason = reason_of(error)
+        raise ConnectFailed(f"cannot connect to {target.where}: {reason}")
+
+    async def _addresses(self, target: Target) -> Sequence[Address]:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._resolve(target.host, target.port)
+        except TickwheelError:
+            raise  # a guard's refusal is the guard's to word
+        except TimeoutError:
+            reason = f"its name was not resolved in {self._timeout:g} s"
+        except (OSError, UnicodeError) as error:
+            reason = reason_of(error)
+        raise ConnectFailed(f"cannot connect to {target.where}: {reason}")
+
+    async def _open(self, target: Target, address: Address) -> Http1Connection | Http2Connection:
+        loop = asyncio.get_running_loop()
+        arrival = Arrival(target.where, self._max_body)
+        if target.scheme == "http":
+            await loop.create_connection(
+                lambda: arrival, address.host, address.port, family=address.family
+            )
+        else:
+            await loop.create_connection(
+                lambda: arrival,
+                address.host,
+                address.port,
+                family=address.family,
+                ssl=self._context(),
+                server_hostname=target.host.removesuffix("."),
+                ssl_shutdown_timeout=GOODBYE,
+            )
+        return arrival.connection
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:  # reading the authorities takes a while, and may never be needed
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(self._protocols)
+        return self._tls
+
+
+class Arrival(asyncio.Protocol):
+    """What a new connection speaks to, until it is known which protocol TLS has settled on."""
+
+    connection: Http1Connection | Http2Connection
+
+    def __init__(self, where: str, max_body: int) -> None:
+        self._where = where
+        self._max_body = max_body
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            self.connection = Http2Connection(self._where, self._max_body)
+        else:
+            self.connection = Http1Connection(self._where, self._max_body)
+        transport.set_protocol(self.connection)
+        self.connection.connection_made(transport)
+
+
+def reason_of(error: OSError | UnicodeError) -> str:
+    """Return what an error says, without what it was said of."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error.strerror or type(error).__name__}"
+    if isinstance(error, UnicodeError):
+        return "its name cannot be encoded"
+    if error.errno is not None and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)  # asyncio's own text names the address as well
+    return error.strerror or str(error) or type(error).__name__

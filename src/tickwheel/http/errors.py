@@ -1,0 +1,38 @@
+"""What can go wrong with a request that was well formed: the world's errors.
+
+A message names host and port, never a header, a query or a body.
+"""
+
+from __future__ import annotations
+
+from tickwheel.errors import TickwheelError
+
+
+class HttpError(TickwheelError, ConnectionError):
+    """A request that got no whole answer."""
+
+    code = "http_error"
+
+
+class ConnectFailed(HttpError):
+    """No connection could be made: nothing was sent."""
+
+
+class TimedOut(HttpError, TimeoutError):
+    """The request's time ran out; it may have been received."""
+
+
+class BadAnswer(HttpError):
+    """What came is not HTTP, or it ended in the middle; the request may have been received."""
+
+
+class Unanswered(BadAnswer):
+    """The connection ended, or refused the request, before a byte of an answer came.
+
+    - `again`: the server has most likely not seen it: it closed a connection that had long been
+      idle, or said so itself. It may be sent once more.
+    """
+
+    def __init__(self, message: str, again: bool) -> None:
+        super().__init__(message)
+        self.again = again

@@ -1,0 +1,439 @@
+"""One HTTP/2 connection and its streams, on the h2 package.
+
+It knows nothing of the pool, except whom to tell when there is room for a stream, and when there
+will be none any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, cast
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    DataReceived,
+    RemoteSettingsChanged,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import H2Error
+from h2.settings import SettingCodes, Settings
+
+from tickwheel.http.errors import BadAnswer, HttpError, Unanswered
+from tickwheel.http.frames import Frames, Goaway
+from tickwheel.http.message import Response, received
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from h2.events import Event
+
+    from tickwheel.http.exchange import Keeper
+    from tickwheel.http.message import Request
+
+STREAMS = 100  # until the server says how many it takes, and RFC 9113's least
+MOST_STREAMS = 1_000  # whatever the server says
+STREAM_WINDOW = 1 << 20
+CONNECTION_WINDOW = 1 << 24
+MAX_HEAD = 1 << 16
+SILENCE = 5.0  # seconds in which a ping must be answered
+
+
+class Http2Connection(asyncio.Protocol):
+    """A connection that carries many exchanges at once, each on a stream of its own.
+
+    - `reserve` gives a stream, or None when the server takes no more at the moment.
+    - A GOAWAY retires it: streams that the server has accepted go on, the others fail with
+      `again`, and it closes after the last.
+    - A stream given up without a sign of life since it began leads to a ping: no answer within
+      5 s, and the connection is dropped. A dead one would otherwise be used for ever.
+    """
+
+    def __init__(self, where: str, max_body: int) -> None:
+        self.where = where
+        self.max_body = max_body
+        self.loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[None] = self.loop.create_future()
+        self.keeper: Keeper | None = None
+        self.usable = True
+        self.used = False  # a request was sent
+        self.proved = False  # a request was answered
+        self.held = 0  # streams that are reserved or open
+        self.heard = 0  # how often something came
+        self._frames = Frames()
+        self._streams: dict[int, Stream] = {}
+        self._blocked: dict[Stream, None] = {}
+        self._limit = STREAMS
+        self._paused = False
+        self._probe: asyncio.TimerHandle | None = None
+        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding=None))
+        self.h2.local_settings = Settings(
+            client=True,
+            initial_values={
+                SettingCodes.ENABLE_PUSH: 0,
+                SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD,
+            },
+        )
+
+    # For the origin.
+
+    def reserve(self) -> Stream | None:
+        """Return a stream to be, if there is room for one."""
+        if not self.usable or self.held >= self._limit:
+            return None
+        self.held += 1
+        return Stream(self)
+
+    def retire(self) -> None:
+        """Take no further stream, and close after the last."""
+        if self.usable:
+            self.usable = False
+            if self.keeper is not None:
+                self.keeper.lost(self)
+        if not self.held:
+            self._transport.close()
+
+    def fail(self, error: BaseException) -> None:
+        """End it at once, and all that it carries with this error."""
+        for stream in list(self._streams.values()):
+            stream.fail(error)
+        self.drop()
+
+    def close(self) -> None:
+        """Close it in good order."""
+        self.usable = False
+        with contextlib.suppress(H2Error):  # it has ended by an error, which said so
+            self.h2.close_connection()
+        self.flush()
+        self._transport.close()
+
+    def drop(self) -> None:
+        """Close it at once."""
+        self.usable = False
+        self._transport.abort()
+
+    # For the streams.
+
+    def opened(self, stream: Stream, request: Request) -> int:
+        """Open a stream with a request's headers; return its number. H2Error: it cannot be."""
+        number = self.h2.get_next_available_stream_id()
+        bare = request.chunks is None and not request.body
+        self.h2.send_headers(number, fields_of(request), end_stream=bare)
+        stream.outgoing_ended = bare
+        self._streams[number] = stream
+        return number
+
+    def push(self, stream: Stream) -> None:
+        """Send what the windows allow of a stream's body."""
+        h2 = self.h2
+        while len(stream.outgoing) or (stream.last and not stream.outgoing_ended):
+            room = min(h2.local_flow_control_window(stream.number), h2.max_outbound_frame_size)
+            if self._paused or (room <= 0 and len(stream.outgoing)):
+                self._blocked[stream] = None
+                return
+            piece, stream.outgoing = stream.outgoing[:room], stream.outgoing[room:]
+            ends = stream.last and not len(stream.outgoing)
+            h2.send_data(stream.number, piece, end_stream=ends)
+            stream.outgoing_ended = ends
+            self.flush()
+        self._blocked.pop(stream, None)
+        stream.drained()
+
+    def flush(self) -> None:
+        """Write what h2 has to say."""
+        data = self.h2.data_to_send()
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def let_go(self, stream: Stream) -> None:
+        """End a stream that is released: with a reset, unless both sides are through with it."""
+        self.held -= 1
+        self._blocked.pop(stream, None)
+        number = stream.number
+        if number and self._streams.pop(number, None) is not None:
+            try:
+                self.h2.reset_stream(number, ErrorCodes.CANCEL)
+            except H2Error:
+                pass  # it was closed by both, or with the connection
+            else:
+                self._doubt(stream)
+            self.flush()
+        if self.usable:
+            if self.keeper is not None:
+                self.keeper.room()
+        elif not self.held:
+            self._transport.close()
+
+    def forget(self, stream: Stream) -> None:
+        """Expect nothing further of a stream."""
+        self._streams.pop(stream.number, None)
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.h2.initiate_connection()
+        self.h2.increment_flow_control_window(CONNECTION_WINDOW - (1 << 16) + 1)
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += 1
+        try:
+            for part in self._frames.feed(data):
+                if isinstance(part, Goaway):
+                    self._goaway(part)
+                    continue
+                for event in self.h2.receive_data(part):
+                    self._take(event)
+        except (H2Error, ValueError) as error:
+            self.flush()
+            text = f"{self.where} did not answer in HTTP/2: {type(error).__name__}"
+            self._broken(BadAnswer(text))
+            return
+        self.flush()
+
+    def eof_received(self) -> None:
+        self.retire()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._paused = False
+        if not self.gone.done():
+            self.gone.set_result(None)
+        if self._probe is not None:
+            self._probe.cancel()
+        for stream in list(self._streams.values()):
+            stream.cut_off()
+        self._streams.clear()
+        self._blocked.clear()
+        if self.usable:
+            self.usable = False
+            if self.keeper is not None:
+                self.keeper.lost(self)
+        if self.keeper is not None:
+            self.keeper.ended(self)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._unblock()
+
+    # Events.
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, RemoteSettingsChanged):
+            self._settle()
+        elif isinstance(event, WindowUpdated):
+            self._unblock()
+        elif isinstance(event, DataReceived):
+            self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            if (stream := self._streams.get(event.stream_id)) is not None:
+                stream.on_data(event.data)
+        elif isinstance(event, (ResponseReceived, StreamEnded, StreamReset)):
+            stream = self._streams.get(event.stream_id)
+            if stream is None:
+                return
+            if isinstance(event, ResponseReceived):
+                stream.on_head(event.headers)
+            elif isinstance(event, StreamEnded):
+                stream.on_end()
+            else:
+                self._streams.pop(event.stream_id)
+                stream.on_reset(int(event.error_code))
+
+    def _settle(self) -> None:
+        """Go by the server's settings."""
+        self._limit = min(self.h2.remote_settings.max_concurrent_streams, MOST_STREAMS)
+        self._unblock()
+        if self.usable and self.keeper is not None:
+            self.keeper.room()
+
+    def _goaway(self, goaway: Goaway) -> None:
+        for number, stream in list(self._streams.items()):
+            if number > goaway.last_stream:
+                self.forget(stream)
+                stream.fail(Unanswered(f"{self.where} takes no more requests", again=True))
+        self.retire()
+
+    def _unblock(self) -> None:
+        for stream in list(self._blocked):
+            try:
+                self.push(stream)
+            except H2Error:  # its stream was closed; that is told by an event of its own
+                self._blocked.pop(stream, None)
+
+    def _broken(self, error: HttpError) -> None:
+        if self.usable:
+            self.usable = False
+            if self.keeper is not None:
+                self.keeper.lost(self)
+        for stream in list(self._streams.values()):
+            stream.fail(error)
+        self._streams.clear()
+        self._transport.close()
+
+    # Signs of life.
+
+    def _doubt(self, stream: Stream) -> None:
+        """Ask for a sign of life, if there was none since the stream began."""
+        if self._probe is None and self.usable and self.heard == stream.heard:
+            self.h2.ping(bytes(8))
+            self._probe = self.loop.call_later(SILENCE, self._judge, self.heard)
+
+    def _judge(self, heard: int) -> None:
+        self._probe = None
+        if self.heard == heard:
+            self.drop()
+
+
+class Stream:
+    """One exchange on an HTTP/2 connection."""
+
+    __slots__ = (
+        "_answer",
+        "_body",
+        "_connection",
+        "_drained",
+        "_headers",
+        "_size",
+        "_status",
+        "heard",
+        "last",
+        "number",
+        "outgoing",
+        "outgoing_ended",
+        "reused",
+    )
+
+    def __init__(self, connection: Http2Connection) -> None:
+        self._connection = connection
+        self._answer: asyncio.Future[Response] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+        self._size = 0
+        self._status = 0
+        self.heard = 0
+        self.number = 0  # none yet
+        self.outgoing = memoryview(b"")
+        self.last = False  # nothing comes after what is outgoing
+        self.outgoing_ended = False
+        self.reused = False
+
+    def send(self, request: Request) -> asyncio.Future[Response]:
+        """Send a request, with its body unless that is streamed; return its answer to be."""
+        connection = self._connection
+        self._answer = answer = connection.loop.create_future()
+        self.heard = connection.heard
+        self.reused = connection.used
+        try:
+            if not connection.usable:
+                raise H2Error("it was retired in the meantime")
+            self.number = connection.opened(self, request)
+            connection.used = True
+            if request.chunks is None and not self.outgoing_ended:
+                self.last = True
+                self.outgoing = memoryview(request.body)
+                connection.push(self)
+        except H2Error:  # no number left, fewer streams than there were
+            text = f"{connection.where} takes no more requests on this connection"
+            answer.set_exception(Unanswered(text, again=True))
+            connection.retire()
+        connection.flush()
+        return answer
+
+    async def pump(self, chunks: AsyncIterator[bytes]) -> None:
+        """Send a streamed body, no faster than it is taken."""
+        async for chunk in chunks:
+            await self._pushed(chunk)
+        self.last = True
+        await self._pushed(b"")
+
+    async def _pushed(self, chunk: bytes) -> None:
+        if self._answer is None or self._answer.done():
+            return
+        self.outgoing = memoryview(chunk)
+        self._drained = self._connection.loop.create_future()
+        self._connection.push(self)
+        await self._drained
+
+    def drained(self) -> None:
+        """Go on: what was outgoing is sent, or will never be."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """End the exchange with an error, unless it has ended."""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        self.drained()
+
+    def release(self) -> None:
+        """End the exchange, whatever has become of it."""
+        self._answer = None
+        self.drained()
+        self._connection.let_go(self)
+
+    def cut_off(self) -> None:
+        """The connection has ended."""
+        where = self._connection.where
+        if self._status:
+            error = BadAnswer(f"{where} closed the connection in the middle of its answer")
+        else:
+            again = self._connection.proved
+            error = Unanswered(f"{where} closed the connection unanswered", again)
+        self.fail(error)
+
+    def on_head(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._headers = [pair for pair in headers if not pair[0].startswith(b":")]
+        self._status = next(int(value) for name, value in headers if name == b":status")
+
+    def on_data(self, data: bytes) -> None:
+        limit = self._connection.max_body
+        if self._size > limit:
+            return
+        self._body.append(data)
+        self._size += len(data)
+        if self._size > limit:
+            self._finish(b"".join(self._body)[:limit], whole=False)
+
+    def on_end(self) -> None:
+        if self.outgoing_ended:
+            self._connection.forget(self)  # otherwise it is reset when it is released
+        self._finish(b"".join(self._body), whole=True)
+
+    def on_reset(self, code: int) -> None:
+        where = self._connection.where
+        if code == ErrorCodes.REFUSED_STREAM:
+            self.fail(Unanswered(f"{where} refused the stream", again=True))
+        else:
+            self.fail(BadAnswer(f"{where} broke off its answer, HTTP/2 error {code}"))
+
+    def _finish(self, body: bytes, *, whole: bool) -> None:
+        self._connection.proved = True
+        if self._answer is not None and not self._answer.done():
+            headers = received(self._headers)
+            self._answer.set_result(Response(self._status, headers, body, whole))
+        self.drained()
+
+
+def fields_of(request: Request) -> list[tuple[str, str]]:
+    """Return a request's headers as HTTP/2 has them."""
+    target = request.target
+    fields = [
+        (":method", request.method),
+        (":scheme", target.scheme),
+        (":authority", target.authority),
+        (":path", target.path),
+    ]
+    fields += [(name.lower(), value) for name, value in request.headers]
+    if (length := request.length) is not None:
+        fields.append(("content-length", str(length)))
+    return fields

@@ -1,0 +1,234 @@
+"""The pool: requests over connections that are kept, per origin."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tickwheel.http.connect import GOODBYE, Connector
+from tickwheel.http.errors import HttpError, Unanswered
+from tickwheel.http.http1 import Http1Connection
+from tickwheel.http.message import Request
+from tickwheel.http.origin import Origin
+from tickwheel.http.url import parse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Sequence
+    from ssl import SSLContext
+
+    from tickwheel.http.connect import Resolve
+    from tickwheel.http.exchange import Connection, Exchange
+    from tickwheel.http.message import Response
+    from tickwheel.http.url import Target
+
+URLS = 1_024  # that are remembered, taken apart
+
+
+class Pool:
+    """An HTTP client that keeps its connections, for one event loop.
+
+    - `connections` is the most that one origin may have; who comes later waits, first come, first
+      served. HTTP/2 has one connection, and as many requests at a time as the server takes.
+    - `resolve(host, port)` says which addresses may be connected to; what it raises on its own
+      account (a `TickwheelError`) is raised by `request`.
+    - `connect_timeout` is for resolving, connecting and TLS; `idle_timeout` for a connection that
+      nobody uses.
+    - `ssl` is a context to trust others than the system's authorities; its ALPN is set here.
+    - No redirects, cookies, proxies or compression.
+    """
+
+    def __init__(
+        self,
+        *,
+        resolve: Resolve | None = None,
+        connections: int = 100,
+        connect_timeout: float = 5.0,
+        idle_timeout: float = 15.0,
+        max_body: int = 1 << 20,
+        ssl: SSLContext | None = None,
+        http2: bool = True,
+    ) -> None:
+        if connections < 1:
+            raise ValueError(f"connections must be at least 1, got {connections}")
+        if max_body < 0:
+            raise ValueError(f"max_body must be at least 0, got {max_body}")
+        self._connector = Connector(resolve, connect_timeout, max_body, ssl, http2)
+        self._limit = connections
+        self._idle_timeout = idle_timeout
+        self._http2 = http2
+        self._origins: dict[tuple[str, str, int], Origin] = {}
+        self._targets: dict[str, Target] = {}
+        self._closed = False
+        self._requests = 0
+        self._reused = 0
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+        body: bytes | AsyncIterator[bytes] = b"",
+        timeout: float | None = None,
+    ) -> Response:
+        """Send a request and return its answer, whatever its status.
+
+        - `timeout` covers everything: a place, the name, TCP, TLS, the answer's last byte.
+        - `body` is sent as it is; an async iterator is sent in chunks, on a connection that was
+          not idle before, because it cannot be sent twice.
+        - A body longer than `max_body` is cut there: `whole` is False, the rest is never read.
+        - A request may be sent twice: when a connection that was used before is closed by the
+          server before a byte of the answer, it goes once more, over a new one. Whatever is
+          asked for has to bear that.
+        - A caller that is cancelled leaves nothing behind: the connection, or the stream, goes.
+        - ValueError: the URL, the method or a header cannot be sent. ConnectFailed: nothing was
+          sent. TimedOut, BadAnswer: it may have been received.
+        """
+        target = self._targets.get(url) or self._target(url)
+        ends_at = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        request = Request(method, target, headers, body, timeout, ends_at)
+        if timeout is not None and timeout <= 0:
+            raise request.timed_out()
+        origin = self._origins.get(target.origin) or self._origin(target)
+        if request.chunks is not None:
+            return await self._streamed(origin, request, request.chunks)
+        exchange = origin.take()
+        if exchange is None:
+            exchange = await in_time(request, origin.acquire())
+        try:
+            response = await self._answer(exchange, request)
+        except Unanswered as error:
+            if not error.again:
+                exchange.release()
+                raise
+        except BaseException:
+            exchange.release()
+            raise
+        else:
+            exchange.release()
+            return response
+        return await self._again(exchange, request)
+
+    async def close(self) -> None:
+        """Close every connection; requests that are under way or wait fail."""
+        self._closed = True
+        origins = list(self._origins.values())
+        connections: list[Connection] = [each for one in origins for each in one.connections]
+        for origin in origins:
+            origin.close()
+        if connections:
+            await asyncio.wait([each.gone for each in connections], timeout=GOODBYE)
+        if left := [each for each in connections if not each.gone.done()]:
+            for connection in left:
+                connection.drop()
+            await asyncio.wait([each.gone for each in left], timeout=GOODBYE)
+        await asyncio.sleep(0)  # the loop closes a socket after it has said so
+
+    def stats(self) -> dict[str, int]:
+        """Return how many connections are open and idle, and, since the start, how many requests
+        were sent and how many of those on a connection that had been used before.
+        """
+        origins = self._origins.values()
+        return {
+            "connections": sum(len(each.connections) for each in origins),
+            "idle": sum(each.idle_count() for each in origins),
+            "requests": self._requests,
+            "reused": self._reused,
+        }
+
+    def __repr__(self) -> str:
+        counts = " ".join(f"{name}={count}" for name, count in self.stats().items())
+        return f"<Pool {counts}{' closed' if self._closed else ''}>"
+
+    # The steps of a request.
+
+    def _target(self, url: str) -> Target:
+        target = parse(url)
+        if len(self._targets) >= URLS:
+            self._targets.clear()
+        self._targets[url] = target
+        return target
+
+    def _origin(self, target: Target) -> Origin:
+        if self._closed:
+            raise RuntimeError("the pool is closed")
+        origin = self._origins[target.origin] = Origin(
+            target, self._connector, self._limit, self._idle_timeout, self._http2, self._forget
+        )
+        return origin
+
+    def _forget(self, origin: Origin) -> None:
+        key = origin.target.origin
+        if self._origins.get(key) is origin:
+            del self._origins[key]
+
+    async def _answer(self, exchange: Exchange, request: Request) -> Response:
+        """Send a request and wait for its answer; the exchange stays the caller's."""
+        answer = exchange.send(request)
+        self._requests += 1
+        if exchange.reused:
+            self._reused += 1
+        if request.ends_at is None:
+            return await answer
+        timer = asyncio.get_running_loop().call_at(request.ends_at, expire, exchange, request)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+
+    async def _again(self, stale: Exchange, request: Request) -> Response:
+        """Send a request once more, on a new connection."""
+        target = request.target
+        if isinstance(stale, Http1Connection):  # whose place is still held
+            exchange = await in_time(request, self._origins[target.origin].connect())
+        else:
+            stale.release()
+            origin = self._origins.get(target.origin) or self._origin(target)
+            exchange = await in_time(request, origin.acquire())
+        try:
+            return await self._answer(exchange, request)
+        finally:
+            exchange.release()
+
+    async def _streamed(
+        self, origin: Origin, request: Request, chunks: AsyncIterator[bytes]
+    ) -> Response:
+        """Send a request whose body comes in pieces, and wait for its answer meanwhile."""
+        pump: asyncio.Task[None] | None = None
+        try:
+            exchange = await in_time(request, origin.acquire(fresh=True))
+            try:
+                answered = self._answer(exchange, request)
+                pump = asyncio.create_task(exchange.pump(chunks))
+                pump.add_done_callback(lambda done: broken(exchange, done))
+                return await answered  # which sends the head before the pump begins
+            finally:
+                exchange.release()
+        finally:
+            if pump is not None:
+                pump.cancel()
+                await asyncio.wait([pump])
+            if (close := getattr(chunks, "aclose", None)) is not None:
+                await close()
+
+
+async def in_time(request: Request, exchange: Coroutine[None, None, Exchange]) -> Exchange:
+    """Return the exchange that comes, if it does before the request's time has run out."""
+    try:
+        async with asyncio.timeout_at(request.ends_at):
+            return await exchange
+    except TimeoutError as error:
+        if isinstance(error, HttpError):
+            raise
+        raise request.timed_out() from None
+
+
+def expire(exchange: Exchange, request: Request) -> None:
+    """End an exchange whose time has run out."""
+    exchange.fail(request.timed_out())
+
+
+def broken(exchange: Exchange, pump: asyncio.Task[None]) -> None:
+    """End an exchange whose body could not be had; the body's error is the request's."""
+    if not pump.cancelled() and (error := pump.exception()) is not None:
+        exchange.fail(error)

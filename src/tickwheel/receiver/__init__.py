@@ -1,0 +1,39 @@
+"""The receiver: for those whom a server calls. It verifies each call, and has each task done once.
+
+    receiver = Receiver(os.environ["TICKWHEEL_WEBHOOK_SECRET"])
+
+    async def close_order(delivery):
+        ...delivery.payload...
+
+    app = Starlette(routes=[Route("/hook", receiver.starlette(close_order), methods=["POST"])])
+
+For FastAPI `app.post("/hook")(receiver.starlette(close_order))`, for Flask
+`app.post("/hook")(receiver.flask(close_order))`; anything else: `receiver.answer(...)`.
+"""
+
+from tickwheel.durable.channels.signature import InvalidSignature
+from tickwheel.durable.outcome import Retry
+from tickwheel.receiver.core import (
+    Accepted,
+    BadDelivery,
+    Delivery,
+    Gone,
+    InProgress,
+    Receiver,
+    Reply,
+)
+from tickwheel.receiver.seen import MemorySeen, Seen
+
+__all__ = [
+    "Accepted",
+    "BadDelivery",
+    "Delivery",
+    "Gone",
+    "InProgress",
+    "InvalidSignature",
+    "MemorySeen",
+    "Receiver",
+    "Reply",
+    "Retry",
+    "Seen",
+]

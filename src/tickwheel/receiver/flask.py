@@ -1,0 +1,30 @@
+"""A receiver as a view of Flask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flask import Response, request
+
+from tickwheel.receiver.core import problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tickwheel.receiver.core import Handler, Receiver
+
+
+def view(receiver: Receiver, handler: Handler) -> Callable[[], Response]:
+    """Return a view: for `app.post(path)` or `app.add_url_rule(path, view_func=...)`."""
+
+    def receive() -> Response:
+        body = request.stream.read(receiver.max_body + 1)
+        if len(body) > receiver.max_body:
+            reply = problem(413, "too_large", f"a body may have {receiver.max_body} bytes")
+        else:
+            reply = receiver.answer(request.headers.items(), body, handler)
+        return Response(reply.body, reply.status, reply.headers)
+
+    receive.__name__ = getattr(handler, "__name__", "receive")
+    receive.__doc__ = handler.__doc__
+    return receive

@@ -1,0 +1,124 @@
+"""Which tasks have been done: the contract, and the one that remembers in memory."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tickwheel.arguments import bounded
+from tickwheel.clock import forkable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_BYTES = 16 << 20  # of answers in memory
+
+
+class Seen(Protocol):
+    """What a receiver asks before and after it has a task done.
+
+    For one that outlives the process and counts for all of them, use the database that the work
+    itself is written to: `begin` looks whether the id is there, and the handler inserts it in the
+    transaction of its work. Then either both are there or neither, and `done` and `forget` have
+    nothing to do. The methods may be coroutine functions, under Starlette and FastAPI.
+    """
+
+    def begin(self, task_id: str) -> Any:
+        """Return None: it is new, and begins now; True: it is under way; or its answer, as bytes.
+
+        Of two that begin at once, only one may hear None, unless the handler's transaction settles
+        it. The answer is what `done` was given; b"" when there was none, or it was not kept.
+        """
+
+    def done(self, task_id: str, answer: bytes) -> Any:
+        """It was done, and answered so."""
+
+    def forget(self, task_id: str) -> Any:
+        """It was begun and not done: the next one is new."""
+
+
+class MemorySeen:
+    """Remembers the last `size` tasks that this process has done, and those under way.
+
+    The longest unseen are forgotten first, sooner when their answers take more than 16 MiB. Another
+    process, or this one after a restart, knows nothing of them.
+    """
+
+    def __init__(self, size: int = 10_000) -> None:
+        self._size = bounded("size", size, 0, 100_000_000)
+        self._lock = threading.Lock()
+        self._running: set[str] = set()
+        self._done: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+        forkable.add(self)
+
+    def begin(self, task_id: str) -> bytes | bool | None:
+        """Return None for a new one, True for one that is under way, or the answer of one done."""
+        with self._lock:
+            if task_id in self._done:
+                self._done.move_to_end(task_id)
+                return self._done[task_id]
+            if task_id in self._running:
+                return True
+            self._running.add(task_id)
+            return None
+
+    def done(self, task_id: str, answer: bytes) -> None:
+        """Remember that it was done."""
+        with self._lock:
+            self._running.discard(task_id)
+            self._bytes += len(answer) - len(self._done.pop(task_id, b""))
+            self._done[task_id] = answer
+            while len(self._done) > self._size or self._bytes > MOST_BYTES:
+                self._bytes -= len(self._done.popitem(last=False)[1])
+
+    def forget(self, task_id: str) -> None:
+        """Let the next one be new."""
+        with self._lock:
+            self._running.discard(task_id)
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def _forked(self) -> None:
+        """In the child of a fork: what is under way is under way in the parent."""
+        self._lock = threading.Lock()
+        self._running = set()
+
+
+class AskedSeen:
+    """A function of the user's that says whether a task has been done; it keeps no marks."""
+
+    def __init__(self, is_done: Callable[[str], Any]) -> None:
+        self._is_done = is_done
+
+    def begin(self, task_id: str) -> Any:
+        """Ask."""
+        if inspect.iscoroutinefunction(self._is_done):
+            return self._begin(task_id)
+        return b"" if self._is_done(task_id) else None
+
+    async def _begin(self, task_id: str) -> bytes | None:
+        return b"" if await self._is_done(task_id) else None
+
+    def done(self, task_id: str, answer: bytes) -> None:
+        """It is the handler's to note."""
+
+    def forget(self, task_id: str) -> None:
+        """Nothing was noted."""
+
+
+def seen_of(dedupe: int | Seen | Callable[[str], Any]) -> Seen:
+    """Return what `dedupe` asks for."""
+    if isinstance(dedupe, int):
+        return MemorySeen(dedupe)
+    if all(hasattr(dedupe, name) for name in ("begin", "done", "forget")):
+        return dedupe  # type: ignore[return-value]
+    if callable(dedupe):
+        return AskedSeen(dedupe)
+    raise TypeError(
+        "dedupe must be a number, a function of a task id, or have begin, done and forget, got"
+        f" {dedupe!r:.100}"
+    )

@@ -1,0 +1,59 @@
+"""A receiver as an endpoint of Starlette or FastAPI."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request  # noqa: TC002 - FastAPI reads the annotation
+from starlette.responses import Response
+
+from tickwheel.receiver.core import problem
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tickwheel.receiver.core import Delivery, Handler, Receiver
+
+
+def endpoint(receiver: Receiver, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Return a function of a request: for `Route`, `app.post(path)`, `app.add_route`."""
+    call = handler if is_coroutine_function(handler) else on_a_thread(handler)
+
+    async def receive(request: Request) -> Response:
+        body = await body_of(request, receiver.max_body)
+        if body is None:
+            reply = problem(413, "too_large", f"a body may have {receiver.max_body} bytes")
+        else:
+            reply = await receiver.answer_async(request.headers.items(), body, call)
+        return Response(reply.body, reply.status, dict(reply.headers))
+
+    receive.__name__ = getattr(handler, "__name__", "receive")
+    receive.__doc__ = handler.__doc__
+    return receive
+
+
+async def body_of(request: Request, most: int) -> bytes | None:
+    """Return the body as it came, None when it is too long: then it is not read to its end."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            return None
+    return bytes(body)
+
+
+def on_a_thread(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
+    """Return a coroutine function that has a plain one run on a thread."""
+
+    async def call(delivery: Delivery) -> Any:
+        return await run_in_threadpool(handler, delivery)
+
+    return call
+
+
+def is_coroutine_function(handler: Handler) -> bool:
+    """Say whether a handler is awaited; an object may be called, too."""
+    call = getattr(handler, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)

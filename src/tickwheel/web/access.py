@@ -1,0 +1,154 @@
+"""Who may do what: tokens, their scopes, namespaces and rates. It never sees a secret twice."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+
+from tickwheel.clock import SystemClock
+from tickwheel.durable.task import qualified
+from tickwheel.web.problems import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tickwheel.durable.directory import Directory
+    from tickwheel.durable.registry import Token
+
+SCOPES = ("submit", "read", "admin")
+ALL = frozenset(SCOPES)
+ANY = "*"
+TOKEN = re.compile(r"tw_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,50}")
+DEFAULT = "default"
+CHALLENGE = [(b"www-authenticate", b'Bearer realm="tickwheel"')]
+BURST_SECONDS = 1.0
+
+
+class Access(NamedTuple):
+    """What one request may do.
+
+    - `namespace` is where its names are looked up; with `confined` it sees nothing else.
+    """
+
+    namespace: str
+    confined: bool
+    scopes: frozenset[str]
+    actor: str
+
+    @property
+    def within(self) -> str | None:
+        """The namespace that ids are looked up in, or None for all."""
+        return self.namespace if self.confined else None
+
+    def name(self, name: str) -> str:
+        """Return the full name of what the caller calls so."""
+        return qualified(self.namespace, name)
+
+    def require(self, scope: str) -> None:
+        """Raise unless the caller has this scope."""
+        if scope not in self.scopes and "admin" not in self.scopes:
+            raise Refused("forbidden", f"the token lacks the scope {scope!r}")
+
+
+class Guard:
+    """Lets requests in: by a token, or without one where that was allowed.
+
+    - Without a token anything may be done while no token was ever made and only this machine can
+      ask (`local`), or when that was said in so many words (`open_access`).
+    - Rates are counted by each process for itself.
+    """
+
+    def __init__(
+        self, directory: Directory, *, local: bool, open_access: bool, rate: float | None
+    ) -> None:
+        self._directory = directory
+        self._local = local
+        self._open_access = open_access
+        self._rate = rate
+        self._clock = SystemClock()
+        self._buckets: dict[str, tuple[float, float]] = {}  # what is left, and when that was
+
+    @property
+    def tokens(self) -> Mapping[str, Token]:
+        """The tokens that there are."""
+        return self._directory.tokens
+
+    @property
+    def open(self) -> bool:
+        """Whether no token is needed."""
+        return self._open_access or (self._local and not self._directory.tokens)
+
+    def admit(self, headers: Mapping[bytes, bytes], now_ms: float) -> Access:
+        """Return what a request with these headers may do; raise when it is nothing."""
+        given = headers.get(b"authorization")
+        wanted = headers.get(b"tickwheel-namespace", b"").decode("latin-1")
+        if given is None:
+            if not self.open:
+                raise Refused("unauthorized", "a token is needed: Bearer tw_…", CHALLENGE)
+            return Access(chosen(wanted), False, ALL, "anybody")
+        token = self._known(given, now_ms)
+        self._count(token)
+        if token.namespace != ANY:
+            own = namespace_named(token.namespace)
+            if wanted and chosen(wanted) != own:
+                raise Refused("forbidden", "the token is for another namespace")
+            return Access(own, True, frozenset(token.scopes), f"{token.id} {token.name}")
+        return Access(chosen(wanted), False, frozenset(token.scopes), f"{token.id} {token.name}")
+
+    def _known(self, given: bytes, now_ms: float) -> Token:
+        scheme, _, text = given.decode("latin-1").strip().partition(" ")
+        match = TOKEN.fullmatch(text.strip()) if scheme.lower() == "bearer" else None
+        token = self.tokens.get(match[1]) if match else None
+        digest = digest_of(match[2]) if match else ""
+        if token is None or not hmac.compare_digest(digest, token.digest):
+            raise Refused("unauthorized", "the token is unknown, or has been revoked", CHALLENGE)
+        if token.expires_at_ms is not None and token.expires_at_ms <= now_ms:
+            raise Refused("unauthorized", "the token has expired", CHALLENGE)
+        return token
+
+    def _count(self, token: Token) -> None:
+        """Raise when a token is used more often than it may be."""
+        rate = token.rate or self._rate
+        if rate is None:
+            return
+        now = self._clock.time()
+        burst = max(1.0, rate * BURST_SECONDS)
+        left, at = self._buckets.get(token.id, (burst, now))
+        left = min(burst, left + (now - at) * rate)
+        self._buckets[token.id] = (left - 1 if left >= 1 else left, now)
+        if left < 1:
+            after = max(1, round((1 - left) / rate))
+            raise Refused(
+                "rate_limited",
+                f"the token may be used {rate:g} times a second",
+                [(b"retry-after", str(after).encode())],
+            )
+
+
+def chosen(wanted: str) -> str:
+    """Return the namespace that a request asks for."""
+    if not wanted:
+        return ""
+    if not NAMESPACE.fullmatch(wanted):
+        raise Refused("bad_request", "tickwheel-namespace must be 1 to 50 of A-Z a-z 0-9 . _ -")
+    return namespace_named(wanted)
+
+
+def namespace_named(name: str) -> str:
+    """Return a namespace by its name; the default one has none inside."""
+    return "" if name == DEFAULT else name
+
+
+def digest_of(secret: str) -> str:
+    """Return what is stored of a token's secret, which is too long to be guessed."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def new_token() -> tuple[str, str, str]:
+    """Return a new token's id, its digest, and the token itself, which is shown once."""
+    token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    return token_id, digest_of(secret), f"tw_{token_id}_{secret}"

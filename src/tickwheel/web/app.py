@@ -1,0 +1,280 @@
+"""The ASGI application: finds the route, lets the caller in, decodes, calls, and encodes.
+
+Whatever goes wrong is answered with a problem document. It holds nothing between two requests but
+counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+import tickwheel
+from tickwheel.clock import SystemClock
+from tickwheel.durable.histogram import Histogram
+from tickwheel.web import cluster, services, tasks
+from tickwheel.web.openapi import described
+from tickwheel.web.page import page
+from tickwheel.web.problems import Refused, problem
+from tickwheel.web.route import JSON, Call, Reply, Router
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from tickwheel.durable.directory import Directory
+    from tickwheel.durable.scheduler import Scheduler
+    from tickwheel.web.access import Access, Guard
+    from tickwheel.web.route import Route
+    from tickwheel.web.tracing import Tracing
+
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    Headers = dict[bytes, bytes]
+
+logger = logging.getLogger("tickwheel.web")
+
+ROUTES: list[Route] = [*tasks.ROUTES, *services.ROUTES, *cluster.ROUTES]
+SANE = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
+LOOPBACK = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)
+PROBLEM = b"application/problem+json"
+UNKNOWN = "unknown"
+
+
+class Limits(NamedTuple):
+    """How much a request may bring."""
+
+    body: int = 16 << 20
+    batch: int = 10_000
+    payload: int = 1 << 20
+
+
+class App:
+    """The API of one scheduler, which is running.
+
+    - `here_only`: requests without a token must name this host by a loopback name, so that no
+      page in a browser can reach them by a name of its own.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        guard: Guard,
+        limits: Limits | None = None,
+        *,
+        here_only: bool = True,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.node = scheduler.node
+        self.guard = guard
+        self.limits = limits or Limits()
+        self.stopping = False
+        self.version = tickwheel.__version__
+        self.requests: Counter[tuple[str, str, int]] = Counter()
+        self.durations: dict[str, Histogram] = {}
+        self._here_only = here_only
+        self._tracing = tracing
+        self._router = Router(ROUTES)
+        self._encode = msgspec.json.Encoder().encode
+        self._clock = SystemClock()
+        self._started = self._clock.time()
+        self._ids = secrets.token_hex(5)
+        self._number = 0
+        self._openapi: bytes | None = None
+
+    @property
+    def directory(self) -> Directory:
+        """The services and tokens that are known here."""
+        return self.node.directory
+
+    def uptime(self) -> float:
+        """Return for how many seconds this has been running."""
+        return self._clock.time() - self._started
+
+    def openapi(self) -> bytes:
+        """Return the description of the API."""
+        if self._openapi is None:
+            self._openapi = self._encode(described(ROUTES, self.version))
+        return self._openapi
+
+    def page(self) -> bytes:
+        """Return the page for people."""
+        return page(self.version)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"this speaks HTTP only, got {scope['type']!r}")
+        began = self._clock.time()
+        headers: Headers = dict(scope["headers"])
+        request_id = self._request_id(headers)
+        route: Route | None = None
+        try:
+            route, params = self._router.find(scope["method"], scope["path"])
+            if self._tracing is None:
+                reply = await self._answer(route, params, scope, headers, receive, request_id)
+            else:
+                with self._tracing.request(scope["method"], route.path, headers, request_id):
+                    reply = await self._answer(route, params, scope, headers, receive, request_id)
+        except Gone:
+            return
+        except Exception as error:  # noqa: BLE001
+            reply = self._refusal(error, request_id)
+        await self._send(send, reply, request_id)
+        path = route.path if route is not None else UNKNOWN
+        self.requests[scope["method"] if route else UNKNOWN, path, reply.status] += 1
+        histogram = self.durations.get(path)
+        if histogram is None:
+            histogram = self.durations[path] = Histogram()
+        histogram.observe(self._clock.time() - began)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "%s %s %d", scope["method"], path, reply.status, extra={"request": request_id}
+            )
+
+    def _request_id(self, headers: Headers) -> str:
+        given = headers.get(b"x-request-id")
+        if given is not None and SANE.fullmatch(given):
+            return given.decode()
+        self._number += 1
+        return f"{self._ids}-{self._number:x}"
+
+    async def _answer(
+        self,
+        route: Route,
+        params: dict[str, str],
+        scope: Message,
+        headers: Headers,
+        receive: Receive,
+        request_id: str,
+    ) -> Reply:
+        access = None
+        if route.scope is not None:
+            access = await self._admit(headers)
+            if b"authorization" not in headers and self._here_only:
+                check_here(headers)
+            access.require(route.scope)
+        query = route.read_query(pairs(scope["query_string"]))
+        body, media = b"", ""
+        if route.takes is not None:
+            media = checked_media(route, headers)
+            body = await self._body(headers, receive)
+        call = Call(self, access, params, query, body, headers, media, request_id)  # type: ignore[arg-type]
+        if route.takes is None or route.raw:
+            return await route.work(call)
+        return await route.work(call, route.decode(body))
+
+    async def _admit(self, headers: Headers) -> Access:
+        """Let the caller in; a token that is not known here may just have been made."""
+        now_ms = self.node.store.now_ms()
+        try:
+            return self.guard.admit(headers, now_ms)
+        except Refused as refused:
+            if refused.code != "unauthorized" or not await self.directory.renewed():
+                raise
+        return self.guard.admit(headers, now_ms)
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """Return the body; raise as soon as it is too large, or does not come."""
+        limit = self.limits.body
+        try:
+            length = int(headers.get(b"content-length", b"0"))
+        except ValueError:
+            raise Refused("bad_request", "content-length must be a number") from None
+        if length > limit:
+            raise Refused("too_large", f"a body may have {limit} bytes, this one has {length}")
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message["type"] == "http.request" and not message.get("more_body"):
+            return checked_size(body, limit)
+        parts, size = [body], len(body)
+        while message.get("more_body"):
+            message = await receive()  # the protocol sees to it that it comes, or breaks off
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                raise Refused("too_large", f"a body may have {limit} bytes, this one has more")
+        if message["type"] == "http.disconnect":
+            raise Gone
+        return b"".join(parts)
+
+    def _refusal(self, error: Exception, request_id: str) -> Reply:
+        told, headers = problem(error)
+        if told.status == 500:
+            logger.error(
+                "request %s failed", request_id, exc_info=error, extra={"request": request_id}
+            )
+        return Reply(told, told.status, headers, PROBLEM)
+
+    async def _send(self, send: Send, reply: Reply, request_id: str) -> None:
+        value = reply.value
+        if reply.status == 204:
+            body = b""
+        else:
+            body = value if isinstance(value, bytes) else self._encode(value)
+        headers = [
+            (b"content-type", reply.media),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", request_id.encode()),
+            *reply.headers,
+        ]
+        if reply.status == 204:
+            del headers[:2]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Gone(Exception):
+    """The caller has left: nobody wants an answer."""
+
+
+def pairs(query: bytes) -> list[tuple[str, str]]:
+    """Return the pairs of a query."""
+    if not query:
+        return []
+    try:
+        return parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50
+        )
+    except ValueError:  # UnicodeDecodeError is one, too
+        raise Refused("bad_request", "the query cannot be read") from None
+
+
+def checked_media(route: Route, headers: Headers) -> str:
+    """Return the body's media type; raise when it is not one that is taken."""
+    text = headers.get(b"content-type", b"").decode("latin-1")
+    media = text.partition(";")[0].strip().lower()
+    accepted = route.raw or (JSON,)
+    if media in accepted or (not media and route.optional):
+        return media
+    if b"content-length" not in headers and b"transfer-encoding" not in headers and route.optional:
+        return media
+    raise Refused(
+        "unsupported_media_type",
+        f"content-type must be {' or '.join(accepted)}, got {media!r:.100}",
+        [(b"accept", b", ".join(one.encode() for one in accepted))],
+    )
+
+
+def checked_size(body: bytes, limit: int) -> bytes:
+    """Return a body that is not too large."""
+    if len(body) > limit:
+        raise Refused("too_large", f"a body may have {limit} bytes, this one has {len(body)}")
+    return body
+
+
+def check_here(headers: Headers) -> None:
+    """Raise when a request without a token may come from a page in a browser."""
+    host = headers.get(b"host", b"")
+    if not LOOPBACK.fullmatch(host):
+        raise Refused("forbidden", "without a token the host must be named localhost or 127.0.0.1")
+    origin = headers.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2] != host:
+        raise Refused("forbidden", "without a token no page of another origin may ask")

@@ -1,0 +1,107 @@
+"""The service itself over HTTP: nodes, shards, wheel, stats, audit log, and whether it works."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from tickwheel.web import types
+from tickwheel.web.metrics import exposition
+from tickwheel.web.route import Call, Reply, Route
+
+READY_SECONDS = 2.0
+NO_STORE = [(b"cache-control", b"no-store")]
+
+
+async def nodes(call: Call) -> Reply:
+    """Return the nodes that are known."""
+    rows = await call.scheduler.nodes()
+    here = call.app.node.name
+    return Reply(types.NodePage([types.node_view(row, here) for row in rows]))
+
+
+async def shards(call: Call) -> Reply:
+    """Return who owns which shard."""
+    return Reply(types.ShardPage([types.shard_view(row) for row in await call.scheduler.shards()]))
+
+
+async def wheel(call: Call) -> Reply:
+    """Return the wheel of this node, level by level."""
+    loader = call.app.node.loader
+    waiting = sum(loader.waiting.values())
+    return Reply(types.Wheel(loader.wheel.snapshot(), len(loader.held), waiting))
+
+
+async def stats(call: Call) -> Reply:
+    """Return what this node holds and has done, and what the store has."""
+    found = await call.scheduler.stats()
+    own = call.access.name("")
+    found["services"] = {
+        types.local_name(name): figures
+        for name, figures in found["services"].items()
+        if name.rpartition("/")[0] == own.rstrip("/")
+    }
+    return Reply({**found, "uptime": call.app.uptime(), "version": call.app.version})
+
+
+async def audit(call: Call) -> Reply:
+    """Return the audit log, newest first."""
+    query: types.ListAudit = call.query
+    lines, cursor = await call.scheduler.audit(
+        namespace=call.access.within, cursor=query.cursor, limit=query.limit
+    )
+    return Reply(types.AuditPage([types.audit_view(line) for line in lines], cursor))
+
+
+async def healthz(_: Call) -> Reply:
+    """Say that the process answers."""
+    return Reply(types.Status("ok"), headers=NO_STORE)
+
+
+async def readyz(call: Call) -> Reply:
+    """Say whether requests can be served: the store answers, and nothing is being stopped."""
+    if call.app.stopping:
+        return Reply(types.Status("stopping"), 503, NO_STORE)
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            await call.app.node.store.registry.version()
+    except (ConnectionError, TimeoutError) as error:
+        why = str(error) or "the store does not answer"
+        return Reply(types.Status("unavailable", why), 503, NO_STORE)
+    return Reply(types.Status("ready"), headers=NO_STORE)
+
+
+async def metrics(call: Call) -> Reply:
+    """Return the metrics, in Prometheus' text form."""
+    counts = await call.scheduler.counts()
+    text = exposition(call.app, counts, call.access.within)
+    return Reply(text.encode(), media=b"text/plain; version=0.0.4; charset=utf-8")
+
+
+async def openapi(call: Call) -> Reply:
+    """Return this description."""
+    return Reply(call.app.openapi())
+
+
+async def page(call: Call) -> Reply:
+    """Return a page for people."""
+    return Reply(call.app.page(), media=b"text/html; charset=utf-8")
+
+
+Anything = dict[str, Any]
+
+ROUTES = [
+    Route("GET", "/v1/nodes", nodes, scope="read", gives={200: types.NodePage}),
+    Route("GET", "/v1/shards", shards, scope="read", gives={200: types.ShardPage}),
+    Route("GET", "/v1/wheel", wheel, scope="read", gives={200: types.Wheel}),
+    Route("GET", "/v1/stats", stats, scope="read", gives={200: Anything}),
+    Route("GET", "/v1/audit", audit, scope="admin", query=types.ListAudit,
+          gives={200: types.AuditPage}),
+    Route("GET", "/healthz", healthz, scope=None, gives={200: types.Status}),
+    Route("GET", "/readyz", readyz, scope=None, gives={200: types.Status, 503: types.Status}),
+    Route("GET", "/metrics", metrics, scope="read", gives={200: msgspec.Raw}),
+    Route("GET", "/openapi.json", openapi, scope=None, gives={200: Anything}),
+    Route("GET", "/", page, scope=None, gives={200: msgspec.Raw}),
+]  # fmt: skip

@@ -1,0 +1,49 @@
+"""Logs: lines for people on a terminal, JSON objects elsewhere. No secret is ever put into one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+EXTRA = ("request", "task", "service")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object on each line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as JSON."""
+        line = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name in EXTRA:
+            if (value := getattr(record, name, None)) is not None:
+                line[name] = str(value)
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+
+def set_up(level: str, form: str) -> None:
+    """Log to stderr, in this form; "auto" is text on a terminal."""
+    if form == "auto":
+        form = "text" if sys.stderr.isatty() else "json"
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("tickwheel").setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of each request that is none

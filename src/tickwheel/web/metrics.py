@@ -1,0 +1,195 @@
+"""Metrics in Prometheus' text form, made from what the node and the server count anyway."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tickwheel.durable.flow import BreakerState
+from tickwheel.durable.task import namespace_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tickwheel.durable.histogram import Histogram
+    from tickwheel.web.app import App
+
+    Labels = Mapping[str, object]
+    Sample = tuple[Labels, float]
+
+
+class Page:
+    """Lines of the text form; each metric once, with what it means."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
+        """Add a counter or a gauge."""
+        self._head(kind, name, meaning)
+        for labels, value in samples:
+            self.lines.append(f"{name}{written(labels)} {number(value)}")
+
+    def histograms(
+        self, name: str, meaning: str, histograms: Iterable[tuple[Labels, Histogram]]
+    ) -> None:
+        """Add a histogram for each set of labels."""
+        self._head("histogram", name, meaning)
+        for labels, histogram in histograms:
+            for bound, count in histogram.cumulative():
+                le = "+Inf" if bound == math.inf else f"{bound:g}"
+                self.lines.append(f"{name}_bucket{written({**labels, 'le': le})} {count}")
+            self.lines.append(f"{name}_sum{written(labels)} {number(histogram.sum)}")
+            self.lines.append(f"{name}_count{written(labels)} {histogram.count}")
+
+    def _head(self, kind: str, name: str, meaning: str) -> None:
+        self.lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+
+
+def exposition(app: App, counts: Mapping[str, int], within: str | None = None) -> str:
+    """Return all metrics of this process; of services, with `within`, that namespace's only."""
+    page = Page()
+    add_tasks(page, app, counts)
+    add_services(page, app, within)
+    add_wheel(page, app)
+    add_requests(page, app)
+    return "\n".join(page.lines) + "\n"
+
+
+def add_tasks(page: Page, app: App, counts: Mapping[str, int]) -> None:
+    """Add what became of tasks."""
+    node = app.node
+    page.add("gauge", "tickwheel_info", "What runs here.", [({"version": app.version}, 1)])
+    page.add("gauge", "tickwheel_uptime_seconds", "Since the start.", [({}, app.uptime())])
+    page.add(
+        "counter", "tickwheel_submitted_total", "Tasks stored by this process.",
+        [({}, node.submit.submitted)],
+    )  # fmt: skip
+    page.add(
+        "counter", "tickwheel_sent_total", "Attempts begun by this process.",
+        [({}, node.dispatch.sent)],
+    )  # fmt: skip
+    page.add(
+        "counter", "tickwheel_attempts_ended_total", "Attempts ended, by how.",
+        [({"event": event}, count) for event, count in node.feedback.ended.items()],
+    )  # fmt: skip
+    page.histograms(
+        "tickwheel_lateness_seconds", "How long after its due time an attempt began.",
+        [({}, node.dispatch.lateness)],
+    )  # fmt: skip
+    page.add(
+        "gauge", "tickwheel_tasks", "Tasks in the store; an estimate from 100,000 on.",
+        [({"state": state}, count) for state, count in counts.items()],
+    )  # fmt: skip
+    held, waiting = len(node.loader.held), sum(node.loader.waiting.values())
+    page.add(
+        "gauge", "tickwheel_pending", "Tasks in this process's memory, by where they are.",
+        [
+            ({"state": "wheel"}, max(0, held - waiting)),
+            ({"state": "ready"}, waiting),
+            ({"state": "running"}, len(node.dispatch.running)),
+            ({"state": "unrecorded"}, len(node.feedback.unrecorded)),
+        ],
+    )  # fmt: skip
+    page.add(
+        "gauge", "tickwheel_shards_owned", "Shards that this node owns.",
+        [({}, len(node.coordinator.owned()))],
+    )  # fmt: skip
+    page.add("gauge", "tickwheel_nodes", "Nodes that live.", [({}, node.coordinator.nodes())])
+    page.add(
+        "gauge", "tickwheel_clock_offset_seconds", "How far the store's clock is ahead of ours.",
+        [({}, getattr(node.store, "offset_ms", 0.0) / 1000)],
+    )  # fmt: skip
+
+
+def add_services(page: Page, app: App, within: str | None) -> None:
+    """Add how each service does."""
+    node = app.node
+    names = {
+        name
+        for name in {*node.services, *node.dispatch.flows}
+        if within is None or namespace_of(name) == within
+    }
+    flows = [(name, flow) for name, flow in sorted(node.dispatch.flows.items()) if name in names]
+    page.add(
+        "gauge", "tickwheel_service_enabled", "Whether tasks of the service are sent.",
+        [
+            ({"service": name}, one.enabled)
+            for name, one in sorted(node.services.items())
+            if name in names
+        ],
+    )  # fmt: skip
+    page.add(
+        "gauge", "tickwheel_service_under_way", "Calls under way.",
+        [({"service": name}, flow.under_way) for name, flow in flows],
+    )  # fmt: skip
+    page.add(
+        "gauge", "tickwheel_service_limit", "How many calls may be under way by now.",
+        [({"service": name}, flow.limit) for name, flow in flows],
+    )  # fmt: skip
+    page.add(
+        "gauge", "tickwheel_service_waiting", "Due tasks in memory that wait for a permit.",
+        [({"service": name}, node.loader.waiting[name]) for name, _ in flows],
+    )  # fmt: skip
+    page.add(
+        "gauge", "tickwheel_breaker", "1 for the state that the breaker is in.",
+        [
+            ({"service": name, "state": state}, flow.state is state)
+            for name, flow in flows
+            for state in BreakerState
+        ],
+    )  # fmt: skip
+    page.histograms(
+        "tickwheel_channel_latency_seconds", "How long calls took.",
+        [
+            ({"protocol": protocol, "service": name}, histogram)
+            for protocol, channel in node.channels.items()
+            for name, histogram in sorted(getattr(channel, "latencies", {}).items())
+            if name in names
+        ],
+    )  # fmt: skip
+
+
+def add_wheel(page: Page, app: App) -> None:
+    """Add what is on the wheel, by level."""
+    levels = list(enumerate(app.node.loader.wheel.snapshot(), 1))
+    page.add(
+        "gauge", "tickwheel_wheel_entries", "Entries on a level of the wheel.",
+        [({"level": level}, sum(one["counts"])) for level, one in levels],
+    )  # fmt: skip
+    page.add(
+        "gauge", "tickwheel_wheel_tick_seconds", "The tick of a level.",
+        [({"level": level}, one["tick"] / 1000) for level, one in levels],
+    )  # fmt: skip
+
+
+def add_requests(page: Page, app: App) -> None:
+    """Add what was asked of the API."""
+    page.add(
+        "counter", "tickwheel_http_requests_total", "Requests answered.",
+        [
+            ({"method": method, "route": route, "status": status}, count)
+            for (method, route, status), count in sorted(app.requests.items())
+        ],
+    )  # fmt: skip
+    page.histograms(
+        "tickwheel_http_request_seconds", "How long requests took.",
+        [({"route": route}, one) for route, one in sorted(app.durations.items())],
+    )  # fmt: skip
+
+
+def number(value: float) -> str:
+    """Return a number as Prometheus reads it."""
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+def written(labels: Labels) -> str:
+    """Return labels as Prometheus reads them."""
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def escaped(value: object) -> str:
+    """Return a label's value, with what would end it escaped."""
+    return str(value).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,0 +1,172 @@
+"""OpenAPI 3.1, made from the routes and the very types that validate."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tickwheel.web import types
+from tickwheel.web.problems import STATUS
+from tickwheel.web.route import JSON
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tickwheel.web.route import Route
+
+REF = "#/components/schemas/{name}"
+PROBLEM_MEDIA = "application/problem+json"
+BODY_PROBLEMS = (400, 408, 413, 415, 422)
+ACCESS_PROBLEMS = (401, 403, 429)
+ALWAYS = (500, 503)
+TEXT = {"/metrics": "text/plain", "/": "text/html"}
+WORDS = {
+    status: sorted(code for code, number in STATUS.items() if number == status)
+    for status in set(STATUS.values())
+}
+PARAMETERS = {
+    "id": {"pattern": types.ID, "type": "string"},
+    "name": {"pattern": types.NAME, "type": "string", "minLength": 1, "maxLength": 100},
+}
+
+
+def described(routes: Iterable[Route], version: str) -> dict[str, Any]:
+    """Return the document."""
+    routes = list(routes)
+    schemas = Schemas(routes)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = operation(route, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "tickwheel",
+            "version": version,
+            "summary": "Durable delayed tasks: submit, cancel, reschedule, feedback.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas.components,
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "Made by `tickwheel tokens create`. On loopback, while no token"
+                    " has been made, none is needed.",
+                }
+            },
+        },
+        "security": [{"token": []}, {}],
+    }
+
+
+class Schemas:
+    """The schemas of all types that the routes name."""
+
+    def __init__(self, routes: list[Route]) -> None:
+        named = [types.Problem]
+        for route in routes:
+            named += [one for one in (route.takes, route.query) if one is not None]
+            named += [one for one in route.gives.values() if one not in (None, msgspec.Raw)]
+        self._types = list(dict.fromkeys(named))
+        self._schemas, self.components = msgspec.json.schema_components(
+            self._types, ref_template=REF
+        )
+        self.components["Problem"]["properties"]["status"]["maximum"] = 599
+
+    def of(self, type_: Any) -> dict[str, Any]:
+        """Return the schema of a type, by reference where it has a name."""
+        return self._schemas[self._types.index(type_)]
+
+    def properties(self, type_: Any) -> dict[str, Any]:
+        """Return the schemas of a type's fields."""
+        name = self.of(type_)["$ref"].rpartition("/")[2]
+        found: dict[str, Any] = self.components[name]["properties"]
+        return found
+
+
+def operation(route: Route, schemas: Schemas) -> dict[str, Any]:
+    """Return one operation."""
+    text = (route.work.__doc__ or "").strip()
+    made: dict[str, Any] = {
+        "operationId": route.work.__name__,
+        "summary": text.partition("\n")[0].rstrip("."),
+        "tags": [route.parts[1] if route.parts[0] == "v1" else "server"],
+        "responses": responses(route, schemas),
+    }
+    if route.scope is None:
+        made["security"] = []
+    else:
+        made["description"] = f"Needs the scope `{route.scope}`."
+    parameters = [*path_parameters(route), *query_parameters(route, schemas)]
+    for name in route.headers:
+        parameters.append({
+            "name": name, "in": "header", "required": False,
+            "description": "The same key and body again are answered, not stored again.",
+            "schema": {"type": "string", "minLength": 1, "maxLength": 200,
+                       "pattern": "^[!-~]+$"},
+        })  # fmt: skip
+    if parameters:
+        made["parameters"] = parameters
+    if route.takes is not None:
+        media = route.raw or (JSON,)
+        made["requestBody"] = {
+            "required": not route.optional,
+            "content": {one: {"schema": body_schema(route, one, schemas)} for one in media},
+        }
+    return made
+
+
+def body_schema(route: Route, media: str, schemas: Schemas) -> dict[str, Any]:
+    """Return the schema of a body; lines of JSON are text to OpenAPI."""
+    if media != JSON:
+        return {"type": "string", "description": "One task on each line."}
+    return schemas.of(route.takes)
+
+
+def path_parameters(route: Route) -> Iterable[dict[str, Any]]:
+    """Give the parameters in the path."""
+    for name in re.findall(r"{(\w+)}", route.path):
+        yield {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name]}
+
+
+def query_parameters(route: Route, schemas: Schemas) -> Iterable[dict[str, Any]]:
+    """Give the parameters in the query; none of them must be given, null cannot be."""
+    if route.query is None:
+        return
+    for name, schema in schemas.properties(route.query).items():
+        plain = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+        for one in schema.get("anyOf", ()):
+            if one != {"type": "null"}:
+                plain |= one
+        if "enum" in plain:
+            plain["enum"] = [value for value in plain["enum"] if value is not None]
+        yield {"name": name, "in": "query", "required": False, "schema": plain}
+
+
+def responses(route: Route, schemas: Schemas) -> dict[str, Any]:
+    """Return what can be answered."""
+    found: dict[str, Any] = {}
+    for status, type_ in route.gives.items():
+        found[str(status)] = {"description": "Done."}
+        if type_ is msgspec.Raw:
+            media = TEXT[route.path]
+            found[str(status)]["content"] = {media: {"schema": {"type": "string"}}}
+        elif type_ is not None:
+            found[str(status)]["content"] = {JSON: {"schema": schemas.of(type_)}}
+    statuses = {*route.problems, *ALWAYS}
+    if route.scope is not None:
+        statuses |= {*ACCESS_PROBLEMS, 400, 422}
+    if route.takes is not None:
+        statuses |= {*BODY_PROBLEMS}
+    if "{" in route.path:
+        statuses |= {404, 422}
+    for status in sorted(statuses - set(route.gives)):
+        found[str(status)] = {
+            "description": ", ".join(WORDS[status]),
+            "content": {PROBLEM_MEDIA: {"schema": {"$ref": REF.format(name="Problem")}}},
+        }
+    return found

@@ -1,0 +1,82 @@
+"""What can go wrong, as HTTP says it: one table from stable codes to statuses. Pure."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from tickwheel.errors import TickwheelError
+from tickwheel.web.types import Problem, problem_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STATUS = {
+    "bad_request": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "unknown_task": 404,
+    "unknown_schedule": 404,
+    "unknown_service": 422,  # in a body; in a path the route says 404
+    "method_not_allowed": 405,
+    "timeout": 408,
+    "key_taken": 409,
+    "attempt_over": 409,
+    "already_replayed": 409,
+    "service_in_use": 409,
+    "conflict": 409,
+    "too_large": 413,
+    "unsupported_media_type": 415,
+    "invalid": 422,
+    "out_of_range": 422,
+    "idempotency_key_reused": 422,
+    "target_refused": 422,
+    "rate_limited": 429,
+    "internal": 500,
+    "store_unavailable": 503,
+    "locked": 503,
+    "overloaded": 503,
+    "not_started": 503,
+}
+RETRY_SECONDS = {"store_unavailable": 2, "locked": 1, "overloaded": 1, "not_started": 1}
+
+
+class Refused(TickwheelError):
+    """A request that is answered with a problem, for a reason that HTTP alone knows."""
+
+    code = "bad_request"
+
+    def __init__(
+        self,
+        code: str,
+        detail: str,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        status: int | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.headers = headers
+        self.status = status or STATUS[code]
+
+
+def problem(error: Exception) -> tuple[Problem, list[tuple[bytes, bytes]]]:
+    """Return the problem document for an error, and the headers that go with it."""
+    headers: list[tuple[bytes, bytes]] = []
+    if isinstance(error, Refused):
+        code, status = error.code, error.status
+        headers += error.headers
+    elif isinstance(error, TickwheelError):
+        code = error.code
+        status = STATUS.get(code, 500)
+    elif isinstance(error, ValueError | TypeError | LookupError | OverflowError):
+        code, status = "invalid", 422  # plain misuse of an argument; its message says which
+    else:
+        code, status = "internal", 500
+    if code in RETRY_SECONDS:
+        after = getattr(error, "retry_after", RETRY_SECONDS[code])
+        headers.append((b"retry-after", str(max(1, round(after))).encode()))
+    title = HTTPStatus(status).phrase
+    if status == 500:
+        error = ValueError("something went wrong here; the server's log has it by this request id")
+    return problem_of(error, code, status, title), headers  # type: ignore[arg-type]

@@ -1,0 +1,103 @@
+"""One connection: uvicorn's HTTP/1.1, with bounds on how large a head is and how slow a request.
+
+A request that comes in one piece, as nearly all do, costs no timer.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tickwheel.web.types import Problem
+
+if TYPE_CHECKING:
+    import asyncio
+
+MAX_HEAD = 65_536  # bytes of a request's line and headers
+PATIENCE_SECONDS = 60.0  # for one request to have come, from its beginning on
+
+HEAD, BODY, NOTHING = "head", "body", ""
+
+
+class Protocol(HttpToolsProtocol):
+    """A connection whose other end may be anybody."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._awaiting = NOTHING
+        self._head = 0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, not for ever."""
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come; what has only begun must be ended soon."""
+        self._head += len(data)
+        super().data_received(data)
+        if self._awaiting == NOTHING:
+            if self._alarm is not None:
+                self._unwatch()
+        elif self._awaiting == HEAD and self._head > MAX_HEAD:
+            self.refuse(431, "too_large", f"a request's head may have {MAX_HEAD} bytes")
+        elif self._alarm is None:
+            self._watch()
+
+    def on_message_begin(self) -> None:
+        """Begin to count."""
+        self._awaiting, self._head = HEAD, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Let the application see to the body."""
+        self._awaiting = BODY
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Be done with waiting."""
+        self._awaiting = NOTHING
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say that this was no HTTP, as everything else that is wrong is said."""
+        self.refuse(400, "bad_request", msg)
+
+    def refuse(self, status: int, code: str, detail: str) -> None:
+        """Answer what never became a request, and hang up."""
+        self._unwatch()
+        if self.transport.is_closing():
+            return
+        phrase = HTTPStatus(status).phrase
+        told = Problem(f"urn:tickwheel:problem:{code}", phrase, status, detail, code)
+        body = msgspec.json.encode(told)
+        self.transport.write(
+            f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/problem+json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+            + body
+        )
+        self.transport.close()
+
+    def _watch(self) -> None:
+        self._alarm = self.loop.call_later(PATIENCE_SECONDS, self._too_slow)
+
+    def _unwatch(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _too_slow(self) -> None:
+        self._alarm = None
+        if self._awaiting == BODY:
+            self.transport.close()  # the application hears that the caller has left
+        else:
+            self.refuse(408, "timeout", f"no request within {PATIENCE_SECONDS:g} s")

@@ -1,0 +1,188 @@
+"""A route: one thing that the API does, as a value: from these come the answers and OpenAPI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from tickwheel.web.problems import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from tickwheel.durable.node import Node
+    from tickwheel.durable.scheduler import Scheduler
+    from tickwheel.web.access import Access
+    from tickwheel.web.app import App
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+
+class Call:
+    """One request, on its way through."""
+
+    __slots__ = ("access", "app", "body", "headers", "media", "params", "query", "request_id")
+
+    def __init__(
+        self,
+        app: App,
+        access: Access,
+        params: Mapping[str, str],
+        query: Any,
+        body: bytes,
+        headers: Mapping[bytes, bytes],
+        media: str,
+        request_id: str,
+    ) -> None:
+        self.app = app
+        self.access = access
+        self.params = params
+        self.query = query
+        self.body = body
+        self.headers = headers
+        self.media = media
+        self.request_id = request_id
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Whom to ask."""
+        return self.app.scheduler
+
+    @property
+    def node(self) -> Node:
+        """What runs in this process."""
+        return self.app.node
+
+    def name(self) -> str:
+        """Return the full name of what the path names."""
+        return self.access.name(self.params["name"])
+
+    @property
+    def who(self) -> dict[str, str]:
+        """Who does it, for the audit log."""
+        return {"actor": self.access.actor, "request": self.request_id}
+
+
+class Reply(NamedTuple):
+    """What is answered: a value to encode, or bytes as they are."""
+
+    value: Any
+    status: int = 200
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    media: bytes = b"application/json"
+
+
+class Route:
+    """A method and a path, what is taken and given there, and the function that does it.
+
+    - `scope` is what a token needs; None: anybody may.
+    - `takes`: the type of the body, decoded and checked before `work` is called; `optional`: an
+      empty body is like `{}`. `query`: the type of the query.
+    - `gives`: the statuses and their types, the usual one first.
+    - `missing`: the code that is told when what the path names is not there.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        work: Callable[..., Awaitable[Reply]],
+        *,
+        scope: str | None,
+        gives: Mapping[int, Any],
+        takes: Any = None,
+        optional: bool = False,
+        query: Any = None,
+        raw: tuple[str, ...] = (),
+        problems: Iterable[int] = (),
+        headers: tuple[str, ...] = (),
+        missing: str | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.work = work
+        self.scope = scope
+        self.gives = gives
+        self.takes = takes
+        self.optional = optional
+        self.query = query
+        self.raw = raw
+        self.problems = tuple(problems)
+        self.headers = headers
+        self.missing = missing
+        self.parts = path.strip("/").split("/")
+        self._decoder = msgspec.json.Decoder(takes) if takes is not None and not raw else None
+
+    def decode(self, body: bytes) -> Any:
+        """Return the body as its type; raise when it is none."""
+        assert self._decoder is not None
+        if not body and self.optional:
+            body = b"{}"
+        check_utf8(body)
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise Refused("invalid", str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Refused("bad_request", f"the body is no JSON: {error}") from None
+        except RecursionError:
+            raise Refused("bad_request", "the body is nested too deep") from None
+
+    def read_query(self, pairs: list[tuple[str, str]]) -> Any:
+        """Return the query as its type; raise when it is none."""
+        if self.query is None:
+            if pairs:
+                raise Refused("invalid", f"there is no parameter {pairs[0][0]!r:.100} here")
+            return None
+        try:
+            return msgspec.convert(dict(pairs), self.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise Refused("invalid", f"in the query: {error}") from None
+
+
+def check_utf8(body: bytes) -> None:
+    """Raise unless the bytes are UTF-8: the decoder passes a payload's strings over."""
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise Refused("bad_request", f"the body is not UTF-8: {error.reason}") from None
+
+
+class Router:
+    """Finds the route of a path; what is written out counts before what is a parameter."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._root: dict[str, Any] = {}
+        for route in routes:
+            here = self._root
+            for part in route.parts:
+                here = here.setdefault("{}" if part.startswith("{") else part, {})
+            here.setdefault("", {})[route.method] = route
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """Return the route, and what its parameters are."""
+        here, found = self._root, []
+        for part in path.strip("/").split("/"):
+            if part in here and part != "{}":
+                here = here[part]
+            elif "{}" in here and part:
+                here = here["{}"]
+                found.append(part)
+            else:
+                raise Refused("not_found", f"there is nothing at {path!r:.200}")
+        routes = here.get("")
+        if routes is None:
+            raise Refused("not_found", f"there is nothing at {path!r:.200}")
+        route = routes.get(method)
+        if route is None:
+            allowed = ", ".join(sorted(routes))
+            raise Refused(
+                "method_not_allowed",
+                f"{path!r:.200} takes {allowed}, not {method!r:.20}",
+                [(b"allow", allowed.encode())],
+            )
+        names = [part[1:-1] for part in route.parts if part.startswith("{")]
+        return route, dict(zip(names, found, strict=True))

@@ -1,0 +1,184 @@
+"""The server: a scheduler, the API on it, and one process or several that listen.
+
+`run` is what `tickwheel serve` does: it returns the process's exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from tickwheel.durable.scheduler import Scheduler
+from tickwheel.errors import TickwheelError
+from tickwheel.web.access import Guard
+from tickwheel.web.app import App, Limits
+from tickwheel.web.logs import set_up
+from tickwheel.web.protocol import Protocol
+from tickwheel.web.tracing import Tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tickwheel.config import Config
+
+logger = logging.getLogger("tickwheel.web")
+
+BACKLOG = 2_048
+KEEP_ALIVE_SECONDS = 75
+INHERITED = "TICKWHEEL_INHERITED_SOCKET"  # how a worker gets the socket that all listen on
+REFUSED = 2
+FAILED = 1
+
+
+class Refusal(TickwheelError, ValueError):
+    """The server does not start, since that would not be safe."""
+
+    code = "unsafe"
+
+
+def run(config: Config) -> int:
+    """Serve until told to stop; return the exit code."""
+    set_up(config.log_level, config.log_format)
+    inherited = os.environ.pop(INHERITED, None)
+    try:
+        if config.workers > 1 and inherited is None:
+            from tickwheel.web.workers import supervise  # noqa: PLC0415 - few need it
+
+            return supervise(config, listening(config))
+        listener = listening(config) if inherited is None else socket.socket(fileno=int(inherited))
+        return start(config, listener, alone=inherited is None)
+    except (TickwheelError, OSError, ImportError, ValueError) as error:
+        logger.error("cannot start: %s", error)  # noqa: TRY400
+        return REFUSED if isinstance(error, Refusal) else FAILED
+
+
+def start(config: Config, listener: socket.socket, *, alone: bool = True) -> int:
+    """Run the loop of one process."""
+    factory = None
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415 - an extra that is not on every system
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(serve(config, listener, alone=alone))
+    return 0
+
+
+def listening(config: Config) -> socket.socket:
+    """Return the socket that requests come to."""
+    host, port = config.listen
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(f"{config.listen}: {error.strerror or error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def serve(config: Config, listener: socket.socket, *, alone: bool = True) -> None:
+    """Run scheduler and API until SIGTERM or SIGINT."""
+    scheduler = Scheduler(
+        config.store, dispatch=not config.submit_only, coordinator=config.coordinator,
+        horizon=config.horizon, cap=config.cap, retention=config.retention, grace=config.grace,
+        shards=config.shards, node=config.node, secret_key=config.secret_key,
+        allow_private_targets=config.allow_private_targets, allow_targets=config.allow_target,
+        max_body=config.max_payload,
+    )  # fmt: skip
+    tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
+    async with scheduler:
+        local = is_loopback(config.listen.host)
+        guard = Guard(scheduler.node.directory, local=local, open_access=config.open_access,
+                      rate=config.token_rate)  # fmt: skip
+        if not guard.open and not guard.tokens:
+            raise Refusal(
+                f"{config.listen} is not a loopback address, and there is no token: anybody could"
+                " do anything. Make a token with `tickwheel tokens create`, or say"
+                " --insecure-without-tokens"
+            )
+        limits = Limits(config.max_body, config.max_batch, config.max_payload)
+        here_only = local and not config.open_access
+        app = App(scheduler, guard, limits, here_only=here_only, tracing=tracing)
+        if tracing is not None:
+            tracing.follow(scheduler.node.channels)
+        server = Server(uvicorn_config(config, app), app)
+        if alone:
+            announce(config, listener)
+        with server.signals():
+            await server.serve([listener])
+        logger.info("stopping: up to %g s for what is under way", config.grace)
+    if tracing is not None:
+        tracing.close()
+
+
+def uvicorn_config(config: Config, app: App) -> uvicorn.Config:
+    """Return what uvicorn is to do."""
+    return uvicorn.Config(
+        app, http=Protocol, ws="none", lifespan="off", loop="none", interface="asgi3",
+        log_config=None, access_log=False, server_header=False, date_header=True,
+        proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=max(1, round(config.grace)),
+        ssl_certfile=str(config.tls_cert) if config.tls_cert else None,
+        ssl_keyfile=str(config.tls_key) if config.tls_key else None,
+    )  # fmt: skip
+
+
+def announce(config: Config, listener: socket.socket) -> None:
+    """Say where it is, for people and for whoever started it on any free port."""
+    port = listener.getsockname()[1]
+    scheme = "https" if config.tls_cert else "http"
+    host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
+    print(f"tickwheel: {scheme}://{host}:{port}/", flush=True)  # noqa: T201
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, whose signals are ours: the scheduler has to be stopped after it."""
+
+    def __init__(self, config: uvicorn.Config, app: App) -> None:
+        super().__init__(config)
+        self._app = app
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: uvicorn would end the process by them."""
+        yield
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Stop at the first SIGTERM or SIGINT, without grace at the second."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told)
+        yield
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, self._told_again)
+
+    def _told(self) -> None:
+        if self.should_exit:
+            self._told_again()
+        self._app.stopping = True
+        self._app.node.dispatch.quit()  # nothing new is sent from now on
+        self.should_exit = True
+
+    def _told_again(self) -> None:
+        logger.warning("stopped a second time: leaving at once; nothing that was stored is lost")
+        sys.stderr.flush()
+        os._exit(FAILED)

@@ -1,0 +1,140 @@
+"""Services and schedules over HTTP."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tickwheel.durable.configuration import shown_form
+from tickwheel.durable.task import namespace_of
+from tickwheel.errors import UnknownSchedule, UnknownService
+from tickwheel.web import types
+from tickwheel.web.problems import Refused
+from tickwheel.web.route import Call, Reply, Route
+
+if TYPE_CHECKING:
+    from tickwheel.durable.schedule import Schedule
+    from tickwheel.durable.service import Service
+
+NAME = re.compile(types.NAME)
+
+
+def checked_name(call: Call) -> str:
+    """Return the full name that the path names; raise for what cannot be one."""
+    name = call.params["name"]
+    if not NAME.fullmatch(name) or len(name) > 100:
+        raise Refused("invalid", f"a name is 1 to 100 of A-Z a-z 0-9 . _ : -, got {name!r:.120}")
+    return call.name()
+
+
+def view(call: Call, service: Service) -> types.Service:
+    """Return a service as it is shown."""
+    directory = call.app.directory
+    updated_at_ms = directory.updated_at_ms.get(service.name)
+    return types.service_view(service, shown_form(service), updated_at_ms)
+
+
+async def list_services(call: Call) -> Reply:
+    """Return all services, by name."""
+    services = await call.scheduler.services()
+    own = [one for one in services if namespace_of(one.name) == call.access.namespace]
+    return Reply(types.ServicePage([view(call, one) for one in own]))
+
+
+async def get_service(call: Call) -> Reply:
+    """Return a service."""
+    name = checked_name(call)
+    service = await call.scheduler.known_service(name)
+    if service is None:
+        why = call.app.directory.unusable.get(name)
+        if why is not None:
+            raise Refused("conflict", f"the service is stored, and this node cannot use it: {why}")
+        raise missing(call)
+    return Reply(view(call, service))
+
+
+def missing(call: Call) -> Refused:
+    """Return the problem of a service that is not there."""
+    error = UnknownService(f"no service is named {call.params['name']!r:.120}")
+    return Refused(error.code, str(error), status=404)
+
+
+async def put_service(call: Call, body: types.PutService) -> Reply:
+    """Make a service, or change it; it counts on every node at once."""
+    name = checked_name(call)
+    config = msgspec.to_builtins(body)
+    service = await call.scheduler.put_service(name, config, **call.who)
+    return Reply(view(call, service), 201 if service.version == 1 else 200)
+
+
+async def delete_service(call: Call) -> Reply:
+    """Delete a service that has no live tasks."""
+    try:
+        await call.scheduler.delete_service(checked_name(call), **call.who)
+    except UnknownService:
+        raise missing(call) from None
+    return Reply(None, 204)
+
+
+async def schedules_of(call: Call) -> list[Schedule]:
+    """Return the schedules of the caller's namespace."""
+    schedules = await call.scheduler.schedules()
+    return [one for one in schedules if namespace_of(one.name) == call.access.namespace]
+
+
+async def list_schedules(call: Call) -> Reply:
+    """Return all schedules, by name."""
+    schedules = await schedules_of(call)
+    return Reply(types.SchedulePage([types.schedule_view(one) for one in schedules]))
+
+
+async def get_schedule(call: Call) -> Reply:
+    """Return a schedule."""
+    name = checked_name(call)
+    for schedule in await schedules_of(call):
+        if schedule.name == name:
+            return Reply(types.schedule_view(schedule))
+    raise UnknownSchedule(f"no schedule is named {call.params['name']!r:.120}")
+
+
+async def put_schedule(call: Call, body: types.PutSchedule) -> Reply:
+    """Make a schedule, or change it."""
+    name = checked_name(call)
+    service = call.access.name(body.service)
+    if await call.scheduler.known_service(service) is None:
+        raise UnknownService(f"no service is named {body.service!r:.120}")
+    schedule = await call.scheduler.put_schedule(
+        name, service, raw=bytes(body.payload), cron=body.cron, interval=body.interval,
+        tz=body.tz, missed=body.missed, enabled=body.enabled, priority=body.priority,
+        timeout=body.timeout, max_attempts=body.max_attempts,
+    )  # fmt: skip
+    await call.scheduler.note("schedule.put", name, **call.who)
+    return Reply(types.schedule_view(schedule))
+
+
+async def delete_schedule(call: Call) -> Reply:
+    """Delete a schedule; a firing that is still to come is cancelled with it."""
+    name = checked_name(call)
+    await call.scheduler.delete_schedule(name)
+    await call.scheduler.note("schedule.delete", name, **call.who)
+    return Reply(None, 204)
+
+
+ROUTES = [
+    Route("GET", "/v1/services", list_services, scope="read", gives={200: types.ServicePage}),
+    Route("GET", "/v1/services/{name}", get_service, scope="read", gives={200: types.Service},
+          problems=(404, 409)),
+    Route("PUT", "/v1/services/{name}", put_service, scope="admin", takes=types.PutService,
+          gives={200: types.Service, 201: types.Service}),
+    Route("DELETE", "/v1/services/{name}", delete_service, scope="admin", gives={204: None},
+          problems=(404, 409)),
+    Route("GET", "/v1/schedules", list_schedules, scope="read", gives={200: types.SchedulePage}),
+    Route("GET", "/v1/schedules/{name}", get_schedule, scope="read", gives={200: types.Schedule},
+          problems=(404,)),
+    Route("PUT", "/v1/schedules/{name}", put_schedule, scope="admin", takes=types.PutSchedule,
+          gives={200: types.Schedule}),
+    Route("DELETE", "/v1/schedules/{name}", delete_schedule, scope="admin", gives={204: None},
+          problems=(404,)),
+]  # fmt: skip

@@ -1,0 +1,306 @@
+"""Tasks over HTTP: submit, look, cancel, reschedule, feedback, replay."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tickwheel.durable.task import Idempotency, Repeated, State, Task
+from tickwheel.errors import KeyReused, KeyTaken, Locked, TickwheelError, UnknownService
+from tickwheel.web import types
+from tickwheel.web.problems import Refused, problem
+from tickwheel.web.route import NDJSON, Call, Reply, Route, check_utf8
+from tickwheel.web.types import task_view
+
+if TYPE_CHECKING:
+    from tickwheel.durable.service import Service
+    from tickwheel.durable.task import Submission
+
+CREATED = 201
+KEY_LENGTH = 200
+TURN = 500  # items of a batch between two looks at what else is to be done
+
+_array = msgspec.json.Decoder(list[msgspec.Raw])
+_item = msgspec.json.Decoder(types.BatchTask)
+
+
+async def submit(call: Call, body: types.SubmitTask) -> Reply:
+    """Submit a task; it is stored when this is answered."""
+    named = call.headers.get(b"idempotency-key")
+    idempotency = None if named is None else idempotency_of(call, named, call.body)
+    submission = await build(call, body, idempotency)
+    answer = await call.node.submit.stored(submission)
+    task = call.node.submit.settled(submission, answer)
+    new, repeated = task.id == submission.task.id, isinstance(answer, Repeated)
+    headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
+    if repeated:
+        headers.append((b"idempotency-replayed", b"true"))
+    return Reply(task_view(task), CREATED if new or repeated else 200, headers)
+
+
+def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
+    """Return the name that a caller has given a request; the body must be the same each time."""
+    try:
+        key = named.decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key or len(key) > KEY_LENGTH or not key.isprintable():
+        raise Refused("bad_request", "Idempotency-Key must be 1 to 200 printable ASCII characters")
+    digest = hashlib.sha256(body).hexdigest()
+    return Idempotency(call.access.namespace, key, digest)
+
+
+async def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -> Submission:
+    """Return what to store; a service that is unknown here may just have been made elsewhere."""
+    name = call.access.name(body.service)
+    service = await call.scheduler.known_service(name)
+    if service is None:
+        raise UnknownService(f"no service is named {body.service!r:.120}")
+    return built(call, body, service, idempotency)
+
+
+def built(
+    call: Call, body: types.SubmitTask, service: Service, idempotency: Idempotency | None
+) -> Submission:
+    """Return what to store for a known service; raise for what cannot be right."""
+    if body.delay is not None and body.due_at is not None:
+        raise Refused("invalid", "give delay or due_at, not both")
+    payload = bytes(body.payload)
+    if len(payload) > call.app.limits.payload:
+        raise Refused(
+            "too_large",
+            f"a payload may have {call.app.limits.payload} bytes, this one has {len(payload)}",
+        )
+    return call.node.submit.build(
+        service.name, payload, default_attempts=service.max_attempts, delay=body.delay,
+        at=body.due_at, key=body.key, on_conflict=body.on_conflict,
+        max_attempts=body.max_attempts, priority=body.priority, timeout=body.timeout,
+        deadline=body.deadline, idempotency=idempotency,
+    )  # fmt: skip
+
+
+async def submit_batch(call: Call) -> Reply:
+    """Submit many tasks; one that is refused refuses only itself."""
+    if b"idempotency-key" in call.headers:
+        raise Refused("bad_request", "in a batch each task has its own idempotency_key")
+    lines = split(call)
+    if len(lines) > call.app.limits.batch:
+        raise Refused(
+            "too_large", f"a batch may have {call.app.limits.batch} tasks, got {len(lines)}"
+        )
+    answers: list[Any] = [None] * len(lines)
+    submissions: list[Submission] = []
+    places: list[int] = []
+    for place, line in enumerate(lines):
+        if place % TURN == TURN - 1:
+            await asyncio.sleep(0)
+        try:
+            submissions.append(await build_item(call, line))
+            places.append(place)
+        except Exception as error:  # noqa: BLE001
+            answers[place] = refused(error)
+    stored = await call.node.submit.submit_many(submissions, lambda _: None)
+    for place, submission, task in zip(places, submissions, stored, strict=True):
+        answers[place] = answered(submission, task)
+    good = sum(answer.problem is None for answer in answers)
+    return Reply(types.Batch(answers, good, len(answers) - good))
+
+
+def split(call: Call) -> list[Any]:
+    """Return the tasks of a batch, each still as bytes."""
+    check_utf8(call.body)
+    if call.media == NDJSON:
+        return [line for line in call.body.splitlines() if line.strip()]
+    try:
+        return _array.decode(call.body)
+    except msgspec.ValidationError as error:
+        raise Refused("invalid", f"a batch is an array of tasks: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refused("bad_request", f"the body is no JSON: {error}") from None
+
+
+async def build_item(call: Call, line: Any) -> Submission:
+    """Return what to store for one task of a batch."""
+    try:
+        item = _item.decode(line)
+    except msgspec.ValidationError as error:
+        raise Refused("invalid", str(error)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refused("bad_request", f"this is no JSON: {error}") from None
+    if item.idempotency_key is None:
+        idempotency = None
+    else:
+        named = item.idempotency_key.encode("utf-8", "replace")
+        idempotency = idempotency_of(call, named, bytes(line))
+    service = call.node.services.get(call.access.name(item.service))
+    if service is not None:
+        return built(call, item, service, idempotency)
+    return await build(call, item, idempotency)
+
+
+def answered(submission: Submission, task: Task | TickwheelError) -> types.BatchItem:
+    """Return what is answered for one task that was to be stored."""
+    if isinstance(task, KeyTaken | KeyReused | Locked):
+        return refused(task)
+    assert isinstance(task, Task)
+    status = CREATED if task.id == submission.task.id else 200
+    if submission.idempotency is not None:
+        status = CREATED  # the same the second time
+    return types.BatchItem(
+        status,
+        task.id,
+        shown_state(task.state),
+        types.time(task.due_at_ms),
+    )
+
+
+def refused(error: Exception) -> types.BatchItem:
+    """Return what is answered for one task that was refused."""
+    told, _ = problem(error)
+    if told.status >= 500 and told.code == "internal":
+        raise error
+    return types.BatchItem(told.status, problem=told)
+
+
+async def get(call: Call) -> Reply:
+    """Return a task, live or final."""
+    return Reply(
+        task_view(await call.scheduler.get(call.params["id"], namespace=call.access.within))
+    )
+
+
+async def list_tasks(call: Call) -> Reply:
+    """Return tasks, newest first."""
+    query: types.ListTasks = call.query
+    page = await call.scheduler.list(
+        state=query.state, service=call.access.name(query.service) if query.service else None,
+        key=query.key, due_before=query.due_before, namespace=call.access.namespace,
+        cursor=query.cursor, limit=query.limit,
+    )  # fmt: skip
+    return Reply(types.TaskPage([task_view(task) for task in page.items], page.next_cursor))
+
+
+async def attempts(call: Call) -> Reply:
+    """Return the execution log of a task."""
+    task_id = call.params["id"]
+    if call.access.confined:
+        await call.scheduler.get(task_id, namespace=call.access.within)
+    rows = await call.scheduler.attempts(task_id)
+    return Reply(types.AttemptPage([types.attempt_view(row) for row in rows]))
+
+
+async def cancel(call: Call) -> Reply:
+    """Cancel a task that is not running."""
+    task_id = await own(call)
+    verdict = await call.scheduler.cancel(task_id)
+    return Reply(types.Verdict(verdict.won, shown_state(verdict.state)))
+
+
+async def reschedule(call: Call, body: types.Reschedule) -> Reply:
+    """Make a task that is not running due at another time."""
+    if (body.delay is None) == (body.due_at is None):
+        raise Refused("invalid", "give delay or due_at, one of them")
+    task_id = await own(call)
+    verdict = await call.scheduler.reschedule(task_id, delay=body.delay, at=body.due_at)
+    return Reply(types.Verdict(verdict.won, shown_state(verdict.state)))
+
+
+async def own(call: Call) -> str:
+    """Return the id in the path; raise when it is another namespace's."""
+    task_id = call.params["id"]
+    if call.access.confined:
+        await call.scheduler.get(task_id, namespace=call.access.within)
+    return task_id
+
+
+async def feedback(call: Call, body: types.Feedback) -> Reply:
+    """Say how an accepted attempt ended, or that it goes on."""
+    verdict = await call.scheduler.feedback(
+        call.params["id"], body.outcome, attempt=body.attempt, epoch=body.epoch,
+        raw=bytes(body.result), error=body.error, retry=body.retry, namespace=call.access.within,
+    )  # fmt: skip
+    return Reply(types.Verdict(verdict.won, shown_state(verdict.state)))
+
+
+async def cancel_where(call: Call, body: types.CancelWhere) -> Reply:
+    """Cancel all unclaimed tasks of a service, or with a key, that match."""
+    if body.key is None and body.service is None:
+        raise Refused("invalid", "say which tasks: give key or service")
+    count = await call.scheduler.cancel_where(
+        service=call.access.name(body.service) if body.service else None, key=body.key,
+        state=body.state, due_before=body.due_before, namespace=call.access.namespace,
+    )  # fmt: skip
+    await call.scheduler.note(
+        "task.cancel", call.access.name(body.service or "*"), detail=f"{count} tasks", **call.who
+    )
+    return Reply(types.Cancelled(count))
+
+
+async def backlog(call: Call) -> Reply:
+    """Return final tasks, newest first."""
+    query: types.ListBacklog = call.query
+    page = await call.scheduler.backlog(
+        state=query.state, service=call.access.name(query.service) if query.service else None,
+        key=query.key, namespace=call.access.namespace, cursor=query.cursor, limit=query.limit,
+    )  # fmt: skip
+    return Reply(types.TaskPage([task_view(task) for task in page.items], page.next_cursor))
+
+
+async def replay(call: Call, body: types.ReplayOne) -> Reply:
+    """Run a final task again, as a new one."""
+    if body.delay is not None and body.due_at is not None:
+        raise Refused("invalid", "give delay or due_at, not both")
+    task_id = await own(call)
+    task = await call.scheduler.replay(
+        task_id, delay=body.delay or 0.0, at=body.due_at, force=body.force
+    )
+    headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
+    return Reply(task_view(task), CREATED, headers)
+
+
+async def replay_where(call: Call, body: types.ReplayWhere) -> Reply:
+    """Run all final tasks again that match, the failed ones by default."""
+    count = await call.scheduler.replay_where(
+        state=body.state, service=call.access.name(body.service) if body.service else None,
+        key=body.key, namespace=call.access.namespace, force=body.force,
+    )  # fmt: skip
+    await call.scheduler.note(
+        "backlog.replay", call.access.name(body.service or "*"), detail=f"{count} tasks", **call.who
+    )
+    return Reply(types.Replayed(count))
+
+
+def shown_state(state: State) -> Any:
+    """Return a state as it is shown."""
+    return str(state)
+
+
+ROUTES = [
+    Route("POST", "/v1/tasks", submit, scope="submit", takes=types.SubmitTask,
+          gives={201: types.Task, 200: types.Task}, problems=(409,),
+          headers=("idempotency-key",)),
+    Route("GET", "/v1/tasks", list_tasks, scope="read", query=types.ListTasks,
+          gives={200: types.TaskPage}),
+    Route("POST", "/v1/tasks/batch", submit_batch, scope="submit", takes=list[types.BatchTask],
+          raw=("application/json", NDJSON), gives={200: types.Batch}),
+    Route("POST", "/v1/tasks/cancel", cancel_where, scope="submit", takes=types.CancelWhere,
+          gives={200: types.Cancelled}),
+    Route("GET", "/v1/tasks/{id}", get, scope="read", gives={200: types.Task}, problems=(404,)),
+    Route("GET", "/v1/tasks/{id}/attempts", attempts, scope="read",
+          gives={200: types.AttemptPage}, problems=(404,)),
+    Route("POST", "/v1/tasks/{id}/cancel", cancel, scope="submit", gives={200: types.Verdict},
+          problems=(404,)),
+    Route("POST", "/v1/tasks/{id}/reschedule", reschedule, scope="submit",
+          takes=types.Reschedule, gives={200: types.Verdict}, problems=(404,)),
+    Route("POST", "/v1/tasks/{id}/feedback", feedback, scope="submit", takes=types.Feedback,
+          gives={200: types.Verdict}, problems=(404, 409)),
+    Route("GET", "/v1/backlog", backlog, scope="read", query=types.ListBacklog,
+          gives={200: types.TaskPage}),
+    Route("POST", "/v1/backlog/replay", replay_where, scope="submit", takes=types.ReplayWhere,
+          optional=True, gives={200: types.Replayed}),
+    Route("POST", "/v1/backlog/{id}/replay", replay, scope="submit", takes=types.ReplayOne,
+          optional=True, gives={201: types.Task}, problems=(404, 409)),
+]  # fmt: skip

@@ -1,0 +1,88 @@
+"""Traces by OpenTelemetry: a span for each request, and one for each call that is sent."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import tickwheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tickwheel.durable.channel import Channel
+    from tickwheel.durable.service import Service
+    from tickwheel.durable.task import Task
+
+
+class Tracing:
+    """Sends spans to a collector, in the background; what cannot be sent is dropped.
+
+    - No payload, header or secret is in a span: names, ids, attempts and statuses are.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        try:
+            from opentelemetry import propagate, trace  # noqa: PLC0415
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+                OTLPSpanExporter,
+            )
+            from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+            from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        except ImportError as missing:
+            raise ImportError(f"{missing}; for traces: pip install 'tickwheel[otel]'") from missing
+        what = {"service.name": "tickwheel", "service.version": tickwheel.__version__}
+        self._provider = TracerProvider(resource=Resource.create(what))
+        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("tickwheel", tickwheel.__version__)
+        self._propagate = propagate
+        self._kind = trace.SpanKind
+
+    @contextmanager
+    def request(
+        self, method: str, path: str, headers: Mapping[bytes, bytes], request_id: str
+    ) -> Iterator[None]:
+        """Trace a request; what the caller traces goes on here."""
+        carrier = {
+            name: headers[name.encode()].decode("latin-1")
+            for name in ("traceparent", "tracestate")
+            if name.encode() in headers
+        }
+        with self._tracer.start_as_current_span(
+            f"{method} {path}",
+            context=self._propagate.extract(carrier),
+            kind=self._kind.SERVER,
+            attributes={
+                "http.request.method": method,
+                "http.route": path,
+                "request.id": request_id,
+            },
+        ):
+            yield
+
+    def follow(self, channels: Mapping[str, Channel]) -> None:
+        """Trace the calls of those channels that can be traced."""
+        for channel in channels.values():
+            if hasattr(channel, "trace"):
+                channel.trace = self.call
+
+    @contextmanager
+    def call(self, task: Task, service: Service) -> Iterator[list[tuple[str, str]]]:
+        """Trace a call; gives the headers that carry the trace on to the callee."""
+        what: dict[str, Any] = {
+            "tickwheel.task": task.id,
+            "tickwheel.service": service.name,
+            "tickwheel.attempt": task.attempt,
+        }
+        with self._tracer.start_as_current_span(
+            f"call {service.name}", kind=self._kind.CLIENT, attributes=what
+        ):
+            carrier: dict[str, str] = {}
+            self._propagate.inject(carrier)
+            yield list(carrier.items())
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()

@@ -1,0 +1,522 @@
+"""What the API takes and gives. One set of types: they validate, and they are the OpenAPI schemas.
+
+Times are RFC 3339 in UTC, with milliseconds; floats are seconds. A payload stays the bytes that it
+came as. Reads nothing, calls nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+if TYPE_CHECKING:
+    from tickwheel.durable.registry import Audit
+    from tickwheel.durable.registry import NodeRow as Node_
+    from tickwheel.durable.registry import ShardRow as Shard_
+    from tickwheel.durable.schedule import Schedule as Schedule_
+    from tickwheel.durable.service import Service as Service_
+    from tickwheel.durable.task import Attempt as Attempt_
+    from tickwheel.durable.task import Task as Task_
+    from tickwheel.errors import TickwheelError
+
+NAME = "^[A-Za-z0-9._:-]+$"
+CENTURY = 3_200_000_000.0  # seconds: as far as anybody waits
+ID = "^[0-9a-f]{32}$"
+
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=NAME)]
+Key = Annotated[str, Meta(min_length=1, max_length=200)]
+Id = Annotated[str, Meta(pattern=ID)]
+Moment = Annotated[datetime, Meta(tz=True)]
+Seconds = Annotated[float, Meta(ge=0, le=CENTURY)]
+Positive = Annotated[float, Meta(gt=0, le=CENTURY)]
+Attempts = Annotated[int, Meta(ge=1, le=10_000)]
+Priority = Annotated[int, Meta(ge=-32_768, le=32_767)]
+Limit = Annotated[int, Meta(ge=1, le=1_000)]
+Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+StateName = Literal["delay", "ready", "running", "finished", "failed", "cancelled"]
+FinalState = Literal["finished", "failed", "cancelled"]
+Text = Annotated[str, Meta(max_length=16_000)]
+
+
+def null() -> Raw:
+    """Return the payload of what has none."""
+    return Raw(b"null")
+
+
+class Taken(Struct, forbid_unknown_fields=True, frozen=True):
+    """Base of what is taken: a field that nobody knows is an error, never silently nothing."""
+
+
+class Given(Struct, frozen=True):
+    """Base of what is given."""
+
+
+class SubmitTask(Taken, kw_only=True, frozen=True):
+    """A task to submit: due after `delay` seconds, or at `due_at`; with neither, now."""
+
+    service: Name
+    payload: Raw = msgspec.field(default_factory=null)
+    delay: Seconds | None = None
+    due_at: Moment | None = None
+    key: Key | None = None
+    on_conflict: Literal["reject", "replace", "keep"] = "reject"
+    max_attempts: Attempts | None = None
+    priority: Priority = 0
+    timeout: Positive | None = None
+    deadline: Moment | None = None
+
+
+class BatchTask(SubmitTask, kw_only=True, frozen=True):
+    """A task of a batch; its own idempotency key takes the place of the header."""
+
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+
+
+class Reschedule(Taken, kw_only=True, frozen=True):
+    """When a task is to be due instead: one of both."""
+
+    delay: Seconds | None = None
+    due_at: Moment | None = None
+
+
+class CancelWhere(Taken, kw_only=True, frozen=True):
+    """Which unclaimed tasks to cancel: all that is given must hold; key or service must be."""
+
+    key: Key | None = None
+    service: Name | None = None
+    state: StateName | None = None
+    due_before: Moment | None = None
+
+
+class Feedback(Taken, kw_only=True, frozen=True):
+    """How an attempt ended that was answered with 202, or that it goes on ("progress")."""
+
+    outcome: Literal["finished", "failed", "progress"]
+    attempt: Annotated[int, Meta(ge=1, le=2_147_483_647)]
+    epoch: Annotated[int, Meta(ge=0, le=9_007_199_254_740_991)] | None = None
+    result: Raw = msgspec.field(default_factory=null)
+    error: Text | None = None
+    retry: bool = True
+
+
+class ReplayOne(Taken, kw_only=True, frozen=True):
+    """When to run a final task again: now, unless it says."""
+
+    delay: Seconds | None = None
+    due_at: Moment | None = None
+    force: bool = False
+
+
+class ReplayWhere(Taken, kw_only=True, frozen=True):
+    """Which final tasks to run again."""
+
+    state: FinalState = "failed"
+    service: Name | None = None
+    key: Key | None = None
+    force: bool = False
+
+
+class Backoff(Taken, kw_only=True, frozen=True):
+    """How long to wait before the next try: `first` seconds, `factor` times more each, to `max`."""
+
+    first: Seconds = 1.0
+    factor: Annotated[float, Meta(ge=1, le=1000)] = 2.0
+    max: Seconds = 3600.0
+    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.1
+
+
+class Breaker(Taken, kw_only=True, frozen=True):
+    """After how many failures in a row a service is left alone, and for how long."""
+
+    failures: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
+    pause: Positive = 5.0
+    max_pause: Positive = 60.0
+    probes: Annotated[int, Meta(ge=1, le=1_000)] = 1
+
+
+Header = Annotated[str, Meta(max_length=4_096)]
+Secret = Annotated[str, Meta(max_length=200)]
+
+
+class PutService(Taken, kw_only=True, frozen=True):
+    """Whom to call when a task is due, and how. What is not given has its default."""
+
+    endpoint: Annotated[str, Meta(min_length=1, max_length=2_048)]
+    protocol: Literal["http"] = "http"
+    timeout: Annotated[float, Meta(gt=0, le=86_400)] = 30.0
+    max_attempts: Attempts = 5
+    backoff: Backoff = Backoff()
+    concurrency: Annotated[int, Meta(ge=1, le=100_000)] = 100
+    rate: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
+    breaker: Breaker | None = Breaker()
+    secret: Secret | Annotated[list[Secret], Meta(max_length=5)] | None = None
+    headers: Annotated[dict[str, Header], Meta(max_length=50)] = {}
+    feedback_timeout: Annotated[float, Meta(gt=0, le=31_622_400)] = 3600.0
+    enabled: bool = True
+
+
+class PutSchedule(Taken, kw_only=True, frozen=True):
+    """When to submit what: one of `cron` (five fields, in the zone `tz`) and `interval`."""
+
+    service: Name
+    payload: Raw = msgspec.field(default_factory=null)
+    cron: Annotated[str, Meta(max_length=500)] | None = None
+    interval: Annotated[float, Meta(ge=0.001, le=CENTURY)] | None = None
+    tz: Annotated[str, Meta(max_length=100)] = "UTC"
+    missed: Literal["once", "all", "skip"] = "once"
+    enabled: bool = True
+    priority: Priority = 0
+    timeout: Positive | None = None
+    max_attempts: Attempts | None = None
+
+
+class ListTasks(Taken, kw_only=True, frozen=True):
+    """The query of a list of tasks."""
+
+    state: StateName | None = None
+    service: Name | None = None
+    key: Key | None = None
+    due_before: Moment | None = None
+    cursor: Id | None = None
+    limit: Limit = 100
+
+
+class ListBacklog(Taken, kw_only=True, frozen=True):
+    """The query of the backlog."""
+
+    state: FinalState | None = None
+    service: Name | None = None
+    key: Key | None = None
+    cursor: Id | None = None
+    limit: Limit = 100
+
+
+class ListAudit(Taken, kw_only=True, frozen=True):
+    """The query of the audit log."""
+
+    cursor: Annotated[int, Meta(ge=0, le=9_007_199_254_740_991)] | None = None
+    limit: Limit = 100
+
+
+class Task(Given, frozen=True):
+    """A task, live or final."""
+
+    id: Id
+    service: str
+    payload: Raw
+    key: str | None
+    state: StateName
+    due_at: Time
+    shard: int
+    attempt: int
+    failures: int
+    max_attempts: int
+    created_at: Time
+    updated_at: Time
+    result: Raw
+    error: str | None
+    priority: int
+    timeout: float | None
+    deadline: Time | None
+    replay_of: str | None
+    replayed_as: str | None
+    node: str | None
+    epoch: int
+
+
+class TaskPage(Given, frozen=True):
+    """A part of a list, newest first, and the cursor of the next part."""
+
+    items: list[Task]
+    next_cursor: str | None
+
+
+class Attempt(Given, frozen=True):
+    """One row of the execution log."""
+
+    attempt: int
+    event: str
+    node: str | None
+    epoch: int
+    started_at: Time
+    ended_at: Time
+    error: str | None
+
+
+class AttemptPage(Given, frozen=True):
+    """The execution log of a task."""
+
+    items: list[Attempt]
+    next_cursor: None = None
+
+
+class Verdict(Given, frozen=True):
+    """Whether a cancel, a reschedule or a feedback won, and the state that the task has."""
+
+    won: bool
+    state: StateName
+
+
+class Cancelled(Given, frozen=True):
+    """How many tasks were cancelled."""
+
+    cancelled: int
+
+
+class Replayed(Given, frozen=True):
+    """How many tasks were replayed."""
+
+    replayed: int
+
+
+class Problem(Given, frozen=True, omit_defaults=True):
+    """What went wrong (RFC 9457); `code` is stable."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    holder: str | None = None
+
+
+class BatchItem(Given, frozen=True, omit_defaults=True):
+    """What became of one task of a batch."""
+
+    status: int
+    id: str | None = None
+    state: StateName | None = None
+    due_at: Time | None = None
+    problem: Problem | None = None
+
+
+class Batch(Given, frozen=True):
+    """What became of a batch, in its order."""
+
+    items: list[BatchItem]
+    stored: int
+    refused: int
+
+
+class Service(Given, frozen=True):
+    """A service; its secrets and the values of its headers are a placeholder."""
+
+    name: str
+    protocol: str
+    endpoint: str
+    timeout: float | None
+    max_attempts: int
+    backoff: Backoff
+    concurrency: int
+    rate: float | None
+    secret: str | None
+    headers: dict[str, str]
+    feedback_timeout: float
+    breaker: Breaker | None
+    enabled: bool
+    version: int
+    updated_at: Time | None
+    problem: str | None  # why this node cannot use it
+
+
+class ServicePage(Given, frozen=True):
+    """All services, by name."""
+
+    items: list[Service]
+    next_cursor: None = None
+
+
+class Schedule(Given, frozen=True):
+    """A schedule."""
+
+    name: str
+    service: str
+    payload: Raw
+    cron: str | None
+    interval: float | None
+    tz: str
+    missed: str
+    enabled: bool
+    priority: int
+    timeout: float | None
+    max_attempts: int
+    next_at: Time | None
+    created_at: Time
+
+
+class SchedulePage(Given, frozen=True):
+    """All schedules, by name."""
+
+    items: list[Schedule]
+    next_cursor: None = None
+
+
+class Node(Given, frozen=True):
+    """A node of the service."""
+
+    name: str
+    started_at: Time | None
+    lease_until: Time | None
+    shards: int
+    this: bool
+
+
+class NodePage(Given, frozen=True):
+    """The nodes that are known."""
+
+    items: list[Node]
+    next_cursor: None = None
+
+
+class Shard(Given, frozen=True):
+    """A shard, its owner and epoch."""
+
+    shard: int
+    owner: str | None
+    epoch: int
+
+
+class ShardPage(Given, frozen=True):
+    """All shards."""
+
+    items: list[Shard]
+    next_cursor: None = None
+
+
+class AuditLine(Given, frozen=True):
+    """Who did what."""
+
+    at: Time
+    actor: str
+    namespace: str
+    action: str
+    target: str
+    request: str
+    detail: str
+
+
+class AuditPage(Given, frozen=True):
+    """A part of the audit log, newest first."""
+
+    items: list[AuditLine]
+    next_cursor: int | None
+
+
+class Wheel(Given, frozen=True):
+    """The wheel of this node: one dictionary for each level."""
+
+    levels: list[dict[str, Any]]
+    held: int
+    waiting: int
+
+
+class Status(Given, frozen=True):
+    """How the server is."""
+
+    status: str
+    detail: str | UnsetType = UNSET
+
+
+def moment(ms: int | None) -> str | None:
+    """Return a time in milliseconds as text."""
+    return None if ms is None else time(ms)
+
+
+def time(ms: int) -> str:
+    """Return a time in milliseconds, which is there, as text."""
+    return f"{to_the_second(ms // 1000)}.{ms % 1000:03}Z"
+
+
+@lru_cache(maxsize=1024)
+def to_the_second(seconds: int) -> str:
+    """Return a time without what is less than a second; the same ones come again and again."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
+
+
+def seconds(ms: int | None) -> float | None:
+    """Return milliseconds as seconds."""
+    return None if ms is None else ms / 1000
+
+
+def local_name(name: str) -> str:
+    """Return a name as its own namespace calls it."""
+    return name.rpartition("/")[2]
+
+
+def task_view(task: Task_) -> Task:
+    """Return a task as it is shown."""
+    return Task(
+        task.id, local_name(task.service), Raw(task.body or b"null"), task.key,
+        str(task.state),  # type: ignore[arg-type]
+        time(task.due_at_ms), task.shard, task.attempt, task.failures, task.max_attempts,
+        time(task.created_at_ms), time(task.updated_at_ms),
+        Raw(b"null" if task.result_body is None else task.result_body.encode()),
+        task.error, task.priority, seconds(task.timeout_ms), moment(task.deadline_at_ms),
+        task.replay_of, task.replayed_as, task.node, task.epoch,
+    )  # fmt: skip
+
+
+def attempt_view(row: Attempt_) -> Attempt:
+    """Return a row of the execution log as it is shown."""
+    return Attempt(
+        row.attempt, str(row.event), row.node, row.epoch, time(row.started_at_ms),
+        time(row.ended_at_ms), row.error,
+    )  # fmt: skip
+
+
+def service_view(
+    service: Service_, form: dict[str, Any], updated_at_ms: int | None, problem: str | None = None
+) -> Service:
+    """Return a service as it is shown; `form` is what everybody may see of it."""
+    backoff = {name: form["backoff"][name] for name in Backoff.__struct_fields__}
+    breaker = form["breaker"]
+    return Service(
+        local_name(service.name), service.protocol, service.endpoint, service.timeout,
+        service.max_attempts, msgspec.convert(backoff, Backoff, strict=False),
+        service.concurrency, service.rate, form["secret"], form["headers"],
+        service.feedback_timeout, None if breaker is None else Breaker(**breaker),
+        service.enabled, service.version, moment(updated_at_ms), problem,
+    )  # fmt: skip
+
+
+def schedule_view(schedule: Schedule_) -> Schedule:
+    """Return a schedule as it is shown."""
+    try:
+        next_at = moment(schedule.rule.after(schedule.fired_until_ms)) if schedule.enabled else None
+    except (ValueError, OverflowError):
+        next_at = None
+    return Schedule(
+        local_name(schedule.name), local_name(schedule.service), Raw(schedule.body or b"null"),
+        schedule.cron, seconds(schedule.interval_ms), schedule.tz, schedule.missed,
+        schedule.enabled, schedule.priority, seconds(schedule.timeout_ms), schedule.max_attempts,
+        next_at, time(schedule.created_at_ms),
+    )  # fmt: skip
+
+
+def node_view(node: Node_, here: str) -> Node:
+    """Return a node as it is shown."""
+    started, until = moment(node.started_at_ms), moment(node.lease_until_ms)
+    return Node(node.name, started, until, node.shards, node.name == here)
+
+
+def shard_view(row: Shard_) -> Shard:
+    """Return a shard as it is shown."""
+    return Shard(row.shard, row.owner, row.epoch)
+
+
+def audit_view(line: Audit) -> AuditLine:
+    """Return a line of the audit log as it is shown."""
+    return AuditLine(
+        time(line.at_ms), line.actor, line.namespace or "default", line.action,
+        local_name(line.target), line.request, line.detail,
+    )  # fmt: skip
+
+
+def problem_of(error: TickwheelError | ValueError, code: str, status: int, title: str) -> Problem:
+    """Return an error as it is shown."""
+    holder = getattr(error, "holder", None)
+    return Problem(f"urn:tickwheel:problem:{code}", title, status, str(error), code, holder)

@@ -1,0 +1,101 @@
+"""Several processes that serve on one socket, each a node of its own; one that dies is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from tickwheel.web.server import FAILED, INHERITED, announce
+
+if TYPE_CHECKING:
+    import socket
+
+    from tickwheel.config import Config
+
+logger = logging.getLogger("tickwheel.web")
+
+PAUSE_SECONDS = 1.0  # before a worker that died is replaced
+KILL_SECONDS = 15.0  # beyond the grace time
+
+
+def supervise(config: Config, listener: socket.socket) -> int:
+    """Run the workers until told to stop; return the exit code."""
+    return asyncio.run(Workers(config, listener).run())
+
+
+class Workers:
+    """Starts as many processes as the configuration says, and keeps that many running."""
+
+    def __init__(self, config: Config, listener: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._stopping = asyncio.Event()
+        self._processes: set[asyncio.subprocess.Process] = set()
+
+    async def run(self) -> int:
+        """Run until SIGTERM or SIGINT, then wait for all to end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        self._listener.set_inheritable(True)
+        announce(self._config, self._listener)
+        codes = await asyncio.gather(*(self._keep(n) for n in range(self._config.workers)))
+        return max(codes)
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    async def _keep(self, number: int) -> int:
+        """Keep one worker running; a configuration that is refused ends all."""
+        while True:
+            environ = {**os.environ, INHERITED: str(self._listener.fileno())}
+            if self._config.node is not None:
+                environ["TICKWHEEL_NODE"] = f"{self._config.node}-{number}"
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tickwheel", *without_node(sys.argv[1:]),
+                env=environ, pass_fds=[self._listener.fileno()], start_new_session=True,
+            )  # fmt: skip
+            self._processes.add(process)
+            code = await self._ended(process)
+            self._processes.discard(process)
+            if self._stopping.is_set():
+                return code
+            if code in (FAILED, 2):
+                logger.error("worker %d did not start: stopping the others", number)
+                self._stop()
+                return code
+            logger.warning("worker %d ended with %d; another takes its place", number, code)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """Wait for a process; one that does not stop in time is killed."""
+        waiting = asyncio.ensure_future(process.wait())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not waiting.done():
+            await asyncio.wait({waiting}, timeout=self._config.grace + KILL_SECONDS)
+            if not waiting.done():
+                process.kill()
+        return await waiting
+
+
+def without_node(words: list[str]) -> list[str]:
+    """Return the command line without --node: each worker has a name of its own."""
+    kept, skip = [], False
+    for word in words:
+        if skip or word.startswith("--node="):
+            skip = False
+        elif word == "--node":
+            skip = True
+        else:
+            kept.append(word)
+    return kept

@@ -1,0 +1,256 @@
+"""What each command asks of the client, and what it prints of the answer."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from cli.fakes import AT, ID, service, task
+from tickwheel.client import ApiError, Page, State, Verdict
+from tickwheel.errors import UnknownService
+
+NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (["submit", "sums"], ("submit", ("sums", None), {})),
+        (["submit", "sums", '{"a": [1.5]}', "--delay", "1h30m", "--key", "k"],
+         ("submit", ("sums", {"a": [1.5]}), {"delay": 5400.0, "key": "k"})),
+        (["submit", "sums", "--due-at", "2030-01-31T13:00:00+01:00", "--on-conflict", "keep"],
+         ("submit", ("sums", None), {"at": NOON, "on_conflict": "keep"})),
+        (["submit", "s", "--timeout", "5s", "--priority", "-3", "--max-attempts", "2",
+          "--deadline", AT, "--idempotency-key", "i"],
+         ("submit", ("s", None), {"timeout": 5.0, "priority": -3, "max_attempts": 2,
+                                  "deadline": NOON, "idempotency_key": "i"})),
+        (["show", ID], ("get", (ID,), {})),
+        (["list", "--state", "ready", "--service", "s", "--key", "k", "--due-before", AT],
+         ("list", (), {"state": "ready", "service": "s", "key": "k", "due_before": NOON,
+                       "limit": 100})),
+        (["cancel", ID], ("cancel", (ID,), {})),
+        (["cancel", "--key", "k"], ("cancel_where", (), {"key": "k"})),
+        (["cancel", "--service", "s", "--due-before", AT],
+         ("cancel_where", (), {"service": "s", "due_before": NOON})),
+        (["reschedule", ID, "--delay", "5m"], ("reschedule", (ID,), {"delay": 300.0})),
+        (["reschedule", ID, "--at", AT], ("reschedule", (ID,), {"at": NOON})),
+        (["feedback", ID, "finished", "--attempt", "2", "--epoch", "7", "--result", "[1]"],
+         ("feedback", (ID, "finished"), {"attempt": 2, "epoch": 7, "result": [1]})),
+        (["feedback", ID, "failed", "--attempt", "1", "--error", "no", "--no-retry"],
+         ("feedback", (ID, "failed"), {"attempt": 1, "error": "no", "retry": False})),
+        (["backlog", "list", "--state", "failed"], ("backlog", (), {"state": "failed", "limit": 100})),
+        (["backlog", "replay", ID, "--force", "--delay", "1"],
+         ("replay", (ID,), {"delay": 1.0, "force": True})),
+        (["backlog", "replay", "--service", "s", "--state", "failed"],
+         ("replay_where", (), {"service": "s", "state": "failed", "force": False})),
+        (["services", "list"], ("services", (), {})),
+        (["services", "show", "s"], ("get_service", ("s",), {})),
+        (["services", "delete", "s"], ("delete_service", ("s",), {})),
+        (["schedules", "list"], ("schedules", (), {})),
+        (["schedules", "show", "n"], ("get_schedule", ("n",), {})),
+        (["schedules", "put", "n", "s", "[1]", "--cron", "0 3 * * *", "--tz", "UTC"],
+         ("put_schedule", ("n", "s", [1]), {"cron": "0 3 * * *", "tz": "UTC", "enabled": True})),
+        (["schedules", "put", "n", "s", "--interval", "30s", "--missed", "skip", "--disabled"],
+         ("put_schedule", ("n", "s", None), {"interval": 30.0, "missed": "skip", "enabled": False})),
+        (["schedules", "delete", "n"], ("delete_schedule", ("n",), {})),
+        (["nodes", "list"], ("nodes", (), {})),
+        (["shards"], ("shards", (), {})),
+        (["audit", "--limit", "5"], ("audit", (), {"limit": 5})),
+    ],
+)  # fmt: skip
+def test_a_command_is_one_call_of_the_client(run, client, words, call):
+    for form in ("--json", "--table"):
+        client.calls.clear()
+        ran = run(*words, form)
+        assert (ran.code, ran.err) == (0, "")
+        assert client.calls == [call]
+
+
+def test_the_server_the_token_and_the_namespace_are_flags_or_variables(run, client, monkeypatch):
+    run("list")
+    assert client.made[0] == ("http://127.0.0.1:7380", None, None)
+    monkeypatch.setenv("TICKWHEEL_SERVER", "http://a")
+    monkeypatch.setenv("TICKWHEEL_TOKEN", "t")
+    monkeypatch.setenv("TICKWHEEL_NAMESPACE", "n")
+    run("list")
+    assert client.made[0] == ("http://a", "t", "n")
+    run("list", "--server", "http://b", "--token", "u", "--namespace", "m")
+    assert client.made[0] == ("http://b", "u", "m")
+
+
+def test_a_server_that_is_no_url_is_a_mistake_and_a_token_in_the_clear_a_warning(run):
+    ran = run("list", "--server", "nowhere")
+    assert ran.code == 2
+    assert "http://HOST:PORT" in ran.err
+    ran = run("list", "--server", "http://nowhere.invalid:1", "--token", "hunter2")
+    assert ran.code == 7
+    assert ran.err.startswith("warning: ")
+    assert "hunter2" not in ran.err
+
+
+def test_a_payload_comes_from_a_file_or_stdin(run, client, tmp_path):
+    (tmp_path / "p.json").write_text('{"é": 1}', "utf-8")
+    run("submit", "s", f"@{tmp_path}/p.json")
+    run("submit", "s", "-", stdin="[2]")
+    assert [args[1] for _, args, _ in client.calls] == [{"é": 1}, [2]]
+
+
+@pytest.mark.parametrize("text", ["text", "NaN", "{'a': 1}", "@gone.json", "[" * 100_000])
+def test_a_payload_that_is_no_json_is_refused_before_the_server_is_asked(run, client, text):
+    ran = run("submit", "s", text)
+    assert ran.code == 2
+    assert not client.calls
+
+
+def test_json_is_what_the_server_sent_whatever_this_version_knows_of_it(run, client):
+    client.answers["get"] = task(news="from a later version")
+    assert run("show", ID).json["news"] == "from a later version"
+
+
+def test_quiet_prints_the_id(run, client):
+    assert run("submit", "sums", "-q").out == f"{ID}\n"
+
+
+def test_a_table_shows_a_task_and_hides_control_characters(run, client):
+    client.answers["list"] = Page([task(key="k\x1b[2J", error="[bold]boom[/bold]")], None)
+    out = run("list", "--table").out
+    assert ID in out
+    assert "k\\x1b[2J" in out
+    assert "\x1b" not in out
+    assert "[bold]boom[/bold]" in out
+
+
+def test_a_task_is_shown_with_its_attempts(run, client):
+    assert run("show", ID, "--attempts").json["attempts"] == []
+    assert "started_at" in run("show", ID, "--attempts", "--table").out
+
+
+def test_a_verdict_that_did_not_win_is_exit_code_4(run, client):
+    client.answers["cancel"] = Verdict(ID, False, State.RUNNING)
+    ran = run("cancel", ID)
+    assert (ran.code, ran.json) == (4, {"id": ID, "won": False, "state": "running"})
+    ran = run("cancel", ID, "--table")
+    assert (ran.code, ran.out) == (4, f"{ID} not cancelled: it is running\n")
+
+
+def test_several_ids_are_cancelled_one_by_one(run, client):
+    assert len(run("cancel", ID, "0" * 32, "--json").lines) == 2
+
+
+def pages(count):
+    return [Page([task(key=str(n))], str(n) if n < count else None) for n in range(1, count + 1)]
+
+
+def test_all_goes_through_every_page(run, client):
+    client.answers["list"] = pages(3)
+    ran = run("list", "--all")
+    assert [line["key"] for line in ran.lines] == ["1", "2", "3"]
+    assert [call[2].get("cursor") for call in client.calls] == [None, "1", "2"]
+    assert ran.err == ""
+
+
+def test_a_limit_ends_the_list_and_says_how_to_go_on(run, client):
+    client.answers["list"] = pages(3)
+    ran = run("list", "--limit", "2")
+    assert len(ran.lines) == 2
+    assert ran.err == "there are more: --cursor 2, or --all\n"
+    assert [call[2]["limit"] for call in client.calls] == [2, 1]
+
+
+def test_the_limit_may_pass_what_one_page_can_hold(run, client):
+    run("list", "--limit", "2500")
+    assert client.calls[0][2]["limit"] == 1000
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_enable_and_disable_leave_the_rest_of_a_service_as_it_is(run, client, enabled):
+    client.answers["get_service"] = service(enabled=not enabled)
+    assert run("services", "enable" if enabled else "disable", "sums").code == 0
+    verb, args, config = client.calls[-1]
+    assert (verb, args, config["enabled"]) == ("put_service", ("sums",), enabled)
+    assert config["secret"] == "********"
+    assert config["headers"] == {"x-a": "********"}
+    assert not {"name", "version", "updated_at"} & set(config)
+
+
+def test_put_changes_what_is_given_and_keeps_the_rest(run, client):
+    run("services", "put", "sums", "--rate", "5", "--backoff-first", "2s")
+    config = client.calls[-1][2]
+    assert config["rate"] == 5
+    assert config["backoff"] == {"first": 2.0, "factor": 2.0, "max": 3600.0, "jitter": 0.1}
+    assert config["endpoint"] == "https://shop.example/"
+    assert config["secret"] == "********"
+
+
+def test_put_makes_a_service_that_is_not_there(run, client):
+    client.answers["get_service"] = UnknownService("none")
+    words = ["--endpoint", "http://h/", "--breaker-failures", "3", "--header", "X-A: b: c"]
+    run("services", "put", "new", *words)
+    config = client.calls[-1][2]
+    assert config == {
+        "endpoint": "http://h/", "breaker": {"failures": 3}, "headers": {"X-A": "b: c"},
+    }  # fmt: skip
+
+
+def test_put_with_replace_starts_from_the_defaults(run, client):
+    run("services", "put", "sums", "--replace", "--from", '{"endpoint": "http://h/"}', "--rate", "1")
+    assert client.calls == [("put_service", ("sums",), {"endpoint": "http://h/", "rate": 1.0})]
+
+
+def test_a_generated_secret_is_printed_once_and_the_old_one_may_go_on(run, client):
+    ran = run("services", "put", "sums", "--generate-secret")
+    made = client.calls[-1][2]["secret"]
+    assert made.startswith("whsec_")
+    assert ran.json["secret"] == made
+    run("services", "put", "sums", "--generate-secret", "--keep-old")
+    new, old = client.calls[-1][2]["secret"]
+    assert new != made
+    assert old == "********"
+
+
+def test_a_secret_is_read_from_a_file(run, client, tmp_path):
+    (tmp_path / "s").write_text("whsec_abc\n")
+    ran = run("services", "put", "sums", "--secret", f"@{tmp_path}/s")
+    assert client.calls[-1][2]["secret"] == "whsec_abc"
+    assert "whsec_abc" not in ran.out
+
+
+def test_a_value_that_the_client_refuses_is_a_mistake_in_the_command_line(run, client):
+    client.answers["get"] = ValueError("'' is no name and no id")
+    ran = run("show", "")
+    assert (ran.code, ran.err.startswith("error: '' is no name")) == (2, True)
+
+
+def test_the_error_of_a_replay_is_told_after_what_was_done(run, client):
+    client.answers["replay"] = ApiError("twice", code="already_replayed", status=409)
+    assert run("backlog", "replay", ID).code == 4
+
+
+def test_submit_many_sends_lines_and_prints_an_answer_for_each(run, client):
+    lines = '{"service": "s", "payload": 1}\n\n{"payload": 2}\n'
+    ran = run("submit-many", "-", "--service", "t", "--batch", "7", stdin=lines)
+    assert ran.code == 0
+    assert [call[1][0]["service"] for call in client.calls] == ["s", "t"]
+    assert {call[2]["batch"] for call in client.calls} == {7}
+    assert [line["id"] for line in ran.lines] == [ID, ID]
+    assert ran.err == "stored 2, refused 0\n"
+
+
+def test_submit_many_goes_on_after_a_refusal_and_ends_with_its_exit_code(run, client, tmp_path):
+    problem = {"code": "key_taken", "status": 409, "detail": "d"}
+    client.answers[2] = ApiError("taken", code="key_taken", status=409, problem=problem)
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text(json.dumps([{"service": "s", "payload": n} for n in (1, 2, 3)]))
+    ran = run("submit-many", tasks)
+    assert ran.code == 4
+    assert ran.lines[1] == {"problem": problem}
+    assert ran.err == "stored 2, refused 1\n"
+    ran = run("submit-many", tasks, "--table")
+    assert ran.out == "stored 2, refused 1\n"
+    assert ran.err == "error: task 2: taken (key_taken)\n"
+
+
+def test_submit_many_says_which_task_cannot_be_read(run, client):
+    ran = run("submit-many", "-", stdin='{"service": "s"}\n{"service":\n')
+    assert ran.code == 5
+    assert ran.err.startswith("error: task 2 cannot be read: ")

@@ -1,0 +1,142 @@
+"""The picture of `top`: drawn from two looks, whatever they lack."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+import tickwheel
+from tickwheel.cli import top as top_command
+from tickwheel.cli.frame import Look, block, drawn, quantile, span
+from tickwheel.durable.histogram import Histogram
+
+
+def look(at=0.0, **more):
+    parts = {"stats": {}, "wheel": {}, "services": [], "nodes": []} | more
+    return Look(at, **parts)
+
+
+def text_of(frame, width=120):
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(frame)
+    return out.getvalue()
+
+
+def test_a_server_that_says_nothing_can_be_drawn():
+    text = text_of(drawn("http://h", look(), look(1.0)))
+    assert "submitted –" in text
+    assert "late p50 –" in text
+    assert "the wheel is empty" in text
+
+
+def test_rates_are_of_the_time_between_two_looks():
+    before = look(10.0, stats={"submitted": 100, "sent": 5, "ended": {"finish": 1, "retry": 1}})
+    after = look(12.0, stats={"submitted": 300, "sent": 5, "ended": {"finish": 4, "retry": 2}})
+    assert after.rates(before) == {"submitted": 100.0, "sent": 0.0, "ended": 2.0}
+
+
+def test_a_server_that_was_started_anew_has_no_negative_rate():
+    before, after = look(0.0, stats={"submitted": 100}), look(1.0, stats={"submitted": 1})
+    assert after.rates(before)["submitted"] == 0
+    assert before.rates(before)["submitted"] is None
+
+
+def lateness(histogram):
+    buckets = [[None if math.isinf(b) else b, n] for b, n in histogram.cumulative()]
+    return {"lateness": {"count": histogram.count, "sum": histogram.sum, "buckets": buckets}}
+
+
+def test_lateness_is_of_what_was_sent_between_two_looks():
+    histogram = Histogram()
+    for _ in range(100):
+        histogram.observe(10.0)
+    before = look(0.0, stats=lateness(histogram))
+    assert before.lateness(before, 0.5) == pytest.approx(histogram.quantile(0.5))
+    for _ in range(10):
+        histogram.observe(0.003)
+    after = look(1.0, stats=lateness(histogram))
+    assert after.lateness(before, 0.99) <= 0.005
+    assert after.lateness(look(), 0.5) > 1
+
+
+def test_quantiles_are_those_of_the_servers_own_histogram():
+    histogram = Histogram()
+    for number in range(1000):
+        histogram.observe(number / 700)
+    for part in (0.0, 0.01, 0.5, 0.99, 1.0):
+        assert quantile(histogram.cumulative(), part) == pytest.approx(histogram.quantile(part))
+    assert quantile([], 0.5) is None
+    assert quantile(Histogram().cumulative(), 0.5) is None
+
+
+def test_without_a_histogram_the_servers_own_figures_are_shown():
+    after = look(1.0, stats={"lateness": {"p50": 0.001, "p99": 0.25}})
+    assert after.lateness(look(), 0.5) == 0.001
+    assert "late p99 250.0 ms" in text_of(drawn("http://h", look(), after))
+
+
+def test_a_wheel_is_drawn_level_by_level():
+    wheel = tickwheel.Wheel(tick=1, size=8)
+    for expiry in (5, 5, 5, 6, 60):
+        wheel.schedule(expiry, None)
+    text = text_of(drawn("http://h", look(), look(wheel={"levels": wheel.snapshot()})))
+    first, second = (line for line in text.splitlines() if line.startswith("level"))
+    assert first.split()[:4] == ["level", "1", "tick", "1"]
+    assert "·····"[1:] + "█▃·" in first
+    assert second.split()[4] == "1"
+
+
+def test_the_busiest_services_come_first_and_control_characters_are_harmless():
+    services = [{"name": f"s{n:02}", "enabled": True} for n in range(30)]
+    services[29]["name"] = "busy\x1b[2J"
+    stats = {"services": {"busy\x1b[2J": {"breaker": "open", "running": 2, "waiting": 9}}}
+    text = text_of(drawn("http://h", look(), look(services=services, stats=stats)))
+    assert text.index("busy\\x1b") < text.index("s00")
+    assert "\x1b" not in text
+    assert "and 10 more" in text
+
+
+def test_a_node_and_trouble_are_shown():
+    nodes = [{"name": "n-1", "shards": 64, "started_at": None, "lease_until": None}]
+    text = text_of(drawn("http://h", look(), look(nodes=nodes), "connection refused"))
+    assert "n-1" in text
+    assert "connection refused" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (0.0, "0.0 ms"), (0.0123, "12.3 ms"), (5.0, "5.0 s"), (600.0, "10 min")],
+)
+def test_a_span_is_for_people(seconds, text):
+    assert span(seconds) == text
+
+
+def test_a_block_is_as_high_as_its_share():
+    assert [block(n, 8) for n in range(9)] == list(" ▁▂▃▄▅▆▇█")
+    assert block(1, 1_000_000) == "▁"
+
+
+def test_watching_goes_on_when_the_server_is_away_for_a_while(client, monkeypatch):
+    client.answers |= {"stats": {"submitted": 1}, "wheel": {}, "nodes": []}
+    frames = []
+    monkeypatch.setattr(top_command, "drawn", lambda *args: frames.append(args[3:]) or "")
+    steps = iter(["ok", "away", "ok", "leave"])
+
+    def pressed(_):
+        step = next(steps)
+        away = tickwheel.errors.StoreUnavailable("away")
+        client.answers["stats"] = away if step == "away" else {"submitted": 1}
+        return step == "leave"
+
+    monkeypatch.setattr(top_command, "console", lambda: Console(file=io.StringIO()))
+    first = top_command.looked(client, lambda: 0.0)
+    top_command.watch(client, first, 1.0, lambda: 1.0, pressed)
+    assert frames == [(), ("",), ("away",), ("",)]
+
+
+def test_in_a_pipe_top_prints_one_frame(run, client, monkeypatch):
+    client.answers |= {"stats": {"submitted": 1}, "wheel": {"levels": []}, "nodes": []}
+    monkeypatch.setattr(top_command.time, "sleep", lambda _: None)
+    assert set(run("top", "--json").json) >= {"rates", "lateness", "wheel", "services", "nodes"}
+    assert "tickwheel top  http://fake" in run("top", "--once", "--table").out

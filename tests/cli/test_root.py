@@ -1,0 +1,222 @@
+"""The root of the command line: its commands, their help, exit codes, and what is told on errors."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from tickwheel import errors
+from tickwheel.cli import exits
+from tickwheel.cli.root import COMMANDS, root
+from tickwheel.client import ApiError, ServerUnavailable
+from tickwheel.client.errors import error_of
+
+ID = "0198c0de00007000a1b2c3d4e5f60718"
+
+
+def every_command(group=root, path=()):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+        yield (*path, name), command
+
+
+ALL = dict(every_command())
+LEAVES = {path: c for path, c in ALL.items() if not isinstance(c, click.Group) and path != ("lab",)}
+
+
+def test_the_commands_are_those_of_the_design():
+    assert set(COMMANDS) == set(
+        "serve submit submit-many show list cancel reschedule feedback services backlog schedules"
+        " tokens nodes shards top bench lab migrate config audit completion".split()
+    )
+
+
+def test_the_groups_have_their_verbs():
+    verbs = {}
+    for path in ALL:
+        if len(path) == 2:
+            verbs.setdefault(path[0], set()).add(path[1])
+    assert verbs == {
+        "services": {"list", "show", "put", "delete", "enable", "disable"},
+        "backlog": {"list", "replay"},
+        "schedules": {"list", "show", "put", "delete"},
+        "tokens": {"create", "list", "revoke"},
+        "nodes": {"list"},
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_in_the_help_is_the_first_of_the_commands_own(name):
+    first = ALL[name,].help.partition("\n")[0]
+    assert first == COMMANDS[name].line
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_command_has_help_with_an_example_of_itself(run, path):
+    ran = run(*path, "--help")
+    assert ran.code == 0
+    assert "Examples:" in ran.out
+    assert f"tickwheel {' '.join(path)}" in ran.out.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_command_that_prints_data_takes_json(path):
+    options = {name for parameter in LEAVES[path].params for name in parameter.opts}
+    assert ("--json" in options) == (path not in {("serve",), ("completion",)})
+
+
+def test_help_loads_no_command_and_nothing_big():
+    program = """
+import sys
+from tickwheel.cli.root import root
+try:
+    root.main(["--help"], prog_name="tickwheel")
+except SystemExit as end:
+    assert end.code == 0
+big = {"rich", "asyncio", "ssl", "http", "tickwheel.durable", "tickwheel.client", "tickwheel.config"}
+print(sorted(big & set(sys.modules)), file=sys.stderr)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, text=True)
+    assert ran.stderr.strip() == "[]"
+    assert "submit-many" in ran.stdout
+
+
+def test_it_runs_as_a_module():
+    argv = [sys.executable, "-m", "tickwheel", "--version"]
+    ran = subprocess.run(argv, capture_output=True, timeout=60, text=True)
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("tickwheel 0")
+
+
+def test_without_click_it_says_what_to_install():
+    program = """
+import sys
+sys.modules["click"] = None
+from tickwheel.cli import main
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, text=True)
+    assert ran.returncode == 1
+    assert "pip install 'tickwheel[cli]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nope"], ["show"], ["show", ID, "more"], ["submit", "s", "{"], ["submit", "s", "--delay", "x"],
+        ["submit", "s", "--delay", "-1"], ["reschedule", ID], ["list", "--state", "odd"],
+        ["reschedule", ID, "--delay", "1", "--due-at", "2030-01-31T12:00:00Z"], ["cancel"],
+        ["cancel", ID, "--key", "k"], ["feedback", ID, "finished"], ["backlog", "replay"],
+        ["submit", "s", "--due-at", "2030-01-31T12:00:00"], ["submit", "s", "--due-at", "tomorrow"],
+        ["submit-many", "/nonexistent.json"], ["schedules", "put", "n", "s"], ["--odd"],
+        ["services", "put", "s", "--header", "x"], ["services", "put", "s", "--keep-old"],
+        ["services", "put", "s", "--from", "[1]"], ["tokens", "create", "n", "--namespace", "a/b"],
+        ["serve", "--workers", "many"], ["config", "--config", "gone.toml"],
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_command_line_is_told_in_one_line_with_exit_code_2(run, client, words):
+    ran = run(*words)
+    assert ran.code == exits.USAGE
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UnknownTask("no task"), 3),
+        (error_of({"code": "unknown_service", "status": 404}, 404), 3),
+        (error_of({"code": "unknown_service", "status": 422}, 422), 5),
+        (errors.KeyTaken("taken", ID), 4),
+        (errors.ServiceInUse("live tasks"), 4),
+        (errors.TargetRefused("private"), 5),
+        (ApiError("bad", code="bad_request", status=400), 5),
+        (ApiError("who", code="unauthorized", status=401), 6),
+        (ApiError("no", code="forbidden", status=403), 6),
+        (ServerUnavailable("refused"), 7),
+        (errors.StoreUnavailable("gone"), 7),
+        (errors.Overloaded("much"), 7),
+        (ApiError("down", code="http_502", status=502), 7),
+        (ApiError("slow", code="rate_limited", status=429), 8),
+        (ApiError("oops", code="internal", status=500), 1),
+        (ApiError("garbage", code="bad_answer", status=200), 1),
+        (errors.TickwheelError("odd"), 1),
+    ],
+    ids=lambda value: getattr(value, "code", None),
+)
+def test_an_error_is_told_in_one_line_with_the_exit_code_of_the_table(run, client, error, code):
+    client.answers["get"] = error
+    ran = run("show", ID)
+    assert ran.code == code
+    assert ran.err.startswith(f"error: {error} ({error.code}")
+    assert ran.err.count("\n") == 1
+
+
+def test_every_code_of_the_package_has_an_exit_code_or_is_a_programs_own():
+    own = {"tickwheel_error", "time_went_back", "wheel_busy", "timer_closed", "not_started"}
+    codes = {error.code for error in vars(errors).values() if isinstance(error, type)}
+    assert codes - set(exits.EXITS) == own
+
+
+def test_with_json_an_error_is_the_problem_document(run, client):
+    problem = {"code": "key_taken", "status": 409, "title": "Conflict", "holder": ID, "detail": "d"}
+    client.answers["submit"] = error_of(problem, 409)
+    ran = run("submit", "sums", "--json")
+    assert ran.code == 4
+    assert json.loads(ran.err) == problem
+    client.answers["submit"] = ServerUnavailable("refused")
+    ran = run("submit", "sums", "--json")
+    assert json.loads(ran.err) == {"code": "server_unavailable", "detail": "refused"}
+
+
+def test_an_error_shows_its_notes_and_no_control_characters(run, client):
+    error = ApiError("a\x1b[31m\nb", code="internal", status=500)
+    error.add_note("request id r-1")
+    client.answers["get"] = error
+    assert run("show", ID).err == "error: a\\x1b[31m b (internal; request id r-1)\n"
+
+
+def test_ctrl_c_is_exit_code_130(run, client):
+    client.answers["get"] = KeyboardInterrupt()
+    assert run("show", ID).code == exits.INTERRUPTED
+
+
+def test_an_unforeseen_error_is_not_hidden(run, client):
+    client.answers["get"] = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError):
+        run("show", ID)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_shells_script(run, shell):
+    ran = run("completion", shell)
+    assert ran.code == 0
+    assert "_TICKWHEEL_COMPLETE" in ran.out
+
+
+def completed(monkeypatch, words):
+    monkeypatch.setenv("_TICKWHEEL_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    from click.testing import CliRunner
+
+    result = CliRunner().invoke(root, [], prog_name="tickwheel")
+    return {line.partition(",")[2] for line in result.stdout.split()}
+
+
+def test_commands_and_names_are_completed(client, monkeypatch):
+    assert completed(monkeypatch, "tickwheel sub") == {"submit", "submit-many"}
+    assert completed(monkeypatch, "tickwheel submit su") == {"sums"}
+    assert completed(monkeypatch, "tickwheel schedules show ni") == {"nightly"}
+
+
+def test_without_a_server_no_name_is_completed_and_nothing_is_said(client, monkeypatch):
+    client.answers["services"] = ServerUnavailable("refused")
+    assert completed(monkeypatch, "tickwheel submit su") == set()

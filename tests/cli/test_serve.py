@@ -1,0 +1,88 @@
+"""`serve` and `config`: flags, environment and file become one configuration."""
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tickwheel.config import SETTINGS
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What `serve` would have run with; the server itself is not started."""
+    configs = []
+    module = types.ModuleType("tickwheel.web.server")
+    module.run = lambda config: configs.append(config) or 0
+    monkeypatch.setitem(sys.modules, "tickwheel.web.server", module)
+    return configs
+
+
+def test_serve_runs_with_its_flags(run, served):
+    words = ["--listen", "127.0.0.1:0", "--allow-target", "10.0.0.0/8", "--allow-target", "fd00::/8"]
+    assert run("serve", "--submit-only", "--grace", "5s", *words).code == 0
+    [config] = served
+    assert config.listen == ("127.0.0.1", 0)
+    assert config.allow_target == ("10.0.0.0/8", "fd00::/8")
+    assert config.submit_only
+    assert config.grace == 5
+
+
+def test_serve_takes_the_environment_and_the_file(run, served, monkeypatch, tmp_path):
+    (tmp_path / "t.toml").write_text("cap = 7\nshards = 9")
+    monkeypatch.setenv("TICKWHEEL_CAP", "8")
+    run("serve", "--config", tmp_path / "t.toml")
+    assert (served[0].cap, served[0].shards) == (8, 9)
+
+
+def test_the_exit_code_of_serve_is_the_servers(run, served, monkeypatch):
+    monkeypatch.setattr(sys.modules["tickwheel.web.server"], "run", lambda config: 7)
+    assert run("serve").code == 7
+
+
+def test_serve_has_a_flag_for_every_setting_that_is_no_secret(run):
+    text = run("serve", "--help").out
+    for setting in SETTINGS:
+        assert (f"{setting.flag} " in text) == (not setting.secret)
+    assert "--secret-key" not in text
+    assert "TICKWHEEL_SECRET_KEY" in text
+
+
+def test_config_shows_every_setting_and_masks_secrets(run, monkeypatch):
+    monkeypatch.setenv("TICKWHEEL_SECRET_KEY", "hunter2")
+    monkeypatch.setenv("TICKWHEEL_STORE", "postgresql://u:hunter2@h/db")
+    shown = run("config").json
+    assert list(shown) == [setting.name for setting in SETTINGS]
+    assert shown["secret_key"] == "********"
+    assert "hunter2" not in str(shown)
+    table = run("config", "--table", "--listen", "127.0.0.1:1").out
+    assert "flag --listen" in table
+    assert "environment TICKWHEEL_STORE" in table
+    assert "hunter2" not in table
+
+
+def test_the_output_of_config_is_what_a_file_may_have(run, tmp_path):
+    shown = run("config", "--allow-target", "10.0.0.0/8").json
+    lines = []
+    for name, value in shown.items():
+        if value is not None:
+            text = str(value).lower() if isinstance(value, bool) else repr(value)
+            lines.append(f"{name} = {text}")
+    (tmp_path / "again.toml").write_text("\n".join(lines))
+    assert run("config", "--config", tmp_path / "again.toml").json == shown
+
+
+def test_a_wrong_setting_starts_nothing(run, served):
+    ran = run("serve", "--listen", "nowhere")
+    assert ran.code == 2
+    assert ran.err.startswith("error: --listen must be HOST:PORT")
+    assert not served
+
+
+def test_lab_draws_a_wheel():
+    argv = [sys.executable, "-m", "tickwheel", "lab", "--once", "--size", "8"]
+    ran = subprocess.run(argv, capture_output=True, timeout=60, text=True, env=os.environ)
+    assert ran.returncode == 0
+    assert "level 1" in ran.stdout

@@ -1,0 +1,131 @@
+"""Tokens and migrations, on a store of their own."""
+
+import asyncio
+import hashlib
+import re
+
+import pytest
+
+from tickwheel.cli.stored import NAMESPACE, SCOPES, make_token
+from tickwheel.durable.scheduler import store_at
+from tickwheel.web import access
+
+
+@pytest.fixture
+def store(tmp_path):
+    return f"sqlite:///{tmp_path}/tasks.db"
+
+
+def stored(url, read):
+    async def look():
+        store = store_at(url, shards=64, clock=None)
+        await store.open()
+        try:
+            return await read(store.registry)
+        finally:
+            await store.close()
+
+    return asyncio.run(look())
+
+
+def test_a_token_is_shown_once_and_only_its_digest_is_stored(run, store):
+    ran = run("tokens", "create", "ci", "--scope", "admin", "--store", store)
+    assert ran.code == 0
+    text = ran.json["token"]
+    match = re.fullmatch(r"tw_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", text)
+    [token] = stored(store, lambda registry: registry.tokens())
+    assert token.id == match[1] == ran.json["id"]
+    assert token.digest == hashlib.sha256(match[2].encode()).hexdigest()
+    assert token.scopes == ("admin",)
+    assert match[2] not in run("tokens", "list", "--store", store).out
+    assert match[2] not in repr(token)
+
+
+def test_it_is_a_token_as_the_server_knows_them():
+    made = make_token("ci", namespace="shop", scopes=("read",), rate=None, now_ms=5, lifetime=1.0)
+    token_id, secret = access.TOKEN.fullmatch(made.text).groups()
+    assert made.token.id == token_id
+    assert made.token.digest == access.digest_of(secret)
+    assert made.token.expires_at_ms == 1005
+    assert NAMESPACE.pattern == access.NAMESPACE.pattern
+    assert SCOPES == access.SCOPES
+
+
+def test_a_token_has_what_was_asked_for(run, store):
+    words = ["--scope", "read", "--scope", "submit", "--namespace", "shop", "--rate", "5"]
+    run("tokens", "create", "orders", *words, "--expires", "90d", "--store", store)
+    [token] = run("tokens", "list", "--store", store).lines
+    assert token["scopes"] == ["submit", "read"]
+    assert (token["namespace"], token["rate"], token["name"]) == ("shop", 5.0, "orders")
+    assert token["expires_at"] > token["created_at"]
+
+
+def test_without_more_a_token_may_submit_and_read_in_the_default_namespace(run, store):
+    made = run("tokens", "create", "plain", "--store", store).json
+    assert made["scopes"] == ["submit", "read"]
+    assert made["namespace"] == "default"
+    assert made["expires_at"] is None
+
+
+def test_quiet_prints_the_token_alone(run, store):
+    ran = run("tokens", "create", "ci", "-q", "--store", store)
+    assert re.fullmatch(r"tw_\S+\n", ran.out)
+
+
+def test_on_a_terminal_it_says_to_keep_the_token(run, store):
+    ran = run("tokens", "create", "ci", "--table", "--store", store)
+    assert re.search(r"^tw_\S+$", ran.out, re.MULTILINE)
+    assert "will not be shown again" in ran.out
+
+
+def test_a_revoked_token_is_gone_and_a_second_revoke_does_not_find_it(run, store):
+    token = run("tokens", "create", "ci", "--store", store).json
+    assert run("tokens", "revoke", token["id"], "--store", store).json == {"revoked": token["id"]}
+    assert run("tokens", "list", "--store", store).out == ""
+    ran = run("tokens", "revoke", token["id"], "--store", store)
+    assert ran.code == 3
+    assert "(unknown_token)" in ran.err
+
+
+def test_revoke_takes_the_whole_token_and_shows_nothing_of_its_secret(run, store):
+    token = run("tokens", "create", "ci", "--store", store).json
+    run("tokens", "revoke", token["token"], "--store", store)
+    ran = run("tokens", "revoke", token["token"], "--store", store)
+    assert ran.code == 3
+    assert token["token"].split("_", 2)[2] not in ran.err
+
+
+def test_who_made_and_revoked_tokens_is_in_the_audit_log(run, store):
+    token = run("tokens", "create", "ci", "--store", store).json
+    run("tokens", "revoke", token["id"], "--store", store)
+    read = lambda registry: registry.audit(namespace=None, cursor=None, limit=10)  # noqa: E731
+    lines, _ = stored(store, read)
+    assert [(line.action, line.target, line.actor) for line in lines] == [
+        ("token.revoke", token["id"], "local"),
+        ("token.create", token["id"], "local"),
+    ]
+    assert token["token"] not in repr(lines)
+
+
+def test_the_store_is_the_one_that_serve_would_use(run, store, monkeypatch, tmp_path):
+    (tmp_path / "tickwheel.toml").write_text(f'store = "{store}"')
+    run("tokens", "create", "file")
+    monkeypatch.setenv("TICKWHEEL_STORE", store)
+    run("tokens", "create", "variable")
+    assert [t["name"] for t in run("tokens", "list", "--store", store).lines] == ["file", "variable"]
+
+
+def test_migrate_says_the_version_before_and_after(run, store):
+    first = run("migrate", "--store", store).json
+    assert first["before"] == 0
+    assert first["after"] >= 2
+    again = run("migrate", "--store", store).json
+    assert again["before"] == again["after"] == first["after"]
+    assert "already" in run("migrate", "--store", store, "--table").out
+
+
+def test_a_store_that_cannot_be_opened_is_unavailable(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    ran = run("migrate", "--store", f"sqlite:///{tmp_path}/file/tasks.db")
+    assert ran.code == 7
+    assert "(store_unavailable)" in ran.err

@@ -1,0 +1,118 @@
+"""A real server as a child process, and a real receiver that it calls."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+from servers import free_port
+from tickwheel.durable.channels.signature import new_secret
+from tickwheel.receiver import Accepted, Receiver
+
+PATIENCE = 50.0
+
+
+def until(condition):
+    """Wait for what another process does; return what the condition gave."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+class Service:
+    """`tickwheel serve` on SQLite, on one port through kills and restarts."""
+
+    def __init__(self, folder):
+        self._store = f"sqlite:///{folder}/tasks.db"
+        self._log = (folder / "server.log").open("ab")
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self):
+        command = [
+            sys.executable, "-m", "tickwheel", "serve", "--store", self._store,
+            "--listen", f"127.0.0.1:{self.port}", "--allow-private-targets",
+        ]  # fmt: skip
+        kept = {name: value for name, value in os.environ.items() if "TICKWHEEL" not in name}
+        self.process = subprocess.Popen(
+            command, env=kept, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        line = self.process.stdout.readline()
+        assert self.url in line, line
+
+    def kill(self):
+        self._end(signal.SIGKILL)
+
+    def close(self):
+        self._end(signal.SIGTERM)
+        self._log.close()
+
+    def _end(self, how):
+        self.process.send_signal(how)
+        self.process.wait(PATIENCE)
+        self.process.stdout.close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        handler = self.server.handlers[urlsplit(self.path).path]
+        try:
+            reply = self.server.receiver.answer(self.headers.items(), body, handler)
+        except LookupError:
+            reply = (500, [], b"")
+        self.send_response(reply[0])
+        for name, value in reply[1]:
+            self.send_header(name, value)
+        if reply[0] != 204:
+            self.send_header("content-length", str(len(reply[2])))
+        self.end_headers()
+        self.wfile.write(reply[2])
+
+    def log_message(self, *_):
+        pass
+
+
+def double(delivery):
+    return delivery.payload * 2
+
+
+def fail(_):
+    raise LookupError
+
+
+class Callee:
+    """A receiver of signed calls: /double, /accept and /fail."""
+
+    def __init__(self):
+        self.secret = new_secret()
+        self.accepted = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.receiver = Receiver(self.secret)
+        self._server.handlers = {"/double": double, "/accept": self._accept, "/fail": fail}
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def _accept(self, delivery):
+        self.accepted[delivery.task_id] = delivery
+        return Accepted()
+
+    def endpoint(self, path):
+        return f"http://127.0.0.1:{self._server.server_port}/{path}"
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,112 @@
+"""What needs no network: tries and waits, Retry-After, cutting into batches."""
+
+import pytest
+
+from tickwheel.client import errors
+from tickwheel.client.bulk import HEAVY, Cutter, cut
+from tickwheel.client.requests import Answer, Request, Tries, is_loopback, retry_after
+
+SAFE = Request("GET", "/")
+UNSAFE = Request("POST", "/", safe=False)
+WALL = 1_794_744_000.0  # 2026-11-15 12:00:00 UTC
+
+
+def busy(status=503, **headers):
+    return Answer(status, {name.replace("_", "-"): text for name, text in headers.items()}, b"")
+
+
+def waits(tries, request=SAFE):
+    found = []
+    while (wait := tries.after_failure(request, True, 0.0)) is not None:
+        found.append(wait)
+    return found
+
+
+def test_waits_double_up_to_eight_seconds_with_chance():
+    found = waits(Tries(10, 1e6, 0.0))
+    most = [0.25, 0.5, 1, 2, 4, 8, 8, 8, 8, 8]
+    assert len(found) == len(most)
+    for wait, limit in zip(found, most, strict=True):
+        assert limit / 2 <= wait <= limit
+    assert found != waits(Tries(10, 1e6, 0.0))
+
+
+def test_five_retries_outlast_a_restart_of_some_seconds():
+    assert min(sum(waits(Tries(5, 30, 0.0))) for _ in range(100)) > 3.8
+
+
+def test_no_wait_is_begun_that_the_timeout_would_cut_short():
+    tries = Tries(100, 10.0, now=100.0)
+    assert tries.after_failure(SAFE, True, 109.99) is None
+    assert tries.after_answer(SAFE, busy(retry_after="5"), 106.0, WALL) is None
+    assert tries.after_answer(SAFE, busy(retry_after="5"), 104.0, WALL) == 5.0
+
+
+def test_a_try_has_the_time_that_is_left():
+    tries = Tries(5, 10.0, now=100.0)
+    assert tries.left(100.0) == 10.0
+    assert tries.left(107.5) == 2.5
+    assert 0 < tries.left(200.0) < 0.01
+
+
+def test_what_is_not_safe_is_tried_again_only_when_it_was_surely_not_done():
+    tries = Tries(100, 1e6, 0.0)
+    assert tries.after_failure(UNSAFE, False, 0.0) is not None
+    assert tries.after_failure(UNSAFE, True, 0.0) is None
+    assert tries.after_answer(UNSAFE, busy(429), 0.0, WALL) is not None
+    for status in (502, 503, 504):
+        assert tries.after_answer(UNSAFE, busy(status), 0.0, WALL) is None
+        assert tries.after_answer(SAFE, busy(status), 0.0, WALL) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        (" 120 ", 120.0),
+        ("Sun, 15 Nov 2026 12:00:30 GMT", 30.0),
+        ("Sun, 15 Nov 2026 11:00:00 GMT", 0.0),
+        ("Sunday, 15-Nov-26 12:00:30 GMT", 30.0),
+        ("Sun Nov 15 12:00:30 2026", 30.0),
+        ("", None),
+        ("soon", None),
+        ("-3", None),
+        ("1.5", None),
+        ("٣", None),
+        ("9" * 30, None),
+        ("Sun, 99 Nov 2026 12:00:30 GMT", None),
+    ],
+)
+def test_retry_after_is_read_in_both_forms_and_garbage_is_none(text, seconds):
+    assert retry_after(busy(retry_after=text), WALL) == seconds
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        ("localhost", True),
+        ("a.localhost", True),
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost.example", False),
+        ("10.0.0.1", False),
+        ("127.0.0.1.example", False),
+    ],
+)
+def test_loopback_is_what_surely_is(host, here):
+    assert is_loopback(host) is here
+
+
+def test_batches_are_as_large_as_asked_and_not_heavier_than_need_be():
+    light = [{"service": "a"}] * 25
+    assert [len(batch) for batch in cut(light, Cutter(10))] == [10, 10, 5]
+    assert list(cut([], Cutter(10))) == []
+    alone = [{"service": "a"}, {"service": "a", "payload": "x" * HEAVY}, {"service": "a"}]
+    assert [len(batch) for batch in cut(alone, Cutter(10))] == [1, 1, 1]
+
+
+def test_a_problem_of_nothing_still_says_its_status():
+    error = errors.error_of({}, 418)
+    assert (error.code, str(error), error.status) == ("http_418", "HTTP status 418", 418)
+    assert errors.problem_of(error) is None
+    assert errors.problem_of(ValueError("x")) is None

@@ -1,0 +1,509 @@
+"""Targets: what must not be called is refused, however it is written and whenever DNS changes."""
+
+import asyncio
+import socket
+import threading
+from ipaddress import ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from receivers import Receiver
+from tickwheel import ManualClock
+from tickwheel.durable.channels import target
+from tickwheel.durable.channels.target import KEEP_NAMES, KEEP_SECONDS, Targets
+from tickwheel.errors import TargetRefused
+from tickwheel.http import Address, Pool
+from tickwheel.http.url import parse
+
+pytestmark = pytest.mark.usefixtures("watched")
+
+PUBLIC = "93.184.215.14"
+
+LOOPBACK = ["127.0.0.1", "127.0.0.2", "127.255.255.254", "[::1]", "[0:0:0:0:0:0:0:1]", "localhost",
+            "LOCALHOST", "localhost.", "api.localhost"]  # fmt: skip
+DISGUISED = ["2130706433", "017700000001", "0x7f000001", "0x7F.1", "127.1", "127.0.1", "0177.0.0.1",
+             "0x7f.0.0.1", "0177.0x0.0.1", "127.0.0.1.", "0", "0x0", "00.0.0.0", "3232235521",
+             "0xa9fea9fe", "2852039166", "0251.0376.0251.0376", "169.254.43518",
+             "\uff11\uff12\uff17.\uff10.\uff10.\uff11", "①②⑦.⓪.⓪.①", "127。0。0。1",
+             "ⓛocalhost"]  # fmt: skip
+PRIVATE = ["10.0.0.0", "10.255.255.255", "172.16.0.1", "172.31.255.255", "192.168.0.1",
+           "[fc00::1]", "[fd12:3456:789a::1]", "[fec0::1]", "[feff::1]"]  # fmt: skip
+LINK_LOCAL = ["169.254.0.1", "169.254.255.254", "[fe80::1]", "[febf::1]"]
+SCOPED = ["[fe80::1%25eth0]", "[fe80::1%eth0]", "[fe80::1%1]", "[2606:4700::1111%251]"]
+OTHER = ["0.0.0.0", "0.1.2.3", "100.64.0.1", "100.127.255.255", "192.0.0.1", "192.0.2.1",
+         "192.88.99.1", "198.18.0.1", "198.19.255.255", "198.51.100.7", "203.0.113.9", "224.0.0.1",
+         "239.255.255.255", "240.0.0.1", "255.255.255.255", "[::]", "[100::1]", "[2001:2::1]",
+         "[2001:10::1]", "[2001:20::1]", "[2001:db8::1]", "[3fff::1]", "[5f00::1]", "[4000::1]",
+         "[ff02::1]", "[ff0e::1]", "[1::1]"]  # fmt: skip
+EMBEDDED = ["[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::FFFF:10.0.0.1]", "[::ffff:8.8.8.8]",
+            "[::127.0.0.1]", "[::10.0.0.1]", "[::8.8.8.8]", "[::ffff:0:127.0.0.1]",
+            "[64:ff9b::127.0.0.1]", "[64:ff9b::10.0.0.1]", "[64:ff9b:1::10.0.0.1]",
+            "[64:ff9b:1:a00:1::]", "[2002:7f00:1::]", "[2002:a00:1::1]", "[2002:808:808::]",
+            "[2001:0:4136:e378:8000:63bf:3fff:fdd2]", "[2001:0:7f00:1::]",
+            "[2606:4700::5efe:7f00:1]", "[2606:4700::200:5efe:10.0.0.1]"]  # fmt: skip
+V4_METADATA = ["169.254.169.254", "169.254.170.2", "169.254.170.23", "100.100.100.200",
+               "168.63.129.16", "192.0.0.192"]  # fmt: skip
+V6_METADATA = ["fd00:ec2::254", "fd20:ce::254", "fd00:ec2::23", "fe80::a9fe:a9fe"]
+
+
+def embedded(v4):
+    """An IPv4 address in each of the forms in which IPv6 can hide it."""
+    number, turned = int(ip_address(v4)), int(ip_address(v4)) ^ 0xFFFFFFFF
+    high, low = f"{number >> 16:x}", f"{number & 0xFFFF:x}"
+    first, middle, last = f"{number >> 24:x}", f"{number >> 8 & 0xFFFF:x}", number & 0xFF
+    bytes_ = number.to_bytes(4, "big")
+    return {
+        "mapped": f"::ffff:{v4}",
+        "compatible": f"::{v4}",
+        "translated": f"::ffff:0:{v4}",
+        "nat64": f"64:ff9b::{v4}",
+        "local nat64, 96": f"64:ff9b:1:2:3:4:{high}:{low}",
+        "local nat64, 64": f"64:ff9b:1:2:{first}:{middle}:{last << 8:x}:0",
+        "local nat64, 56": f"64:ff9b:1:{0x200 | bytes_[0]:x}:{bytes_[1]:x}:{bytes_[2]:02x}"
+        f"{bytes_[3]:02x}:0:0",
+        "local nat64, 48": f"64:ff9b:1:{high}:{bytes_[2]:x}:{bytes_[3] << 8:x}:0:0",
+        "6to4": f"2002:{high}:{low}::1",
+        "teredo client": f"2001:0:808:808:0:0:{turned >> 16:x}:{turned & 0xFFFF:x}",
+        "teredo server": f"2001:0:{high}:{low}:0:0:f7f7:f7f7",
+        "isatap": f"2606:4700::5efe:{high}:{low}",
+    }
+
+
+METADATA = [*V4_METADATA, *(f"[{one}]" for one in V6_METADATA)]
+METADATA += [f"[{form}]" for v4 in V4_METADATA for form in embedded(v4).values()]
+METADATA += ["0xa9fea9fe", "2852039166", "metadata.google.internal", "METADATA.google.internal.",
+             "metadata.goog"]  # fmt: skip
+
+REFUSED = LOOPBACK + DISGUISED + PRIVATE + LINK_LOCAL + SCOPED + OTHER + EMBEDDED + METADATA
+PUBLIC_HOSTS = ["93.184.215.14", "8.8.8.8", "134744072", "1.1.1.1", "172.15.0.1", "172.32.0.1",
+                "192.167.1.1", "100.63.1.1", "100.128.1.1", "11.0.0.1", "223.255.255.255",
+                "[2606:4700:4700::1111]", "[2a00:1450::1]", "example.com", "EXAMPLE.com.",
+                "my_service.example", "bücher.example", "xn--bcher-kva.example", "10.example.com",
+                "localhost.example"]  # fmt: skip
+
+
+def answering(*answers, log=None):
+    """A lookup that gives one answer after the other, the last one again and again."""
+    left = list(answers)
+
+    async def lookup(host, port):
+        if log is not None:
+            log.append(host)
+        await asyncio.sleep(0)
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return [entry(one, port) for one in answer]
+
+    return lookup
+
+
+def entry(address, port=80):
+    """One of getaddrinfo's tuples."""
+    if ":" in address:
+        address, _, scope = address.partition("%")
+        sockaddr = (address, port, 0, int(scope or 0))
+        return socket.AF_INET6, socket.SOCK_STREAM, 6, "", sockaddr
+    return socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)
+
+
+class TestEndpoints:
+    @pytest.mark.parametrize("host", REFUSED)
+    @pytest.mark.parametrize("shape", ["http://{}/hook", "https://{}:8443", "HTTP://{}?a=b"])
+    def test_what_is_not_public_is_refused(self, host, shape):
+        with pytest.raises(TargetRefused):
+            Targets().check_endpoint(shape.format(host))
+
+    @pytest.mark.parametrize("host", PUBLIC_HOSTS)
+    @pytest.mark.parametrize("shape", ["http://{}/hook", "https://{}:8443", "HTTPS://{}?a=b"])
+    def test_what_is_public_is_permitted(self, host, shape):
+        Targets().check_endpoint(shape.format(host))
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "ftp://example.com/",
+            "file:///etc/passwd",
+            "gopher://example.com:70/_x",
+            "ws://example.com/",
+            "javascript:alert(1)",
+            "//example.com/",
+            "example.com",
+            "http:example.com",
+            "http:/example.com",
+            "httpss://example.com",
+            "unix:/run/docker.sock",
+            "",
+        ],
+    )
+    def test_other_schemes_are_refused(self, url):
+        with pytest.raises(TargetRefused, match="must start with http:// or https://"):
+            Targets(allow_private=True).check_endpoint(url)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "http://user@example.com/",
+            "http://user:hunter2@example.com/",
+            "http://example.com@127.0.0.1/",
+            "http://:@example.com/",
+            "http://@example.com/",
+            "http://a@b@example.com/",
+        ],
+    )
+    def test_a_user_or_a_password_is_refused_and_not_shown(self, url):
+        with pytest.raises(TargetRefused, match="no user or password") as refused:
+            Targets(allow_private=True).check_endpoint(url)
+        assert "hunter2" not in str(refused.value)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "http://",
+            "http:///path",
+            "http://?a",
+            "http://:80/",
+            "http://example.com:/",
+            "http://example.com:0/",
+            "http://example.com:65536/",
+            "http://example.com:-1/",
+            "http://example.com:8a/",
+            "http://example.com:80:80/",
+            "http://example.com:٨٠/",
+            "http://example.com/#fragment",
+            "http://example.com#@127.0.0.1/",
+            "http://example.com\\@127.0.0.1/",
+            "http://example.com /",
+            " http://example.com/",
+            "http://example.com/\r\nx: y",
+            "http://exam\tple.com/",
+            "http://exam\x00ple.com/",
+            "http://[::1/",
+            "http://::1/",
+            "http://[2606:4700::1]evil/",
+            "http://x[2606:4700::1]/",
+            "http://[example.com]/",
+            "http://[8.8.8.8]/",
+            "http://[v1.a]/",
+            "http://[]/",
+            "http://%31%32%37.0.0.1/",
+            "http://example.com%00.evil/",
+            "http://1.2.3.4.5/",
+            "http://256.1.1.1/",
+            "http://1.2.3.08/",
+            "http://a..b/",
+            "http://.example.com/",
+            "http://example.com../",
+            "http://" + "a" * 64 + ".com/",
+            "http://" + "a." * 127 + "com/",
+            "http://ex*mple.com/",
+            "http://example.com,127.0.0.1/",
+            "http://\ud800.com/",
+            "http://example.com/\udfff",
+            "http://example.com/" + "x" * 2048,
+        ],
+        ids=ascii,
+    )
+    def test_what_parsers_might_read_in_two_ways_is_refused(self, url):
+        with pytest.raises(TargetRefused):
+            Targets(allow_private=True).check_endpoint(url)
+
+    @given(
+        scheme=st.sampled_from(["http://", "https://", "HTTP://", "http:/", "http:\\\\"]),
+        rest=st.lists(
+            st.sampled_from(
+                ["example.com", "127.0.0.1", "8.8.8.8", "[2606:4700::1]", "bücher", "0x7f", ".",
+                 ":", "80", "@", "/", "?", "#", "[", "]", "%", "%20", "\\", " ", "。", "ß",
+                 "\t", "-"]
+            ),
+            max_size=6,
+        ),
+    )  # fmt: skip
+    def test_what_is_permitted_the_client_reads_as_the_same_host(self, scheme, rest):
+        url = scheme + "".join(rest)
+        try:
+            Targets(allow_private=True).check_endpoint(url)
+        except TargetRefused:
+            return
+        host = target.normal(parse(url).host)
+        assert target.literal_of(host) == target.literal_of(target.host_of(url))
+        if target.literal_of(host) is None:
+            assert host == target.host_of(url)
+
+    def test_the_message_names_the_host_and_why_and_not_the_rest(self):
+        with pytest.raises(TargetRefused, match=r"^10\.0\.0\.1 .* private$"):
+            Targets().check_endpoint("http://10.0.0.1/hunter2?token=hunter2")
+
+    @pytest.mark.parametrize("url", [None, 7, b"http://example.com"])
+    def test_what_is_no_text_is_a_type_error(self, url):
+        with pytest.raises(TypeError, match="must be a str"):
+            Targets().check_endpoint(url)
+
+
+class TestAllowing:
+    @pytest.mark.parametrize("host", METADATA)
+    def test_metadata_is_refused_whatever_is_allowed(self, host):
+        targets = Targets(allow_private=True, allow=["0.0.0.0/0", "::/0"])
+        with pytest.raises(TargetRefused):
+            targets.check_endpoint(f"http://{host}/latest")
+
+    @pytest.mark.parametrize("host", LOOPBACK + PRIVATE + EMBEDDED + ["2130706433", "0x7f.1"])
+    def test_private_ones_can_all_be_allowed(self, host):
+        Targets(allow_private=True).check_endpoint(f"http://{host}/hook")
+
+    def test_a_network_can_be_allowed_and_nothing_beside_it(self):
+        targets = Targets(allow=["10.1.0.0/16", ip_network("fd00:1::/32")])
+        for host in ("10.1.2.3", "[fd00:1::5]", "167838211"):
+            targets.check_endpoint(f"http://{host}/")
+        for host in ("10.2.0.1", "127.0.0.1", "[fd00:2::5]", "[::ffff:10.1.2.3]"):
+            with pytest.raises(TargetRefused):
+                targets.check_endpoint(f"http://{host}/")
+
+    @pytest.mark.parametrize("one", ["127.0.0.1", "::1"])
+    def test_the_name_localhost_goes_with_loopback(self, one):
+        Targets(allow=[one]).check_endpoint("http://localhost:8000/")
+
+    def test_a_way_to_ipv4_that_is_allowed_still_must_lead_to_a_permitted_address(self):
+        targets = Targets(allow=["64:ff9b::/96", "64:ff9b:1::/48", "2001::/32"])
+        for host in ("64:ff9b::8.8.8.8", "64:ff9b:1::8.8.8.8", "2001:0:808:808::f7f7:f7f7"):
+            targets.check_endpoint(f"http://[{host}]/")
+        for form in ("nat64", "local nat64, 96", "teredo client", "teredo server"):
+            with pytest.raises(TargetRefused):
+                targets.check_endpoint(f"http://[{embedded('10.0.0.1')[form]}]/")
+        both = Targets(allow=["64:ff9b::/96", "10.0.0.0/8"])
+        both.check_endpoint("http://[64:ff9b::10.0.0.1]/")
+
+    @pytest.mark.parametrize("cidr", ["10.0.0.1/8", "private", "", "10.0.0.0/33", "::/129"])
+    def test_a_network_that_is_none_is_told_what_would_be_right(self, cidr):
+        with pytest.raises(ValueError, match=r"such as 10\.1\.0\.0/16"):
+            Targets(allow=[cidr])
+
+
+@pytest.mark.asyncio
+class TestResolving:
+    @pytest.mark.parametrize("host", REFUSED)
+    async def test_what_is_refused_as_an_endpoint_is_never_resolved(self, host):
+        lookup = answering(["127.0.0.1", "::1"])  # for what is a name: localhost
+        with pytest.raises(TargetRefused):
+            await Targets(lookup=lookup).resolve(host, 80)
+
+    @pytest.mark.parametrize(
+        "host", ["127.0.0.1", "2130706433", "0x7f000001", "0x7f.1", "127.1", "0177.0.0.1",
+                 "017700000001", "localhost", "0"]
+    )  # fmt: skip
+    async def test_what_the_systems_own_resolver_makes_of_them_is_refused_too(self, host):
+        found = await target.look_up(None, host, 80)
+        targets = Targets(lookup=answering([one[4][0] for one in found]))
+        assert found
+        with pytest.raises(TargetRefused, match=r"loopback|unspecified"):
+            await targets.resolve("innocent.example", 80)
+
+    @pytest.mark.parametrize("address", ["10.0.0.1", "127.0.0.1", "::1", "fe80::1%2", "fd00::1",
+                                         "169.254.169.254", "::ffff:127.0.0.1", "0.0.0.0",
+                                         "2606:4700::1111%3"])  # fmt: skip
+    async def test_a_name_that_leads_there_is_refused(self, address):
+        with pytest.raises(TargetRefused, match=r"innocent\.example must not be called"):
+            await Targets(lookup=answering([address])).resolve("innocent.example", 80)
+
+    async def test_a_name_that_leads_to_metadata_is_refused_whatever_is_allowed(self):
+        targets = Targets(True, ["0.0.0.0/0"], lookup=answering(["169.254.169.254"]))
+        with pytest.raises(TargetRefused, match="metadata"):
+            await targets.resolve("innocent.example", 80)
+
+    async def test_the_addresses_come_in_the_order_of_the_system_each_once(self):
+        answer = ["2606:4700::1111", PUBLIC, PUBLIC, "1.1.1.1"]
+        assert await Targets(lookup=answering(answer)).resolve("example.com", 8080) == [
+            Address("2606:4700::1111", 8080, socket.AF_INET6),
+            Address(PUBLIC, 8080, socket.AF_INET),
+            Address("1.1.1.1", 8080, socket.AF_INET),
+        ]
+
+    async def test_of_several_addresses_the_permitted_ones_are_used(self):
+        targets = Targets(lookup=answering(["127.0.0.1", PUBLIC, "::1", "10.0.0.1"]))
+        assert await targets.resolve("example.com", 80) == [Address(PUBLIC, 80, socket.AF_INET)]
+
+    async def test_a_public_literal_is_returned_without_a_lookup(self):
+        log = []
+        targets = Targets(lookup=answering([], log=log))
+        assert await targets.resolve("8.8.8.8", 1) == [Address("8.8.8.8", 1, socket.AF_INET)]
+        v6 = Address("2606:4700::1111", 2, socket.AF_INET6)
+        assert await targets.resolve("2606:4700:0::1111", 2) == [v6]
+        assert await targets.resolve("[2606:4700::1111]", 2) == [v6]
+        assert log == []
+
+    async def test_a_name_without_an_address_is_an_os_error(self):
+        with pytest.raises(OSError, match=r"example\.com has no address"):
+            await Targets(lookup=answering([])).resolve("example.com", 80)
+
+    async def test_a_lookup_that_fails_is_an_os_error_and_is_made_again_the_next_time(self):
+        log = []
+        lookup = answering(socket.gaierror(-2, "Name or service not known"), [PUBLIC], log=log)
+        targets = Targets(lookup=lookup)
+        with pytest.raises(OSError, match="not known"):
+            await targets.resolve("example.com", 80)
+        assert await targets.resolve("example.com", 80)
+        assert len(log) == 2
+
+    async def test_families_that_are_not_ip_are_passed_over(self):
+        async def lookup(host, port):
+            return [(1, 1, 0, "", "/run/docker.sock"), entry(PUBLIC, port)]
+
+        found = await Targets(lookup=lookup).resolve("example.com", 80)
+        assert [one.host for one in found] == [PUBLIC]
+
+
+@pytest.mark.asyncio
+class TestRemembering:
+    async def test_a_name_is_looked_up_once_in_some_seconds(self):
+        log, clock = [], ManualClock()
+        targets = Targets(lookup=answering([PUBLIC], ["1.1.1.1"], log=log), clock=clock)
+        for port in (80, 81, 80):
+            assert await targets.resolve("example.com", port) == [
+                Address(PUBLIC, port, socket.AF_INET)
+            ]
+        assert await targets.resolve("EXAMPLE.com.", 80)
+        assert len(log) == 1
+        clock.advance(KEEP_SECONDS)
+        assert [one.host for one in await targets.resolve("example.com", 80)] == ["1.1.1.1"]
+        assert len(log) == 2
+
+    async def test_those_who_ask_at_the_same_time_share_a_lookup(self):
+        log = []
+        targets = Targets(lookup=answering([PUBLIC], log=log))
+        found = await asyncio.gather(*(targets.resolve("example.com", 80) for _ in range(100)))
+        assert len(log) == 1
+        assert {one.host for each in found for one in each} == {PUBLIC}
+
+    async def test_one_that_gives_up_does_not_end_the_lookup_of_the_others(self):
+        answered, log = asyncio.Event(), []
+
+        async def lookup(host, port):
+            log.append(host)
+            await answered.wait()
+            return [entry(PUBLIC, port)]
+
+        targets = Targets(lookup=lookup)
+        first = asyncio.create_task(targets.resolve("example.com", 80))
+        second = asyncio.create_task(targets.resolve("example.com", 80))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert first.cancelled()
+        answered.set()
+        assert [one.host for one in await second] == [PUBLIC]
+        assert len(log) == 1
+
+    async def test_a_lookup_that_fails_after_all_gave_up_is_no_complaint(self, caplog):
+        answered = asyncio.Event()
+
+        async def lookup(host, port):
+            await answered.wait()
+            raise OSError("no")
+
+        targets = Targets(lookup=lookup)
+        waiting = asyncio.create_task(targets.resolve("example.com", 80))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        answered.set()
+        while targets._asked:
+            await asyncio.sleep(0)
+        assert not caplog.records
+
+    async def test_names_that_are_not_resolved_hold_up_no_other(self, monkeypatch):
+        answered, asked = threading.Event(), threading.Semaphore(0)
+
+        def getaddrinfo(host, port, **_):
+            asked.release()
+            if host.startswith("dead"):
+                assert answered.wait(60)
+            return [entry(PUBLIC, port)]
+
+        monkeypatch.setattr(target.socket, "getaddrinfo", getaddrinfo)
+        targets = Targets()
+        dead = [asyncio.create_task(targets.resolve(f"dead-{n}.example", 80)) for n in range(40)]
+        for _ in dead:
+            assert await asyncio.to_thread(asked.acquire, timeout=60)
+        try:
+            assert await targets.resolve("example.com", 80)
+        finally:
+            answered.set()
+        assert all(await asyncio.gather(*dead))
+
+    async def test_a_refusal_is_not_remembered(self):
+        targets = Targets(lookup=answering(["10.0.0.1"], [PUBLIC]))
+        with pytest.raises(TargetRefused):
+            await targets.resolve("example.com", 80)
+        assert await targets.resolve("example.com", 80)
+
+    async def test_only_checked_addresses_are_remembered(self):
+        targets = Targets(lookup=answering(["127.0.0.1", PUBLIC], ["127.0.0.1"]))
+        for _ in range(3):
+            found = await targets.resolve("example.com", 80)
+            assert [one.host for one in found] == [PUBLIC]
+
+    async def test_so_many_names_are_remembered_and_no_more(self):
+        targets = Targets(lookup=answering([PUBLIC]))
+        for number in range(KEEP_NAMES + 10):
+            await targets.resolve(f"host-{number}.example", 80)
+        assert len(targets._kept) == KEEP_NAMES
+        assert "host-0.example" not in targets._kept
+        assert not targets._asked
+
+
+@pytest.mark.asyncio
+class TestConnecting:
+    """127.0.0.2 stands for the public address: it alone is allowed. 127.0.0.1 is the one within."""
+
+    async def test_a_name_that_changes_after_the_check_is_connected_to_where_it_was_checked(self):
+        log = []
+        with Receiver("127.0.0.2") as outside, Receiver("127.0.0.1", outside.port) as within:
+            lookup = answering(["127.0.0.2"], ["127.0.0.1"], log=log)
+            targets = Targets(allow=["127.0.0.2"], lookup=lookup)
+            url = f"http://rebinding.example:{outside.port}/ok"
+            targets.check_endpoint(url)
+            pool = Pool(resolve=targets.resolve)
+            try:
+                response = await pool.request("POST", url, body=b"{}")
+            finally:
+                await pool.close()
+            assert response.status == 200
+            assert log == ["rebinding.example"]
+            assert len(outside.requests) == 1
+            assert outside.requests[0].header("host") == f"rebinding.example:{outside.port}"
+            assert within.connections == 0
+
+    async def test_a_name_that_has_moved_within_is_refused_and_nothing_connects_there(self):
+        clock = ManualClock()
+        with Receiver("127.0.0.2") as outside, Receiver("127.0.0.1", outside.port) as within:
+            lookup = answering(["127.0.0.2"], ["127.0.0.1"])
+            targets = Targets(allow=["127.0.0.2"], lookup=lookup, clock=clock)
+            url = f"http://rebinding.example:{outside.port}/ok"
+            for expected in (200, TargetRefused):
+                pool = Pool(resolve=targets.resolve)  # without connections from before
+                try:
+                    if expected == 200:
+                        assert (await pool.request("POST", url)).status == 200
+                    else:
+                        with pytest.raises(TargetRefused):
+                            await pool.request("POST", url)
+                finally:
+                    await pool.close()
+                clock.advance(KEEP_SECONDS)
+            assert outside.connections == 1
+            assert within.connections == 0
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f.1", "127.1", "0177.0.0.1",
+                                      "localhost", "[::ffff:127.0.0.1]"])  # fmt: skip
+    async def test_a_literal_that_skipped_the_first_check_connects_nowhere(self, host):
+        with Receiver("127.0.0.1") as within:
+            pool = Pool(resolve=Targets().resolve)
+            try:
+                with pytest.raises(TargetRefused):
+                    await pool.request("POST", f"http://{host}:{within.port}/ok")
+            finally:
+                await pool.close()
+            assert within.connections == 0

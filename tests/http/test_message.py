@@ -1,0 +1,62 @@
+"""Requests: checked when they are made."""
+
+import pytest
+
+from tickwheel.http import Response
+from tickwheel.http.message import REMEMBERED, RESERVED, Request, _names, _received, received
+from tickwheel.http.url import parse
+
+TARGET = parse("http://a.example/")
+
+
+@pytest.mark.parametrize("method", ["", "GE T", "GET\r\n", "G\x00", "GÉT", "CONNECT", "connect"])
+def test_a_method_that_is_no_word_is_refused(method):
+    for _ in range(2):
+        with pytest.raises(ValueError, match="method"):
+            Request(method, TARGET, (), b"")
+
+
+def test_a_header_that_was_seen_is_no_method():
+    Request("GET", TARGET, [("CONNECT", "1")], b"")
+    with pytest.raises(ValueError, match="CONNECT"):
+        Request("CONNECT", TARGET, (), b"")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:", "a\r\n", "ä", "(x)", "a\x00"])
+def test_a_header_s_name_that_is_no_word_is_refused(name):
+    for _ in range(2):
+        with pytest.raises(ValueError, match="name"):
+            Request("GET", TARGET, [(name, "1")], b"")
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_a_header_that_is_the_client_s_own_is_refused(name):
+    for each in (name, name.title(), name.upper()):
+        with pytest.raises(ValueError, match=name):
+            Request("GET", TARGET, [(each, "1")], b"")
+
+
+@pytest.mark.parametrize("value", ["a\r\nb", "\n", "\r", "\x00", "\x1f", "\x7f", "€", "\ud800"])
+def test_a_header_s_value_that_cannot_be_sent_is_refused(value):
+    with pytest.raises(ValueError, match="x-bad") as caught:
+        Request("GET", TARGET, [("x-good", "secret"), ("x-bad", value)], b"")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"abc", bytearray(b"abc"), memoryview(b"abc")])
+def test_a_body_may_be_any_bytes(body):
+    assert Request("POST", TARGET, (), body).body == b"abc"
+
+
+def test_names_that_are_remembered_are_bounded():
+    for number in range(REMEMBERED + 100):
+        Request("GET", TARGET, [(f"x-{number}", "1")], b"")
+        assert received([(b"X-%d" % number, b"1")]) == [(f"x-{number}", "1")]
+    assert len(_names) <= REMEMBERED
+    assert len(_received) <= REMEMBERED
+
+
+def test_a_response_finds_its_headers_by_any_case():
+    response = Response(200, [("retry-after", "5"), ("retry-after", "6")], b"", True)
+    assert response.header("Retry-After") == "5"
+    assert response.header("x") is None

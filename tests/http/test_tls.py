@@ -1,0 +1,81 @@
+"""TLS: the name in the URL is the one that counts, whatever address is connected to."""
+
+import asyncio
+import ssl
+
+import pytest
+from http_peers import Authority
+
+from tickwheel.http import ConnectFailed
+
+
+async def test_the_url_s_name_is_sent_and_checked(stage):
+    tls = stage.authority.context("shop.example")
+    asked = []
+    tls.sni_callback = lambda _, name, __: asked.append(name)
+    server, pool = await stage.server(tls=tls), stage.pool()
+    assert (await pool.request("GET", server.url(host="shop.example"))).status == 200
+    assert asked == ["shop.example"]
+    assert dict(server.requests[0][1])["host"] == f"shop.example:{server.port}"
+
+
+async def test_a_name_may_end_with_a_dot(stage):
+    server, pool = await stage.server(tls=stage.authority.context("shop.example")), stage.pool()
+    assert (await pool.request("GET", server.url(host="shop.example."))).status == 200
+
+
+async def test_an_address_is_checked_as_an_address(stage):
+    server, pool = await stage.server(tls=stage.authority.context("127.0.0.1")), stage.pool()
+    assert (await pool.request("GET", server.url(host="127.0.0.1"))).status == 200
+
+
+@pytest.mark.parametrize("host", ["other.example", "127.0.0.1", "shop.example.evil.example"])
+async def test_a_certificate_for_another_name_is_refused(stage, host):
+    server, pool = await stage.server(tls=stage.authority.context("shop.example")), stage.pool()
+    with pytest.raises(ConnectFailed, match=rf"{host}:{server.port}: its certificate is refused"):
+        await pool.request("GET", server.url(host=host))
+    assert not server.requests
+
+
+async def test_a_certificate_of_an_unknown_authority_is_refused(stage):
+    server = await stage.server(tls=Authority().context("localhost"))
+    with pytest.raises(ConnectFailed, match="certificate is refused"):
+        await stage.pool().request("GET", server.url())
+
+
+async def test_the_system_s_authorities_are_the_default(stage):
+    server = await stage.server(tls=stage.authority.context("localhost"))
+    with pytest.raises(ConnectFailed, match="certificate is refused"):
+        await stage.pool(ssl=None).request("GET", server.url())
+
+
+async def test_a_server_without_tls_is_connect_failed(stage):
+    server = await stage.server()
+    with pytest.raises(ConnectFailed, match=f"localhost:{server.port}: TLS failed"):
+        await stage.pool().request("GET", f"https://localhost:{server.port}/")
+
+
+async def test_a_server_of_an_old_protocol_is_connect_failed(stage):
+    tls = stage.authority.context("localhost")
+    tls.minimum_version = ssl.TLSVersion.TLSv1_3
+    client = stage.authority.client()
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    server, pool = await stage.server(tls=tls), stage.pool(ssl=client)
+    with pytest.raises(ConnectFailed, match="TLS failed"):
+        await pool.request("GET", server.url())
+
+
+async def test_connections_of_tls_are_kept_and_bounded(stage):
+    server = await stage.server(tls=stage.authority.context("localhost"))
+    pool = stage.pool(connections=2)
+    await asyncio.gather(*(pool.request("GET", server.url()) for _ in range(10)))
+    assert len(server.connections) <= 2
+
+
+async def test_an_idle_connection_of_tls_is_closed_in_good_order(stage):
+    server = await stage.server(tls=stage.authority.context("localhost"))
+    pool = stage.pool(idle_timeout=0.02)
+    await pool.request("GET", server.url())
+    await server.connections[0].ended.wait()
+    while pool.stats()["connections"]:
+        await asyncio.sleep(0)

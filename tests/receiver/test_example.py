@@ -1,0 +1,69 @@
+"""The example's receiver, as a process on a real socket."""
+
+import http.client
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "http_receiver.py"
+
+
+@contextmanager
+def running(**environment):
+    """The example on a port of its own; gives how to call it, and what it prints."""
+    command = [sys.executable, "-W", "error", str(EXAMPLE), "0"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TICKWHEEL_")}
+    with subprocess.Popen(
+        command, env=clean | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            first = process.stdout.readline()
+            port = int(first.rstrip("/\n").rpartition(":")[2])
+
+            def post(headers, body, path="/"):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+                connection.request("POST", path, body, headers)
+                answer = connection.getresponse()
+                read = answer.status, answer.read()
+                connection.close()
+                return read
+
+            yield first, post, process.stdout.readline
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+@pytest.fixture
+def signed(secret):
+    with running(TICKWHEEL_WEBHOOK_SECRET=secret) as example:
+        yield example
+
+
+def test_it_prints_what_came_and_answers(signed, call):
+    first, post, line = signed
+    assert first.startswith("receiving signed calls on http://127.0.0.1:")
+    assert post(*call({"to": "ada"})) == (200, b'{"received":{"to":"ada"}}')
+    assert line().startswith("mail: {'to': 'ada'}, attempt 1 of task 0198c0de")
+
+
+def test_it_believes_signed_calls_only_when_it_has_a_secret(signed, call):
+    _, post, line = signed
+    headers, body = call(1)
+    assert post(headers | {"webhook-signature": "v1,AAAA"}, body)[0] == 401
+    assert line().startswith("refused, 401")
+    del headers["webhook-signature"]
+    with running() as (first, post, line):
+        assert first.startswith("receiving any call, signed or not, on")
+        assert post(headers, body) == (200, b'{"received":1}')
+
+
+def test_it_accepts_what_is_to_be_fed_back(signed, call):
+    _, post, line = signed
+    assert post(*call(1), path="/?feedback=1") == (202, b"")
+    line()
+    assert "tickwheel feedback 0198c0de" in line()

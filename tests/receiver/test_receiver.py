@@ -1,0 +1,350 @@
+"""The receiver: who is believed, what is done once, and what is answered."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from receiver.conftest import TASK_ID, Caller
+from tickwheel.durable.channels.signature import new_secret
+from tickwheel.receiver import (
+    Accepted,
+    BadDelivery,
+    Delivery,
+    Gone,
+    InProgress,
+    InvalidSignature,
+    MemorySeen,
+    Receiver,
+    Retry,
+)
+
+
+@pytest.fixture
+def receiver(secret):
+    return Receiver(secret)
+
+
+def told(reply):
+    return json.loads(reply.body)
+
+
+def test_a_signed_call_is_read(receiver, call):
+    headers, body = call({"to": "ada"}, attempt=3)
+    assert receiver.receive(headers, body) == Delivery(
+        TASK_ID, "mail", 3, 7, datetime(2026, 11, 15, 12, tzinfo=UTC), {"to": "ada"}, False
+    )
+
+
+def test_names_of_headers_count_in_any_case_and_come_as_pairs_or_a_mapping(receiver, call):
+    headers, body = call(1)
+    upper = {name.upper(): value for name, value in headers.items()}
+    assert receiver.read(upper, body) == receiver.read(list(headers.items()), body)
+
+
+def test_a_call_by_somebody_else_is_not_believed(receiver):
+    headers, body = Caller(new_secret())({"to": "eve"})
+    with pytest.raises(InvalidSignature, match="no signature by a known secret"):
+        receiver.receive(headers, body)
+    reply = receiver.answer(headers, body, pytest.fail)
+    assert (reply.status, told(reply)["code"]) == (401, "invalid_signature")
+
+
+def test_a_body_that_was_changed_on_the_way_is_not_believed(receiver, call):
+    headers, body = call({"to": "ada"})
+    with pytest.raises(InvalidSignature):
+        receiver.receive(headers, body + b" ")
+    with pytest.raises(InvalidSignature):
+        receiver.receive(headers | {"webhook-id": "0" * 32}, body)
+
+
+@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+def test_a_call_without_a_part_of_its_signature_is_not_believed(receiver, call, name):
+    headers, body = call(1)
+    del headers[name]
+    with pytest.raises(InvalidSignature, match=name):
+        receiver.receive(headers, body)
+
+
+def test_a_call_of_long_ago_is_not_believed(secret, call):
+    headers, body = call(1, at=datetime.now(UTC) - timedelta(minutes=6))
+    with pytest.raises(InvalidSignature, match="too old"):
+        Receiver(secret).receive(headers, body)
+    assert Receiver(secret, tolerance=600).receive(headers, body).payload == 1
+    headers, body = call(1, at=datetime.now(UTC) + timedelta(minutes=6))
+    with pytest.raises(InvalidSignature, match="too new"):
+        Receiver(secret).receive(headers, body)
+
+
+def test_while_a_secret_is_replaced_both_are_believed(secret, call):
+    new = new_secret()
+    receiver = Receiver([new, secret])
+    assert receiver.receive(*call(1)).payload == 1
+    assert receiver.read(*Caller(new)(2)).payload == 2
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"tickwheel_attempt": None}, "tickwheel-attempt is missing"),
+        ({"tickwheel_attempt": "two"}, "whole number"),
+        ({"tickwheel_epoch": "-1"}, "whole number"),
+        ({"tickwheel_due_at": "noon"}, "RFC 3339"),
+        ({"tickwheel_service": None}, "tickwheel-service is missing"),
+    ],
+)
+def test_a_call_that_no_server_makes_is_refused(receiver, call, headers, message):
+    headers, body = call(1, **headers)
+    with pytest.raises(BadDelivery, match=message):
+        receiver.receive(headers, body)
+    assert receiver.answer(headers, body, pytest.fail).status == 400
+
+
+def test_a_body_that_is_not_json_is_refused(receiver, call):
+    headers, body = call(body=b"{")
+    reply = receiver.answer(headers, body, pytest.fail)
+    assert (reply.status, told(reply)["code"]) == (400, "bad_delivery")
+
+
+def test_the_result_of_the_handler_is_answered(receiver, call):
+    reply = receiver.answer(*call([1, 2]), lambda delivery: {"sum": sum(delivery.payload)})
+    assert (reply.status, told(reply)) == (200, {"sum": 3})
+    assert dict(reply.headers)["content-type"] == "application/json"
+
+
+def test_no_result_is_answered_without_a_body(receiver, call):
+    assert receiver.answer(*call(), lambda _: None) == (204, [], b"")
+
+
+def test_a_duplicate_of_a_done_task_is_answered_alike_and_not_handled(receiver, call):
+    first = receiver.answer(*call(1), lambda _: "done")
+    again = receiver.answer(*call(1, attempt=2), pytest.fail)
+    assert (again.status, again.body) == (first.status, first.body) == (200, b'"done"')
+    assert dict(again.headers)["tickwheel-duplicate"] == "true"
+    assert receiver.receive(*call(1)).duplicate
+
+
+def test_a_task_whose_handler_raised_is_handled_again(receiver, call):
+    def fail(_):
+        raise LookupError("no such order")
+
+    with pytest.raises(LookupError, match="no such order"):
+        receiver.answer(*call(1), fail)
+    assert receiver.answer(*call(1, attempt=2), lambda _: 2).body == b"2"
+
+
+def test_a_task_whose_result_cannot_go_as_json_is_handled_again(receiver, call):
+    with pytest.raises(TypeError, match="cannot go as JSON"):
+        receiver.answer(*call(1), lambda _: object())
+    assert receiver.answer(*call(1), lambda _: 2).body == b"2"
+
+
+def test_a_task_that_is_under_way_is_asked_for_again_later(receiver, call):
+    replies = []
+
+    def handle(_):
+        replies.append(receiver.answer(*call(1, attempt=2), pytest.fail))
+        with pytest.raises(InProgress):
+            receiver.receive(*call(1, attempt=3))
+
+    assert receiver.answer(*call(1), handle).status == 204
+    (reply,) = replies
+    assert (reply.status, dict(reply.headers)["retry-after"]) == (409, "1")
+    assert told(reply)["code"] == "in_progress"
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "retry_after"),
+    [
+        (Accepted(), 202, None),
+        (Gone(), 410, None),
+        (Retry(), 409, None),
+        (Retry(2.5), 409, "3"),
+        (Retry(timedelta(minutes=1), "later"), 409, "60"),
+    ],
+)
+def test_a_handler_says_how_it_went_and_the_task_is_not_done(
+    receiver, call, value, status, retry_after
+):
+    reply = receiver.answer(*call(1), lambda _: value)
+    assert (reply.status, dict(reply.headers).get("retry-after")) == (status, retry_after)
+    assert receiver.answer(*call(1, attempt=2), lambda _: "anew").body == b'"anew"'
+
+
+def test_by_hand_a_task_is_begun_and_then_done_or_forgotten(receiver, call):
+    delivery = receiver.receive(*call(1))
+    receiver.forget(delivery)
+    delivery = receiver.receive(*call(1))
+    assert not delivery.duplicate
+    receiver.done(delivery)
+    assert receiver.receive(*call(1)).duplicate
+
+
+def test_a_result_that_the_server_does_not_keep_is_warned_of(receiver, call, caplog):
+    with caplog.at_level(logging.WARNING, "tickwheel.receiver"):
+        receiver.answer(*call(), lambda _: "x" * 70_000)
+    assert "70002 bytes is not kept" in caplog.text
+
+
+def test_of_calls_at_once_one_is_handled(receiver, call):
+    handled = []
+    together = threading.Barrier(8)
+    statuses = []
+
+    def handle(delivery):
+        handled.append(delivery.task_id)
+        released.wait(30)
+
+    released = threading.Event()
+
+    def arrive():
+        together.wait()
+        statuses.append(receiver.answer(*call(1), handle).status)
+        if len(statuses) == 7:
+            released.set()
+
+    threads = [threading.Thread(target=arrive) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert handled == [TASK_ID]
+    assert sorted(statuses) == [204] + [409] * 7
+
+
+def test_memory_holds_so_many_and_forgets_the_longest_unseen():
+    seen = MemorySeen(2)
+    for task_id in "ab":
+        assert seen.begin(task_id) is None
+        seen.done(task_id, b"1")
+    assert seen.begin("a") == b"1"
+    assert seen.begin("c") is None
+    seen.done("c", b"")
+    assert len(seen) == 2
+    assert seen.begin("a") == b"1"
+    assert seen.begin("b") is None
+
+
+def test_memory_holds_no_more_than_sixteen_mebibytes_of_answers():
+    seen = MemorySeen(1_000_000)
+    for number in range(400):
+        seen.begin(str(number))
+        seen.done(str(number), b"x" * 65_536)
+    assert len(seen) == 256
+    assert seen.begin("399") == b"x" * 65_536
+
+
+def test_a_task_under_way_is_never_forgotten_by_itself():
+    seen = MemorySeen(1)
+    seen.begin("a")
+    for task_id in "bcd":
+        seen.begin(task_id)
+        seen.done(task_id, b"")
+    assert seen.begin("a") is True
+
+
+def test_a_store_of_the_users_own_is_asked(secret, call):
+    noted = []
+
+    class Table:
+        def begin(self, task_id):
+            noted.append(("begin", task_id))
+            return None if len(noted) == 1 else b"7"
+
+        def done(self, task_id, answer):
+            noted.append(("done", task_id, answer))
+
+        def forget(self, task_id):
+            raise AssertionError
+
+    receiver = Receiver(secret, dedupe=Table())
+    assert receiver.answer(*call(1), lambda _: 7).body == b"7"
+    assert receiver.answer(*call(1), pytest.fail).body == b"7"
+    assert noted == [("begin", TASK_ID), ("done", TASK_ID, b"7"), ("begin", TASK_ID)]
+
+
+def test_a_function_of_the_users_own_says_what_is_done(secret, call):
+    table = set()
+    receiver = Receiver(secret, dedupe=table.__contains__)
+    assert receiver.answer(*call(1), lambda d: table.add(d.task_id)).status == 204
+    assert receiver.answer(*call(1), pytest.fail).status == 204
+
+
+def test_coroutine_functions_are_awaited_on_a_loop_and_refused_without_one(secret, call):
+    table = set()
+
+    async def is_done(task_id):
+        return task_id in table
+
+    async def handle(delivery):
+        table.add(delivery.task_id)
+        return 1
+
+    receiver = Receiver(secret, dedupe=is_done)
+    assert asyncio.run(receiver.answer_async(*call(1), handle)).body == b"1"
+    assert asyncio.run(receiver.answer_async(*call(1), pytest.fail)).status == 204
+    with pytest.raises(TypeError, match="needs an event loop"):
+        receiver.answer(*call(1), handle)
+    with pytest.raises(TypeError, match="needs an event loop"):
+        Receiver(secret).answer(*call(1), handle)
+
+
+def test_a_handler_that_is_cancelled_has_not_done_its_task(receiver, call):
+    async def cancel(_):
+        raise asyncio.CancelledError
+
+    async def again(_):
+        return 2
+
+    async def both():
+        with pytest.raises(asyncio.CancelledError):
+            await receiver.answer_async(*call(1), cancel)
+        return await receiver.answer_async(*call(1), again)
+
+    assert asyncio.run(both()).body == b"2"
+
+
+def test_without_a_secret_it_has_to_be_said_so(call):
+    for secrets in (None, "", (), []):
+        with pytest.raises(ValueError, match="unsigned=True"):
+            Receiver(secrets)
+    headers, body = call(5)
+    del headers["webhook-signature"], headers["webhook-timestamp"]
+    assert Receiver(unsigned=True).receive(headers, body).payload == 5
+
+
+def test_with_a_secret_unsigned_calls_are_refused_whatever_is_said(secret):
+    with pytest.raises(ValueError, match="unsigned=True, and none"):
+        Receiver(secret, unsigned=True)
+
+
+def test_what_is_no_secret_is_refused_and_not_shown(secret):
+    with pytest.raises(ValueError, match="whsec_") as wrong:
+        Receiver("hunter2-hunter2")
+    assert "hunter2" not in str(wrong.value)
+    assert secret not in repr(Receiver(secret))
+
+
+@pytest.mark.parametrize("options", [{"dedupe": -1}, {"tolerance": -1}, {"max_body": 0}])
+def test_options_that_cannot_be_are_refused(secret, options):
+    with pytest.raises(ValueError):
+        Receiver(secret, **options)
+
+
+def test_what_cannot_remember_is_refused(secret):
+    with pytest.raises(TypeError, match="begin, done and forget"):
+        Receiver(secret, dedupe="redis")
+
+
+def test_the_receiver_needs_nothing_from_elsewhere():
+    program = (
+        "import sys, tickwheel.receiver; found = {'starlette', 'flask', 'httptools', 'msgspec',"
+        " 'tickwheel.web', 'tickwheel.http', 'cryptography'} & set(sys.modules);"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,318 @@
+"""The configuration: what counts before what, and what is said of a value that is wrong."""
+
+import pickle
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from tickwheel.config import (
+    MASK,
+    SETTINGS,
+    Config,
+    ConfigError,
+    Listen,
+    duration,
+    load,
+    without_password,
+)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text, name="tickwheel.toml"):
+    Path(name).write_text(text, "utf-8")
+    return name
+
+
+def loaded(flags=None, environ=None, file=None):
+    return load(flags or {}, environ or {}, file)
+
+
+def test_without_anything_there_are_the_defaults():
+    config, origins = loaded()
+    assert config == Config()
+    assert config.listen == ("127.0.0.1", 7380)
+    assert set(origins.values()) == {"default"}
+
+
+def test_a_flag_counts_before_the_environment_that_before_the_file():
+    write('listen = "127.0.0.1:1"\nworkers = 1\nhorizon = 5\n')
+    environ = {"TICKWHEEL_LISTEN": "127.0.0.1:2", "TICKWHEEL_HORIZON": "6"}
+    config, origins = loaded({"listen": "127.0.0.1:3"}, environ)
+    assert config.listen.port == 3
+    assert config.horizon == 6
+    assert config.workers == 1
+    assert origins["listen"] == "flag --listen"
+    assert origins["horizon"] == "environment TICKWHEEL_HORIZON"
+    assert origins["workers"] == "file tickwheel.toml"
+    assert origins["cap"] == "default"
+
+
+def test_a_flag_can_turn_off_what_the_file_turns_on():
+    write("submit_only = true")
+    assert loaded()[0].submit_only
+    assert not loaded({"submit_only": False})[0].submit_only
+
+
+def test_the_file_is_the_named_one_then_the_environments_then_the_one_here():
+    write("cap = 1")
+    write("cap = 2", "two.toml")
+    write("cap = 3", "three.toml")
+    assert loaded()[0].cap == 1
+    assert loaded({}, {"TICKWHEEL_CONFIG": "two.toml"})[0].cap == 2
+    assert loaded({}, {"TICKWHEEL_CONFIG": "two.toml"}, "three.toml")[0].cap == 3
+
+
+def test_a_file_that_was_named_must_be_there():
+    with pytest.raises(ConfigError, match=r"gone\.toml: there is no such file"):
+        loaded(file="gone.toml")
+    with pytest.raises(ConfigError, match=r"gone\.toml: there is no such file"):
+        loaded({}, {"TICKWHEEL_CONFIG": "gone.toml"})
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="directory"):
+        loaded(file=tmp_path)
+    Path("latin.toml").write_bytes(b"node = '\xe9'")
+    with pytest.raises(ConfigError, match=r"latin\.toml: it is not UTF-8"):
+        loaded(file="latin.toml")
+    with pytest.raises(ConfigError, match="is not TOML: Invalid value"):
+        loaded(file=write("listen =", "bad.toml"))
+
+
+def test_an_unknown_setting_is_named_with_the_nearest_known_one():
+    with pytest.raises(ConfigError, match=r"tickwheel\.toml: there is no setting 'lisen'.*'listen'"):
+        loaded(file=write("lisen = 1"))
+    with pytest.raises(ConfigError, match="no setting 'zzz'; there are store, listen"):
+        loaded(file=write("zzz = 1"))
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("workers = '2'", "workers must be a whole number from 1 to 256; got '2'"),
+        ("workers = true", "got True"),
+        ("workers = 2.5", "got 2.5"),
+        ("workers = 0", "got 0"),
+        ("submit_only = 1", "submit_only must be true or false; got 1"),
+        ("submit_only = 'yes'", "got 'yes'"),
+        ("listen = 7380", "listen must be HOST:PORT"),
+        ("allow_target = '10.0.0.0/8'", "allow_target must be networks"),
+        ("allow_target = [10]", "allow_target must be networks"),
+        ("horizon = nan", "horizon must be a duration"),
+        ("horizon = inf", "horizon must be a duration"),
+        ("log_level = 'loud'", "log_level must be debug, info, warning or error; got 'loud'"),
+        ("[store]\nurl = 'x'", "store must be sqlite:///PATH"),
+        ("max_body = -1", "max_body must be a number of bytes"),
+    ],
+)
+def test_a_wrong_value_in_the_file_says_where_what_and_what_is_right(toml, message):
+    with pytest.raises(ConfigError) as raised:
+        loaded(file=write(toml))
+    assert str(raised.value).startswith("tickwheel.toml: ")
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LISTEN", "7380"),
+        ("LISTEN", ":7380"),
+        ("LISTEN", "::1:7380"),
+        ("LISTEN", "[127.0.0.1]:80"),
+        ("LISTEN", "127.0.0.1:65536"),
+        ("LISTEN", "a b:80"),
+        ("STORE", "mysql://h/db"),
+        ("STORE", "sqlite://tasks.db"),
+        ("STORE", "sqlite:///:memory:"),
+        ("STORE", "tasks.db"),
+        ("COORDINATOR", "etcd"),
+        ("ALLOW_TARGET", "10.0.0.0/8,all"),
+        ("ALLOW_TARGET", "10.0.0.1/8"),
+        ("WORKERS", "many"),
+        ("SUBMIT_ONLY", "maybe"),
+        ("MAX_BODY", "16 parsecs"),
+        ("RETENTION", "-5"),
+        ("GRACE", "soon"),
+        ("TOKEN_RATE", "nan"),
+        ("OTLP_ENDPOINT", "collector:4318"),
+    ],
+)
+def test_a_wrong_variable_is_named(name, value):
+    with pytest.raises(ConfigError) as raised:
+        loaded({}, {f"TICKWHEEL_{name}": value})
+    assert str(raised.value).startswith(f"TICKWHEEL_{name} must be ")
+    assert repr(value) in str(raised.value)
+    assert raised.value.code == "config_error"
+
+
+def test_a_wrong_flag_is_named():
+    with pytest.raises(ConfigError, match=r"^--workers must be a whole number.*got 'x'"):
+        loaded({"workers": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("listen", "[::1]:80", Listen("::1", 80)),
+        ("listen", "localhost:0", Listen("localhost", 0)),
+        ("store", "sqlite:////var/lib/t.db", "sqlite:////var/lib/t.db"),
+        ("allow_target", "10.0.0.0/8, fd00::/8", ("10.0.0.0/8", "fd00::/8")),
+        ("max_body", "2MiB", 2 << 20),
+        ("max_body", "5 kb", 5000),
+        ("max_body", "4096", 4096),
+        ("retention", "7d", 604_800.0),
+        ("grace", "0", 0.0),
+        ("submit_only", "On", True),
+        ("submit_only", "0", False),
+        ("log_format", "JSON", "json"),
+        ("token_rate", "2.5", 2.5),
+        ("open_access", "yes", True),
+    ],
+)
+def test_a_variable_is_read(name, text, value):
+    variable = next(setting.variable for setting in SETTINGS if setting.field == name)
+    assert getattr(loaded({}, {variable: text})[0], name) == value
+
+
+def test_the_file_may_have_every_setting_but_secrets():
+    write(
+        """
+        store = "postgresql://u@h/db"
+        listen = "0.0.0.0:80"
+        coordinator = "postgres"
+        node = "a"
+        shards = 8
+        workers = 2
+        submit_only = true
+        allow_private_targets = true
+        allow_target = ["10.0.0.0/8"]
+        tls_cert = "c.pem"
+        tls_key = "k.pem"
+        insecure_without_tokens = true
+        token_rate = 5
+        max_body = "1MiB"
+        max_batch = 10
+        max_payload = 1000
+        retention = "1d"
+        grace = 1
+        horizon = 2.5
+        cap = 9
+        log_level = "debug"
+        log_format = "json"
+        otlp_endpoint = "http://collector:4318"
+        """
+    )
+    config, origins = loaded()
+    assert {name for name, origin in origins.items() if origin == "default"} == {"secret_key"}
+    assert config.open_access
+    assert config.tls_cert == Path("c.pem")
+    assert config.retention == 86_400
+
+
+def test_a_secret_may_be_in_the_environment_only():
+    assert loaded({}, {"TICKWHEEL_SECRET_KEY": "k"})[0].secret_key == "k"
+    with pytest.raises(ConfigError, match="TICKWHEEL_SECRET_KEY in the environment") as raised:
+        loaded(file=write("secret_key = 'hunter2'"))
+    assert "hunter2" not in str(raised.value)
+    assert all(setting.flag is None for setting in SETTINGS if setting.secret)
+
+
+def test_no_secret_is_shown():
+    config, _ = loaded(
+        {"store": "postgresql://u:hunter2@h/db?password=hunter2"},
+        {"TICKWHEEL_SECRET_KEY": "hunter2", "TICKWHEEL_OTLP_ENDPOINT": "http://u:hunter2@c/"},
+    )
+    assert "hunter2" not in repr(config)
+    assert "hunter2" not in repr([s.shown(getattr(config, s.field)) for s in SETTINGS])
+    assert "hunter2" in config.store
+    with pytest.raises(ConfigError) as raised:
+        loaded({}, {"TICKWHEEL_STORE": "postgresqll://u:hunter2@h/db"})
+    assert "hunter2" not in str(raised.value)
+    with pytest.raises(ConfigError) as raised:
+        loaded({}, {"TICKWHEEL_SECRET_KEY": "hunter2\x07"})
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:p@h/db", f"postgresql://u:{MASK}@h/db"),
+        ("postgresql://u:p@ss@h:1/db", f"postgresql://u:{MASK}@h:1/db"),
+        ("postgresql://u:p/w@h/db", f"postgresql://u:{MASK}@h/db"),
+        ("postgresql://u@h:5432/db", "postgresql://u@h:5432/db"),
+        ("postgresql://h/db?sslmode=require&password=p", f"postgresql://h/db?sslmode=require&password={MASK}"),
+        ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
+    ],
+)  # fmt: skip
+def test_a_url_is_shown_without_its_password(url, shown):
+    assert without_password(url) == shown
+
+
+def test_an_empty_variable_is_not_set():
+    config, origins = loaded({}, {"TICKWHEEL_LISTEN": "", "TICKWHEEL_NODE": "  "})
+    assert config == Config()
+    assert origins["listen"] == "default"
+
+
+def test_a_repeated_flag_is_a_list_and_an_empty_one_is_not_given():
+    environ = {"TICKWHEEL_ALLOW_TARGET": "10.0.0.0/8"}
+    assert loaded({"allow_target": ()}, environ)[0].allow_target == ("10.0.0.0/8",)
+    two = ("192.168.0.0/16", "fd00::/8")
+    assert loaded({"allow_target": two}, environ)[0].allow_target == two
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tls_cert": Path("c")}, "tls_cert is set and tls_key is not"),
+        ({"tls_key": Path("k")}, "tls_key is set and tls_cert is not"),
+        ({"workers": 2}, "more than one worker needs a store on PostgreSQL"),
+        ({"coordinator": "postgres"}, "solo would be right"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(**given)
+
+
+def test_it_is_frozen_and_can_be_sent_to_another_process():
+    config = Config(store="postgresql://h/db", workers=3)
+    with pytest.raises(FrozenInstanceError):
+        config.workers = 4
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_every_setting_says_what_it_is():
+    for setting in SETTINGS:
+        assert setting.help.endswith(".")
+        assert setting.variable.startswith("TICKWHEEL_")
+    names = {setting.flag for setting in SETTINGS}
+    assert {"--store", "--listen", "--allow-target", "--insecure-without-tokens"} <= names
+
+
+def test_every_default_is_right_by_its_own_rule():
+    for setting in SETTINGS:
+        if setting.default not in (None, ()):
+            kind = setting.kind
+            shown = setting.shown(setting.default)
+            assert kind.of_file(shown) == setting.default
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30), ("1.5", 1.5), ("250ms", 0.25), ("30s", 30), ("5m", 300), ("1h30m", 5400)]
+    + [("1d", 86_400), ("2w", 1_209_600), (" 2 H ", 7200), ("0", 0), ("1e3", 1000)],
+)
+def test_a_duration_is_read(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "5x", "5m 3", "1h-3m", "inf", "nan", "1..5s", "five"])
+def test_what_is_no_duration_is_said_to_be_none(text):
+    with pytest.raises(ValueError, match="no duration"):
+        duration(text)

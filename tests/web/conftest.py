@@ -1,0 +1,79 @@
+"""Fixtures: the application in this process, on either store, and servers."""
+
+import faulthandler
+
+import pytest
+from receivers import Receiver
+
+from web.serving import Api, Served
+
+WATCHDOG = 60.0
+
+
+@pytest.fixture(autouse=True)
+def watched(request):
+    """Ends a run that hangs; a module with long forms says how long those may take."""
+    seconds = getattr(request.module, "WATCHDOG", WATCHDOG)
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path):
+    return f"sqlite:///{tmp_path}/tasks.db"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store_url(request):
+    """A fresh store of either kind."""
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture
+def make_api(sqlite_url):
+    """Makes applications in this process, on one SQLite file unless told otherwise."""
+    made = []
+
+    def make(url=sqlite_url, **options):
+        made.append(Api(url, **options))
+        return made[-1]
+
+    yield make
+    for api in made:
+        api.close()
+
+
+@pytest.fixture
+def api(make_api):
+    """The application with open access, on SQLite."""
+    return make_api()
+
+
+@pytest.fixture
+def either_api(make_api, store_url):
+    """The application with open access, on SQLite and on PostgreSQL."""
+    return make_api(store_url)
+
+
+@pytest.fixture
+def serve(tmp_path, sqlite_url):
+    """Starts servers, on one SQLite file unless told otherwise, and stops them."""
+    made = []
+
+    def start(*arguments, store=sqlite_url, **options):
+        server = Served("--store", store, *arguments, cwd=tmp_path, **options)
+        made.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in made:
+        if server.process is not None:
+            server.__exit__(None)
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as made:
+        yield made

@@ -1,0 +1,478 @@
+"""The API for tests, in two ways: the application alone in this process, and a real server.
+
+    with Api("sqlite:///tasks.db") as api:                 # fast: no socket, a loop of its own
+        task = api.post("/v1/tasks", {"service": "mail"}, status=201).json
+
+    with Served("--store", url, cwd=tmp_path) as server:   # `python -m tickwheel serve`
+        server.get("/healthz", status=200)
+
+- Both check of every answer what is true of all: a request id, and that an error is a problem.
+- The loop of an `Api` turns while something is asked of it, or within `until`.
+- A server ends with the test process, however that ends.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import servers
+from tickwheel.durable.registry import Audit, Token
+from tickwheel.durable.scheduler import Scheduler, store_at
+from tickwheel.web.access import Guard, new_token
+from tickwheel.web.app import App
+
+PATIENCE = 30.0  # seconds until what a test waits for counts as missing
+JSON = "application/json"
+PROBLEM = "application/problem+json"
+HOST = "127.0.0.1:7380"
+SECRET = "whsec_" + "c2VjcmV0LW9mLXRoZS10ZXN0cy10aGF0LW5vYm9keS1zZWVz"
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+UNKNOWN_ID = "0" * 32
+
+
+class Answer:
+    """An answer: its status, headers by lower-case name, and body."""
+
+    def __init__(self, status, headers, body, *, bare=False):
+        self.status = status
+        self.bare = bare  # to a HEAD: there is no body
+        self.headers = {name.lower(): value for name, value in headers}
+        self.body = body
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def media(self):
+        return self.headers.get("content-type", "").partition(";")[0]
+
+    @property
+    def code(self):
+        """The stable code of a problem, or None."""
+        return self.json["code"] if self.media == PROBLEM else None
+
+    @property
+    def detail(self):
+        return self.json["detail"]
+
+    def check(self, status=None):
+        """What is true of every answer of the API; and the status, when one is expected."""
+        assert self.headers.get("x-request-id"), self
+        if self.status >= 400 and self.media != JSON and not self.bare:
+            check_problem(self)  # of its own type is what /readyz answers with 503
+        if status is not None:
+            assert self.status == status, self
+        return self
+
+    def refused(self, status, code):
+        """It is this problem; returns it."""
+        assert (self.status, self.code) == (status, code), self
+        return self.json
+
+    def __repr__(self):
+        return f"<{self.status} {self.headers} {self.body[:2000]!r}>"
+
+
+def check_problem(answer):
+    """An error is a problem document (RFC 9457) that says what was wrong."""
+    assert answer.media == PROBLEM, answer
+    problem = answer.json
+    assert problem["status"] == answer.status, answer
+    assert re.fullmatch(r"[a-z_]+", problem["code"]), answer
+    assert problem["type"] == f"urn:tickwheel:problem:{problem['code']}", answer
+    assert problem["title"], answer
+    assert len(problem["detail"]) > 5, answer
+
+
+class Verbs:
+    """What both ways have in common: requests, by method."""
+
+    def get(self, target, **options):
+        return self.request("GET", target, **options)
+
+    def post(self, target, body=None, **options):
+        return self.request("POST", target, body, **options)
+
+    def put(self, target, body=None, **options):
+        return self.request("PUT", target, body, **options)
+
+    def delete(self, target, **options):
+        return self.request("DELETE", target, **options)
+
+    def service(self, name="mail", endpoint="http://127.0.0.1:9/", **config):
+        """Put a service; nobody listens at its endpoint unless the test says who."""
+        options = {key: config.pop(key) for key in ("token", "headers_") if key in config}
+        answer = self.put(f"/v1/services/{name}", {"endpoint": endpoint, **config}, **options)
+        assert answer.status in (200, 201), answer
+        return answer.json
+
+    def submit(self, service="mail", payload=None, **options):
+        """Submit a task that is due in an hour, unless it says; return it."""
+        given = {key: options.pop(key) for key in ("token",) if key in options}
+        if "due_at" not in options:
+            options.setdefault("delay", 3600)
+        body = {"service": service, "payload": payload, **options}
+        return self.post("/v1/tasks", body, status=201, **given).json
+
+
+def encoded(body, media, headers):
+    """Return a body as bytes, and the headers that go with it."""
+    found = {name.lower(): value for name, value in (headers or {}).items()}
+    if body is not None:
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        if media is not None:
+            found.setdefault("content-type", media)
+    return body, found
+
+
+class Api(Verbs):
+    """The application on a scheduler, both in this process, on a loop that only tests turn."""
+
+    def __init__(
+        self, url, *, local=True, open_access=False, rate=None, here_only=True, limits=None,
+        tracing=None, **options,
+    ):  # fmt: skip
+        options.setdefault("allow_private_targets", True)
+        options.setdefault("grace", 0.5)
+        self.runner = asyncio.Runner()
+        self.scheduler = Scheduler(url, **options)
+        self.run(self.scheduler.start())
+        try:
+            directory = self.scheduler.node.directory
+            guard = Guard(directory, local=local, open_access=open_access, rate=rate)
+            self.app = App(
+                self.scheduler, guard, limits, here_only=here_only, tracing=tracing
+            )  # fmt: skip
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def node(self):
+        return self.scheduler.node
+
+    def run(self, coroutine):
+        return self.runner.run(coroutine)
+
+    def close(self):
+        try:
+            self.run(self.scheduler.stop())
+        finally:
+            self.runner.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def request(self, method, target, body=None, *, status=None, **options):
+        answer = self.run(self.asked(method, target, body, **options))
+        return answer.check(status)
+
+    def together(self, *requests):
+        """Make requests at the same time, each as (method, target, body, options)."""
+
+        async def all_of_them():
+            return await asyncio.gather(*(
+                self.asked(method, target, body, **options)
+                for method, target, body, options in requests
+            ))  # fmt: skip
+
+        return [answer.check() for answer in self.run(all_of_them())]
+
+    async def asked(
+        self, method, target, body=None, *, media=JSON, headers=None, token=None, parts=None
+    ):
+        """Give the application one request, as a server would, and return its answer."""
+        body, found = encoded(body, media, headers)
+        found.setdefault("host", HOST)
+        if token is not None:
+            found["authorization"] = f"Bearer {token}"
+        if body is not None and parts is None:
+            found.setdefault("content-length", str(len(body)))
+        path, _, query = target.partition("?")
+        scope = {
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(),
+            "query_string": query.encode("latin-1"), "http_version": "1.1", "scheme": "http",
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in found.items()],
+        }  # fmt: skip
+        chunks = list(parts) if parts is not None else [body or b""]
+        sent = []
+
+        async def receive():
+            if not chunks:
+                return {"type": "http.disconnect"}
+            chunk = chunks.pop(0)
+            return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
+
+        async def send(message):
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        start, *rest = sent
+        headers = [(name.decode(), value.decode("latin-1")) for name, value in start["headers"]]
+        return Answer(start["status"], headers, b"".join(one["body"] for one in rest))
+
+    def until(self, condition, what="what the test waits for"):
+        """Let the loop turn until `condition()` holds, and return what it gave."""
+
+        async def wait():
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    found = condition()
+                    if asyncio.iscoroutine(found):
+                        found = await found
+                    if found:
+                        return found
+                    await asyncio.sleep(0.002)
+
+        try:
+            return self.run(wait())
+        except TimeoutError:
+            raise AssertionError(f"not within {PATIENCE:g} s: {what}") from None
+
+    def task_in(self, task_id, *states):
+        """Wait until a task is in one of these states, and return it."""
+
+        async def look():
+            task = (await self.asked("GET", f"/v1/tasks/{task_id}")).json
+            return task if task["state"] in states else None
+
+        return self.until(look, f"task {task_id} is {' or '.join(states)}")
+
+    def token(self, *scopes, **options):
+        """Make a token, which counts at once; return its text."""
+        token, text = made_token(*scopes, **options)
+        self.run(stored(self.node.store, token))
+        self.run(self.node.directory.refresh())
+        return text
+
+    def revoke(self, text):
+        """Revoke a token, which counts at once."""
+        self.run(revoked(self.node.store, text))
+        self.run(self.node.directory.refresh())
+
+
+def made_token(*scopes, namespace="*", rate=None, expires_at_ms=None, name="test"):
+    """Return a token as it is stored, and its text."""
+    token_id, digest, text = new_token()
+    scopes = scopes or ("admin",)
+    return Token(token_id, name, digest, namespace, scopes, rate, 1, expires_at_ms), text
+
+
+async def stored(store, token):
+    audit = Audit(1, "local", token.namespace, "token.create", token.id)
+    await store.registry.put_token(token, audit)
+
+
+async def revoked(store, text):
+    token_id = text.split("_")[1]
+    audit = Audit(1, "local", "", "token.revoke", token_id)
+    assert await store.registry.delete_token(token_id, audit)
+
+
+def on_store(url, work):
+    """Do something to a store from this process, as the command line does."""
+
+    async def do():
+        store = store_at(url, shards=64, clock=None)
+        await store.open()
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(do())
+
+
+def create_token(url, *scopes, **options):
+    """Make a token in a store that a server may be running on."""
+    token, text = made_token(*scopes, **options)
+    on_store(url, lambda store: stored(store, token))
+    return text
+
+
+class Served(Verbs):
+    """A server: `python -m tickwheel serve` with some arguments, on any free port of loopback."""
+
+    def __init__(
+        self, *arguments, cwd, listen="127.0.0.1:0", environment=None, ca=None, errors=False
+    ):
+        self.directory = Path(cwd)
+        self.arguments = [*map(str, arguments), *(["--listen", listen] if listen else [])]
+        self.environment = environment or {}
+        self.ca = ca
+        self.errors = errors  # whether it may log errors
+        self.url = None
+        self.token = None  # sent with every request that names none
+        self.process = None
+        self._local = threading.local()
+        self._connections = []
+
+    def launch(self):
+        """Start it, and wait for nothing."""
+        command = [sys.executable, "-m", "tickwheel", "serve", *self.arguments]
+        launch = [sys.executable, "-ISc", servers.LAUNCH, str(os.getpid()), str(int(signal.SIGKILL))]
+        kept = {
+            name: value
+            for name, value in servers.clean_environment().items()
+            if not name.startswith(("TICKWHEEL_", "OTEL_"))
+        }
+        with (self.directory / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*launch, "", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=log, cwd=self.directory, env=kept | self.environment,
+                start_new_session=True,
+            )  # fmt: skip
+        return self
+
+    def start(self):
+        """Start it, and return once it has said where it listens."""
+        self.launch()
+        line = self.process.stdout.readline().decode()
+        found = re.fullmatch(r"tickwheel: (https?://\S+)/\n", line)
+        if not found:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"it does not start: {line!r}\n{self.log()}")
+        self.url = found[1]
+        return self
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    @property
+    def address(self):
+        parts = urlsplit(self.url)
+        return parts.hostname, parts.port
+
+    def log(self):
+        """All that it has logged."""
+        path = self.directory / "server.log"
+        return path.read_text() if path.exists() else ""
+
+    def lines(self):
+        """What it has logged, line by line, each as JSON."""
+        return [json.loads(line) for line in self.log().splitlines()]
+
+    def rss(self):
+        """How much memory it has, in bytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def wait(self, seconds=PATIENCE):
+        """Wait for its end, and return the exit code."""
+        return self.process.wait(seconds)
+
+    def stop(self):
+        """Stop it with SIGTERM, and return the exit code."""
+        self.hang_up()
+        if self.process.poll() is None:
+            self.signal()
+        return self.wait()
+
+    def kill(self):
+        """End it and all that it has started, at once."""
+        if self.process.poll() is None:
+            for pid in [self.pid, *servers._descendants(self.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.wait(PATIENCE)
+
+    def hang_up(self):
+        """Close the connections that requests were made on."""
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+        self._local = threading.local()
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, kind, *_):
+        try:
+            code = self.stop()
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        finally:
+            self.process.stdout.close()
+        if kind is None and not self.errors:
+            assert code == 0, self.log()
+            assert '"level": "error"' not in self.log(), self.log()
+
+    def connect(self):
+        """A new plain connection."""
+        return socket.create_connection(self.address, PATIENCE)
+
+    def request(self, method, target, body=None, *, status=None, media=JSON, headers=None, token=None):
+        """Make a request, on this thread's own connection that is kept."""
+        body, found = encoded(body, media, headers)
+        token = token or self.token
+        if token is not None:
+            found["authorization"] = f"Bearer {token}"
+        for last in (False, True):
+            connection = getattr(self._local, "connection", None)
+            fresh = connection is None
+            if fresh:
+                connection = self._local.connection = self._connection()
+            try:
+                connection.request(method, target, body, found)
+                response = connection.getresponse()
+                headers, text = response.getheaders(), response.read()
+                answer = Answer(response.status, headers, text, bare=method == "HEAD")
+            except (ConnectionError, http.client.HTTPException):
+                connection.close()
+                self._local.connection = None
+                if fresh or last:
+                    raise
+                continue  # it was closed for its age
+            if response.will_close:
+                connection.close()
+                self._local.connection = None
+            return answer.check(status)
+        raise AssertionError
+
+    def _connection(self):
+        host, port = self.address
+        if self.url.startswith("https"):
+            context = ssl.create_default_context(cafile=self.ca)
+            made = http.client.HTTPSConnection(host, port, timeout=PATIENCE, context=context)
+        else:
+            made = http.client.HTTPConnection(host, port, timeout=PATIENCE)
+        self._connections.append(made)
+        return made
+
+    def task_in(self, task_id, *states, **options):
+        """Wait until a task is in one of these states, and return it."""
+        limit = time.monotonic() + PATIENCE
+        while True:
+            task = self.get(f"/v1/tasks/{task_id}", status=200, **options).json
+            if task["state"] in states:
+                return task
+            assert time.monotonic() < limit, task
+            time.sleep(0.005)
+
+
+def wait_until(condition, what):
+    """Wait for something that another process does."""
+    servers.wait_until(condition, what, PATIENCE)
