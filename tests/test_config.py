@@ -17,6 +17,8 @@ from tickwheel.config import (
     without_password,
 )
 
+KEY = "hunter2" * 3
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
@@ -85,7 +87,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_an_unknown_setting_is_named_with_the_nearest_known_one():
-    with pytest.raises(ConfigError, match=r"tickwheel\.toml: there is no setting 'lisen'.*'listen'"):
+    with pytest.raises(
+        ConfigError, match=r"tickwheel\.toml: there is no setting 'lisen'.*'listen'"
+    ):
         loaded(file=write("lisen = 1"))
     with pytest.raises(ConfigError, match="no setting 'zzz'; there are store, listen"):
         loaded(file=write("zzz = 1"))
@@ -215,7 +219,11 @@ def test_the_file_may_have_every_setting_but_secrets():
 
 
 def test_a_secret_may_be_in_the_environment_only():
-    assert loaded({}, {"TICKWHEEL_SECRET_KEY": "k"})[0].secret_key == "k"
+    two = f"{KEY} , {KEY}2"
+    assert loaded({}, {"TICKWHEEL_SECRET_KEY": two})[0].secret_key == f"{KEY},{KEY}2"
+    with pytest.raises(ConfigError, match="16 or more characters") as raised:
+        loaded({}, {"TICKWHEEL_SECRET_KEY": f"{KEY},hunter2"})
+    assert "hunter2" not in str(raised.value)
     with pytest.raises(ConfigError, match="TICKWHEEL_SECRET_KEY in the environment") as raised:
         loaded(file=write("secret_key = 'hunter2'"))
     assert "hunter2" not in str(raised.value)
@@ -225,7 +233,7 @@ def test_a_secret_may_be_in_the_environment_only():
 def test_no_secret_is_shown():
     config, _ = loaded(
         {"store": "postgresql://u:hunter2@h/db?password=hunter2"},
-        {"TICKWHEEL_SECRET_KEY": "hunter2", "TICKWHEEL_OTLP_ENDPOINT": "http://u:hunter2@c/"},
+        {"TICKWHEEL_SECRET_KEY": KEY, "TICKWHEEL_OTLP_ENDPOINT": "http://u:hunter2@c/"},
     )
     assert "hunter2" not in repr(config)
     assert "hunter2" not in repr([s.shown(getattr(config, s.field)) for s in SETTINGS])
@@ -234,7 +242,7 @@ def test_no_secret_is_shown():
         loaded({}, {"TICKWHEEL_STORE": "postgresqll://u:hunter2@h/db"})
     assert "hunter2" not in str(raised.value)
     with pytest.raises(ConfigError) as raised:
-        loaded({}, {"TICKWHEEL_SECRET_KEY": "hunter2\x07"})
+        loaded({}, {"TICKWHEEL_SECRET_KEY": KEY + "\x07"})
     assert "hunter2" not in str(raised.value)
 
 
@@ -305,9 +313,11 @@ def test_every_default_is_right_by_its_own_rule():
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("30", 30), ("1.5", 1.5), ("250ms", 0.25), ("30s", 30), ("5m", 300), ("1h30m", 5400)]
-    + [("1d", 86_400), ("2w", 1_209_600), (" 2 H ", 7200), ("0", 0), ("1e3", 1000)],
-)
+    [
+        ("30", 30), ("1.5", 1.5), ("250ms", 0.25), ("30s", 30), ("5m", 300), ("1h30m", 5400),
+        ("1d", 86_400), ("2w", 1_209_600), (" 2 H ", 7200), ("0", 0), ("1e3", 1000),
+    ],
+)  # fmt: skip
 def test_a_duration_is_read(text, seconds):
     assert duration(text) == seconds
 

@@ -173,6 +173,13 @@ def _filled(text: str) -> str:
     return text
 
 
+def _keys(text: str) -> str:
+    keys = [_filled(key.strip()) for key in text.split(",") if key.strip()]
+    if not keys or min(map(len, keys)) < 16:
+        raise ValueError
+    return ",".join(keys)
+
+
 def _path(text: str) -> Path:
     return Path(_filled(text)).expanduser()
 
@@ -220,22 +227,22 @@ def _bytes(low: int, high: int) -> Kind:
 def _seconds(low: float, high: float) -> Kind:
     return Kind(
         f"a duration like 30s, 5m, 2h or 7d, or seconds, from {low:g} to {high:g} seconds",
-        duration, _between(low, high), native=(int, float), text=True, metavar="DURATION",
+        duration, _between(low, high, float), native=(int, float), text=True, metavar="DURATION",
     )  # fmt: skip
 
 
 def _number(low: float, high: float) -> Kind:
     return Kind(
         f"a number from {low:g} to {high:g}",
-        float, _between(low, high), native=(int, float), metavar="NUMBER",
+        float, _between(low, high, float), native=(int, float), metavar="NUMBER",
     )  # fmt: skip
 
 
-def _between(low: float, high: float) -> Callable[[Any], Any]:
+def _between(low: float, high: float, kind: type[float] = int) -> Callable[[Any], Any]:
     def check(value: float) -> float:
         if not low <= value <= high:  # also what is not a number
             raise ValueError
-        return value
+        return kind(value)
 
     return check
 
@@ -257,6 +264,7 @@ COORDINATOR = _string("solo, postgres or zookeeper://HOST:PORT,…/PATH", _coord
 NETWORKS = _string("networks like 10.0.0.0/8 or fd00::/8", _network, "CIDR", many=True)
 FILE_NAME = _string("the name of a file", _path, "FILE")
 NAME = _string("1 or more printable characters", _filled, "NAME")
+KEYS = _string("keys of 16 or more characters each, with commas between them", _keys, "KEYS")
 ENDPOINT = _string("an http:// or https:// URL", _endpoint, "URL")
 
 
@@ -342,7 +350,10 @@ class Config:
         None, ENDPOINT, "Where traces are sent to, an OpenTelemetry collector over HTTP."
     )
     secret_key: str | None = _setting(
-        None, NAME, "The key that seals services' secrets in the store.", secret=True
+        None,
+        KEYS,
+        "The key that seals services' secrets in the store; older ones after a comma.",
+        secret=True,
     )
 
     def __repr__(self) -> str:

@@ -277,11 +277,24 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path):
     pipe = tmp_path / "tasks.ndjson"
     os.mkfifo(pipe)
     with process("submit-many", pipe) as waiting:
-        with pipe.open("w"):  # returns once the command has opened its end
-            waiting.send_signal(signal.SIGINT)
-            told = waiting.communicate(timeout=WATCHDOG)
+        writing = opened_by(waiting, pipe)
+        waiting.send_signal(signal.SIGINT)
+        told = waiting.communicate(timeout=WATCHDOG)
+        os.close(writing)
     assert waiting.returncode == 130
     assert "Traceback" not in "".join(told)
+
+
+def opened_by(command, pipe):
+    """Open a pipe for writing as soon as the command has opened its end."""
+    limit = time.monotonic() + WATCHDOG
+    while True:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads yet
+            assert command.poll() is None, command.stderr.read()
+            assert time.monotonic() < limit
+            time.sleep(0.005)
 
 
 def test_on_a_terminal_top_draws_until_q_and_lists_are_tables(server):
@@ -291,7 +304,24 @@ def test_on_a_terminal_top_draws_until_q_and_lists_are_tables(server):
     assert b"shards" in on_terminal(["nodes", "list"], b"", b"")
 
 
-def on_terminal(words, awaited, keys):
+def test_on_a_terminal_many_are_submitted_under_a_bar(ok, name, tmp_path):
+    lines = [json.dumps({"service": name, "payload": n, "delay": 3600}) for n in range(3000)]
+    (tmp_path / "t.ndjson").write_text("\n".join(lines))
+    shown = on_terminal(["submit-many", tmp_path / "t.ndjson"], b"", b"")
+    assert b"submitting" in shown
+    assert shown.endswith(b"stored 3,000, refused 0\r\n")
+    ok("cancel", "--service", name)
+
+
+def test_on_a_terminal_it_is_asked_before_all_tasks_of_a_service_are_cancelled(ok, run, name):
+    ok("submit", name, "--delay", "1h")
+    shown = on_terminal(["cancel", "--service", name], b"[y/N]", b"n\n", code=130)
+    assert b"Cancel all such tasks" in shown
+    assert ok("list", "--service", name).lines
+    assert b"cancelled 1" in on_terminal(["cancel", "--service", name], b"[y/N]", b"y\n")
+
+
+def on_terminal(words, awaited, keys, code=0):
     """Run a command on a terminal; press the keys once it has shown what is awaited."""
     master, slave = pty.openpty()
     environ = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
@@ -314,7 +344,7 @@ def on_terminal(words, awaited, keys):
                 if keys and awaited in shown:
                     os.write(master, keys)
                     keys = b""
-            assert command.wait(WATCHDOG) == 0, shown
+            assert command.wait(WATCHDOG) == code, shown
         finally:
             watchdog.cancel()
             os.close(master)

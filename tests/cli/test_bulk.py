@@ -12,9 +12,11 @@ from tickwheel.cli.bulk import NotTasks, Reader
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 TASKS = st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=3), max_size=8)
 
 

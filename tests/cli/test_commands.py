@@ -7,7 +7,7 @@ import pytest
 
 from cli.fakes import AT, ID, service, task
 from tickwheel.client import ApiError, Page, State, Verdict
-from tickwheel.errors import UnknownService
+from tickwheel.errors import UnknownService, UnknownTask
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -38,7 +38,8 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
          ("feedback", (ID, "finished"), {"attempt": 2, "epoch": 7, "result": [1]})),
         (["feedback", ID, "failed", "--attempt", "1", "--error", "no", "--no-retry"],
          ("feedback", (ID, "failed"), {"attempt": 1, "error": "no", "retry": False})),
-        (["backlog", "list", "--state", "failed"], ("backlog", (), {"state": "failed", "limit": 100})),
+        (["backlog", "list", "--state", "failed"],
+         ("backlog", (), {"state": "failed", "limit": 100})),
         (["backlog", "replay", ID, "--force", "--delay", "1"],
          ("replay", (ID,), {"delay": 1.0, "force": True})),
         (["backlog", "replay", "--service", "s", "--state", "failed"],
@@ -51,7 +52,8 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
         (["schedules", "put", "n", "s", "[1]", "--cron", "0 3 * * *", "--tz", "UTC"],
          ("put_schedule", ("n", "s", [1]), {"cron": "0 3 * * *", "tz": "UTC", "enabled": True})),
         (["schedules", "put", "n", "s", "--interval", "30s", "--missed", "skip", "--disabled"],
-         ("put_schedule", ("n", "s", None), {"interval": 30.0, "missed": "skip", "enabled": False})),
+         ("put_schedule", ("n", "s", None),
+          {"interval": 30.0, "missed": "skip", "enabled": False})),
         (["schedules", "delete", "n"], ("delete_schedule", ("n",), {})),
         (["nodes", "list"], ("nodes", (), {})),
         (["shards"], ("shards", (), {})),
@@ -120,6 +122,16 @@ def test_a_table_shows_a_task_and_hides_control_characters(run, client):
     assert "[bold]boom[/bold]" in out
 
 
+def test_what_no_terminal_and_no_encoding_can_take_is_escaped_in_json(run, client):
+    odd = "a\x1b\x9b\u202e\ud800é"
+    client.answers["get"] = task(payload=odd)
+    ran = run("show", ID)
+    assert ran.json["payload"] == odd
+    assert not {"\x1b", "\x9b", "\u202e", "\ud800"} & set(ran.out)
+    assert "é" in ran.out
+    assert run("show", ID, "--table").code == 0
+
+
 def test_a_task_is_shown_with_its_attempts(run, client):
     assert run("show", ID, "--attempts").json["attempts"] == []
     assert "started_at" in run("show", ID, "--attempts", "--table").out
@@ -135,6 +147,14 @@ def test_a_verdict_that_did_not_win_is_exit_code_4(run, client):
 
 def test_several_ids_are_cancelled_one_by_one(run, client):
     assert len(run("cancel", ID, "0" * 32, "--json").lines) == 2
+
+
+def test_what_was_cancelled_before_an_error_is_told(run, client):
+    verdicts = iter([Verdict(ID, True, State.CANCELLED)])
+    client.cancel = lambda _: next(verdicts, None) or client.get(_)
+    client.answers["get"] = UnknownTask("no task")
+    ran = run("cancel", ID, "0" * 32)
+    assert (ran.code, len(ran.lines)) == (3, 1)
 
 
 def pages(count):
@@ -193,7 +213,9 @@ def test_put_makes_a_service_that_is_not_there(run, client):
 
 
 def test_put_with_replace_starts_from_the_defaults(run, client):
-    run("services", "put", "sums", "--replace", "--from", '{"endpoint": "http://h/"}', "--rate", "1")
+    run(
+        "services", "put", "sums", "--replace", "--from", '{"endpoint": "http://h/"}', "--rate", "1"
+    )
     assert client.calls == [("put_service", ("sums",), {"endpoint": "http://h/", "rate": 1.0})]
 
 

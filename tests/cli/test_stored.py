@@ -11,8 +11,10 @@ from tickwheel.durable.scheduler import store_at
 from tickwheel.web import access
 
 
-@pytest.fixture
-def store(tmp_path):
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request, tmp_path):
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres_url")
     return f"sqlite:///{tmp_path}/tasks.db"
 
 
@@ -82,6 +84,7 @@ def test_a_revoked_token_is_gone_and_a_second_revoke_does_not_find_it(run, store
     token = run("tokens", "create", "ci", "--store", store).json
     assert run("tokens", "revoke", token["id"], "--store", store).json == {"revoked": token["id"]}
     assert run("tokens", "list", "--store", store).out == ""
+    assert "namespace" in run("tokens", "list", "--store", store, "--table").out
     ran = run("tokens", "revoke", token["id"], "--store", store)
     assert ran.code == 3
     assert "(unknown_token)" in ran.err
@@ -112,7 +115,10 @@ def test_the_store_is_the_one_that_serve_would_use(run, store, monkeypatch, tmp_
     run("tokens", "create", "file")
     monkeypatch.setenv("TICKWHEEL_STORE", store)
     run("tokens", "create", "variable")
-    assert [t["name"] for t in run("tokens", "list", "--store", store).lines] == ["file", "variable"]
+    assert [t["name"] for t in run("tokens", "list", "--store", store).lines] == [
+        "file",
+        "variable",
+    ]
 
 
 def test_migrate_says_the_version_before_and_after(run, store):

@@ -1,22 +1,20 @@
 """Both clients, as one: the async one's verbs are run on a loop of its own, one by one."""
 
 import asyncio
-import faulthandler
 import inspect
 
 import pytest
 
 from client.fake import FakeServer
+from durable.stage import watchdog
 from tickwheel.client import AsyncClient, Client
-
-WATCHDOG = 60.0
 
 
 @pytest.fixture(autouse=True)
 def watched():
-    faulthandler.dump_traceback_later(WATCHDOG, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
+    """Ends the test when it hangs."""
+    with watchdog():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import inspect
 import json
+import logging
 import os
 import pickle
 import threading
@@ -351,7 +352,17 @@ def test_retries_end(make, server):
         client.get(ID)
     assert len(server.asked) == 4
     assert gone.value.sent
-    assert gone.value.__notes__ == ["tried 4 times"]
+    assert gone.value.__notes__ == ["tries: 4"]
+
+
+def test_a_retry_is_logged_without_what_was_asked(client, server, caplog):
+    server.say(CLOSE, Reply(503, b""))
+    with caplog.at_level(logging.INFO, "tickwheel.client"):
+        client.list(key="secret-key")
+    first, second = caplog.messages
+    assert first.startswith("GET /v1/tasks: ")
+    assert second.startswith("GET /v1/tasks: status 503; again in 0.")
+    assert "secret-key" not in caplog.text
 
 
 def test_no_retries_means_one_try(make, server):

@@ -17,8 +17,10 @@ def busy(status=503, **headers):
 
 def waits(tries, request=SAFE):
     found = []
+    tries.begin(0.0)
     while (wait := tries.after_failure(request, True, 0.0)) is not None:
         found.append(wait)
+        tries.begin(0.0)
     return found
 
 
@@ -37,6 +39,7 @@ def test_five_retries_outlast_a_restart_of_some_seconds():
 
 def test_no_wait_is_begun_that_the_timeout_would_cut_short():
     tries = Tries(100, 10.0, now=100.0)
+    tries.begin(100.0)
     assert tries.after_failure(SAFE, True, 109.99) is None
     assert tries.after_answer(SAFE, busy(retry_after="5"), 106.0, WALL) is None
     assert tries.after_answer(SAFE, busy(retry_after="5"), 104.0, WALL) == 5.0
@@ -44,13 +47,15 @@ def test_no_wait_is_begun_that_the_timeout_would_cut_short():
 
 def test_a_try_has_the_time_that_is_left():
     tries = Tries(5, 10.0, now=100.0)
-    assert tries.left(100.0) == 10.0
-    assert tries.left(107.5) == 2.5
-    assert 0 < tries.left(200.0) < 0.01
+    assert tries.begin(100.0) == 10.0
+    assert tries.begin(107.5) == 2.5
+    assert 0 < tries.begin(200.0) < 0.01
+    assert tries.made == 3
 
 
 def test_what_is_not_safe_is_tried_again_only_when_it_was_surely_not_done():
     tries = Tries(100, 1e6, 0.0)
+    tries.begin(0.0)
     assert tries.after_failure(UNSAFE, False, 0.0) is not None
     assert tries.after_failure(UNSAFE, True, 0.0) is None
     assert tries.after_answer(UNSAFE, busy(429), 0.0, WALL) is not None

@@ -152,7 +152,7 @@ class Stage:
 
     def _threads_at_work(self):
         plain = sum(
-            not node.channels["local"].interruptible(attempt.service)
+            not node.channels[attempt.service.protocol].interruptible(attempt.service)
             for node in self.nodes
             for attempt in node.dispatch._jobs.values()
         )

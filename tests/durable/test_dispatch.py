@@ -338,7 +338,7 @@ class TestPermits:
             store.claim = failing
             task = await note.submit(delay=1)
             await stage.advance(5)
-            assert app._node.dispatch._gates["note"].free == 2
+            assert app._node.dispatch.flows["note"].under_way == 0
         assert [call[1] for call in stage.calls] == [1]
 
     async def test_a_task_that_is_moved_again_and_again_takes_one_place_in_its_line(self, stage):
@@ -458,10 +458,10 @@ class TestTimeout:
             assert len(threads) == 2
             done = await app.get(task.id)
             assert (done.state, done.result, done.failures) == (State.FINISHED, 2, 1)
-            assert app._node.dispatch._gates["block"].free == 1, "its permit is still taken"
+            assert app._node.dispatch.flows["block"].under_way == 1, "its permit is still taken"
             door.open()
             await stage.settle()
-            assert app._node.dispatch._gates["block"].free == 2
+            assert app._node.dispatch.flows["block"].under_way == 0
             done = await app.get(task.id)
             assert (done.result, done.attempt) == (2, 2), "its answer comes to nothing"
 
@@ -519,7 +519,7 @@ class TestTimeout:
             await stage.advance(10)
             assert stage.calls == [(3.0, 1)]
             assert (await app.get(task.id)).state is State.FINISHED
-            assert dispatch._gates["work"].free == 1
+            assert dispatch.flows["work"].under_way == 0
 
 
 class TestDeadline:
@@ -768,7 +768,7 @@ class TestClaims:
             task = await note.submit()
             await stage.advance(1)
             assert [row.event for row in await app.attempts(task.id)] == ["release", "finish"]
-            assert dispatch._gates["note"].free == dispatch._gates["note"].permits
+            assert dispatch.flows["note"].under_way == 0
         assert [call[1:] for call in stage.calls] == [(2, 0)]
 
     async def test_one_that_another_process_moved_far_away_leaves_memory(self, stage):

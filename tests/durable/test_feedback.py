@@ -83,13 +83,13 @@ class TestMeaning:
         assert ending.failures == 2
 
     def test_a_lost_lease_is_a_failure_that_is_tried_again_at_once(self):
-        ending = lost(running(), START_MS)
+        ending = lost(running(), SERVICE, START_MS)
         assert (ending.event, ending.failures, ending.due_at_ms) == (Event.RETRY, 2, START_MS)
         assert ending.error.startswith("lost: n1")
         assert ending.lost
 
     def test_a_lost_lease_can_be_the_last_failure(self):
-        assert lost(running(failures=2), START_MS).event is Event.FAIL
+        assert lost(running(failures=2), SERVICE, START_MS).event is Event.FAIL
 
     @pytest.mark.parametrize("text", ["a\0b", "a\ud800b", "\udcff" * 9])
     def test_a_text_that_no_database_takes_becomes_one_that_it_does(self, text):

@@ -192,7 +192,7 @@ class TestReading:
         said = [record.getMessage() for record in caplog.records]
         assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
         for name, text in zip(["gone", "renamed", "new"], sorted(said[:2]) + said[2:], strict=True):
-            assert f"{name!r}, which this process has no function for" in text
+            assert f"{name!r}, which is no service or function here" in text
 
 
 class TestWheel:
@@ -364,7 +364,7 @@ class TestLives:
             await app.submit_many([note.request(n, at=at) for n in range(100)])
             await stage.advance(30)
             assert sorted(number for _, number in stage.calls) == list(range(100))
-            assert app._node.dispatch._gates["note"].free == 4
+            assert app._node.dispatch.flows["note"].under_way == 0
 
     async def test_a_long_queue_is_read_on_without_waiting_for_the_next_look(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)

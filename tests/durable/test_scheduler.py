@@ -549,7 +549,7 @@ class TestStop:
             task = await slow.submit()
             await stage.settle()
         said = [one.getMessage() for one in stage.logged]
-        assert "waiting up to 0 s for 1 functions to end" in said
+        assert "waiting up to 0 s for 1 tasks to end" in said
         assert f"slow still runs for task {task.id}: that is called again" in " ".join(said)
 
 
@@ -782,7 +782,7 @@ class Story:
                 assert calls
         assert all(at >= due for _, _, due, at in self.calls), "never early"
         node = self.app._node
-        assert all(gate.free == gate.permits for gate in node.dispatch._gates.values())
+        assert not any(flow.under_way for flow in node.dispatch.flows.values())
         assert (node.dispatch._jobs, node.dispatch.running, node.loader.held) == ({}, {}, {})
 
 

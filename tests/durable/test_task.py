@@ -46,6 +46,7 @@ class TestTransitions:
                 Event.RESCHEDULE: State.DELAY,
             },
             State.RUNNING: {
+                Event.ACCEPT: State.RUNNING,
                 Event.FINISH: State.FINISHED,
                 Event.RETRY: State.DELAY,
                 Event.FAIL: State.FAILED,

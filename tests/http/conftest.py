@@ -68,7 +68,8 @@ async def played(stage, test):
             await test
     finally:
         await stage.close()
-    await asyncio.sleep(0)
+    for _ in range(10):  # a server's task may have a few steps to go
+        await asyncio.sleep(0)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, f"tasks are left: {left}"
     assert not faults, f"errors that nobody saw: {faults}"

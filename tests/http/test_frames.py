@@ -29,10 +29,16 @@ def test_the_reserved_bit_of_a_stream_s_number_is_ignored():
     assert Frames().feed(goaway(0x80000003)) == [Goaway(3, 0)]
 
 
-@pytest.mark.parametrize("length", [0, 7, 1 << 15])
-def test_a_goaway_of_a_length_that_cannot_be_is_refused(length):
+@pytest.mark.parametrize("length", [0, 7])
+def test_a_goaway_that_is_too_short_is_refused(length):
     with pytest.raises(ValueError, match=f"GOAWAY of {length}"):
         Frames().feed(frame(7, bytes(length)))
+
+
+@pytest.mark.parametrize("kind", [0, 7, 80])
+def test_a_frame_that_is_too_long_is_refused_by_its_head(kind):
+    with pytest.raises(ValueError, match="frame of 16385 bytes"):
+        Frames().feed(frame(kind, bytes((1 << 14) + 1))[:9])
 
 
 @given(

@@ -300,6 +300,8 @@ async def test_a_redirect_is_an_answer_like_any_other(stage):
         b"hello\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),
         b"HTTP/9.9 abc\r\n\r\n",
+        b"HTTP/1.1 099 No Status\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.1 000 No Status\r\n\r\n",
         HEAD + b"content-length: two\r\n\r\nok",
         HEAD + b"content-length: -1\r\n\r\nok",
         HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\nok",

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from http_peers import OK, answering
+from http_peers import OK, answering, loopback
 
 import tickwheel.http.http2
 from tickwheel.http import BadAnswer, ConnectFailed, TimedOut
@@ -453,8 +453,6 @@ async def test_who_waits_for_the_first_connection_makes_it_when_the_first_gives_
             await asyncio.Event().wait()
         return await loopback(host, port)
 
-    from http_peers import loopback
-
     tries = []
     server, pool = await stage.http2_server(), stage.pool(resolve=resolve)
     calls = [asyncio.create_task(pool.request("GET", server.url())) for _ in range(3)]
@@ -492,11 +490,40 @@ async def test_a_server_may_change_from_http2_to_http1(stage):
     async def resolve(host, port):
         return [(await loopback(host, ports.pop(0) if len(ports) > 1 else ports[0]))[0]]
 
-    from http_peers import loopback
-
     pool = stage.pool(resolve=resolve)
     assert (await pool.request("POST", new.url(), body=b"two")).body == b"two"
     new.connections[0].goaway(1)
     await new.connections[0].ended.wait()
     calls = [pool.request("GET", new.url()) for _ in range(3)]
     assert {response.body for response in await asyncio.gather(*calls)} == {b"ok"}
+
+
+async def test_a_server_that_takes_no_stream_for_a_while_is_waited_for(stage):
+    server, pool = await stage.http2_server(), stage.pool()
+    await pool.request("GET", server.url())
+    (connection,) = server.connections
+    shared = pool._origins[("https", "localhost", server.port)].shared
+    for limit in (0, 1):
+        if limit:
+            call = asyncio.create_task(pool.request("GET", server.url()))
+            await asyncio.sleep(0)
+        connection.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: limit})
+        connection.flush()
+        await until(lambda limit=limit: shared._limit == limit)
+        assert len(server.requests) == 1
+    assert (await call).status == 200
+    assert len(server.connections) == 1
+
+
+async def test_a_connection_that_closes_at_once_is_an_error_and_no_more(stage):
+    """The server ends its connections as soon as TLS stands, or with its first words."""
+
+    async def hasty(connection):
+        pass
+
+    tls = stage.authority.context("localhost", alpn=["h2"])
+    server, pool = await stage.server(hasty, tls=tls), stage.pool()
+    for _ in range(3):
+        with pytest.raises((BadAnswer, ConnectFailed)):
+            await pool.request("GET", server.url(), timeout=20)
+    await until(lambda: not pool._origins)

@@ -50,7 +50,11 @@ async def test_the_system_s_authorities_are_the_default(stage):
 
 
 async def test_a_server_without_tls_is_connect_failed(stage):
-    server = await stage.server()
+    async def plain(connection):
+        await connection.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await connection.gone()
+
+    server = await stage.server(plain)
     with pytest.raises(ConnectFailed, match=f"localhost:{server.port}: TLS failed"):
         await stage.pool().request("GET", f"https://localhost:{server.port}/")
 
@@ -61,7 +65,7 @@ async def test_a_server_of_an_old_protocol_is_connect_failed(stage):
     client = stage.authority.client()
     client.maximum_version = ssl.TLSVersion.TLSv1_2
     server, pool = await stage.server(tls=tls), stage.pool(ssl=client)
-    with pytest.raises(ConnectFailed, match="TLS failed"):
+    with pytest.raises(ConnectFailed, match=rf"localhost:{server.port}: (TLS|it closed)"):
         await pool.request("GET", server.url())
 
 
@@ -79,3 +83,22 @@ async def test_an_idle_connection_of_tls_is_closed_in_good_order(stage):
     await server.connections[0].ended.wait()
     while pool.stats()["connections"]:
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("http2", [True, False])
+async def test_cancelling_at_any_moment_of_connecting_leaves_nothing(stage, http2):
+    if http2:
+        server = await stage.http2_server()
+    else:
+        server = await stage.server(tls=stage.authority.context("localhost"))
+    for turns in range(40):
+        pool = stage.pool(connections=1)
+        calls = [asyncio.create_task(pool.request("GET", server.url())) for _ in range(2)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        calls[0].cancel()
+        await asyncio.wait(calls)
+        assert calls[1].result().status == 200
+        await pool.close()
+        assert not pool.stats()["connections"]
+        assert not pool._origins

@@ -1,23 +1,22 @@
 """Calls as a server makes them, signed by an implementation that is not ours."""
 
-import faulthandler
 import json
 from datetime import UTC, datetime
 
 import pytest
 from standardwebhooks import Webhook
 
+from durable.stage import watchdog
 from tickwheel.durable.channels.signature import new_secret
 
-WATCHDOG = 60.0
 TASK_ID = "0198c0de00007000a1b2c3d4e5f60718"
 
 
 @pytest.fixture(autouse=True)
 def watched():
-    faulthandler.dump_traceback_later(WATCHDOG, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
+    """Ends the test when it hangs."""
+    with watchdog():
+        yield
 
 
 class Caller:

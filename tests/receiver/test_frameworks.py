@@ -167,6 +167,14 @@ def test_a_coroutine_function_runs_on_the_loop_and_a_plain_one_on_a_thread(make,
     assert [thread is main for thread in where] == [True, False, True]
 
 
+def test_flask_refuses_a_coroutine_function_at_once(secret):
+    async def close_order(delivery):
+        pass
+
+    with pytest.raises(TypeError, match="Flask needs a plain one"):
+        Receiver(secret).flask(close_order)
+
+
 def test_a_view_is_named_after_its_handler(secret):
     def close_order(delivery):
         """Close an order."""

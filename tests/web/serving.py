@@ -327,7 +327,13 @@ class Served(Verbs):
     def launch(self):
         """Start it, and wait for nothing."""
         command = [sys.executable, "-m", "tickwheel", "serve", *self.arguments]
-        launch = [sys.executable, "-ISc", servers.LAUNCH, str(os.getpid()), str(int(signal.SIGKILL))]
+        launch = [
+            sys.executable,
+            "-ISc",
+            servers.LAUNCH,
+            str(os.getpid()),
+            str(int(signal.SIGKILL)),
+        ]
         kept = {
             name: value
             for name, value in servers.clean_environment().items()
@@ -424,7 +430,9 @@ class Served(Verbs):
         """A new plain connection."""
         return socket.create_connection(self.address, PATIENCE)
 
-    def request(self, method, target, body=None, *, status=None, media=JSON, headers=None, token=None):
+    def request(
+        self, method, target, body=None, *, status=None, media=JSON, headers=None, token=None
+    ):
         """Make a request, on this thread's own connection that is kept."""
         body, found = encoded(body, media, headers)
         token = token or self.token

@@ -15,9 +15,9 @@ import click
 from tickwheel.cli import exits
 from tickwheel.cli.frame import span
 from tickwheel.cli.output import Output, examples, moment_of_ms, printing
-from tickwheel.cli.remote import reaching
+from tickwheel.cli.remote import connected, reaching
 from tickwheel.clock import SystemClock, WallClock
-from tickwheel.errors import ServiceInUse, TickwheelError
+from tickwheel.errors import ServiceInUse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -106,6 +106,7 @@ def bench(
             f"{missing}; for the bench: pip install 'tickwheel[client]'"
         ) from missing
     plan = Plan(**options)
+    check(server, token, namespace)
     headers = [("authorization", f"Bearer {token}")] if token else []
     headers += [("tickwheel-namespace", namespace)] if namespace else []
 
@@ -117,12 +118,17 @@ def bench(
         ):
             return await Bench(plan, there, sink, WallClock().time).run()
 
-    try:
-        measures = ran(run())
-    except* TickwheelError as group:  # a worker's, from inside its group
-        raise group.exceptions[0] from None
+    measures = ran(run())
     show(out, plan, measures)
     return exits.OK if all(measure.count for measure in measures) else exits.OTHER
+
+
+def check(server: str, token: str | None, namespace: str | None) -> None:
+    """Say what is wrong with where to go and as whom, as every command does."""
+    try:
+        connected(server, token, namespace).close()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def ran(main: Coroutine[Any, Any, list[Measure]]) -> list[Measure]:
@@ -149,7 +155,10 @@ class Bench:
 
     async def run(self) -> list[Measure]:
         """Measure everything, and clean up whatever happens."""
-        port = await self._sink.start(self._plan.host)
+        try:
+            port = await self._sink.start(self._plan.host)
+        except OSError as error:
+            raise click.ClickException(f"--sink {self._plan.host}: {error.strerror}") from error
         async with self._service(port):
             measures = []
             for step in (self._single, self._batches, self._callbacks, self._lateness):

@@ -13,6 +13,7 @@ import click
 from tickwheel.cli import exits
 from tickwheel.cli.output import Output, console, examples, plain, printing
 from tickwheel.cli.remote import remote, service_names
+from tickwheel.cli.types import stdin
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
@@ -157,19 +158,17 @@ def _refuse(word: str) -> None:
 def submit_many(*, client: Client, out: Output, file: str, service: str | None, batch: int) -> int:
     """Submit many tasks from a file or stdin.
 
-    FILE, or - for stdin, is a JSON array or has one JSON object per line, with the fields of a submit: service,
-    payload, delay or due_at, key, on_conflict, max_attempts, priority, timeout, deadline. It is
-    sent while it is read, however long it is.
+    FILE, or - for stdin, is a JSON array, or has one JSON object per line. An object has the fields
+    of a submit: service, payload, delay or due_at, key, on_conflict, max_attempts, priority,
+    timeout, deadline. It is sent while it is read, however long it is.
 
     As JSON, the answers are printed one per line, in order. A refused task stops no other; the exit
     code is that of the first refusal.
     """
     size = None if file == "-" else Path(file).stat().st_size
     with contextlib.ExitStack() as stack:
-        stream = sys.stdin
-        if file != "-":
-            stream = stack.enter_context(Path(file).open(encoding="utf-8"))
-        reader = Reader(stream)
+        given = stdin() if file == "-" else stack.enter_context(Path(file).open(encoding="utf-8"))
+        reader = Reader(given)
         show = stack.enter_context(bar(reader, size))
         answers = stack.enter_context(
             contextlib.closing(client.submit_many(tasks_of(reader, service), batch=batch))
@@ -208,7 +207,7 @@ def told(out: Output, answers: Iterable[object], show: Callable[[int], None]) ->
     for number, answer in enumerate(answers, 1):
         tally.add(answer)
         if out.as_json:
-            click.echo(json.dumps(document_of(answer), ensure_ascii=False))
+            click.echo(exits.json_text(document_of(answer)))
         elif isinstance(answer, TickwheelError) and tally.refused <= SHOWN:
             exits.tell_line(exits.clean(f"task {number}: {answer} ({answer.code})"))
         show(number)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 OK, OTHER, USAGE, NOT_FOUND, CONFLICT, REFUSED, AUTH, UNAVAILABLE, RATE_LIMITED = range(9)
 INTERRUPTED = 130
+
+# Controls that JSON leaves as they are, what turns the direction of text, and lone surrogates.
+UNPRINTABLE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 EXITS = {
     "config_error": USAGE,
@@ -79,7 +84,7 @@ def problem_of(error: TickwheelError) -> dict[str, Any]:
 def tell(error: TickwheelError, *, as_json: bool) -> None:
     """Write an error to stderr: one line, or a problem document."""
     if as_json:
-        click.echo(json.dumps(problem_of(error), ensure_ascii=False), err=True)
+        click.echo(json_text(problem_of(error)), err=True)
     else:
         line = " ".join(str(error).split()) or type(error).__name__
         notes = [error.code, *getattr(error, "__notes__", ())]
@@ -89,6 +94,12 @@ def tell(error: TickwheelError, *, as_json: bool) -> None:
 def tell_line(line: str, *, word: str = "error:", colour: str = "red") -> None:
     """Write one line of an error, or of a warning, to stderr."""
     click.echo(f"{click.style(word, fg=colour, bold=True)} {line}", err=True)
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """Return a value as JSON to print: readable, but for what a terminal or UTF-8 cannot take."""
+    text = json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() != "utf-8", indent=indent)
+    return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def clean(text: str) -> str:

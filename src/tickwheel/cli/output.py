@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tickwheel.cli.exits import clean
+from tickwheel.cli.exits import clean, json_text
 from tickwheel.cli.root import JSON
 
 if TYPE_CHECKING:
@@ -41,28 +41,31 @@ class Output(NamedTuple):
 
     def value(self, value: object) -> None:
         """Print one JSON document: indented for people, on one line for programs."""
-        indent = 2 if sys.stdout.isatty() else None
-        click.echo(json.dumps(plain(value), ensure_ascii=False, indent=indent))
+        click.echo(json_text(plain(value), indent=2 if sys.stdout.isatty() else None))
 
-    def record(self, value: object, *, titles: Sequence[str] | None = None) -> None:
+    def record(self, value: object) -> None:
         """Print one thing: JSON, or its fields below each other."""
         if self.as_json:
             self.value(value)
             return
         shown: dict[str, Any] = plain(value)
-        names = [name for name in titles or shown if shown.get(name) not in (None, "", [], {})]
+        names = [name for name in shown if has(shown, name)]
         self.table(None, [[name, shown[name]] for name in names])
 
     def items(self, items: Iterable[object], columns: Sequence[str]) -> int:
-        """Print a list: JSON lines as they come, or a table of these fields; return how many."""
+        """Print a list: JSON lines as they come, or a table of these fields; return how many.
+
+        A table leaves out the fields that nothing in the list has.
+        """
         if self.as_json:
             count = 0
             for item in items:
-                click.echo(json.dumps(plain(item), ensure_ascii=False))
+                click.echo(json_text(plain(item)))
                 count += 1
             return count
         shown: list[dict[str, Any]] = [plain(item) for item in items]
-        self.table(columns, [[item.get(name) for name in columns] for item in shown])
+        told = [name for name in columns if not shown or any(has(item, name) for item in shown)]
+        self.table(told, [[item.get(name) for name in told] for item in shown])
         return len(shown)
 
     def table(self, titles: Sequence[str] | None, rows: Iterable[Sequence[object]]) -> None:
@@ -74,7 +77,8 @@ class Output(NamedTuple):
         table.pad_edge = False
         for number, title in enumerate(titles or ("", "")):
             first = "bold" if not titles and not number else None
-            table.add_column(title, overflow="fold", style=first)
+            whole = not number or title.endswith("_at")  # ids and times are for copying
+            table.add_column(title, overflow="fold", style=first, no_wrap=whole)
         for row in rows:
             table.add_row(*map(cell, row))
         console().print(table)
@@ -128,6 +132,11 @@ def plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def has(shown: dict[str, Any], name: str) -> bool:
+    """Say whether a field has something to show."""
+    return shown.get(name) not in (None, "", [], {})
 
 
 def moment(at: datetime) -> str:

@@ -132,7 +132,10 @@ def completing(read: Callable[[Client], Iterable[str]]) -> Callable[..., list[Co
 
         server, token, namespace = map(ctx.params.get, ("server", "token", "namespace"))
         try:
-            with Client(server, token, namespace, timeout=2, retries=0) as client:
+            with (
+                warnings.catch_warnings(action="ignore"),
+                Client(server, token, namespace, timeout=2, retries=0) as client,
+            ):
                 names = [name for name in read(client) if name.startswith(incomplete)]
         except (TickwheelError, ValueError, OSError):
             return []

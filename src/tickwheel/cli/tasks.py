@@ -13,7 +13,7 @@ from tickwheel.cli.remote import limits, paged, remote, service_names
 from tickwheel.cli.types import DURATION, MOMENT, PAYLOAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from datetime import datetime
 
     from tickwheel.client import Client, Verdict
@@ -149,7 +149,7 @@ def cancel(
     if task_ids:
         if key or service or state or due_before:
             raise click.UsageError("give ids, or --key and --service, not both")
-        return verdicts(out, [client.cancel(task_id) for task_id in task_ids], "cancelled")
+        return verdicts(out, map(client.cancel, task_ids), "cancelled")
     if not (key or service):
         raise click.UsageError("say which tasks: ids, --key or --service")
     if key is None and not yes and sys.stdin.isatty():
@@ -208,10 +208,12 @@ def feedback(*, client: Client, out: Output, task_id: str, outcome: str, **said:
     return verdicts(out, [client.feedback(task_id, outcome, **said)], f"took {outcome}")
 
 
-def verdicts(out: Output, given: list[Verdict], done: str) -> int:
-    """Print who won, and return the exit code."""
+def verdicts(out: Output, given: Iterable[Verdict], done: str) -> int:
+    """Print who won, each as it is known, and return the exit code."""
+    code = exits.OK
     for verdict in given:
+        code = code if verdict.won else exits.CONFLICT
         state = plain(verdict.state)
         sentence = f"{done}, now {state}" if verdict.won else f"not {done}: it is {state}"
         out.said(verdict, f"{verdict.id} {sentence}")
-    return exits.OK if all(verdict.won for verdict in given) else exits.CONFLICT
+    return code

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -82,6 +83,13 @@ class Secret(click.ParamType):  # type: ignore[type-arg]
         return text
 
 
+def stdin() -> TextIO:
+    """Return stdin as UTF-8, whatever the locale is: JSON is nothing else."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    return sys.stdin
+
+
 def text_of(
     kind: click.ParamType,  # type: ignore[type-arg]
     value: str,
@@ -91,7 +99,7 @@ def text_of(
     """Return what a file (`@FILE`) or stdin (`-`) has, or the value itself."""
     try:
         if value == "-":
-            return sys.stdin.read()
+            return stdin().read()
         if value.startswith("@"):
             return Path(value[1:]).read_text("utf-8")
     except UnicodeDecodeError:

@@ -31,6 +31,7 @@ from tickwheel.client.requests import (
     Request,
     Server,
     Tries,
+    tell_of_wait,
     too_long,
 )
 from tickwheel.client.verbs import told_as_pages, told_by, with_names
@@ -192,17 +193,20 @@ class AsyncClient:
         tries = Tries(*self._options, self._clock.time())
         while True:
             try:
-                answer = await self._send(request, tries.left(self._clock.time()))
+                answer = await self._send(request, tries.begin(self._clock.time()))
             except ServerUnavailable as failure:
+                reason = str(failure)
                 wait = tries.after_failure(request, failure.sent, self._clock.time())
                 if wait is None:
-                    failure.add_note(f"tried {tries.made or 1} times")
+                    failure.add_note(f"tries: {tries.made}")
                     raise
             else:
+                reason = f"status {answer.status}"
                 wall = self._wall.time()
                 wait = tries.after_answer(request, answer, self._clock.time(), wall)
                 if wait is None:
                     return call.result(answer, wall)
+            tell_of_wait(request, reason, wait)
             await self._sleep(wait)
 
     submit = awaited(calls.submit)

@@ -6,6 +6,7 @@ before the next try, or that there is none. The clients send, receive and sleep,
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -34,6 +35,9 @@ FIRST_WAIT = 0.25
 MAX_WAIT = 8.0
 CONNECT_TIMEOUT = 5.0
 AGAIN = frozenset({429, 502, 503, 504})
+
+
+logger = logging.getLogger("tickwheel.client")
 
 
 class InsecureToken(UserWarning):
@@ -160,8 +164,9 @@ class Tries:
         self._until = now + timeout
         self.made = 0
 
-    def left(self, now: float) -> float:
-        """Return how many seconds are left, a little more than none at least."""
+    def begin(self, now: float) -> float:
+        """Count one more; return how many seconds it may take, a little more than none at least."""
+        self.made += 1
         return max(self._until - now, 0.001)
 
     def after_failure(self, request: Request, sent: bool, now: float) -> float | None:
@@ -179,13 +184,18 @@ class Tries:
         return self._wait(request, retry_after(answer, wall) or 0.0, now)
 
     def _wait(self, request: Request, least: float, now: float) -> float | None:
-        self.made += 1
         if request.probe or self.made > self._retries:
             return None
         wait = min(FIRST_WAIT * 2.0 ** (self.made - 1), MAX_WAIT)
         wait *= 1 - random.random() / 2  # noqa: S311
         wait = max(wait, least)
         return wait if now + wait < self._until else None
+
+
+def tell_of_wait(request: Request, reason: object, wait: float) -> None:
+    """Log that a request is tried again."""
+    path = request.path.partition("?")[0]
+    logger.info("%s %s: %s; again in %.2f s", request.method, path, reason, wait)
 
 
 class Server:

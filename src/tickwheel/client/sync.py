@@ -13,7 +13,7 @@ from tickwheel.client import calls
 from tickwheel.client.bulk import BATCH, IN_FLIGHT, Cutter, Progress, Stored, Unread, cut
 from tickwheel.client.connections import Connections
 from tickwheel.client.errors import ServerUnavailable
-from tickwheel.client.requests import Call, Options, Server, Tries
+from tickwheel.client.requests import Call, Options, Server, Tries, tell_of_wait
 from tickwheel.client.verbs import told_as_pages, told_by, with_names
 from tickwheel.clock import SystemClock, WallClock
 from tickwheel.durable.progress import showing
@@ -115,17 +115,20 @@ class Client:
         tries = Tries(*self._options, self._clock.time())
         while True:
             try:
-                answer = self._connections.send(request, tries.left(self._clock.time()))
+                answer = self._connections.send(request, tries.begin(self._clock.time()))
             except ServerUnavailable as failure:
+                reason = str(failure)
                 wait = tries.after_failure(request, failure.sent, self._clock.time())
                 if wait is None:
-                    failure.add_note(f"tried {tries.made or 1} times")
+                    failure.add_note(f"tries: {tries.made}")
                     raise
             else:
+                reason = f"status {answer.status}"
                 wall = self._wall.time()
                 wait = tries.after_answer(request, answer, self._clock.time(), wall)
                 if wait is None:
                     return call.result(answer, wall)
+            tell_of_wait(request, reason, wait)
             self._sleep(wait)
 
     submit = blocking(calls.submit)

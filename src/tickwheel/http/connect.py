@@ -152,4 +152,6 @@ def reason_of(error: OSError | UnicodeError) -> str:
         return "its name cannot be encoded"
     if error.errno is not None and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)  # asyncio's own text names the address as well
+    if isinstance(error, ConnectionError) and error.errno is None:
+        return "it closed the connection"  # during TLS
     return error.strerror or str(error) or type(error).__name__

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 HEADER = 9  # bytes: length 3, type 1, flags 1, stream 4
 GOAWAY = 0x7
-LONGEST_GOAWAY = 1 << 14
+GOAWAY_LENGTH = 8  # at least: the last stream 4, the error 4
+LONGEST = 1 << 14  # bytes of a frame, which is what a server may send unless told otherwise
 STREAM_MASK = 0x7FFFFFFF
 
 
@@ -32,7 +33,10 @@ class Frames:
         self._partial = b""  # the beginning of a frame that is not decided on, or of a GOAWAY
 
     def feed(self, data: bytes) -> list[bytes | Goaway]:
-        """Return what has come, in its order; ValueError for a GOAWAY that cannot be one."""
+        """Return what has come, in its order; ValueError for a frame that cannot be one.
+
+        The length is checked here, because h2 would wait for the whole frame first.
+        """
         data = self._partial + data if self._partial else data
         self._partial = b""
         found: list[bytes | Goaway] = []
@@ -46,21 +50,29 @@ class Frames:
             elif end - at < HEADER:
                 break
             elif data[at + 3] != GOAWAY:
-                self._left = HEADER + int.from_bytes(data[at : at + 3], "big")
+                self._left = HEADER + length_of(data, at)
             else:
-                length = int.from_bytes(data[at : at + 3], "big")
-                if not 8 <= length <= LONGEST_GOAWAY:
+                length = length_of(data, at)
+                if length < GOAWAY_LENGTH:
                     raise ValueError(f"a GOAWAY of {length} bytes")
                 if end - at < HEADER + length:
                     break
                 if at > start:
                     found.append(data[start:at])
-                found.append(goaway(data[at + HEADER : at + HEADER + 8]))
+                found.append(goaway(data[at + HEADER : at + HEADER + GOAWAY_LENGTH]))
                 start = at = at + HEADER + length
         if at > start:
             found.append(data[start:at])
         self._partial = data[at:]
         return found
+
+
+def length_of(data: bytes, at: int) -> int:
+    """Read the length of the frame that begins there."""
+    length = int.from_bytes(data[at : at + 3], "big")
+    if length > LONGEST:
+        raise ValueError(f"a frame of {length} bytes")
+    return length
 
 
 def goaway(payload: bytes) -> Goaway:

@@ -213,6 +213,8 @@ class Http1Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         parser = cast("HttpResponseParser", self._parser)
         status = parser.get_status_code()
+        if status < 100:
+            raise ValueError("no status")
         if status < 200:
             self._fields.clear()
             return
@@ -224,6 +226,8 @@ class Http1Connection(asyncio.Protocol):
             self._keep = parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
+        if not self._status:
+            raise ValueError("an interim answer with a body")
         if self._complete:  # of an answer that has none, or more than is wanted
             self._keep = False
             return

@@ -21,7 +21,7 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import H2Error
+from h2.exceptions import H2Error, TooManyStreamsError
 from h2.settings import SettingCodes, Settings
 
 from tickwheel.http.errors import BadAnswer, HttpError, Unanswered
@@ -342,10 +342,11 @@ class Stream:
                 self.last = True
                 self.outgoing = memoryview(request.body)
                 connection.push(self)
-        except H2Error:  # no number left, fewer streams than there were
+        except H2Error as error:
             text = f"{connection.where} takes no more requests on this connection"
             answer.set_exception(Unanswered(text, again=True))
-            connection.retire()
+            if not isinstance(error, TooManyStreamsError):  # it takes fewer than it did
+                connection.retire()
         connection.flush()
         return answer
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tickwheel.http.http2 import Http2Connection
     from tickwheel.http.url import Target
 
+CLOCK = 0.001  # seconds by which a loop's timer may be early
+
 
 class Origin:
     """The connections to one server.
@@ -94,7 +96,7 @@ class Origin:
             self.room()
             self._look()
             raise
-        return self._joined(connection)
+        return self._joined(connection) or await self.acquire()
 
     async def _turn(self) -> Exchange | None:
         """Wait for an exchange, or for a place, which is None."""
@@ -124,25 +126,28 @@ class Origin:
             return self._places == 0 and self.shared is None
         return self._places < self._limit
 
-    def _joined(self, connection: Http1Connection | Http2Connection) -> Exchange:
-        """Take in a new connection; return the first exchange on it."""
-        if self._closed:
+    def _joined(self, connection: Http1Connection | Http2Connection) -> Exchange | None:
+        """Take in a new connection; return the first exchange on it, if it has room for one."""
+        if self._closed or not connection.usable:
             connection.drop()
             self._places -= 1
-            raise ConnectFailed(f"no connection to {self.target.where}: the pool was closed")
+            self.room()
+            self._look()
+            reason = "the pool was closed" if self._closed else "it closed the connection at once"
+            raise ConnectFailed(f"cannot connect to {self.target.where}: {reason}")
         self.connections.add(connection)
         connection.keeper = self
-        exchange: Exchange | None
+        exchange: Exchange | None = None
+        self._alone = not isinstance(connection, Http1Connection)
         if isinstance(connection, Http1Connection):
-            self._alone = False
             exchange = connection
         else:
             self._places -= 1
+            if self.shared is not None:
+                self.shared.retire()  # a server that took to HTTP/2 while several were made
             self.shared = connection
             exchange = connection.reserve()
         self.room()
-        if exchange is None:
-            raise ConnectFailed(f"cannot connect to {self.target.where}: it closed at once")
         return exchange
 
     # What the connections tell.
@@ -206,7 +211,7 @@ class Origin:
     def _expire(self) -> None:
         """Close what has been idle for long, and sleep until the next may have been."""
         self._timer = None
-        long_ago = self._loop.time() - self._idle_timeout
+        long_ago = self._loop.time() - self._idle_timeout + CLOCK
         while self.idle and self.idle[0].idle_since <= long_ago:
             self._places -= 1
             self.idle.pop(0).close()

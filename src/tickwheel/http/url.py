@@ -15,7 +15,7 @@ LONGEST_HOST = 253
 
 PARTS = re.compile(r"(https?)://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE)
 AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::([0-9]{1,5}))?", re.ASCII)
-NAME = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?")
+NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LEGAL = "%/?:@!$&'()*+,;=-._~"
 BARE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -89,7 +89,8 @@ def host_of(text: str) -> str:
         raise ValueError("a URL's host must be a name that IDNA can encode") from None
     if len(host) > LONGEST_HOST or NAME.fullmatch(host) is None:
         raise ValueError(
-            f"a URL's host must be labels of letters, digits, - and _, {LONGEST_HOST} in all"
+            "a URL's host must be labels of letters, digits, - and _,"
+            f" 63 at most in each, {LONGEST_HOST} in all"
         )
     return host
 

@@ -283,6 +283,12 @@ async def there(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
+def is_coroutine_function(handler: Handler) -> bool:
+    """Say whether a handler is awaited; an object may be called, too."""
+    call = getattr(handler, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+
+
 def header(headers: Mapping[str, str], name: str) -> str:
     """Return a header that must be there."""
     try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flask import Response, request
 
-from tickwheel.receiver.core import problem
+from tickwheel.receiver.core import is_coroutine_function, problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 def view(receiver: Receiver, handler: Handler) -> Callable[[], Response]:
     """Return a view: for `app.post(path)` or `app.add_url_rule(path, view_func=...)`."""
+    if is_coroutine_function(handler):
+        raise TypeError(f"{handler!r:.100} is a coroutine function: Flask needs a plain one")
 
     def receive() -> Response:
         body = request.stream.read(receiver.max_body + 1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request  # noqa: TC002 - FastAPI reads the annotation
 from starlette.responses import Response
 
-from tickwheel.receiver.core import problem
+from tickwheel.receiver.core import is_coroutine_function, problem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,9 +50,3 @@ def on_a_thread(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
         return await run_in_threadpool(handler, delivery)
 
     return call
-
-
-def is_coroutine_function(handler: Handler) -> bool:
-    """Say whether a handler is awaited; an object may be called, too."""
-    call = getattr(handler, "__call__", None)  # noqa: B004
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)

@@ -1,0 +1,159 @@
+"""The two ends of `bench`: the sink that is called, and the load that submits."""
+
+import asyncio
+import json
+
+import pytest
+
+from receivers import Receiver, answering
+from tickwheel.cli.load import Load, Server, part
+from tickwheel.cli.sink import Sink
+from tickwheel.client import ServerUnavailable
+from tickwheel.errors import KeyTaken
+from tickwheel.http import Pool
+
+WATCHDOG = 30.0
+
+
+class Clock:
+    """Moves by a second at each look."""
+
+    now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def called(*bodies, sink):
+    """Call a sink with these (id, body) over one connection after the other."""
+
+    async def run():
+        pool = Pool(connections=1)
+        async with asyncio.timeout(WATCHDOG), sink:
+            port = await sink.start("127.0.0.1")
+            for task_id, body in bodies:
+                url = f"http://127.0.0.1:{port}/"
+                answer = await pool.request(
+                    "POST", url, headers=[("webhook-id", task_id)], body=body
+                )
+                assert answer.status == 200
+            await pool.close()
+            return await sink.filled(0.0)
+
+    return asyncio.run(run())
+
+
+def test_the_sink_notes_when_each_task_came_and_how_late():
+    sink = Sink(Clock())
+    sink.expect(2)
+    assert called(("a", b"500"), ("b", b"1000"), sink=sink)
+    assert [(arrival.at, arrival.late) for arrival in sink.arrivals] == [(1.0, 0.5), (2.0, 1.0)]
+
+
+def test_of_a_task_that_is_called_twice_the_first_call_counts():
+    sink = Sink(Clock())
+    sink.expect(2)
+    assert not called(("a", b"0"), ("a", b"0"), sink=sink)
+    assert (len(sink.arrivals), sink.repeated) == (1, 1)
+
+
+def test_fewer_may_be_expected_after_all():
+    sink = Sink(Clock())
+    sink.expect(5)
+    called(("a", b"0"), sink=sink)
+    sink.await_only(1)
+    assert asyncio.run(sink.filled(0.0))
+
+
+def test_what_is_not_http_is_hung_up_on():
+    async def run():
+        sink = Sink(Clock())
+        async with asyncio.timeout(WATCHDOG), sink:
+            port = await sink.start("127.0.0.1")
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"garbage\r\n\r\n")
+            try:
+                assert await reader.read() == b""
+            except ConnectionError:
+                pass
+            writer.close()
+
+    asyncio.run(run())
+
+
+def driven(url, work, connections=3):
+    async def run():
+        async with (
+            asyncio.timeout(WATCHDOG),
+            Server(url, [("x-who", "me")], connections, Clock()) as server,
+        ):
+            return await work(server)
+
+    return asyncio.run(run())
+
+
+def test_a_load_sends_each_body_once_and_counts_what_was_refused():
+    with Receiver() as receiver:
+        receiver.on("/tasks", answering(201), answering(503), answering(201))
+        bodies = [(1, str(n).encode()) for n in range(10)]
+        load = driven(receiver.url(""), lambda server: server.drive("/tasks", bodies, 1000))
+        sent = sorted(int(request.body) for request in receiver.requests)
+        assert {request.header("x-who") for request in receiver.requests} == {"me"}
+    assert sent == list(range(10))
+    assert (load.done, load.refused, len(load.times)) == (9, 1, 9)
+    assert load.rate == 9 / load.seconds
+
+
+def test_of_a_batch_only_what_was_stored_counts():
+    answer = json.dumps({"items": [{"status": 201}], "stored": 70, "refused": 30}).encode()
+    with Receiver() as receiver:
+        receiver.on("/tasks", answering(200, answer))
+        load = driven(receiver.url(""), lambda server: server.drive("/tasks", [(100, b"[]")], 1000))
+    assert (load.done, load.refused, len(load.times)) == (70, 30, 1)
+
+
+def test_no_request_begins_after_the_time_is_over():
+    with Receiver() as receiver:
+        bodies = ((1, b"") for _ in iter(int, 1))  # without end
+        load = driven(receiver.url(""), lambda server: server.drive("/ok", bodies, 20), 1)
+    assert 1 <= load.done <= 20
+
+
+def test_a_server_that_is_away_refuses_everything():
+    url = "http://127.0.0.1:9"
+    load = driven(url, lambda server: server.drive("/tasks", [(1, b"")] * 3, 1000))
+    assert (load.done, load.refused) == (0, 3)
+    with pytest.raises(ServerUnavailable):
+        driven(url, lambda server: server.ask("GET", "/"))
+
+
+def test_what_the_server_refuses_is_raised_as_the_client_raises_it():
+    problem = json.dumps({"code": "key_taken", "holder": "h", "detail": "d"}).encode()
+    with Receiver() as receiver:
+        receiver.on("/tasks", answering(409, problem), answering(200, b"[1]"))
+        with pytest.raises(KeyTaken):
+            driven(receiver.url(""), lambda server: server.ask("POST", "/tasks", {"a": 1}))
+        assert driven(receiver.url(""), lambda server: server.ask("GET", "/tasks")) == [1]
+        assert receiver.requests[0].body == b'{"a": 1}'
+
+
+def test_the_share_of_times_is_one_of_them():
+    times = [float(n) for n in range(100)]
+    assert part(times, 0.5) == 50
+    assert part(times, 0.99) == 99
+    assert part([7.0], 0.99) == 7
+    assert part([], 0.5) is None
+    assert Load(5, 0, 0.0, []).rate == 0
+
+
+def test_a_sink_that_cannot_listen_is_told_of(run):
+    with Receiver() as receiver:
+        ran = run("bench", "--server", receiver.url(""), "--sink", "192.0.2.1")
+    assert ran.code == 1
+    assert ran.err.startswith("error: --sink 192.0.2.1: ")
+
+
+def test_a_bench_without_a_server_is_exit_code_7_and_with_a_bad_url_2(run):
+    assert run("bench", "--server", "http://127.0.0.1:9").code == 7
+    assert run("bench", "--server", "nowhere").code == 2

@@ -1,0 +1,257 @@
+"""Receivers that misbehave, each on a real socket, called by a real server: handled as stated.
+
+One server has all of them, so each test has a service of its own. No figure of time decides: what
+is waited for comes in the end, and what must not be early is held against what was asked for.
+"""
+
+import time
+
+import pytest
+from receivers import (
+    Receiver,
+    answering,
+    date,
+    endless,
+    endless_chunks,
+    flapping,
+    in_turn,
+    slow,
+)
+
+from service.interference import interfere
+from service.rig import QUICK, memory, metric, working
+from web.serving import wait_until
+
+BROKEN = [
+    "/garbage", "/closed", "/reset", "/half", "/half-head", "/half-chunk", "/bad-length",
+    "/bad-chunk", "/huge-headers", "/endless-headers",
+]  # fmt: skip
+MEBIBYTE = 1 << 20
+
+
+def put(server, name, endpoint, **config):
+    """Put a service whose tries come quickly."""
+    server.service(name, endpoint, **{"backoff": QUICK, "timeout": 10, "breaker": None} | config)
+    return name
+
+
+def test_a_receiver_that_is_down_gets_everything_later_and_is_not_hammered(server, receiver):
+    endpoint = receiver.watch("/down", slow)
+    receiver.down()
+    breaker = {"failures": 3, "pause": 0.1, "max_pause": 0.4, "probes": 1}
+    name = put(
+        server, "down", endpoint, concurrency=5, breaker=breaker, max_attempts=1000, timeout=30
+    )
+    began = time.monotonic()
+    ids = server.now(name, 40)
+    wait_until(lambda: server.calls(name) >= 12, "the breaker opens, and probes come")
+    assert server.figures(name)["breaker"] in ("open", "half-open")
+    calls, seconds = server.calls(name), time.monotonic() - began
+    # Two failures, five more under way; a probe after 0.1 s and 0.2 s more, then each 0.4 s.
+    assert calls <= 7 + 2 + seconds / 0.4 + 1, (calls, seconds)
+
+    receiver.up()
+    receiver.wait(lambda: receiver.held)
+    figures = server.figures(name)
+    assert (figures["breaker"], figures["running"]) == ("half-open", 1)
+    assert len(receiver.of("/down")) == 1, "one probe at a time"
+    calls = server.calls(name)  # before this one, whose answer is still to come
+    receiver.watch("/down", working(0.01))
+    receiver.release()
+    tasks = [server.ended(one) for one in ids]
+    assert {task["state"] for task in tasks} == {"finished"}
+    assert sum(task["failures"] for task in tasks) == calls, "who waits loses no attempt"
+    assert server.figures(name)["breaker"] == "closed"
+    arrivals = receiver.of("/down")
+    assert receiver.ids("/down") == set(ids)
+    assert len(arrivals) == len(ids)
+    # Slowly: each answer lets one more call be under way.
+    assert all(one.open <= min(5, one.answered + 1) for one in arrivals), arrivals
+    assert max(one.open for one in arrivals) > 2
+
+
+def test_a_receiver_that_is_too_slow_is_hung_up_on(server, receiver):
+    name = put(server, "slow", receiver.watch("/slow-one", slow), timeout=0.2, max_attempts=2)
+    (one,) = server.now(name)
+    task = server.ended(one)
+    assert (task["state"], task["error"]) == ("failed", "timed out after 0.2 s")
+    assert [event for event, _ in server.events(one)] == ["retry", "fail"]
+    receiver.wait(lambda: receiver.hang_ups == 2)
+    assert [each.attempt for each in receiver.of("/slow-one")] == [1, 2]
+
+
+def test_a_flapping_receiver_gets_everything_and_is_not_left_alone(server, receiver):
+    turns = flapping(answering(500), answering(200))
+    breaker = {"failures": 2, "pause": 0.05}
+    endpoint = receiver.watch("/flap", turns)
+    name = put(server, "flap", endpoint, concurrency=1, breaker=breaker, max_attempts=1000)
+    ids = server.now(name, 20)
+    assert {server.ended(one)["state"] for one in ids} == {"finished"}
+    assert len(receiver.of("/flap")) == 2 * len(ids)
+    assert server.figures(name)["breaker"] == "closed", "two in a row there were never"
+
+
+def test_500_is_tried_again_and_then_failed(server, receiver):
+    endpoint = receiver.watch("/500", answering(500, b"Traceback: it broke"))
+    name = put(server, "broken", endpoint, max_attempts=3)
+    (one,) = server.now(name)
+    task = server.ended(one)
+    assert (task["state"], task["attempt"], task["failures"]) == ("failed", 3, 3)
+    assert task["error"].endswith("answered 500: Traceback: it broke")
+    assert [event for event, _ in server.events(one)] == ["retry", "retry", "fail"]
+    assert [each.attempt for each in receiver.of("/500")] == [1, 2, 3]
+    final = server.get(f"/v1/backlog?service={name}", status=200).json["items"]
+    assert [each["id"] for each in final] == [one]
+
+
+def test_retry_after_holds_the_whole_service_in_both_forms(server, receiver):
+    asked = {}
+    for status in (429, 503):
+        for form in ("seconds", "date"):
+            name = f"after-{status}-{form}"
+            at = int(time.time()) + 3
+            again = 2 if form == "seconds" else date(at)
+            busy = answering(status, retry_after=again)
+            endpoint = receiver.watch(f"/{name}", busy, answering(200))
+            put(server, name, endpoint, concurrency=1)
+            asked[name] = (server.now(name, 5), at if form == "date" else None)
+    for name, (ids, at) in asked.items():
+        assert {server.ended(one)["state"] for one in ids} == {"finished"}
+        first, *rest = receiver.of(f"/{name}")
+        until = at or first.at + 2
+        assert min(one.at for one in rest) >= until - 0.005, "not one of them before that"
+        assert len(rest) == len(ids)
+        assert [each.attempt for each in rest if each.id == first.id] == [2]
+
+
+def test_retry_after_of_another_answer_holds_its_own_task_only(server, receiver):
+    busy = answering(500, retry_after=2)
+    endpoint = receiver.watch("/after-500", busy, answering(200))
+    name = put(server, "after-500", endpoint, concurrency=1)
+    ids = server.now(name, 3)
+    assert {server.ended(one)["state"] for one in ids} == {"finished"}
+    first, *others, last = receiver.of("/after-500")
+    assert (last.id, last.attempt) == (first.id, 2)
+    assert last.at >= first.at + 2 - 0.005
+    assert {one.id for one in others} == set(ids) - {first.id}
+
+
+def test_accepted_tasks_give_their_permits_back_and_end_by_feedback(server, receiver):
+    endpoint = receiver.watch("/accept", answering(202))
+    name = put(server, "accept", endpoint, concurrency=1, max_attempts=3)
+    ids = server.now(name, 4)
+    receiver.wait(lambda: receiver.ids("/accept") == set(ids))
+    finished, failed, given_up, replaced = ids
+
+    def tell(one, outcome, attempt=1, status=200, **more):
+        body = {"outcome": outcome, "attempt": attempt, **more}
+        return server.post(f"/v1/tasks/{one}/feedback", body, status=status).json
+
+    assert tell(finished, "progress") == {"won": True, "state": "running"}
+    assert tell(finished, "finished", result={"n": 1}) == {"won": True, "state": "finished"}
+    assert server.ended(finished)["result"] == {"n": 1}
+    assert tell(finished, "finished", status=409)["code"] == "attempt_over"
+    assert tell(given_up, "failed", retry=False, error="no") == {"won": True, "state": "failed"}
+    assert server.ended(given_up)["error"] == "no"
+
+    assert tell(failed, "failed", error="not yet") == {"won": True, "state": "delay"}
+    receiver.wait(lambda: receiver.attempts()[failed] == [1, 2])
+    assert tell(failed, "finished", status=409)["code"] == "attempt_over", "of an older attempt"
+    server.task_in(failed, "running")
+    assert tell(failed, "finished", attempt=2) == {"won": True, "state": "finished"}
+    assert tell(replaced, "finished") == {"won": True, "state": "finished"}
+    assert [server.ended(one)["attempt"] for one in ids] == [1, 2, 1, 1]
+
+
+def test_a_task_that_is_accepted_and_never_heard_of_is_tried_again(server, receiver):
+    endpoint = receiver.watch("/silent", answering(202))
+    name = put(server, "silent", endpoint, feedback_timeout=0.3, max_attempts=2)
+    (one,) = server.now(name)
+    task = server.ended(one)
+    assert (task["state"], task["attempt"], task["failures"]) == ("failed", 2, 2)
+    assert task["error"].startswith("no feedback: attempt 2")
+    assert [each.attempt for each in receiver.of("/silent")] == [1, 2]
+    body = {"outcome": "finished", "attempt": 2}
+    server.post(f"/v1/tasks/{one}/feedback", body, status=409)
+
+
+def test_a_receiver_that_is_gone_is_disabled_and_its_tasks_wait(server, receiver):
+    endpoint = receiver.watch("/gone-one", answering(410), answering(200))
+    name = put(server, "gone", endpoint, concurrency=1, max_attempts=1)
+    ids = server.now(name, 5)
+    disabled = lambda: not server.get(f"/v1/services/{name}").json["enabled"]  # noqa: E731
+    wait_until(disabled, "the service is disabled")
+    ids += server.now(name, 1)
+    held = [server.get(f"/v1/tasks/{one}", status=200).json for one in ids]
+    assert {task["state"] for task in held} <= {"delay", "ready", "running"}
+    assert sum(task["failures"] for task in held) == 0
+    assert len(receiver.of("/gone-one")) == 1
+    audit = server.get("/v1/audit", status=200).json["items"]
+    assert any((line["action"], line["target"]) == ("service.disable", name) for line in audit)
+
+    put(server, name, endpoint, concurrency=1, max_attempts=1)
+    tasks = [server.ended(one) for one in ids]
+    assert {task["state"] for task in tasks} == {"finished"}
+    assert receiver.ids("/gone-one") == set(ids)
+
+
+def test_a_redirect_is_not_followed(server, receiver):
+    with Receiver() as elsewhere:
+        moved = answering(301, location=elsewhere.url("/ok"))
+        found = answering(302, location=receiver.url("/ok"))
+        temporary = answering(307, location=elsewhere.url("/ok"))
+        kept = answering(308, location="/ok")
+        endpoint = receiver.watch("/moved-one", in_turn(moved, found, temporary, kept))
+        (one,) = server.now(put(server, "moved", endpoint, max_attempts=4))
+        task = server.ended(one)
+        assert task["state"] == "failed"
+        assert task["error"].endswith("answered 308: redirect not followed")
+        assert elsewhere.connections == 0
+        assert {each.path for each in receiver.requests} == {"/moved-one"}
+
+
+def test_an_endless_body_is_cut_and_costs_no_memory(server, receiver):
+    whole = receiver.watch("/pour", endless)
+    chunks = receiver.watch("/pour-chunks", endless_chunks)
+    first = [put(server, "pour", whole), put(server, "pour-chunks", chunks)]
+    warm = [one for name in first for one in server.now(name, 2)]
+    assert {server.ended(one)["state"] for one in warm} == {"finished"}
+    before = memory(server.pid)
+    ids = [one for name in first for one in server.now(name, 50)]
+    tasks = [server.ended(one) for one in ids]
+    assert {(task["state"], task["result"], task["attempt"]) for task in tasks} == {
+        ("finished", None, 1)
+    }
+    grown = memory(server.pid) - before
+    # What came in one piece, and was read at once, of a hundred calls; never all that was poured.
+    assert grown < 64 * MEBIBYTE, f"{grown / MEBIBYTE:.0f} MiB more"
+
+
+@pytest.mark.parametrize("path", BROKEN)
+def test_an_answer_that_is_none_is_tried_again_and_counts_against_the_service(
+    server, receiver, path
+):
+    name = f"broken{path.replace('/', '-')}"
+    breaker = {"failures": 2, "pause": 3600, "max_pause": 3600}
+    put(server, name, receiver.url(path), max_attempts=2, breaker=breaker)
+    before = memory(server.pid)
+    (one,) = server.now(name)
+    task = server.ended(one)
+    assert (task["state"], task["attempt"], task["failures"]) == ("failed", 2, 2)
+    assert f"{receiver.host}:{receiver.port}" in task["error"], task["error"]
+    assert [each.header("tickwheel-attempt") for each in receiver.requests] == ["1", "2"]
+    assert {each.header("webhook-id") for each in receiver.requests} == {one}
+    assert server.figures(name)["breaker"] == "open"
+    assert memory(server.pid) - before < 16 * MEBIBYTE
+    page = server.get("/metrics", status=200).body.decode()
+    assert metric(page, "tickwheel_breaker", service=name, state="open") == 1
+
+
+def test_all_of_them_at_once_delay_no_healthy_service(make_server, tmp_path, capsys):
+    server = make_server(f"sqlite:///{tmp_path}/tasks.db")
+    alone, beside, faults = interfere(server, rate=200, seconds=2)
+    with capsys.disabled():
+        print(f"\n  alone {alone}\n  beside {faults} faulty calls: {beside}")
+    assert alone.count == beside.count == 400
+    assert faults > 50, "they were called meanwhile"
+    assert beside.most < 2, "nobody waited for another service"

@@ -1,0 +1,77 @@
+"""README's shell lines, run as they stand against a server and the receiver that it names."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+LINES = "\n".join(re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+SECONDS = 60
+
+
+@pytest.fixture
+def start():
+    """Start programs; at the end each is told to stop, and does."""
+    started = []
+
+    def run(*words, **options):
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT, **options
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_what_the_readme_says_to_type_works(start, tmp_path):
+    command = re.search(r"tickwheel (serve .*)", (ROOT / "Makefile").read_text("utf-8"))[1]
+    assert "--allow-private-targets" in command
+    store = f"sqlite:///{tmp_path}/tasks.db"
+    words = ["--store", store, "--listen", "127.0.0.1:0", "--allow-private-targets"]
+    server = start("-m", "tickwheel", "serve", *words)
+    address = server.stdout.readline().split()[-1]
+    port = free_port()
+    receiver = start("examples/http_receiver.py", str(port))
+    assert receiver.stdout.readline()
+
+    script = LINES.replace("http://127.0.0.1:7380/", address).replace(":8000/", f":{port}/")
+    assert script.count(address) == 1
+    assert script.count(f":{port}/") == 2
+    # Each answer on a line of its own, and the first task called before it is looked at.
+    script = script.replace("curl ", "curl -sS -w '\\n' ").replace("curl -sS -w '\\n' -s", "curl -sS")
+    script = script.replace('curl -sS -w \'\\n\' "$tick/tasks?key', 'sleep 2.5; curl -sS -w \'\\n\' "$tick/tasks?key')
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        capture_output=True, text=True, timeout=SECONDS, env={**os.environ, "NO_PROXY": "*"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not [one for one in answers if "problem" in one.get("type", "")]
+    put, first, page, moved, cancelled, replayed, slow, fed, last = answers
+    assert (put["name"], slow["name"]) == ("orders", "slow")
+    assert first["state"] == "delay"
+    assert [(one["id"], one["state"]) for one in page["items"]] == [(first["id"], "finished")]
+    assert moved == {"won": True, "state": "delay"}
+    assert cancelled == {"won": True, "state": "cancelled"}
+    assert replayed["replay_of"]
+    assert fed == {"won": True, "state": "finished"}
+    assert (last["state"], last["result"]) == ("finished", "done")
+    assert "o-1" in receiver.stdout.readline()
