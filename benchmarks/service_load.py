@@ -128,13 +128,13 @@ async def closed(given: argparse.Namespace) -> Figures:
     loop = asyncio.get_running_loop()
     load, idle = Load(), loop.create_future()
     clock = time.perf_counter
-    left = given.connections
-    begins = clock() + WARM_SECONDS
-    ends = begins + given.seconds
+    left, stored = given.connections, 0
+    begins = ends = math.inf
 
     def answered(connection: Connection, status: int, _: bytes) -> None:
-        nonlocal left
+        nonlocal left, stored
         now = clock()
+        stored += status < 300
         if connection.sent_at >= begins and now <= ends:
             load.note(now - connection.sent_at, status)
         if now < ends:
@@ -150,7 +150,7 @@ async def closed(given: argparse.Namespace) -> Figures:
     for one in connections:
         one.send(request, clock())
     await asyncio.wait_for(idle, WARM_SECONDS + given.seconds + DRAIN_SECONDS)
-    return load.figures(given.seconds)
+    return load.figures(given.seconds) | {"stored": stored}
 
 
 async def paced(given: argparse.Namespace) -> Figures:

@@ -309,6 +309,22 @@ def test_every_default_is_right_by_its_own_rule():
             kind = setting.kind
             shown = setting.shown(setting.default)
             assert kind.of_file(shown) == setting.default
+            assert kind.of_text(setting.spelled(setting.default)) == setting.default
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("retention", 604_800.0, "7d"), ("grace", 90.0, "90s"), ("horizon", 2.5, "2.5s"),
+        ("grace", 0.0, "0s"), ("grace", 5400.0, "90m"), ("max_body", 1 << 20, "1MiB"),
+        ("max_body", 1500, "1500"),
+        ("allow_target", ("10.0.0.0/8", "fd00::/8"), "10.0.0.0/8, fd00::/8"),
+    ],
+)  # fmt: skip
+def test_a_value_is_spelled_as_it_may_be_typed(name, value, text):
+    setting = next(setting for setting in SETTINGS if setting.field == name)
+    assert setting.spelled(value) == text
+    assert setting.kind.of_text(text) == value
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ class Kind(NamedTuple):
     text: bool = False
     many: bool = False
     metavar: str = "TEXT"
+    spell: Callable[[Any], str] = str  # back to what `parse` reads, for people
 
     def of_text(self, value: str) -> Any:
         """Return the value that a flag or a variable spells."""
@@ -120,6 +121,15 @@ class Setting(NamedTuple):
             return str(value)
         return list(value) if isinstance(value, tuple) else value
 
+    def spelled(self, value: object) -> str | None:
+        """Return a value as it may be typed, without secrets; None for none."""
+        shown = self.shown(value)
+        if shown in (None, []):
+            return None
+        if isinstance(shown, bool):
+            return "yes" if shown else "no"
+        return ", ".join(shown) if isinstance(shown, list) else self.kind.spell(shown)
+
 
 def duration(text: str) -> float:
     """Return the seconds that `30s`, `1h30m`, `250ms` or a plain number spells."""
@@ -141,6 +151,22 @@ def _size(text: str) -> int:
     if match is None or match[2] not in SIZES:
         raise ValueError
     return int(match[1]) * SIZES[match[2]]
+
+
+def _spelled_size(size: int) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        whole, rest = divmod(size, SIZES[unit.lower()])
+        if whole and not rest:
+            return f"{whole}{unit}"
+    return str(size)
+
+
+def _spelled_duration(seconds: float) -> str:
+    for unit in ("d", "h", "m"):
+        whole, rest = divmod(seconds, UNITS[unit])
+        if whole and not rest:
+            return f"{whole:.0f}{unit}"
+    return f"{seconds:.15g}s"
 
 
 def _listen(text: str) -> Listen:
@@ -220,7 +246,7 @@ def _whole(low: int, high: int) -> Kind:
 def _bytes(low: int, high: int) -> Kind:
     return Kind(
         f"a number of bytes from {low} to {high}, or like 512KiB or 16MiB",
-        _size, _between(low, high), native=(int,), text=True, metavar="SIZE",
+        _size, _between(low, high), native=(int,), text=True, metavar="SIZE", spell=_spelled_size,
     )  # fmt: skip
 
 
@@ -228,6 +254,7 @@ def _seconds(low: float, high: float) -> Kind:
     return Kind(
         f"a duration like 30s, 5m, 2h or 7d, or seconds, from {low:g} to {high:g} seconds",
         duration, _between(low, high, float), native=(int, float), text=True, metavar="DURATION",
+        spell=_spelled_duration,
     )  # fmt: skip
 
 

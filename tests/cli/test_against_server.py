@@ -241,7 +241,28 @@ def test_bench_measures_and_leaves_nothing_behind(ok):
     assert [measure["refused"] for measure in measures] == [0] * 4
     assert all(measure["rate"] > 0 for measure in measures)
     assert measures[3]["p50"] >= 0
-    assert not [line for line in ok("services", "list").lines if line["name"].startswith("bench-")]
+    assert not benches(ok)
+
+
+def benches(ok):
+    """The services that a bench has made."""
+    return [line for line in ok("services", "list").lines if line["name"].startswith("bench-")]
+
+
+def test_a_bench_that_is_interrupted_cleans_up_as_well(ok):
+    limit = time.monotonic() + WATCHDOG
+    with process("bench", "--count", "1000000", "--seconds", "600") as running:
+        try:
+            while not benches(ok):
+                assert running.poll() is None
+                assert time.monotonic() < limit
+            running.send_signal(signal.SIGINT)
+            told = running.communicate(timeout=WATCHDOG)
+        finally:
+            running.kill()
+    assert running.returncode == 130
+    assert "Traceback" not in "".join(told)
+    assert not benches(ok)
 
 
 def test_tokens_open_the_door_and_say_who_may_do_what(run, ok, tmp_path):
@@ -315,7 +336,7 @@ def test_on_a_terminal_many_are_submitted_under_a_bar(ok, name, tmp_path):
 
 def test_on_a_terminal_it_is_asked_before_all_tasks_of_a_service_are_cancelled(ok, run, name):
     ok("submit", name, "--delay", "1h")
-    shown = on_terminal(["cancel", "--service", name], b"[y/N]", b"n\n", code=130)
+    shown = on_terminal(["cancel", "--service", name], b"[y/N]", b"n\n", code=1)
     assert b"Cancel all such tasks" in shown
     assert ok("list", "--service", name).lines
     assert b"cancelled 1" in on_terminal(["cancel", "--service", name], b"[y/N]", b"y\n")

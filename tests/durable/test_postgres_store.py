@@ -324,7 +324,7 @@ STATEMENTS = {
     "pending_firings": sql.PENDING_FIRINGS,
     "fire": sql.FIRE,
     "in_use": postgres_registry.IN_USE,
-    "forget": postgres_registry.PRUNE,
+    "forget": postgres_registry.OLD,
     "audit": postgres_registry.AUDIT,
     "audit_of": postgres_registry.AUDIT_OF,
     **{f"unclaimed_{name}": sql.unclaimed(which, 0, 9)[0] for name, which in FILTERS.items()},

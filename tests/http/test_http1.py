@@ -106,7 +106,7 @@ async def test_a_streamed_body_is_made_no_faster_than_it_is_taken(stage):
         nonlocal made
         for _ in range(200):
             made += 1
-            yield bytes(1 << 20)
+            yield bytes(1 << 18)
 
     call = asyncio.create_task(pool.request("POST", server.url(), body=chunks()))
     before = -1
@@ -117,7 +117,7 @@ async def test_a_streamed_body_is_made_no_faster_than_it_is_taken(stage):
     assert made < 200
     gate.set()
     assert (await call).status == 200
-    assert len(server.requests[0][2]) == 200 << 20
+    assert len(server.requests[0][2]) == 200 << 18
 
 
 async def test_an_answer_before_the_end_of_a_streamed_body_ends_it(stage):
@@ -443,15 +443,6 @@ async def test_what_could_be_read_as_a_second_header_is_refused(stage, where, ba
         await pool.request("GET", server.url(), headers=[("x-fine", "1"), header])
     assert "evil" not in str(caught.value)
     assert not server.connections
-
-
-async def test_a_timer_does_not_outlive_its_request(stage):
-    server, pool = await stage.server(), stage.pool()
-    await pool.request("GET", server.url(), timeout=0.05)
-    await asyncio.sleep(0.1)  # the first one's time is over, and must not touch the second
-    async with asyncio.timeout(20):
-        assert (await pool.request("GET", server.url())).status == 200
-    assert len(server.connections) == 1
 
 
 async def test_a_timeout_costs_the_connection(stage):

@@ -418,7 +418,7 @@ async def test_the_next_address_is_tried_when_one_is_silent(stage):
     async def resolve(host, port):
         return [Address("127.0.0.1", each, socket.AF_INET) for each in (quiet.port, server.port)]
 
-    pool = stage.pool(resolve=resolve, connect_timeout=1.0)
+    pool = stage.pool(resolve=resolve, connect_timeout=3.0)
     assert (await pool.request("GET", server.url())).status == 200
     assert quiet.connections
 

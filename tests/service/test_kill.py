@@ -8,47 +8,89 @@ import os
 import random
 import time
 from collections import Counter
+from contextlib import ExitStack
 
 import pytest
+from receivers import answering, slow
 from servers import PATIENCE
 
 from durable.ledger import EXPLAINED, Tables, reason
-from service.rig import QUICK, Submitters, seed, working
+from service.rig import QUICK, Submitters, Watcher, seed, working
 from web.serving import wait_until
 
 ROUNDS = 3
 PAUSE = 15.0  # longer than a node's lease, and than a call's
-LEASE = 10.5  # seconds, with the timeout below
 
 SERVICE = {"timeout": 0.5, "max_attempts": 1000, "backoff": QUICK, "concurrency": 20}
 LONG = int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "200"))
-WATCHDOG = 60.0
 
 KINDS = {"sqlite": (), "postgres": ("--coordinator", "solo")}
 
 
-@pytest.fixture(params=KINDS)
-def place(request, tmp_path):
-    """A store, and what a server on it is told beside it."""
-    if request.param == "postgres":
-        return request.getfixturevalue("postgres_url"), KINDS[request.param]
-    return f"sqlite:///{tmp_path}/tasks.db", KINDS[request.param]
+@pytest.fixture
+def places(tmp_path, postgres_url):
+    """By kind, a store, and what a server on it is told beside it."""
+    urls = {"sqlite": f"sqlite:///{tmp_path}/tasks.db", "postgres": postgres_url}
+    return {kind: (urls[kind], arguments) for kind, arguments in KINDS.items()}
 
 
-def rounds_of_killing(make_server, place, receiver, rounds, number):
-    """Kill a server under load, and start it again, so many times; then hold all to account."""
-    url, arguments = place
-    chance = random.Random(number)
-    server = make_server(url, *arguments, errors=True)
-    server.service("work", receiver.watch("/work", working(0.02)), **SERVICE)
-    with Submitters([server.url], seed=number) as submitters:
-        for _ in range(rounds):
-            submitters.wait(chance.randrange(20, 200))
-            time.sleep(chance.choice((0, chance.uniform(0, 0.05))))  # not always after an answer
-            server.restart()
-        submitters.wait(50)  # and all of them go on by themselves
-    server.drained(PATIENCE)
-    return Account(server, url, submitters, receiver).settle()
+class Trial:
+    """A server under load, with submitters and a receiver that live through its deaths."""
+
+    def __init__(self, make_server, place, number):
+        self._url, arguments = place
+        self._chance = random.Random(number)
+        self.receiver = Watcher()
+        self.server = make_server(self._url, *arguments, errors=True)
+        self.submitters = Submitters([self.server.url], seed=number)
+
+    def __enter__(self):
+        self.receiver.__enter__()
+        endpoint = self.receiver.watch("/work", working(0.02))
+        self.server.service("work", endpoint, **SERVICE)
+        return self
+
+    def __exit__(self, *_):
+        self.receiver.__exit__()
+
+    def kill(self):
+        """At a random moment of its work; now and then once more, while it starts."""
+        self.submitters.wait(self._chance.randrange(20, 200))
+        time.sleep(self._chance.choice((0, self._chance.uniform(0, 0.05))))
+        if self._chance.random() < 0.3:
+            self.server.kill()
+            self.server.process.stdout.close()
+            self.server.launch()
+            time.sleep(self._chance.uniform(0, 0.5))
+        self.server.restart()
+
+    def stop(self):
+        """Let it end in its own way, at any moment of its work, and start it again."""
+        self.submitters.wait(self._chance.randrange(20, 200))
+        assert self.server.stop() == 0, self.server.log()
+        self.server.process.stdout.close()
+        self.server.start()
+
+    def settle(self):
+        """Wait until all has ended, and hold it to account; return the figures."""
+        self.server.drained(PATIENCE)
+        return Account(self.server, self._url, self.submitters, self.receiver).settle()
+
+
+def rounds_of(verb, trials, rounds):
+    """Let each trial suffer in turn, under load, and settle all of them; return the figures."""
+    with ExitStack() as stack:
+        for trial in trials:
+            stack.enter_context(trial)
+        with ExitStack() as load:
+            for trial in trials:
+                load.enter_context(trial.submitters)
+            for _ in range(rounds):
+                for trial in trials:
+                    verb(trial)
+            for trial in trials:
+                trial.submitters.wait(50)  # clients have come back by themselves
+        return [trial.settle() for trial in trials]
 
 
 class Account:
@@ -129,37 +171,99 @@ class Account:
         } | {f"attempts {word}": number for word, number in why.items()}
 
 
-def test_killed_under_load_it_loses_and_doubles_nothing(make_server, place, receiver, capsys):
-    figures = rounds_of_killing(make_server, place, receiver, ROUNDS, seed())
-    assert figures["finished"] > 0
-    print(figures)
+def test_killed_under_load_it_loses_and_doubles_nothing(make_server, places):
+    """Both stores at once: a task whose server was killed waits for the end of its lease."""
+    number = seed()
+    trials = [Trial(make_server, place, number) for place in places.values()]
+    for figures in rounds_of(Trial.kill, trials, ROUNDS):
+        print(figures)
+        assert figures["finished"] > 0
 
 
 @pytest.mark.chaos
-def test_killed_many_times_it_loses_and_doubles_nothing(make_server, place, receiver, capsys):
-    figures = rounds_of_killing(make_server, place, receiver, LONG, seed())
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_many_times_it_loses_and_doubles_nothing(make_server, places, kind, capsys):
+    trial = Trial(make_server, places[kind], seed())
+    (figures,) = rounds_of(Trial.kill, [trial], LONG)
     with capsys.disabled():
-        print(f"\n{place[0].partition(':')[0]}: {figures}")
+        print(f"\n{kind}: {LONG} rounds: {figures}")
     assert figures["attempts lost"] > 0, "nothing was killed while it ran: this proved little"
 
 
+def test_stopped_under_load_it_loses_nothing_and_calls_nobody_twice(make_server, places):
+    number = seed()
+    trials = [Trial(make_server, place, number) for place in places.values()]
+    for figures in rounds_of(Trial.stop, trials, 2):
+        print(figures)
+        assert figures["finished"] > 0
+        assert figures["called again"] == 0, figures
+        assert figures.get("attempts lost", 0) == 0, figures
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_feedback_finds_a_task_that_was_accepted_before_a_kill(
+    make_server, places, receiver, kind
+):
+    url, arguments = places[kind]
+    server = make_server(url, *arguments)
+    server.service("work", receiver.watch("/work", answering(202)), **SERVICE)
+    ids = server.now("work", 10)
+    receiver.wait(lambda: receiver.ids("/work") == set(ids))
+    # The answer 202 has to be stored: until then the call itself runs, and its lease is short.
+    noted = lambda: server.figures("work")["latency"]["count"] == 10  # noqa: E731
+    wait_until(noted, "all were answered")
+    for number, one in enumerate(ids):
+        progress = {"outcome": "progress", "attempt": 1}
+        server.post(f"/v1/tasks/{one}/feedback", progress, status=200)
+        if number == 4:
+            server.restart()
+    server.restart()
+    for one in ids:
+        finished = {"outcome": "finished", "attempt": 1, "result": one}
+        answer = server.post(f"/v1/tasks/{one}/feedback", finished, status=200).json
+        assert answer == {"won": True, "state": "finished"}
+    assert [server.ended(one)["result"] for one in ids] == ids
+    assert receiver.attempts() == dict.fromkeys(ids, [1])
+
+
 def test_a_server_that_was_paused_sends_nothing_stale(make_server, postgres_url, receiver, capsys):
+    """While one stands still, its leases end and the other calls; then it wakes up.
+
+    - Calls that it had under way: their receiver hangs up meanwhile, which on a kept connection
+      is a reason to send again; but not by then.
+    """
     first, second = (make_server(postgres_url, errors=True) for _ in range(2))
-    first.service("work", receiver.watch("/work", working(0.02)), **SERVICE)
     share = lambda: [one["shards"] for one in first.get("/v1/nodes").json["items"]]  # noqa: E731
     wait_until(lambda: share() == [32, 32], "each has its share")
-    with Submitters([first.url, second.url], seed=seed()) as submitters:
+    first.service("work", receiver.watch("/work", working(0.02)), **SERVICE)
+    with Watcher() as sulking, Submitters([first.url, second.url], seed=seed()) as submitters:
         submitters.wait(300)
+        held = hold_calls(first, sulking)
         first.pause()
-        paused = time.time()
+        sulking.down()
+        sulking.watch("/held", answering(200))
+        sulking.up()
         time.sleep(PAUSE)
-        calls = sum(map(len, receiver.attempts().values()))
+        before = sulking.attempts()
         first.resume()
         submitters.wait(300)
+        for one in held:
+            assert second.ended(one)["state"] == "finished"
     second.drained()
     figures = Account(second, postgres_url, submitters, receiver).settle()
-    assert calls, figures
-    again = [one for one in receiver.of("/work") if one.attempt > 1]
-    assert all(one.at >= paused for one in again)
     with capsys.disabled():
         print(f"\n  paused for {PAUSE:g} s: {figures}")
+    for attempts in sulking.attempts().values():
+        assert attempts == sorted(set(attempts)), "an attempt was sent twice, or after the next"
+    assert sulking.attempts() == before, "who was paused has called after that"
+
+
+def hold_calls(server, receiver):
+    """Have calls under way from this server, on connections that were used before."""
+    endpoint = receiver.watch("/held", working(0.05))
+    server.service("held", endpoint, **SERVICE | {"timeout": 2})
+    assert {server.ended(one)["state"] for one in server.now("held", 10)} == {"finished"}
+    receiver.watch("/held", slow)
+    ids = server.now("held", 10)
+    receiver.wait(lambda: receiver.held == 10)
+    return ids

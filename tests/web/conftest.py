@@ -3,8 +3,8 @@
 import faulthandler
 
 import pytest
-from receivers import Receiver
 
+from receivers import Receiver
 from web.serving import Api, Served
 
 WATCHDOG = 60.0
@@ -51,7 +51,7 @@ def api(make_api):
 
 
 @pytest.fixture
-def either_api(make_api, store_url):
+def either_api(store_url, make_api):
     """The application with open access, on SQLite and on PostgreSQL."""
     return make_api(store_url)
 

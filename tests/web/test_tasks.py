@@ -5,8 +5,8 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from receivers import answering
 
+from receivers import answering
 from tickwheel.web.app import Limits
 from web.serving import MOMENT, UNKNOWN_ID, Api
 

@@ -216,11 +216,8 @@ class Bench:
         """Measure how many calls per second arrive when all are due at once."""
         due_at = self._now() + LEAD
         refused = await self._due([due_at] * self._plan.count)
-        arrivals = self._sink.arrivals
-        span = arrivals[-1].at - max(due_at, arrivals[0].at) if arrivals else 0.0
-        rate = len(arrivals) / span if span > 0 else 0.0
         await self._cancel()
-        return self._measure("callbacks, all due at once", len(arrivals), refused, rate, ())
+        return self._arrived("callbacks, all due at once", refused, due_at, ())
 
     async def _lateness(self) -> Measure:
         """Measure how late calls arrive that are due one after the other."""
@@ -228,10 +225,16 @@ class Bench:
         count = min(self._plan.count, int(rate * min(self._plan.seconds, 5.0)) or 1)
         first = self._now() + LEAD
         refused = await self._due([first + number / rate for number in range(count)])
-        late = [arrival.late for arrival in self._sink.arrivals]
-        done = len(late)
         await self._cancel()
-        return self._measure(f"callbacks, {rate:,}/s due: lateness", done, refused, rate, late)
+        late = [arrival.late for arrival in self._sink.arrivals]
+        return self._arrived(f"callbacks, {rate:,}/s due: lateness", refused, first, late)
+
+    def _arrived(self, what: str, refused: int, since: float, times: Iterable[float]) -> Measure:
+        """Return the line of what the sink has seen since the first task was due."""
+        arrivals = self._sink.arrivals
+        passed = arrivals[-1].at - since if arrivals else 0.0
+        rate = len(arrivals) / passed if passed > 0 else 0.0
+        return self._measure(what, len(arrivals), refused, rate, times)
 
     async def _due(self, dues: Sequence[float]) -> int:
         """Submit tasks due then and wait for their calls; return how many were refused."""

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
-WIDE = 200  # columns of a table that goes into a file or a pipe
+WIDE = 200  # columns of text that goes into a file or a pipe
+UNBOUNDED = 5_000  # more columns than a table has
+LONG = 60  # columns of one cell of a table
 COLOURS = {
     "delay": "cyan", "ready": "yellow", "running": "blue", "finished": "green", "failed": "red",
-    "cancelled": "bright_black", "closed": "green", "half_open": "yellow", "open": "red",
+    "cancelled": "bright_black", "closed": "green", "half-open": "yellow", "open": "red",
     "enabled": "green", "disabled": "bright_black",
 }  # fmt: skip
 
@@ -50,7 +53,7 @@ class Output(NamedTuple):
             return
         shown: dict[str, Any] = plain(value)
         names = [name for name in shown if has(shown, name)]
-        self.table(None, [[name, shown[name]] for name in names])
+        self.text(["", ""], [[name, shown[name]] for name in names])
 
     def items(self, items: Iterable[object], columns: Sequence[str]) -> int:
         """Print a list: JSON lines as they come, or a table of these fields; return how many.
@@ -68,19 +71,26 @@ class Output(NamedTuple):
         self.table(told, [[item.get(name) for name in told] for item in shown])
         return len(shown)
 
-    def table(self, titles: Sequence[str] | None, rows: Iterable[Sequence[object]]) -> None:
-        """Print rows under their titles, or without."""
-        from rich import box  # noqa: PLC0415 - JSON needs none of it
-        from rich.table import Table  # noqa: PLC0415
+    def table(self, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print rows under their titles, each on one line, as long as it may be.
 
-        table = Table(box=box.SIMPLE_HEAD if titles else None, show_header=bool(titles))
-        table.pad_edge = False
-        for number, title in enumerate(titles or ("", "")):
-            first = "bold" if not titles and not number else None
-            whole = not number or title.endswith("_at")  # ids and times are for copying
-            table.add_column(title, overflow="fold", style=first, no_wrap=whole)
+        Ids and times can be copied then, on a narrow terminal, too; long text is cut.
+        """
+        table = _table(titles)
+        for title in titles:
+            table.add_column(title, no_wrap=True, max_width=LONG, overflow="ellipsis")
         for row in rows:
             table.add_row(*map(cell, row))
+        console(width=UNBOUNDED).print(table)
+
+    def text(self, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print rows for reading: what is long goes on in the next line; "" has no title."""
+        table = _table([title for title in titles if title])
+        for number, title in enumerate(titles):
+            style = None if number else "bold"
+            table.add_column(title, overflow="fold", no_wrap=not number, style=style)
+        for row in rows:
+            table.add_row(*(cell(value, lines=True) for value in row))
         console().print(table)
 
     def said(self, value: object, line: str) -> None:
@@ -89,6 +99,15 @@ class Output(NamedTuple):
             self.value(value)
         else:
             click.echo(clean(line))
+
+
+def _table(titles: Sequence[str]) -> Table:
+    from rich import box  # noqa: PLC0415 - JSON needs none of it
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD if titles else None, show_header=bool(titles))
+    table.pad_edge, table.show_edge, table.collapse_padding = False, False, True
+    return table
 
 
 def examples(*lines: str) -> str:
@@ -136,7 +155,7 @@ def plain(value: object) -> Any:
 
 def has(shown: dict[str, Any], name: str) -> bool:
     """Say whether a field has something to show."""
-    return shown.get(name) not in (None, "", [], {})
+    return shown.get(name) not in (None, "", [], {}, 0) or shown.get(name) is False
 
 
 def moment(at: datetime) -> str:
@@ -149,8 +168,8 @@ def moment_of_ms(at_ms: int | None) -> str | None:
     return None if at_ms is None else moment(datetime.fromtimestamp(at_ms / 1000, UTC))
 
 
-def cell(value: object) -> Text:
-    """Return a value as a cell of a table."""
+def cell(value: object, *, lines: bool = False) -> Text:
+    """Return a value as a cell of a table, on one line unless it may have several."""
     from rich.text import Text  # noqa: PLC0415 - JSON needs none of it
 
     if isinstance(value, Text):
@@ -164,13 +183,14 @@ def cell(value: object) -> Text:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         value = " ".join(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return Text(clean(text), style=COLOURS.get(text, ""))
+    return Text(clean(text if lines else " ".join(text.split())), style=COLOURS.get(text, ""))
 
 
-def console(*, err: bool = False) -> Console:
-    """Return a console on stdout or stderr; a table that no terminal shows may be wide."""
+def console(*, err: bool = False, width: int | None = None) -> Console:
+    """Return a console on stdout or stderr; where no terminal shows it, it is wide."""
     from rich.console import Console  # noqa: PLC0415 - JSON needs none of it
 
     stream = sys.stderr if err else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    if width is None and not stream.isatty() and "COLUMNS" not in os.environ:
+        width = WIDE
+    return Console(file=stream, width=width, highlight=False)

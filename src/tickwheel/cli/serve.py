@@ -34,8 +34,8 @@ def settings(*names: str) -> Callable[[F], F]:
 
 
 def _flag_of(setting: Setting) -> Callable[[F], F]:
-    kind, default = setting.kind, setting.shown(setting.default)
-    known = f"  [default: {default}]" if default not in (None, False, []) else ""
+    kind, default = setting.kind, setting.spelled(setting.default)
+    known = f"  [default: {default}]" if default and kind is not SWITCH else ""
     about = f"{setting.help}{known}  [{setting.variable}]"
     names = (str(setting.flag), setting.field)
     if kind is SWITCH:
@@ -90,13 +90,11 @@ def config(out: Output, config_file: str | None, **flags: object) -> None:
     if out.as_json:
         out.value({s.name: s.shown(getattr(made, s.field)) for s in SETTINGS})
     else:
-        out.table(["setting", "value", "from", "what it is"], _rows(made, origins))
+        out.text(["setting", "value", "from", "what it is"], _rows(made, origins))
 
 
 def _rows(made: object, origins: dict[str, str]) -> Iterable[list[object]]:
     for setting in SETTINGS:
-        value = setting.shown(getattr(made, setting.field))
-        if isinstance(value, list):
-            value = ", ".join(value) or None
+        value = setting.spelled(getattr(made, setting.field))
         origin = origins[setting.field]
         yield [setting.name, value, "" if origin == DEFAULT else origin, setting.help]

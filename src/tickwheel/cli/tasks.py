@@ -88,6 +88,7 @@ def show(*, client: Client, out: Output, task_id: str, attempts: bool) -> None:
         return
     out.record(task)
     if attempts:
+        click.echo()
         out.items(log, ("attempt", "event", "started_at", "ended_at", "node", "epoch", "error"))
 
 
@@ -152,8 +153,9 @@ def cancel(
         return verdicts(out, map(client.cancel, task_ids), "cancelled")
     if not (key or service):
         raise click.UsageError("say which tasks: ids, --key or --service")
-    if key is None and not yes and sys.stdin.isatty():
-        click.confirm(f"Cancel all such tasks of {service}?", abort=True, err=True)
+    asked = key is None and not yes and sys.stdin.isatty()
+    if asked and not click.confirm(f"Cancel all such tasks of {service}?", err=True):
+        return exits.OTHER
     count = client.cancel_where(key=key, service=service, state=state, due_before=due_before)
     out.said({"cancelled": count}, f"cancelled {count:,}")
     return exits.OK

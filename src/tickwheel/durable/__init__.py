@@ -6,14 +6,18 @@ from tickwheel.durable.function import Request, TaskFunction
 from tickwheel.durable.outcome import Fail, Retry, Snooze
 from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.scheduler import Scheduler
-from tickwheel.durable.service import Backoff
+from tickwheel.durable.service import Backoff, Breaker, Service
 from tickwheel.durable.task import Attempt, Page, State, Task, Verdict
 from tickwheel.errors import (
     AlreadyReplayed,
+    AttemptOver,
+    KeyReused,
     KeyTaken,
     NotStarted,
     Overloaded,
+    ServiceInUse,
     StoreUnavailable,
+    TargetRefused,
     UnknownSchedule,
     UnknownService,
     UnknownTask,
@@ -22,9 +26,12 @@ from tickwheel.errors import (
 __all__ = [
     "AlreadyReplayed",
     "Attempt",
+    "AttemptOver",
     "Backoff",
     "Blocking",
+    "Breaker",
     "Fail",
+    "KeyReused",
     "KeyTaken",
     "NotStarted",
     "Overloaded",
@@ -33,9 +40,12 @@ __all__ = [
     "Retry",
     "Schedule",
     "Scheduler",
+    "Service",
+    "ServiceInUse",
     "Snooze",
     "State",
     "StoreUnavailable",
+    "TargetRefused",
     "Task",
     "TaskFunction",
     "UnknownSchedule",

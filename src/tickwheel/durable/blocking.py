@@ -108,6 +108,8 @@ class Blocking:
     get_service = blocking(Verbs.get_service)
     delete_service = blocking(Verbs.delete_service)
     services = blocking(Verbs.services)
+    known_service = blocking(Verbs.known_service)
+    note = blocking(Verbs.note)
     nodes = blocking(Verbs.nodes)
     shards = blocking(Verbs.shards)
     audit = blocking(Verbs.audit)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     # Priority, due time, id and turn decide; an entry that is held no more has lost its place.
     Line = list[tuple[int, int, str, int, Due, Entry[Due]]]
-    Picked = tuple[Due, Entry[Due], Service]
+    Picked = tuple[Due, Entry[Due], Service, int]  # the last is the flow's word for it
 
 LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 
@@ -49,14 +49,21 @@ class Running:
     """One attempt that this node has under way."""
 
     __slots__ = ("asked", "deadline", "ended", "flow", "job", "lease_until_ms", "service", "shared",
-                 "task")  # fmt: skip
+                 "task", "turn")  # fmt: skip
 
     def __init__(
-        self, task: Task, service: Service, flow: Flow, shared: Gate | None, asked: float
+        self,
+        task: Task,
+        service: Service,
+        flow: Flow,
+        turn: int,
+        shared: Gate | None,
+        asked: float,
     ) -> None:
         self.task = task
         self.service = service
         self.flow = flow
+        self.turn = turn  # the flow's word for when it was let through
         self.shared = shared
         self.asked = asked  # when the claim was, by a clock that counts suspension
         self.job: asyncio.Task[None] | None = None
@@ -176,8 +183,9 @@ class Dispatch:
             free = min(BATCH - len(batch), flow.free(now))
             if shared is not None:  # divided fairly among those that are still to choose
                 free = min(free, -(-shared.free // (len(names) - number)))
-            picked = self._pop(line, free, service)
-            flow.take(len(picked), now)
+            popped = self._pop(line, free)
+            turn_taken = flow.take(len(popped), now)
+            picked = [(due, entry, service, turn_taken) for due, entry in popped]
             if shared is not None:
                 shared.take(len(picked))
             if picked and not batch:
@@ -212,13 +220,13 @@ class Dispatch:
             gone += surplus
         return gone
 
-    def _pop(self, line: Line, free: int, service: Service) -> list[Picked]:
-        picked: list[Picked] = []
+    def _pop(self, line: Line, free: int) -> list[tuple[Due, Entry[Due]]]:
+        picked: list[tuple[Due, Entry[Due]]] = []
         held = self._loader.held
         while line and len(picked) < free:
             *_, due, entry = heappop(line)
             if held.get(due.id) is entry:
-                picked.append((due, entry, service))  # otherwise it was cancelled or moved
+                picked.append((due, entry))  # otherwise it was cancelled or moved
         return picked
 
     def _gates(self, service: Service, now: float) -> tuple[Flow, Gate | None]:
@@ -231,39 +239,39 @@ class Dispatch:
             flow.fit(service, nodes, now)
         return flow, self._channels[service.protocol].gate(service)
 
-    def _undo(self, service: Service) -> None:
+    def _undo(self, service: Service, turn: int) -> None:
         """Give back the permits of a task that was not claimed."""
-        self.flows[service.name].undo()
+        self.flows[service.name].undo(turn)
         shared = self._channels[service.protocol].gate(service)
         if shared is not None:
             shared.give()
 
     async def _claim(self, batch: list[Picked]) -> None:
         """Claim the batch with one statement, and send what was got."""
-        wanted = [Wanted(due, service.timeout_ms) for due, _, service in batch]
+        wanted = [Wanted(due, service.timeout_ms) for due, _, service, _ in batch]
         asked = self._boot.time()
         try:
             claims = await self._store.claim(wanted, self._node, self._coordinator.owned())
         except BaseException as error:
-            for due, entry, service in batch:
-                self._undo(service)  # not woken by it: the step waits first
+            for due, entry, service, turn in batch:
+                self._undo(service, turn)  # not woken by it: the step waits first
                 if self._loader.held.get(due.id) is entry:
                     self._wait(due)
             if isinstance(error, StoreUnavailable):
                 self._feedback.doubt()  # it may have been committed all the same
             raise
         got = {task.id for task in claims.tasks}
-        for due, entry, service in batch:
+        for due, entry, service, turn in batch:
             if self._loader.held.get(due.id) is entry or due.id in got:
                 self._loader.forget(due.id)
             if due.id not in got:
-                self._undo(service)
+                self._undo(service, turn)
         self._rearm(batch, claims.later)
         places = {due.id: place for place, (due, *_) in enumerate(batch)}
         now_ms = self._store.now_ms()
         for task in sorted(claims.tasks, key=lambda task: places[task.id]):
             self.lateness.observe(max(0.0, now_ms - task.due_at_ms) / 1000)
-            self._send(task, batch[places[task.id]][2], asked)
+            self._send(task, *batch[places[task.id]][2:], asked)
 
     def _rearm(self, batch: list[Picked], later: list[Due]) -> None:
         """Put back what is due at another time; what the store finds not due yet, after a pause."""
@@ -279,10 +287,10 @@ class Dispatch:
         else:
             self._pause = 0.0
 
-    def _send(self, task: Task, service: Service, asked: float) -> None:
+    def _send(self, task: Task, service: Service, turn: int, asked: float) -> None:
         """Begin an attempt that was claimed; `asked` is when that was asked for."""
         shared = self._channels[service.protocol].gate(service)
-        attempt = Running(task, service, self.flows[service.name], shared, asked)
+        attempt = Running(task, service, self.flows[service.name], turn, shared, asked)
         self.running[task.id] = attempt
         if self._stopping:
             self._end(attempt, Answer(Event.RELEASE, error="claimed, not sent: the node stopped"))
@@ -352,7 +360,7 @@ class Dispatch:
     def _heed(self, attempt: Running, answer: Answer) -> None:
         """Note what an answer says of the service itself."""
         now = self._timer.time()
-        attempt.flow.heard(answer.healthy, now)
+        attempt.flow.heard(answer.healthy, now, attempt.turn)
         if answer.hold_ms is not None:
             attempt.flow.hold(now + answer.hold_ms / 1000)
         if answer.gone:

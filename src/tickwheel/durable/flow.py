@@ -41,6 +41,7 @@ class Flow:
         self._pause = 0.0
         self._probing = 0
         self._half_open = False
+        self._round = 0  # one higher each time that it opens: an answer from before says nothing
         self.service = service
         self.nodes = nodes
         self._divide()
@@ -54,6 +55,7 @@ class Flow:
         moved = service.endpoint != self.service.endpoint
         if moved or service.breaker is None or (service.enabled and not self.service.enabled):
             self._close()
+            self._round += 1
             self._window, self._held_until = math.inf, -math.inf
         self.service, self.nodes = service, nodes
         self._divide()
@@ -94,8 +96,8 @@ class Flow:
             free = min(free, int(self._tokens + 1e-9))
         return max(0, free)
 
-    def take(self, count: int, now: float) -> None:
-        """Begin so many calls, which are free."""
+    def take(self, count: int, now: float) -> int:
+        """Begin so many calls, which are free; return what `heard` and `undo` know them by."""
         if count and self.state is not BreakerState.CLOSED:
             self._half_open = True
             self._opened_until = -math.inf
@@ -104,21 +106,26 @@ class Flow:
         if self._rate is not None:
             self._refill(now)
             self._tokens -= count
+        return self._round
 
-    def undo(self, count: int = 1) -> None:
-        """Give back what was taken for calls that did not come about."""
-        self.give(count)
-        self._probing = max(0, self._probing - count)
-        self._tokens = min(self._tokens + count, self._burst)
+    def undo(self, turn: int) -> None:
+        """Give back what was taken for a call that did not come about."""
+        self.give()
+        if turn == self._round and self._half_open:
+            self._probing -= 1
+        self._tokens = min(self._tokens + 1, self._burst)
 
-    def give(self, count: int = 1) -> None:
-        """Give permits back: so many calls are over."""
-        self.under_way -= count
+    def give(self) -> None:
+        """Give a permit back: a call is over."""
+        self.under_way -= 1
         assert self.under_way >= 0
 
-    def heard(self, healthy: bool | None, now: float) -> None:
+    def heard(self, healthy: bool | None, now: float, turn: int) -> None:
         """Note how a call went: whether the service works, or None when that is not known."""
-        self._probing = max(0, self._probing - 1)
+        if turn != self._round:
+            return  # it began before the breaker opened
+        if self._half_open:
+            self._probing -= 1
         breaker = self.service.breaker
         if healthy:
             self._worked()
@@ -130,8 +137,6 @@ class Flow:
                 self._open(breaker.pause, now)
 
     def _worked(self) -> None:
-        if self.state is BreakerState.OPEN:
-            return  # from before it was opened
         if self._half_open:
             assert self.service.breaker is not None
             self._close()
@@ -159,6 +164,7 @@ class Flow:
         self._opened_until = now + pause
         self._half_open = False
         self._probing = 0
+        self._round += 1
 
     def _close(self) -> None:
         self._half_open = False

@@ -66,6 +66,7 @@ class Submit:
         self._ids = Ids()
         self._plain: Batch[Submission, Stored] = Batch(self._insert, limit=CHUNK, weigh=weight)
         self._keyed: Batch[Submission, Stored] = Batch(self._insert, limit=CHUNK, weigh=weight)
+        self._turn = random.randrange(store.shards)  # noqa: S311 - each process begins elsewhere
         self._own_shard = -1  # one for a whole batch, which then checks a single epoch
         self._untold: set[int] = set()
         self._telling: asyncio.Task[None] | None = None
@@ -126,14 +127,15 @@ class Submit:
         return Submission(task, on_conflict, idempotency)
 
     def _shard(self, due_at_ms: int, *, hashed: bool) -> int:
-        """Choose a shard: one of our own for what is due soon, else any by chance."""
+        """Choose a shard: one of our own for what is due soon, else each in turn."""
         if not hashed and due_at_ms <= self._loader.holds_until():
             owned = self._coordinator.owned()
             if self._own_shard not in owned and owned:
                 self._own_shard = next(iter(owned))
             if owned:
                 return self._own_shard
-        return random.randrange(self._store.shards)  # noqa: S311
+        self._turn = (self._turn + 1) % self._store.shards
+        return self._turn
 
     async def submit(self, submission: Submission) -> Task:
         """Store one task, with whatever else is waiting; return it as stored."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tickwheel.http.exchange import Keeper
     from tickwheel.http.message import Request
 
-STREAMS = 100  # until the server says how many it takes, and RFC 9113's least
+STREAMS = 1  # until the server says how many it takes, which it does first of all
 MOST_STREAMS = 1_000  # whatever the server says
 STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 1 << 24

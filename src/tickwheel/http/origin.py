@@ -263,3 +263,15 @@ class Origin:
             else:
                 where = self.target.where
                 connection.fail(BadAnswer(f"the pool was closed before {where} answered"))
+
+    def _check(self) -> None:
+        """Raise AssertionError where an invariant is broken."""
+        waiting = [waiter for waiter in self._waiters if not waiter.done()]
+        assert not (waiting and (self.idle or self._has_place())), "somebody waits for what is free"
+        assert len(self.idle) <= self._places <= self._limit, "a place was lost, or made up"
+        assert all(each.usable for each in self.idle), "what cannot be used is idle"
+        moments = [each.idle_since for each in self.idle]
+        assert moments == sorted(moments), "the oldest is not the first"
+        assert not self.idle or self._timer is not None, "nobody watches what is idle"
+        assert self.connections.issuperset(self.idle), "what is idle is unknown"
+        assert self.shared is None or self.shared in self.connections, "what is shared is unknown"

@@ -117,7 +117,8 @@ class App:
         request_id = self._request_id(headers)
         route: Route | None = None
         try:
-            route, params = self._router.find(scope["method"], scope["path"])
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]  # without its body
+            route, params = self._router.find(method, scope["path"])
             if self._tracing is None:
                 reply = await self._answer(route, params, scope, headers, receive, request_id)
             else:

@@ -6,7 +6,7 @@ A request that comes in one piece, as nearly all do, costs no timer.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,7 +19,42 @@ if TYPE_CHECKING:
 MAX_HEAD = 65_536  # bytes of a request's line and headers
 PATIENCE_SECONDS = 60.0  # for one request to have come, from its beginning on
 
+CONTINUE = b"HTTP/1.1 100 "
 HEAD, BODY, NOTHING = "head", "body", ""
+
+
+class Cork:
+    """A transport that keeps the head of an answer until its body comes: one write, not two."""
+
+    __slots__ = ("_held", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        """Keep it, or write it with what was kept; what is no answer yet is written at once."""
+        if self._held:
+            self._transport.write(self._held + data)
+            self._held = b""
+        elif data.startswith(CONTINUE):
+            self._transport.write(data)
+        else:
+            self._held = data
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        if self._held:
+            self._transport.write(self._held)
+            self._held = b""
+
+    def close(self) -> None:
+        """Write what was kept, and close."""
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class Protocol(HttpToolsProtocol):
@@ -34,6 +69,8 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, not for ever."""
         super().connection_made(transport)
+        self._cork = Cork(transport)
+        self.transport = self._cork  # type: ignore[assignment]
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -62,6 +99,11 @@ class Protocol(HttpToolsProtocol):
         """Let the application see to the body."""
         self._awaiting = BODY
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """See to it that all of it was written."""
+        self._cork.flush()
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         """Be done with waiting."""

@@ -64,9 +64,10 @@ def missing(call: Call) -> Refused:
 async def put_service(call: Call, body: types.PutService) -> Reply:
     """Make a service, or change it; it counts on every node at once."""
     name = checked_name(call)
+    known = await call.scheduler.known_service(name) or name in call.app.directory.unusable
     config = msgspec.to_builtins(body)
     service = await call.scheduler.put_service(name, config, **call.who)
-    return Reply(view(call, service), 201 if service.version == 1 else 200)
+    return Reply(view(call, service), 200 if known else 201)
 
 
 async def delete_service(call: Call) -> Reply:

@@ -160,9 +160,9 @@ async def insert_named(
         elif task_id != submissions[at].task.id:
             moved.append((*name, task_id))
     if refused:
-        await connection.fetch(sql.UNUSED, *zip(*refused, strict=True))
+        await connection.executemany(sql.UNUSED, refused)
     if moved:
-        await connection.fetch(sql.USED_FOR, *zip(*moved, strict=True))
+        await connection.executemany(sql.USED_FOR, moved)
 
 
 async def use(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.durable.registry import Audit, NodeRow, ServiceRow, ShardRow
 from tickwheel.durable.stores.postgres_pool import clean
-from tickwheel.durable.stores.postgres_statements import NOTIFY
+from tickwheel.durable.stores.postgres_statements import NOTIFY, UNUSED
 from tickwheel.durable.stores.rows import audit_page, token_of, token_row
 from tickwheel.errors import ServiceInUse, StoreUnavailable
 
@@ -70,13 +70,9 @@ AUDIT_OF = AUDIT.replace("WHERE", "WHERE namespace = $3 AND").replace(
     "ORDER BY id", "ORDER BY namespace DESC, id"
 )
 
-PRUNE = """
-    WITH old AS MATERIALIZED (
-        SELECT caller, key FROM idempotency WHERE used_at_ms < $1
-        ORDER BY used_at_ms LIMIT $2::bigint FOR UPDATE SKIP LOCKED
-    )
-    DELETE FROM idempotency i USING old o WHERE i.caller = o.caller AND i.key = o.key
-    RETURNING 1
+OLD = """
+    SELECT caller, key FROM idempotency WHERE used_at_ms < $1
+    ORDER BY used_at_ms LIMIT $2::bigint FOR UPDATE SKIP LOCKED
 """
 NODES = """
     SELECT k.name, n.started_at_ms, n.lease_until_ms,
@@ -197,7 +193,13 @@ class PostgresRegistry:
 
     async def prune(self, before_ms: int, limit: int) -> int:
         """Forget up to `limit` idempotency keys that were used before that; return how many."""
-        return len(await self._store.fetch(PRUNE, before_ms, limit))
+
+        async def work(connection: Connection) -> int:
+            old = await connection.fetch(OLD, before_ms, limit)
+            await connection.executemany(UNUSED, old)
+            return len(old)
+
+        return await self._store._transaction(work)
 
     async def nodes(self) -> list[NodeRow]:
         """Return the nodes that have a lease or own a shard, by name."""

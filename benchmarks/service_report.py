@@ -1,0 +1,200 @@
+"""The service's tables and its page, docs/benchmarks/service.md, in Markdown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from durable_report import burst, lateness, missing, shown
+from goals import Goal
+from page import described
+from report import NOTHING, goal_table, table
+from results import Results
+from service_goals import STORES, best, best_connections
+
+METHOD = Path(__file__).with_name("service_method.md")
+OURS = "answered after the commit; at least once; every attempt and every end is recorded"
+LATE = {
+    "few": "100/s due",
+    "late": "1,000/s due",
+    "beside": "– beside a dead and a slow service",
+}
+CLIENTS = {"bare_tickwheel": "bare client, tickwheel's own", "bare_aiohttp": "bare client, aiohttp"}
+
+Rows = list[list[str]]
+
+
+def submit_table(results: Results) -> str:
+    """Submits, single and in batches, on each store."""
+    stores = measured(results)
+    rows: Rows = []
+    for connections in closed_counts(results):
+        name = f"closed_{connections}"
+        label = f"single, {connections} connection{'s' * (connections > 1)}"
+        rows.append([f"{label}: per second", *figures(results, stores, name)])
+    for column, label in {"cpu_us": "µs of the server's processor time", "p99_ms": "p99, ms"}.items():
+        at_best = [
+            shown(results.figure(0, store, f"closed_{best_connections(results, store)}_{column}"), 1)
+            for store in stores
+        ]
+        rows.append([f"– at the best of them: {label}", *at_best])
+    for name, what in {"half_goal": "goal", "half_own": "measured rate"}.items():
+        cells = [paced(results, store, name) for store in stores]
+        rows.append([f"single, paced, half of the {what}: p50 / p99, ms", *cells])
+    for media, what in {"json": "an array", "ndjson": "lines"}.items():
+        cells = [batch(results, store, media) for store in stores]
+        rows.append([f"batches of 1,000 as {what}: tasks per second", *cells])
+    return headed(stores, "submits", rows)
+
+
+def callback_table(results: Results) -> str:
+    """Callbacks, and what bare clients reach to the same sink."""
+    stores = measured(results)
+    rows = [["recorded, per second", *figures(results, stores, "callbacks")]]
+    cost = figures(results, stores, "callbacks_cpu_us")
+    rows.append(["– µs of the server's processor time", *cost])
+    for name, label in CLIENTS.items():
+        known = [best(results, store, name) for store in stores]
+        rows.append([f"{label}, per second", *(shown(rate) for rate, _ in known)])
+        cpu = [results.figure(0, s, f"{name}_{n}_cpu_us") for s, (_, n) in zip(stores, known)]  # noqa: B905
+        rows.append(["– µs of its processor time", *(shown(one) for one in cpu)])
+    return headed(stores, "callbacks, all due at one instant", rows)
+
+
+def late_table(results: Results) -> str:
+    """How late callbacks arrive."""
+    stores = measured(results)
+    rows = []
+    for name, label in LATE.items():
+        cells = [late(results, store, name) for store in stores]
+        rows.append([label, *cells])
+    return headed(stores, "lateness p50 / p99 (max), ms", rows)
+
+
+def peer_table(results: Results, guarantees: dict[str, tuple[str, str]]) -> str:
+    """All systems side by side, and what each does for a task."""
+    heads = ["submits/s, one client", "all due at once, tasks/s", "lateness p50 / p99 at 100/s, ms"]
+    rows = [["", "on disk", "what it promises", *heads]]
+    for name, label in results.labels.items():
+        if results.runs.get(0, {}).get(name):
+            cells = ours(results, name) if name in STORES else theirs(results, name)
+            rows.append([label, *guarantees[name], *cells])
+    others = [name for name in results.labels if name not in STORES and name in results.runs[0]]
+    return table(rows, left=3) if others else ""
+
+
+def ours(results: Results, name: str) -> list[str]:
+    """Over HTTP on one connection, with a call over HTTP and a record for each."""
+    p50, p99 = (results.figure(0, name, f"few_{one}") for one in ("p50_ms", "p99_ms"))
+    quantiles = NOTHING if p50 is None or p99 is None else f"{p50:.1f} / {p99:.1f}"
+    rates = (shown(results.figure(0, name, one)) for one in ("closed_1", "callbacks"))
+    return [*rates, quantiles]
+
+
+def theirs(results: Results, name: str) -> list[str]:
+    """As their own clients and workers do it."""
+    rate = shown(results.figure(0, name, "one_caller"))
+    return [rate, burst(results, name), lateness(results, name)]
+
+
+def ratios(results: Results) -> str:
+    """How many times the others' rates ours are."""
+    lines = []
+    for store in measured(results):
+        for label, own, other in (
+            ("submits by one client", "closed_1", "one_caller"),
+            ("all due at once", "callbacks", "burst"),
+        ):
+            mine = results.figure(0, store, own)
+            found = {
+                results.labels[name]: mine / rate
+                for name in results.labels
+                if name not in STORES and mine and (rate := results.figure(0, name, other))
+            }
+            if found:
+                text = ", ".join(f"{times:.1f} × {name}" for name, times in found.items())
+                lines.append(f"- {STORES[store]}, {label}: {text}")
+    return "\n".join(["Tickwheel's rate beside the others':\n", *lines, ""]) if lines else ""
+
+
+def headed(stores: list[str], head: str, rows: Rows) -> str:
+    """A table with a column per store, without the rows that nothing is known of."""
+    known = [row for row in rows if any(cell != NOTHING for cell in row[1:])]
+    return table([[head, *(STORES[name] for name in stores)], *known]) if known else ""
+
+
+def figures(results: Results, stores: list[str], operation: str) -> list[str]:
+    """One operation on each store."""
+    return [shown(results.figure(0, store, operation)) for store in stores]
+
+
+def paced(results: Results, store: str, name: str) -> str:
+    """`4.1 / 17.0 at 3,000/s`, and what became of the rate when it was not kept."""
+    columns = ("asked", "rate", "p50_ms", "p99_ms")
+    found = [results.figure(0, store, f"{name}_{column}") for column in columns]
+    if None in found:
+        return NOTHING
+    asked, rate, p50, p99 = (one or 0.0 for one in found)
+    kept = "" if rate > 0.97 * asked else f", kept {rate:,.0f}/s"
+    return f"{p50:.1f} / {p99:.1f} at {asked:,.0f}/s{kept}"
+
+
+def batch(results: Results, store: str, media: str) -> str:
+    """The rate and on how many connections."""
+    rate, connections = best(results, store, f"batch_{media}")
+    return NOTHING if rate is None else f"{rate:,.0f} on {connections}"
+
+
+def late(results: Results, store: str, name: str) -> str:
+    """`2.4 / 9.1 (30)`, and how many came early."""
+    columns = ("p50_ms", "p99_ms", "max_ms", "early")
+    found = [results.figure(0, store, f"{name}_{column}") for column in columns]
+    if None in found:
+        return NOTHING
+    p50, p99, most, early = (one or 0.0 for one in found)
+    return f"{p50:.1f} / {p99:.1f} ({most:.0f})" + (f", {early:.0f} early" if early else "")
+
+
+def closed_counts(results: Results) -> list[int]:
+    """The numbers of connections that were tried."""
+    found = {
+        int(match[1])
+        for store in measured(results)
+        for operation in results.runs[0][store]
+        if (match := re.fullmatch(r"closed_(\d+)", operation))
+    }
+    return sorted(found)
+
+
+def measured(results: Results) -> list[str]:
+    """The stores with any figure."""
+    return [name for name in STORES if results.runs.get(0, {}).get(name)]
+
+
+def tables(results: Results, guarantees: dict[str, tuple[str, str]]) -> str:
+    """All tables, each under its heading."""
+    parts = {
+        "The service: submits over HTTP": submit_table(results),
+        "The service: callbacks": callback_table(results),
+        "The service: lateness at the receiver": late_table(results),
+        "The service: beside other systems": peer_table(results, guarantees),
+    }
+    texts = [f"## {title}\n\n{text}\n" for title, text in parts.items() if text]
+    return "\n".join([*texts, ratios(results), missing(results)])
+
+
+def page(
+    results: Results,
+    all_goals: list[Goal],
+    guarantees: dict[str, tuple[str, str]],
+    machine: dict[str, str],
+    versions: dict[str, str],
+) -> str:
+    """The whole page; headings are of level 1, and the page that includes it moves them down."""
+    parts = [
+        f"# The service\n\n{described(machine, versions)}",
+        tables(results, guarantees),
+        f"## The service: what was set out to be reached\n\n{goal_table(all_goals)}\n",
+        METHOD.read_text(),
+    ]
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,443 @@
+"""Who may do what: tokens, scopes, namespaces, rates; and who may ask without a token."""
+
+import signal
+
+import pytest
+
+from tickwheel.web.app import ROUTES
+from web.serving import SECRET, UNKNOWN_ID, Api, Served, create_token, on_store, revoked, wait_until
+
+GUARDED = [route for route in ROUTES if route.scope is not None]
+OPEN = [route for route in ROUTES if route.scope is None]
+SCOPES = ("submit", "read", "admin")
+BODIES = {
+    "/v1/tasks": {"service": "mail"},
+    "/v1/tasks/batch": [],
+    "/v1/tasks/cancel": {"service": "mail"},
+    "/v1/tasks/{id}/reschedule": {"delay": 60},
+    "/v1/tasks/{id}/feedback": {"outcome": "finished", "attempt": 1},
+    "/v1/services/{name}": {"endpoint": "http://127.0.0.1:9/"},
+    "/v1/schedules/{name}": {"service": "mail", "interval": 60},
+}
+
+
+def named(routes):
+    return [pytest.param(route, id=f"{route.method} {route.path}") for route in routes]
+
+
+def ask(api, route, *, task_id=UNKNOWN_ID, name="mail", **options):
+    """Make a request that the route understands."""
+    path = route.path.replace("{id}", task_id).replace("{name}", name)
+    body = BODIES.get(route.path) if route.method in ("POST", "PUT") else None
+    return api.request(route.method, path, body, **options)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """An application with tokens: one for each scope, and some that are not good any more."""
+    with Api(f"sqlite:///{tmp_path_factory.mktemp('guarded')}/tasks.db") as api:
+        api.tokens = {scope: api.token(scope) for scope in SCOPES}
+        api.service(token=api.tokens["admin"], enabled=False)
+        yield api
+
+
+class TestTokens:
+    @pytest.mark.parametrize("route", named(GUARDED))
+    def test_without_a_token_it_is_401(self, guarded, route):
+        answer = ask(guarded, route)
+        answer.refused(401, "unauthorized")
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+
+    @pytest.mark.parametrize("route", named(OPEN))
+    def test_what_tells_nothing_needs_none(self, guarded, route):
+        assert ask(guarded, route).status == 200
+
+    def test_health_page_and_description_are_all_that_is_open(self):
+        assert {route.path for route in OPEN} == {"/healthz", "/readyz", "/openapi.json", "/"}
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    @pytest.mark.parametrize("route", named(GUARDED))
+    def test_a_scope_allows_its_own_and_admin_all(self, guarded, route, scope):
+        answer = ask(guarded, route, token=guarded.tokens[scope], name="unknown")
+        if scope in (route.scope, "admin"):
+            assert answer.status not in (401, 403), answer
+        else:
+            assert repr(route.scope) in answer.refused(403, "forbidden")["detail"]
+
+    def test_every_read_under_v1_needs_read_or_admin_and_tasks_are_changed_by_submit(self):
+        for route in GUARDED:
+            if route.method == "GET":
+                assert route.scope == ("admin" if route.path == "/v1/audit" else "read")
+            elif route.path.startswith(("/v1/tasks", "/v1/backlog")):
+                assert route.scope == "submit"
+            else:
+                assert route.scope == "admin"
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda text: f"Bearer {text}x",
+            lambda text: f"Bearer {text[:-1]}",
+            lambda text: f"Bearer {text[:-1]}{'A' if text[-1] != 'A' else 'B'}",
+            lambda text: f"Bearer {text.upper()}",
+            lambda text: f"Bearer tw_{'0' * 12}_{text[16:]}",
+            lambda text: f"Basic {text}",
+            lambda text: text,
+            lambda text: "Bearer",
+            lambda text: "",
+            lambda text: f"Bearer {text} {text}",
+            lambda text: f"Bearer {'x' * 10_000}",
+            lambda text: "Bearer \xff\xfe",
+            lambda text: f"Bearer {text}\0",
+        ],
+        ids=range(13),
+    )
+    def test_a_wrong_token_is_401_and_is_not_shown(self, guarded, change):
+        text = guarded.tokens["admin"]
+        answer = guarded.get("/v1/tasks", headers={"authorization": change(text)})
+        answer.refused(401, "unauthorized")
+        assert text[16:-1].encode() not in answer.body
+
+    @pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER  {} "])
+    def test_the_scheme_is_read_in_any_case(self, guarded, form):
+        header = form.format(guarded.tokens["read"])
+        guarded.get("/v1/tasks", headers={"authorization": header}, status=200)
+
+    def test_an_expired_token_is_401(self, make_api):
+        api = make_api()
+        now = int(api.node.store.now_ms())
+        good = api.token("read", expires_at_ms=now + 3_600_000)
+        old = api.token("read", expires_at_ms=now)
+        api.get("/v1/tasks", token=good, status=200)
+        answer = api.get("/v1/tasks", token=old)
+        assert "expired" in answer.refused(401, "unauthorized")["detail"]
+
+    def test_a_revoked_token_is_401(self, make_api):
+        api = make_api()
+        api.token("admin")  # while there is any, one is needed
+        token = api.token("read")
+        api.get("/v1/tasks", token=token, status=200)
+        api.revoke(token)
+        api.get("/v1/tasks", token=token).refused(401, "unauthorized")
+
+    def test_with_the_first_token_the_door_closes(self, api):
+        api.get("/v1/tasks", status=200)
+        api.token("read")
+        api.get("/v1/tasks").refused(401, "unauthorized")
+
+    def test_a_wrong_token_is_refused_though_none_is_needed(self, api):
+        token = f"tw_{'0' * 12}_{'x' * 43}"
+        api.get("/v1/tasks", token=token).refused(401, "unauthorized")
+
+    def test_the_audit_log_names_the_token_and_not_its_secret(self, make_api):
+        api = make_api()
+        token = api.token("admin", name="operator")
+        api.service(token=token)
+        answer = api.get("/v1/audit", token=token, status=200)
+        line = answer.json["items"][0]
+        assert line["actor"] == f"{token.split('_')[1]} operator"
+        assert token[16:].encode() not in answer.body
+
+    def test_the_check_comes_before_the_body_is_read(self, guarded):
+        answer = guarded.post("/v1/tasks", b"x", headers={"content-length": str(1 << 40)})
+        answer.refused(401, "unauthorized")
+
+
+class TestRates:
+    def test_beyond_its_rate_a_token_is_429_and_told_when_to_come_again(self, make_api):
+        api = make_api()
+        token = api.token("read", rate=0.01)
+        api.get("/v1/tasks", token=token, status=200)
+        answer = api.get("/v1/tasks", token=token)
+        answer.refused(429, "rate_limited")
+        assert 50 <= int(answer.headers["retry-after"]) <= 101
+
+    def test_one_token_takes_nothing_from_another(self, make_api):
+        api = make_api()
+        one, two = api.token("read", rate=0.01), api.token("read", rate=0.01)
+        api.get("/v1/tasks", token=one, status=200)
+        api.get("/v1/tasks", token=one).refused(429, "rate_limited")
+        api.get("/v1/tasks", token=two, status=200)
+
+    def test_a_rate_for_all_counts_where_a_token_has_none(self, make_api):
+        api = make_api(rate=0.01)
+        slow, fast = api.token("read"), api.token("read", rate=1_000)
+        api.get("/v1/tasks", token=slow, status=200)
+        api.get("/v1/tasks", token=slow).refused(429, "rate_limited")
+        for _ in range(5):
+            api.get("/v1/tasks", token=fast, status=200)
+
+    def test_without_a_rate_there_is_no_limit(self, guarded):
+        for _ in range(200):
+            guarded.get("/v1/wheel", token=guarded.tokens["read"], status=200)
+
+    def test_time_gives_it_back(self, make_api):
+        from tickwheel.clock import ManualClock
+
+        api = make_api()
+        clock = api.app.guard._clock = ManualClock()
+        token = api.token("read", rate=2)
+        for _ in range(2):
+            api.get("/v1/tasks", token=token, status=200)
+        api.get("/v1/tasks", token=token).refused(429, "rate_limited")
+        clock.advance(0.5)
+        api.get("/v1/tasks", token=token, status=200)
+        api.get("/v1/tasks", token=token).refused(429, "rate_limited")
+        clock.advance(1_000)
+        statuses = [api.get("/v1/tasks", token=token).status for _ in range(4)]
+        assert statuses == [200, 200, 429, 429]
+
+
+class Town:
+    """Two namespaces with the same names in both, and a token for each."""
+
+    def __init__(self, api):
+        self.api = api
+        self.operator = api.token("admin")
+        self.acme = api.token("admin", namespace="acme")
+        self.zeta = api.token("admin", namespace="zeta")
+        self.plain = api.token("admin", namespace="")
+        self.tasks, self.final = {}, {}
+        for name in ("acme", "zeta", "plain"):
+            token = getattr(self, name)
+            api.service("mail", token=token, enabled=False, secret=SECRET)
+            api.service(f"only-{name}", token=token, enabled=False)
+            body = {"service": "mail", "interval": 3600, "payload": name, "enabled": False}
+            api.put("/v1/schedules/daily", body, token=token, status=200)
+            self.tasks[name] = api.submit(payload=name, key="k", token=token)
+            done = api.submit(payload=name, token=token)["id"]
+            api.post(f"/v1/tasks/{done}/cancel", token=token, status=200)
+            self.final[name] = done
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory):
+    with Api(f"sqlite:///{tmp_path_factory.mktemp('town')}/tasks.db") as api:
+        yield Town(api)
+
+
+class TestNamespaces:
+    """What is another namespace's is not there: not by id, not by name, not in a list."""
+
+    @pytest.mark.parametrize("route", named(route for route in GUARDED if "{id}" in route.path))
+    @pytest.mark.parametrize("which", ["tasks", "final"])
+    @pytest.mark.parametrize("owner", ["acme", "plain"])
+    def test_another_ones_task_is_unknown_and_stays_as_it_is(self, town, route, which, owner):
+        found = getattr(town, which)[owner]
+        task_id = found if isinstance(found, str) else found["id"]
+        before = town.api.get(f"/v1/tasks/{task_id}", token=town.operator, status=200).json
+        answer = ask(town.api, route, task_id=task_id, token=town.zeta)
+        unknown = ask(town.api, route, task_id=UNKNOWN_ID, token=town.zeta)
+        answer.refused(404, "unknown_task")
+        assert answer.detail.replace(task_id, UNKNOWN_ID) == unknown.detail
+        after = town.api.get(f"/v1/tasks/{task_id}", token=town.operator, status=200).json
+        assert after == before
+
+    @pytest.mark.parametrize("route", named(route for route in GUARDED if "{name}" in route.path))
+    def test_a_name_means_ones_own(self, make_api, route):
+        town = Town(make_api())
+        name = "daily" if "schedules" in route.path else "mail"
+        listing = f"/v1/{route.parts[1]}"
+        before = town.api.get(listing, token=town.acme, status=200).json
+        fresh = "only-acme" if route.parts[1] == "services" else "nothing"
+        if route.method in ("GET", "DELETE"):
+            assert ask(town.api, route, name=fresh, token=town.zeta).status == 404
+        else:
+            ask(town.api, route, name=name, token=town.zeta)
+        assert town.api.get(listing, token=town.acme, status=200).json == before
+
+    @pytest.mark.parametrize(
+        "path", [route.path for route in GUARDED if route.method == "GET" and "{" not in route.path]
+    )
+    def test_a_list_has_nothing_of_others(self, town, path):
+        answer = town.api.get(path, token=town.zeta, status=200)
+        text = answer.body.decode()
+        for foreign in ("only-acme", "only-plain", "acme", '"plain"'):
+            assert foreign not in text
+        assert town.tasks["acme"]["id"] not in text
+        assert town.final["plain"] not in text
+
+    @pytest.mark.parametrize("who", ["acme", "zeta", "plain"])
+    def test_lists_have_what_is_ones_own(self, town, who):
+        token = getattr(town, who)
+
+        def items(path):
+            return town.api.get(path, token=token, status=200).json["items"]
+
+        assert {one["payload"] for one in items("/v1/tasks")} == {who}
+        assert {one["payload"] for one in items("/v1/tasks?key=k&service=mail")} == {who}
+        assert {one["id"] for one in items("/v1/backlog")} == {town.final[who]}
+        assert {one["name"] for one in items("/v1/services")} == {"mail", f"only-{who}"}
+        assert {one["payload"] for one in items("/v1/schedules")} == {who}
+        shown = "default" if who == "plain" else who
+        assert {one["namespace"] for one in items("/v1/audit")} == {shown}
+
+    def test_names_are_shown_without_the_namespace(self, town):
+        for path in (f"/v1/tasks/{town.tasks['acme']['id']}", "/v1/schedules/daily"):
+            assert town.api.get(path, token=town.acme).json["service"] == "mail"
+        stats = town.api.get("/v1/stats", token=town.acme).json
+        assert {"mail", "only-acme"} == set(stats["services"])
+
+    def test_many_are_cancelled_and_replayed_within_the_namespace_only(self, make_api):
+        town = Town(make_api())
+        for where in ({"key": "k"}, {"service": "mail"}):
+            town.api.submit(token=town.zeta)
+            town.api.post("/v1/tasks/cancel", where, token=town.zeta, status=200)
+        body = {"state": "cancelled", "force": True}
+        town.api.post("/v1/backlog/replay", body, token=town.zeta, status=200)
+        for who in ("acme", "plain"):
+            task = town.api.get(f"/v1/tasks/{town.tasks[who]['id']}", token=town.operator).json
+            assert task["state"] == "delay"
+            final = town.api.get(f"/v1/tasks/{town.final[who]}", token=town.operator).json
+            assert final["replayed_as"] is None
+
+    def test_a_submit_to_another_ones_service_is_unknown(self, town):
+        for service in ("only-acme", "only-plain"):
+            answer = town.api.post("/v1/tasks", {"service": service}, token=town.zeta)
+            answer.refused(422, "unknown_service")
+            batch = town.api.post("/v1/tasks/batch", [{"service": service}], token=town.zeta)
+            assert batch.json["items"][0]["problem"]["code"] == "unknown_service"
+        body = {"service": "only-acme", "interval": 60}
+        answer = town.api.put("/v1/schedules/mine", body, token=town.zeta)
+        answer.refused(422, "unknown_service")
+        town.api.post("/v1/tasks", {"service": "acme/mail"}, token=town.zeta).refused(
+            422, "invalid"
+        )
+
+    def test_a_cursor_of_another_namespace_shows_nothing_of_it(self, town):
+        path = f"/v1/tasks?cursor={'f' * 32}"
+        items = town.api.get(path, token=town.zeta, status=200).json["items"]
+        assert {one["payload"] for one in items} == {"zeta"}
+
+    def test_the_header_chooses_for_a_token_of_any_namespace(self, town):
+        for who in ("acme", "zeta", "default"):
+            headers = {"tickwheel-namespace": who}
+            answer = town.api.get("/v1/tasks", token=town.operator, headers=headers, status=200)
+            shown = "plain" if who == "default" else who
+            assert {one["payload"] for one in answer.json["items"]} == {shown}
+        items = town.api.get("/v1/tasks", token=town.operator).json["items"]
+        assert {one["payload"] for one in items} == {"plain"}
+
+    def test_the_header_cannot_lead_out_of_a_tokens_own_namespace(self, town):
+        own = {"tickwheel-namespace": "zeta"}
+        town.api.get("/v1/tasks", token=town.zeta, headers=own, status=200)
+        for other in ("acme", "default"):
+            headers = {"tickwheel-namespace": other}
+            answer = town.api.get("/v1/tasks", token=town.zeta, headers=headers)
+            answer.refused(403, "forbidden")
+        headers = {"tickwheel-namespace": "acme"}
+        town.api.get("/v1/tasks", token=town.plain, headers=headers).refused(403, "forbidden")
+
+    @pytest.mark.parametrize("namespace", ["a/b", "a b", "x" * 51, "é", "*", "../acme", "acme/"])
+    def test_a_namespace_that_is_none_is_400(self, town, namespace):
+        headers = {"tickwheel-namespace": namespace}
+        answer = town.api.get("/v1/tasks", token=town.operator, headers=headers)
+        answer.refused(400, "bad_request")
+
+    def test_no_path_leads_into_another_namespace(self, town):
+        for path in ("acme%2Fmail", "acme/mail", "..%2Facme%2Fmail"):
+            answer = town.api.get(f"/v1/services/{path}", token=town.zeta)
+            assert answer.status in (404, 422)
+
+    def test_postgres_keeps_them_apart_too(self, postgres_url, make_api):
+        town = Town(make_api(postgres_url))
+        for who in ("acme", "zeta", "plain"):
+            token = getattr(town, who)
+            items = town.api.get("/v1/tasks", token=token).json["items"]
+            assert {one["payload"] for one in items} == {who}
+            assert len(items) == 2
+        town.api.get(f"/v1/tasks/{town.tasks['acme']['id']}", token=town.zeta).refused(
+            404, "unknown_task"
+        )
+
+
+class TestOpenMode:
+    """Without tokens only this machine may ask, and no page in one of its browsers."""
+
+    @pytest.mark.parametrize(
+        "host",
+        ["localhost", "localhost:7380", "LOCALHOST", "127.0.0.1:7380", "127.0.0.2", "[::1]:80"],
+    )
+    def test_a_loopback_name_is_let_in(self, api, host):
+        api.get("/v1/tasks", headers={"host": host}, status=200)
+
+    @pytest.mark.parametrize(
+        "host",
+        ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:7380",
+         "127.0.0.1@evil.example", "", "10.0.0.1", "[::2]", "localhost:80:80", "localhost:x"],
+    )  # fmt: skip
+    def test_another_host_is_403(self, api, host):
+        api.get("/v1/tasks", headers={"host": host}).refused(403, "forbidden")
+
+    @pytest.mark.parametrize(
+        "origin",
+        ["http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:7380",
+         "https://127.0.0.1:7380.evil.example", "", "file://"],
+    )  # fmt: skip
+    def test_a_page_of_another_origin_is_403(self, api, origin):
+        headers = {"host": "127.0.0.1:7380", "origin": origin}
+        for method, path, body in (
+            ("GET", "/v1/tasks", None),
+            ("POST", "/v1/tasks/cancel", {"key": "a"}),
+            ("PUT", "/v1/services/mail", {"endpoint": "http://127.0.0.1:9/"}),
+        ):
+            api.request(method, path, body, headers=headers).refused(403, "forbidden")
+
+    def test_a_page_of_our_own_is_let_in(self, api):
+        headers = {"host": "127.0.0.1:7380", "origin": "http://127.0.0.1:7380"}
+        api.get("/v1/tasks", headers=headers, status=200)
+
+    def test_no_answer_invites_other_origins(self, api):
+        headers = {"origin": "http://127.0.0.1:7380"}
+        for method in ("GET", "OPTIONS"):
+            answer = api.request(method, "/v1/tasks", headers=headers)
+            assert not any(name.startswith("access-control") for name in answer.headers)
+
+    def test_with_a_token_any_host_will_do(self, make_api):
+        api = make_api()
+        token = api.token("read")
+        headers = {"host": "ticks.example", "origin": "https://ticks.example"}
+        api.get("/v1/tasks", headers=headers, token=token, status=200)
+
+    def test_said_in_so_many_words_anybody_may_ask(self, make_api):
+        api = make_api(local=False, open_access=True, here_only=False)
+        api.get("/v1/tasks", headers={"host": "ticks.example"}, status=200)
+
+    def test_off_loopback_nobody_may_without(self, make_api):
+        make_api(local=False).get("/v1/tasks").refused(401, "unauthorized")
+
+
+class TestStart:
+    """A server that anybody could reach starts with a token only, unless it is told to."""
+
+    def test_off_loopback_without_a_token_it_refuses_to_start(self, tmp_path, sqlite_url):
+        server = Served("--store", sqlite_url, cwd=tmp_path, listen="0.0.0.0:0").launch()
+        out, _ = server.process.communicate(timeout=30)
+        assert server.process.returncode == 2
+        assert out == b""
+        message = server.lines()[-1]["message"]
+        assert "token" in message
+        assert "--insecure-without-tokens" in message
+
+    def test_with_a_token_it_starts_and_wants_it(self, serve, sqlite_url):
+        token = create_token(sqlite_url, "read")
+        server = serve(listen="0.0.0.0:0")
+        server.get("/v1/tasks").refused(401, "unauthorized")
+        server.get("/v1/tasks", token=token, status=200)
+
+    def test_told_to_it_starts_without(self, serve):
+        server = serve("--insecure-without-tokens", listen="0.0.0.0:0")
+        server.get("/v1/tasks", headers={"host": "ticks.example"}, status=200)
+
+    def test_tokens_that_are_made_and_revoked_count_while_it_runs(self, serve, sqlite_url):
+        server = serve()
+        server.get("/v1/tasks", status=200)
+        token = create_token(sqlite_url, "read")
+        other = create_token(sqlite_url, "read")
+        wait_until(lambda: server.get("/v1/tasks").status == 401, "the door closes")
+        server.get("/v1/tasks", token=token, status=200)
+        on_store(sqlite_url, lambda store: revoked(store, token))
+        wait_until(lambda: server.get("/v1/tasks", token=token).status == 401, "it is revoked")
+        server.get("/v1/tasks", token=other, status=200)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0

@@ -1,0 +1,151 @@
+"""Schedules over HTTP: put, read, fire, delete."""
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from web.serving import MOMENT, Api
+
+
+@pytest.fixture
+def mail(either_api):
+    either_api.service()
+    return either_api
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory):
+    with Api(f"sqlite:///{tmp_path_factory.mktemp('strict')}/tasks.db") as api:
+        api.service()
+        yield api
+
+
+def test_a_schedule_is_kept_with_all_that_was_given(mail):
+    wanted = {
+        "service": "mail", "payload": {"a": 1}, "cron": "30 3 * * *", "interval": None,
+        "tz": "Europe/Berlin", "missed": "skip", "enabled": True, "priority": 4, "timeout": 2.5,
+        "max_attempts": 2,
+    }  # fmt: skip
+    made = mail.put("/v1/schedules/nightly", wanted, status=200).json
+    assert {"name": "nightly", **wanted}.items() <= made.items()
+    assert MOMENT.fullmatch(made["next_at"])
+    assert MOMENT.fullmatch(made["created_at"])
+    assert datetime.fromisoformat(made["next_at"]) > datetime.now(UTC)
+    assert mail.get("/v1/schedules/nightly", status=200).json == made
+    assert mail.get("/v1/schedules", status=200).json == {"items": [made], "next_cursor": None}
+
+
+def test_an_interval_has_defaults(mail):
+    made = mail.put("/v1/schedules/often", {"service": "mail", "interval": 2.5}, status=200).json
+    assert (made["interval"], made["cron"], made["tz"], made["missed"]) == (
+        2.5,
+        None,
+        "UTC",
+        "once",
+    )
+    assert (made["payload"], made["max_attempts"], made["enabled"]) == (None, 5, True)
+
+
+def test_a_payload_comes_back_and_goes_out_byte_for_byte(api, receiver):
+    payload = rb'{"a" : 1, "a":2, "n": 12345678901234567890123, "e": "\u00e9"}'
+    api.service(endpoint=receiver.url("/ok"))
+    body = b'{"service":"mail","interval":0.05,"payload":' + payload + b"}"
+    answer = api.put("/v1/schedules/often", body, status=200)
+    assert payload in answer.body
+    assert payload in api.get("/v1/schedules/often").body
+    api.until(lambda: receiver.requests)
+    assert receiver.requests[0].body == payload
+
+
+def test_a_schedule_submits_again_and_again_until_it_is_deleted(api, receiver):
+    api.service(endpoint=receiver.url("/ok"))
+    api.put("/v1/schedules/often", {"service": "mail", "interval": 0.05}, status=200)
+    api.until(lambda: len(receiver.requests) >= 3)
+    api.delete("/v1/schedules/often", status=204)
+    ids = [one.header("webhook-id") for one in receiver.requests]
+    assert len(set(ids)) == len(ids)
+    found = api.get("/v1/tasks").json["items"]
+    assert {one["state"] for one in found} <= {"finished", "running", "cancelled"}
+
+
+def test_a_disabled_one_has_no_next_time(mail):
+    body = {"service": "mail", "interval": 60, "enabled": False}
+    assert mail.put("/v1/schedules/off", body, status=200).json["next_at"] is None
+
+
+def test_a_change_replaces_all(mail):
+    mail.put("/v1/schedules/a", {"service": "mail", "interval": 60, "payload": 1, "priority": 3})
+    changed = mail.put("/v1/schedules/a", {"service": "mail", "cron": "0 0 * * *"}, status=200).json
+    assert (changed["interval"], changed["payload"], changed["priority"]) == (None, None, 0)
+
+
+def test_deleting_cancels_the_firing_that_is_still_to_come(mail):
+    mail.put("/v1/schedules/soon", {"service": "mail", "interval": 3600}, status=200)
+    mail.delete("/v1/schedules/soon", status=204)
+    mail.get("/v1/schedules/soon").refused(404, "unknown_schedule")
+    mail.delete("/v1/schedules/soon").refused(404, "unknown_schedule")
+    assert mail.get("/v1/tasks?state=delay").json["items"] == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"cron": "* * * * *", "interval": 5},
+        {"cron": "* * * *"},
+        {"cron": "61 * * * *"},
+        {"cron": "0 0 30 2 *"},
+        {"cron": ""},
+        {"cron": 5},
+        {"cron": "* * * * *", "tz": "Mars/Olympus"},
+        {"cron": "* * * * *", "tz": "../../etc/passwd"},
+        {"cron": "* * * * *", "tz": ""},
+        {"cron": "* * * * *", "tz": "a\0b"},
+        {"interval": 0},
+        {"interval": -1},
+        {"interval": 0.0001},
+        {"interval": 1e12},
+        {"interval": 5, "missed": "never"},
+        {"interval": 5, "priority": 99_999},
+        {"interval": 5, "max_attempts": 0},
+        {"interval": 5, "timeout": 0},
+        {"interval": 5, "enabled": 1},
+        {"interval": 5, "key": "a"},
+        {"interval": 5, "service": None},
+        {"interval": 5, "service": "a/b"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_right_is_422(strict, wrong):
+    answer = strict.put("/v1/schedules/a", {"service": "mail", **wrong})
+    assert (answer.status, answer.code in ("invalid", "out_of_range")) == (422, True), answer
+    assert strict.get("/v1/schedules").json["items"] == []
+
+
+def test_an_unknown_service_is_422(strict):
+    body = {"service": "nobody", "interval": 5}
+    strict.put("/v1/schedules/a", body).refused(422, "unknown_service")
+
+
+@pytest.mark.parametrize("name", ["a b", "é", "x" * 101, "%"])
+def test_a_name_that_is_none_is_422(strict, name):
+    body = {"service": "mail", "interval": 5}
+    for method, given in (("GET", None), ("PUT", body), ("DELETE", None)):
+        answer = strict.request(method, f"/v1/schedules/{name}", given)
+        assert re.search("name", answer.refused(422, "invalid")["detail"])
+
+
+def test_a_payload_that_is_too_large_is_refused(strict):
+    body = {"service": "mail", "interval": 5, "payload": "x" * (1 << 20)}
+    answer = strict.put("/v1/schedules/a", body)
+    assert answer.status in (413, 422), answer
+    assert strict.get("/v1/schedules").json["items"] == []
+
+
+def test_a_service_with_a_schedule_that_fires_is_not_lost_sight_of(mail):
+    """A schedule whose service was deleted stays, and says whose it is."""
+    mail.put("/v1/schedules/a", {"service": "mail", "interval": 3600, "enabled": False}, status=200)
+    answer = mail.delete("/v1/services/mail")
+    assert answer.status in (204, 409), answer
+    assert mail.get("/v1/schedules/a", status=200).json["service"] == "mail"

@@ -1,0 +1,343 @@
+"""Services over HTTP: put, read, rotate secrets, disable, delete; and what is never shown."""
+
+import pytest
+
+from tickwheel.web.app import ROUTES
+from web.serving import MOMENT, SECRET, Api
+
+HIDDEN = "********"
+VALUE = "Bearer very-private-value"
+OTHER = "whsec_" + "b3RoZXItc2VjcmV0LW9mLXRoZS10ZXN0cy1ldmVuLW5ld2Vy"
+ENDPOINT = "https://93.184.216.34/hook"
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory):
+    """An application for requests that are refused and leave all as it is; no private targets."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('strict')}/tasks.db"
+    with Api(url, allow_private_targets=False) as api:
+        yield api
+
+
+def stored(api, name="mail"):
+    """A service as the node has it, with its secrets."""
+    return api.node.services[name]
+
+
+class TestPut:
+    def test_a_new_one_is_201_with_all_defaults_and_a_changed_one_200(self, either_api):
+        path = "/v1/services/mail"
+        made = either_api.put(path, {"endpoint": ENDPOINT}, status=201).json
+        assert MOMENT.fullmatch(made["updated_at"])
+        backoff = {"first": 1.0, "factor": 2.0, "max": 3600.0, "jitter": 0.1}
+        assert made == {
+            "name": "mail", "protocol": "http", "endpoint": ENDPOINT, "timeout": 30.0,
+            "max_attempts": 5, "backoff": backoff,
+            "concurrency": 100, "rate": None, "secret": None, "headers": {},
+            "feedback_timeout": 3600.0,
+            "breaker": {"failures": 10, "pause": 5.0, "max_pause": 60.0, "probes": 1},
+            "enabled": True, "version": 1, "updated_at": made["updated_at"], "problem": None,
+        }  # fmt: skip
+        assert either_api.get(path, status=200).json == made
+        changed = either_api.put(path, {"endpoint": ENDPOINT, "timeout": 5}, status=200).json
+        assert (changed["timeout"], changed["version"]) == (5.0, 2)
+        assert either_api.get(path).json == changed
+
+    def test_all_that_is_given_is_kept(self, either_api):
+        wanted = {
+            "endpoint": ENDPOINT, "timeout": 1.5, "max_attempts": 9,
+            "backoff": {"first": 0.5, "factor": 3.0, "max": 9.0, "jitter": 0.0},
+            "concurrency": 7, "rate": 2.5, "feedback_timeout": 60.0,
+            "breaker": {"failures": 3, "pause": 1.0, "max_pause": 8.0, "probes": 2},
+            "enabled": False,
+        }  # fmt: skip
+        either_api.put("/v1/services/mail", wanted, status=201)
+        assert wanted.items() <= either_api.get("/v1/services/mail").json.items()
+
+    def test_what_a_read_gave_can_be_put_back_without_its_read_only_part(self, api):
+        path = "/v1/services/mail"
+        api.put(path, {"endpoint": ENDPOINT, "secret": SECRET, "headers": {"x-key": VALUE}})
+        before = stored(api)
+        read = api.get(path).json
+        for name in ("name", "version", "updated_at", "problem"):
+            del read[name]
+        api.put(path, read, status=200)
+        assert stored(api).secrets == before.secrets == (SECRET,)
+        assert stored(api).headers == before.headers == (("x-key", VALUE),)
+
+    def test_no_breaker_and_no_rate_can_be_said(self, api):
+        made = api.put("/v1/services/mail", {"endpoint": ENDPOINT, "breaker": None, "rate": None})
+        assert made.json["breaker"] is None
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"endpoint": None},
+            {"endpoint": ""},
+            {"endpoint": "x" * 3_000},
+            {"protocol": "local"},
+            {"protocol": "grpc"},
+            {"timeout": 0},
+            {"timeout": -1},
+            {"timeout": "5"},
+            {"timeout": 1e9},
+            {"timeout": None},
+            {"max_attempts": 0},
+            {"concurrency": 0},
+            {"concurrency": 1.5},
+            {"rate": 0},
+            {"rate": -1},
+            {"backoff": {"first": -1}},
+            {"backoff": {"jitter": 2}},
+            {"backoff": {"frist": 1}},
+            {"backoff": [1, 2]},
+            {"breaker": {"failures": 0}},
+            {"breaker": {"pause": 0}},
+            {"secret": "hunter2"},
+            {"secret": "whsec_!!!!"},
+            {"secret": "whsec_c2hvcnQ="},
+            {"secret": 5},
+            {"secret": [SECRET, 5]},
+            {"secret": [SECRET] * 6},
+            {"headers": {"x y": "a"}},
+            {"headers": {"x": "a\r\nevil: 1"}},
+            {"headers": {"x": 5}},
+            {"headers": {"webhook-id": "a"}},
+            {"headers": {"Content-Length": "5"}},
+            {"headers": {"host": "evil"}},
+            {"headers": {"x": "a", "X": "b"}},
+            {"headers": [["x", "a"]]},
+            {"enabled": "yes"},
+            {"name": "other"},
+            {"version": 1},
+            {"secrets": []},
+        ],
+        ids=lambda wrong: str(wrong)[:50],
+    )
+    def test_what_cannot_be_right_is_422(self, strict, wrong):
+        answer = strict.put("/v1/services/mail", {"endpoint": ENDPOINT, **wrong})
+        assert answer.status == 422
+        assert answer.code == "invalid"
+        assert "hunter2" not in answer.detail
+        assert strict.get("/v1/services").json["items"] == []
+
+    @pytest.mark.parametrize(
+        "endpoint",
+        ["http://127.0.0.1/", "http://localhost/", "http://10.0.0.1/", "http://[::1]/",
+         "http://169.254.169.254/", "http://2130706433/", "ftp://198.51.100.7/", "file:///etc/passwd",
+         "http://user:hunter2@198.51.100.7/", "198.51.100.7", "http://", "http://93.184.216.34:0/"],
+    )  # fmt: skip
+    def test_a_target_that_must_not_be_called_is_422(self, strict, endpoint):
+        answer = strict.put("/v1/services/mail", {"endpoint": endpoint})
+        problem = answer.refused(422, "target_refused")
+        assert "hunter2" not in problem["detail"]
+
+    @pytest.mark.parametrize("name", ["a b", "é", "x" * 101, "%2F", "a\n", "a,b"])
+    def test_a_name_that_is_none_is_422(self, strict, name):
+        body = {"endpoint": ENDPOINT}
+        for method, given in (("GET", None), ("PUT", body), ("DELETE", None)):
+            strict.request(method, f"/v1/services/{name}", given).refused(422, "invalid")
+
+    @pytest.mark.parametrize("name", ["a", "x" * 100, "A.b_c:d-1", "batch", ".."])
+    def test_a_name_that_is_one_is_taken(self, api, name):
+        api.put(f"/v1/services/{name}", {"endpoint": ENDPOINT}, status=201)
+        assert api.get(f"/v1/services/{name}", status=200).json["name"] == name
+
+
+class TestSecrets:
+    def test_neither_secrets_nor_values_of_headers_are_shown(self, either_api):
+        path = "/v1/services/mail"
+        body = {
+            "endpoint": ENDPOINT,
+            "secret": [SECRET, OTHER],
+            "headers": {"authorization": VALUE},
+        }
+        answers = [
+            either_api.put(path, body, status=201),
+            either_api.get(path),
+            either_api.get("/v1/services"),
+            either_api.get("/v1/audit"),
+            either_api.get("/v1/stats"),
+            either_api.get("/metrics"),
+        ]
+        for answer in answers:
+            for secret in (SECRET, OTHER, SECRET[6:], VALUE, "very-private-value"):
+                assert secret.encode() not in answer.body
+        assert answers[1].json["secret"] == HIDDEN
+        assert answers[1].json["headers"] == {"authorization": HIDDEN}
+
+    @pytest.mark.parametrize(
+        ("given", "kept"),
+        [
+            (HIDDEN, (SECRET,)),
+            ([HIDDEN], (SECRET,)),
+            ([OTHER, HIDDEN], (OTHER, SECRET)),
+            (OTHER, (OTHER,)),
+            (None, ()),
+            ([], ()),
+        ],
+        ids=str,
+    )
+    def test_the_placeholder_keeps_what_is_stored_and_a_list_rotates(self, api, given, kept):
+        path = "/v1/services/mail"
+        api.put(path, {"endpoint": ENDPOINT, "secret": SECRET}, status=201)
+        api.put(path, {"endpoint": ENDPOINT, "secret": given}, status=200)
+        assert stored(api).secrets == kept
+
+    def test_a_put_that_names_no_secret_has_none(self, api):
+        api.put("/v1/services/mail", {"endpoint": ENDPOINT, "secret": SECRET}, status=201)
+        api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=200)
+        assert stored(api).secrets == ()
+
+    @pytest.mark.parametrize(
+        "config", [{"secret": HIDDEN}, {"secret": [OTHER, HIDDEN]}, {"headers": {"x": HIDDEN}}]
+    )
+    def test_a_placeholder_for_what_is_not_stored_is_422(self, strict, config):
+        body = {"endpoint": ENDPOINT, **config}
+        strict.put("/v1/services/mail", body).refused(422, "invalid")
+        assert strict.get("/v1/services").json["items"] == []
+
+    def test_while_a_secret_is_replaced_both_sign(self, api, receiver):
+        from standardwebhooks import Webhook
+
+        endpoint = receiver.url("/ok")
+        api.service(endpoint=endpoint, secret=SECRET)
+        api.service(endpoint=endpoint, secret=[OTHER, HIDDEN])
+        task = api.submit(payload={"a": 1}, delay=0)
+        api.task_in(task["id"], "finished")
+        request = receiver.requests[0]
+        headers = {name.lower(): value for name, value in request.headers}
+        for secret in (SECRET, OTHER):
+            assert Webhook(secret).verify(request.body, headers) == {"a": 1}
+
+    def test_a_header_goes_to_the_callee_and_an_echo_of_it_is_not_shown(self, api, receiver):
+        api.service(
+            endpoint=receiver.url("/echo"), secret=SECRET, headers={"authorization": VALUE},
+            max_attempts=1,
+        )  # fmt: skip
+        task = api.submit(delay=0)
+        found = api.task_in(task["id"], "failed")
+        assert receiver.requests[0].header("authorization") == VALUE
+        attempts = api.get(f"/v1/tasks/{task['id']}/attempts")
+        for text in (found["error"], attempts.body.decode()):
+            assert "500" in text
+            assert "very-private-value" not in text
+            assert SECRET not in text
+
+
+class TestList:
+    def test_services_are_listed_by_name(self, api):
+        for name in ("b", "a", "C"):
+            api.service(name)
+        page = api.get("/v1/services", status=200).json
+        assert [one["name"] for one in page["items"]] == ["C", "a", "b"]
+        assert page["next_cursor"] is None
+
+    def test_an_unknown_one_is_404(self, strict):
+        strict.get("/v1/services/nobody").refused(404, "unknown_service")
+        strict.delete("/v1/services/nobody").refused(404, "unknown_service")
+
+
+class TestDelete:
+    def test_it_is_gone(self, either_api):
+        either_api.service()
+        answer = either_api.delete("/v1/services/mail", status=204)
+        assert answer.body == b""
+        either_api.get("/v1/services/mail").refused(404, "unknown_service")
+        either_api.post("/v1/tasks", {"service": "mail"}).refused(422, "unknown_service")
+
+    def test_with_live_tasks_it_is_409(self, either_api):
+        either_api.service()
+        task = either_api.submit()
+        either_api.delete("/v1/services/mail").refused(409, "service_in_use")
+        either_api.post(f"/v1/tasks/{task['id']}/cancel", status=200)
+        either_api.delete("/v1/services/mail", status=204)
+
+    def test_made_anew_it_is_a_new_one(self, api):
+        api.service(secret=SECRET)
+        api.delete("/v1/services/mail", status=204)
+        made = api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=201).json
+        assert made["secret"] is None
+
+
+class TestLive:
+    def test_a_disabled_service_holds_its_tasks_until_it_is_enabled(self, api, receiver):
+        api.service(endpoint=receiver.url("/ok"), enabled=False)
+        task = api.submit(delay=0)
+        api.service("other", endpoint=receiver.url("/json"))
+        api.task_in(api.submit("other", delay=0)["id"], "finished")
+        assert api.get(f"/v1/tasks/{task['id']}").json["state"] == "ready"
+        api.service(endpoint=receiver.url("/ok"))
+        api.task_in(task["id"], "finished")
+
+    def test_a_change_counts_for_the_next_call(self, api, receiver):
+        api.service(endpoint=receiver.url("/first"), max_attempts=1)
+        api.task_in(api.submit(delay=0)["id"], "failed")
+        api.service(endpoint=receiver.url("/ok"))
+        api.task_in(api.submit(delay=0)["id"], "finished")
+        assert [one.path for one in receiver.requests] == ["/first", "/ok"]
+
+    def test_a_change_on_one_node_counts_on_another(self, postgres_url, make_api, receiver):
+        one, two = make_api(postgres_url), make_api(postgres_url, dispatch=False)
+        one.service(endpoint=receiver.url("/ok"), max_attempts=3)
+        task = two.submit(delay=0)
+        assert task["max_attempts"] == 3
+        one.task_in(task["id"], "finished")
+        one.service(endpoint=receiver.url("/ok"), max_attempts=4)
+        two.until(lambda: two.node.services["mail"].max_attempts == 4)
+        one.delete("/v1/services/mail", status=204)
+        two.until(lambda: "mail" not in two.node.services)
+
+    def test_410_disables_it_and_the_audit_log_says_so(self, api, receiver):
+        api.service(endpoint=receiver.url("/gone"))
+        task = api.submit(delay=0)
+        api.until(lambda: not api.node.services["mail"].enabled)
+        api.until(lambda: api.node.services["mail"].version == 2)
+        assert api.get("/v1/services/mail").json["enabled"] is False
+        assert api.get(f"/v1/tasks/{task['id']}").json["state"] in ("delay", "ready")
+        lines = api.get("/v1/audit").json["items"]
+        assert (lines[0]["action"], lines[0]["actor"]) == ("service.disable", "tickwheel")
+
+
+class TestAudit:
+    def test_who_did_what_is_kept_newest_first(self, either_api):
+        api = either_api
+        api.service()
+        api.put("/v1/services/mail", {"endpoint": ENDPOINT}, headers={"x-request-id": "r-1"})
+        api.put("/v1/schedules/daily", {"service": "mail", "interval": 9}, status=200)
+        api.delete("/v1/schedules/daily", status=204)
+        api.post("/v1/tasks/cancel", {"service": "mail"}, status=200)
+        api.delete("/v1/services/mail", status=204)
+        page = api.get("/v1/audit", status=200).json
+        found = [(line["action"], line["target"]) for line in page["items"]]
+        assert found == [
+            ("service.delete", "mail"), ("task.cancel", "mail"), ("schedule.delete", "daily"),
+            ("schedule.put", "daily"), ("service.put", "mail"), ("service.put", "mail"),
+        ]  # fmt: skip
+        assert page["items"][4]["request"] == "r-1"
+        assert {line["actor"] for line in page["items"]} == {"anybody"}
+
+    def test_a_cursor_goes_on(self, either_api):
+        for number in range(5):
+            either_api.service(f"s{number}")
+        found, cursor = [], None
+        while True:
+            after = f"&cursor={cursor}" if cursor is not None else ""
+            page = either_api.get(f"/v1/audit?limit=2{after}", status=200).json
+            found += [line["target"] for line in page["items"]]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+            assert len(found) <= 5
+        assert found == ["s4", "s3", "s2", "s1", "s0"]
+
+    @pytest.mark.parametrize(
+        "query", ["cursor=x", "cursor=-1", "cursor=99999999999999999999", "limit=0"]
+    )
+    def test_a_wrong_query_is_422(self, strict, query):
+        strict.get(f"/v1/audit?{query}").refused(422, "invalid")
+
+
+def test_every_route_that_changes_configuration_wants_the_scope_admin():
+    changing = {route.scope for route in ROUTES if route.method in ("PUT", "DELETE")}
+    assert changing == {"admin"}
