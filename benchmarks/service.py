@@ -1,6 +1,6 @@
 """Measures the service over HTTP on SQLite and PostgreSQL, beside other systems, in one run.
 
-    python benchmarks/service.py [--quick] [--only single,callbacks] [--stores sqlite] [--peers huey]
+    python benchmarks/service.py [--quick] [--only single] [--stores sqlite] [--peers huey]
 
 `make bench-service`. Prints the tables and the goals with what was reached. A whole run also writes
 the figures and the page into docs/benchmarks; one that is cut short by an option does so when
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import signal
 import sqlite3
 import sys
 import time
@@ -40,14 +42,13 @@ PEERS = ("celery", "huey", "huey_sqlite", "apscheduler", "beanstalkd")
 CLIENTS = ("tickwheel", "aiohttp")
 MEDIA = ("json", "ndjson")
 CONCURRENCY = 256
-LEAD_SECONDS = 2.0
 SLOWEST_SUBMITS = 5_000.0
 """Per second, in batches: what is due at an instant is submitted that much before it."""
 
 PATIENCE_SECONDS = 60.0
-SETTLE_SECONDS = 1.0
 PACED_CONNECTIONS = 256
 FEW_RATE = 100.0
+LATE_COLUMNS = ("p50_ms", "p99_ms", "max_ms", "early", "repeated")
 NEIGHBOURS = {"dead": "http://127.0.0.1:9/", "slow": "/slow/2"}
 """Nobody listens on the discard port; the sink answers its path two seconds late."""
 
@@ -73,12 +74,41 @@ class Plan:
     repetitions: int
     seconds: float
     callbacks: int
+    late_repetitions: int
     late_seconds: float
+    lead: float
+    """Seconds between the beginning of submits and the first due time, and more for many."""
+
+    bare: tuple[int, ...]
+    """How many calls of a bare client are under way."""
+
     peers: Amount
 
 
-WHOLE = Plan((32, 64, 128, 256), (1, 2, 4), 3, 1.5, 20_000, 5.0, Amount(2.0, 500, 5.0, 2_000, 90.0))
-QUICK = Plan((16, 64), (2,), 1, 0.5, 1_000, 1.0, Amount(0.5, 50, 0.5, 200, 60.0))
+WHOLE = Plan(
+    connections=(64, 128, 256),
+    batch_connections=(1, 4),
+    repetitions=3,
+    seconds=1.2,
+    callbacks=10_000,
+    late_repetitions=2,
+    late_seconds=4.0,
+    lead=2.0,
+    bare=(64, CONCURRENCY),
+    peers=Amount(2.0, 500, 5.0, 2_000, 90.0),
+)
+QUICK = Plan(
+    connections=(16,),
+    batch_connections=(2,),
+    repetitions=1,
+    seconds=0.5,
+    callbacks=1_000,
+    late_repetitions=1,
+    late_seconds=1.0,
+    lead=1.5,
+    bare=(64,),
+    peers=Amount(0.5, 50, 0.5, 200, 60.0),
+)
 
 
 class Run:
@@ -174,7 +204,7 @@ class Run:
         """Many due at one instant, beside bare clients that call the same sink, in turn."""
         for _ in range(self.plan.repetitions):
             for client in CLIENTS:
-                for concurrency in (64, CONCURRENCY):
+                for concurrency in self.plan.bare:
                     figures = bare_client(
                         client, self.sink.url("/bare"),
                         concurrency=concurrency, seconds=self.plan.seconds / 2,
@@ -189,10 +219,11 @@ class Run:
 
     def burst(self, store: str, server: Server) -> None:
         """The rate from the instant at which all are due until the last end is recorded."""
-        count, due = self.plan.callbacks, self.submitted(server, {"sink": (0.0, self.plan.callbacks)})
+        count = self.plan.callbacks
+        due = self.submitted(server, 0.0, count, self.plan.lead)
         sleep_until(due)
         before = server.cpu_seconds()
-        self.wait_for("/hook", count)
+        self.wait_for(server, count)
         limit = time.time() + PATIENCE_SECONDS
         while server.finished() < count:
             if time.time() > limit:
@@ -204,57 +235,62 @@ class Run:
         self.note(store, "callbacks_repeated", told["repeated"])
         self.note(store, "callbacks_early", told["early"])
 
-    def wait_for(self, path: str, count: int) -> None:
+    def wait_for(self, server: Server, count: int) -> None:
         """Return when the sink has been called so often."""
         limit = time.time() + PATIENCE_SECONDS
-        while (here := self.sink.ask("GET", "/count").get(path, 0)) < count:
+        while (here := self.sink.ask("GET", "/count").get("/hook", 0)) < count:
             if time.time() > limit:
-                sys.exit(f"only {here:,} of {count:,} callbacks have come")
+                sys.exit(f"only {here:,} of {count:,} callbacks have come:\n{server.state()}")
             time.sleep(0.1)
 
     def lateness(self, store: str) -> None:
-        """Tasks due one after another: few of them, many, and many beside dead and slow services."""
-        seconds = self.plan.late_seconds
-        self.late(store, "few", FEW_RATE, seconds, beside=False)
-        for _ in range(self.plan.repetitions):
-            self.late(store, "late", DUE_RATE, seconds, beside=False)
-            self.late(store, "beside", DUE_RATE, seconds, beside=True)
+        """Tasks due one after another: few, many, and many beside a dead and a slow service."""
+        self.late(store, "few", FEW_RATE, beside=False)
+        for _ in range(self.plan.late_repetitions):
+            self.late(store, "late", DUE_RATE, beside=False)
+            self.late(store, "beside", DUE_RATE, beside=True)
 
-    def late(self, store: str, name: str, rate: float, seconds: float, *, beside: bool) -> None:
-        """How late they come to the sink, by their own due time."""
-        count = round(rate * seconds)
-        with self.served(store) as (server, _):
-            due = {"sink": (rate, count)}
-            for neighbour, where in NEIGHBOURS.items() if beside else ():
-                endpoint = where if "://" in where else self.sink.url(where)
-                server.put_service(neighbour, endpoint, timeout=5.0, max_attempts=100)
-                due[neighbour] = (NEIGHBOUR_RATE, round(NEIGHBOUR_RATE * seconds))
-            first = self.submitted(server, due, overdue=tuple(NEIGHBOURS) if beside else ())
-            before = server.cpu_seconds()
-            sleep_until(first + seconds)
-            self.note(store, f"{name}_cpu", (server.cpu_seconds() - before) / seconds)
-            self.wait_for("/hook", count)
-            told = self.sink.ask("GET", "/tally")["/hook"]
-        for column in ("p50_ms", "p99_ms", "max_ms", "early", "repeated"):
-            self.note(store, f"{name}_{column}", told[column])
+    def late(self, store: str, name: str, rate: float, *, beside: bool) -> None:
+        """How late they come; again, with more time before, when the submits were too slow."""
+        for lead in (self.plan.lead, 2 * self.plan.lead, 4 * self.plan.lead):
+            with self.served(store) as (server, _):
+                if beside:
+                    self.trouble(server, lead)
+                if figures := self.arrived(server, rate, lead):
+                    for column, figure in figures.items():
+                        self.note(store, f"{name}_{column}", figure)
+                    return
+        sys.exit("the submits took longer than expected: none of the tasks could be on time")
 
-    def submitted(
-        self,
-        server: Server,
-        due: dict[str, tuple[float, int]],
-        overdue: tuple[str, ...] = (),
-    ) -> float:
-        """Submit so many per service, due at a rate, or at once; return when the first is due."""
+    def arrived(self, server: Server, rate: float, lead: float) -> dict[str, float]:
+        """How late they came to the sink by their own due time; nothing when submitted too late."""
+        seconds, count = self.plan.late_seconds, round(rate * self.plan.late_seconds)
+        first = self.submitted(server, rate, count, lead)
+        if time.time() > first:
+            return {}
+        sleep_until(first)
+        before = server.cpu_seconds()
+        sleep_until(first + seconds)
+        used = (server.cpu_seconds() - before) / seconds
+        self.wait_for(server, count)
+        told = self.sink.ask("GET", "/tally")["/hook"]
+        return {column: told[column] for column in LATE_COLUMNS} | {"cpu": used}
+
+    def trouble(self, server: Server, lead: float) -> None:
+        """A dead and a slow service, each with tasks overdue and with more to come."""
+        more = round(NEIGHBOUR_RATE * (self.plan.late_seconds + 2 * lead))
+        for name, where in NEIGHBOURS.items():
+            endpoint = where if "://" in where else self.sink.url(where)
+            server.put_service(name, endpoint, timeout=5.0, max_attempts=100)
+            load("due", server, name, lead=0, count=NEIGHBOUR_BURST, connections=1)
+            load("due", server, name, lead=0, rate=NEIGHBOUR_RATE, count=more, connections=1)
+
+    def submitted(self, server: Server, rate: float, count: int, lead: float) -> float:
+        """Submit tasks due at a rate, or all at once; return when the first is due."""
         self.sink.ask("GET", "/reset")
-        many = sum(count for _, count in due.values())
-        first = time.time() + LEAD_SECONDS + 0.5 * len(due) + many / SLOWEST_SUBMITS
-        for service in overdue:
-            load("due", server, service, first=first - 60, count=NEIGHBOUR_BURST, connections=1)
-        for service, (rate, count) in due.items():
-            load("due", server, service, first=first, rate=rate, count=count, connections=2)
-        if time.time() + SETTLE_SECONDS / 2 > first:
-            sys.exit("the submits took longer than expected: nothing of it can be on time")
-        return first
+        lead += count / SLOWEST_SUBMITS
+        told = load("due", server, "sink", lead=lead, rate=rate, count=count, connections=2)
+        return float(told["first_due_at"])
 
     def rows(self, url: str, table: str) -> int:
         """How many rows a table has: read behind the server's back."""
@@ -288,7 +324,8 @@ class Run:
 def main() -> None:
     """Measure, print, write."""
     arguments = parse()
-    started = time.monotonic()
+    started, busy = time.monotonic(), os.getloadavg()[0]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
     with Stage() as stage, Sink() as sink:
         run = Run(QUICK if arguments.quick else WHOLE, stage, sink, arguments.stores)
         for part in PARTS[:-1]:
@@ -297,6 +334,7 @@ def main() -> None:
         if "peers" in arguments.only:
             run.peers(arguments.peers)
         versions = found_versions(run)
+    run.results.add(0, "machine", "load_before", [busy])
     tell("")
     all_goals = goals(run.results)
     print(tables(run.results, GUARANTEES))

@@ -29,7 +29,7 @@ from service_load import quantile
 
 sys.path.append(str(Path(__file__).parent / "peers"))
 
-import ledger  # noqa: E402
+import ledger
 
 LABEL = "beanstalkd, log on disk"
 DURABILITY = "fsync per write"

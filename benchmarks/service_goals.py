@@ -120,9 +120,7 @@ def late(results: Results, name: str, label: str) -> Goal:
     figures = quantiles(results, name, "late")
     if figures is None:
         return Goal(text, None, "none")
-    reached = all(
-        one <= most for one, most in zip(figures, MOST_LATE_MS.values(), strict=True)
-    )
+    reached = all(one <= most for one, most in zip(figures, MOST_LATE_MS.values(), strict=True))
     return Goal(text, reached, shown(figures))
 
 
@@ -134,8 +132,7 @@ def beside(results: Results, name: str, label: str) -> Goal:
     if alone is None or others is None:
         return Goal(text, None, "none")
     reached = all(
-        theirs <= UNCHANGED * own + UNCHANGED_MS
-        for own, theirs in zip(alone, others, strict=True)
+        theirs <= UNCHANGED * own + UNCHANGED_MS for own, theirs in zip(alone, others, strict=True)
     )
     return Goal(text, reached, f"{shown(others)} beside, {shown(alone)} alone")
 

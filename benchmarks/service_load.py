@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import math
 import sys
@@ -226,9 +225,9 @@ async def batch(given: argparse.Namespace) -> Figures:
 
 
 async def due(given: argparse.Namespace) -> Figures:
-    """Tasks due one after another at a rate from an instant on, or all at it, in batches."""
-    gap = 1 / given.rate if given.rate else 0.0
-    tasks = [task(given.service, given.first + n * gap) for n in range(given.count)]
+    """Tasks due one after another at a rate, or all at one instant, submitted in batches before."""
+    first, gap = time.time() + given.lead, 1 / given.rate if given.rate else 0.0
+    tasks = [task(given.service, first + n * gap) for n in range(given.count)]
     bodies = [
         joined(tasks[at : at + given.size], given.media) for at in range(0, len(tasks), given.size)
     ]
@@ -250,7 +249,7 @@ async def due(given: argparse.Namespace) -> Figures:
     for one in await connected(given.host, min(given.connections, len(bodies)), answered):
         one.send(next(requests), clock())
     await asyncio.wait_for(done, DRAIN_SECONDS + given.count / 2_000)
-    return load.figures(clock() - began, given.size) | {"submitted_at": time.time()}
+    return load.figures(clock() - began, given.size) | {"first_due_at": first}
 
 
 def joined(items: list[bytes], media: str) -> bytes:
@@ -282,7 +281,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--size", type=int, default=1_000)
     parser.add_argument("--count", type=int, default=0)
-    parser.add_argument("--first", type=float, default=0.0)
+    parser.add_argument("--lead", type=float, default=2.0)
     parser.add_argument("--media", choices=tuple(MEDIA), default="json")
     parser.add_argument("--due", type=float, default=FAR_SECONDS)
     given = parser.parse_args()

@@ -29,17 +29,16 @@ class Listener:
     """A process that tells where it listens, and answers there."""
 
     def __init__(self, command: list[str]) -> None:
-        self._complaints = tempfile.TemporaryFile("w+")
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, *command], cwd=HERE, env=ENVIRONMENT, text=True,
+            [sys.executable, *command], cwd="/", env=ENVIRONMENT, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._complaints,
         )  # fmt: skip
         assert self._process.stdout is not None
         said = self._process.stdout.readline()
         if not said:
             self.kill()
-            self._complaints.seek(0)
-            sys.exit(f"{command[-1]} does not start: {last_line(self._complaints.read())}")
+            sys.exit(f"{command[-1]} does not start: {last_line(self.complaints())}")
         self.host = f"127.0.0.1:{said.strip().strip('/').rpartition(':')[2]}"
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
@@ -60,6 +59,11 @@ class Listener:
         """Its processor time so far, all threads."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def complaints(self) -> str:
+        """The end of what it wrote to its standard error."""
+        self._complaints.seek(0)
+        return self._complaints.read()[-4000:]
 
     def kill(self) -> None:
         """End it without a chance to do anything more."""
@@ -92,6 +96,12 @@ class Server(Listener):
         """Make a service whose tasks are sent to the endpoint."""
         service = {"protocol": "http", "endpoint": endpoint, **settings}
         self.ask("PUT", f"/v1/services/{name}", service)
+
+    def state(self) -> str:
+        """What it says of itself, for a message when something went wrong."""
+        stats = self.ask("GET", "/v1/stats")
+        stats.pop("wheel", None)
+        return f"{json.dumps(stats)}\n{self.complaints()}"
 
     def finished(self) -> int:
         """How many tasks have finished and are recorded so."""

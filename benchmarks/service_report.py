@@ -19,7 +19,10 @@ LATE = {
     "late": "1,000/s due",
     "beside": "– beside a dead and a slow service",
 }
+AT_BEST = {"cpu_us": "µs of the server's processor time", "p99_ms": "p99, ms"}
 CLIENTS = {"bare_tickwheel": "bare client, tickwheel's own", "bare_aiohttp": "bare client, aiohttp"}
+QUIET = 0.7
+"""A load average under which nobody else is at work."""
 
 Rows = list[list[str]]
 
@@ -32,12 +35,10 @@ def submit_table(results: Results) -> str:
         name = f"closed_{connections}"
         label = f"single, {connections} connection{'s' * (connections > 1)}"
         rows.append([f"{label}: per second", *figures(results, stores, name)])
-    for column, label in {"cpu_us": "µs of the server's processor time", "p99_ms": "p99, ms"}.items():
-        at_best = [
-            shown(results.figure(0, store, f"closed_{best_connections(results, store)}_{column}"), 1)
-            for store in stores
-        ]
-        rows.append([f"– at the best of them: {label}", *at_best])
+    for column, label in AT_BEST.items():
+        names = [f"closed_{best_connections(results, store)}_{column}" for store in stores]
+        cells = [results.figure(0, *where) for where in zip(stores, names, strict=True)]
+        rows.append([f"– at the best of them: {label}", *(shown(one, 1) for one in cells)])
     for name, what in {"half_goal": "goal", "half_own": "measured rate"}.items():
         cells = [paced(results, store, name) for store in stores]
         rows.append([f"single, paced, half of the {what}: p50 / p99, ms", *cells])
@@ -56,8 +57,9 @@ def callback_table(results: Results) -> str:
     for name, label in CLIENTS.items():
         known = [best(results, store, name) for store in stores]
         rows.append([f"{label}, per second", *(shown(rate) for rate, _ in known)])
-        cpu = [results.figure(0, s, f"{name}_{n}_cpu_us") for s, (_, n) in zip(stores, known)]  # noqa: B905
-        rows.append(["– µs of its processor time", *(shown(one) for one in cpu)])
+        names = [f"{name}_{concurrency}_cpu_us" for _, concurrency in known]
+        each = [results.figure(0, *where) for where in zip(stores, names, strict=True)]
+        rows.append(["– µs of its processor time", *(shown(one) for one in each)])
     return headed(stores, "callbacks, all due at one instant", rows)
 
 
@@ -180,7 +182,15 @@ def tables(results: Results, guarantees: dict[str, tuple[str, str]]) -> str:
         "The service: beside other systems": peer_table(results, guarantees),
     }
     texts = [f"## {title}\n\n{text}\n" for title, text in parts.items() if text]
-    return "\n".join([*texts, ratios(results), missing(results)])
+    return "\n".join([*texts, ratios(results), missing(results), disturbed(results)])
+
+
+def disturbed(results: Results) -> str:
+    """Whether others were at work on the machine when the run began."""
+    load = results.figure(0, "machine", "load_before")
+    if load is None or load < QUIET:
+        return ""
+    return f"The machine was not quiet: its load average was {load:.1f} before the run.\n"
 
 
 def page(

@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"^```(console|text)\n(.*?)^```$", PAGE, re.MULTILINE | re.D
 INSTALL = ("python -m venv", "pip install")  # done already, by whoever runs the tests
 LOOKS = re.compile(r"tickwheel (list|show)|curl -s -X POST")  # may be done again
 KILL = "pkill -9 -f 'tickwheel serve'"
-SECONDS = 50
+SECONDS = 25
 END = "--end of command--"
 
 
@@ -144,7 +144,7 @@ def until(condition):
 @pytest.fixture
 def terminals(tmp_path):
     made = Terminals(tmp_path)
-    watchdog = threading.Timer(2 * SECONDS, made.shell.kill)  # then what is read of it ends
+    watchdog = threading.Timer(55, made.shell.kill)  # then what is read of it ends
     watchdog.start()
     yield made
     watchdog.cancel()

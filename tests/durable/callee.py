@@ -27,6 +27,7 @@ class Callee:
         self.answer = answer
         self.calls = []  # when, the service's name, the task
         self.services = []  # as they were at each call
+        self.forgotten = []
         self.latencies = {}
 
     def gate(self, service):
@@ -47,6 +48,9 @@ class Callee:
             answer = answer(task, service)
         return await answer if inspect.isawaitable(answer) else answer
 
+    def forget(self, name):
+        self.forgotten.append(name)
+
     async def close(self):
         pass
 
@@ -61,7 +65,7 @@ class Callee:
 
 
 class Held:
-    """Answers that wait until they are given: `give(answer)` for all calls so far, or the oldest."""
+    """Answers that wait until they are given: to all calls so far, or to the oldest of them."""
 
     def __init__(self):
         self.waiting = []

@@ -5,14 +5,16 @@ import inspect
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
+from durable.callee import ACCEPTED, URL, Callee
 from stage import program
 from tickwheel import ManualClock
 from tickwheel.durable import Blocking, Scheduler, State, current_task
 from tickwheel.durable.verbs import Verbs
-from tickwheel.errors import KeyTaken, NotStarted, UnknownTask
+from tickwheel.errors import AttemptOver, KeyTaken, NotStarted, UnknownTask
 
 pytestmark = pytest.mark.usefixtures("watched")
 
@@ -45,10 +47,10 @@ class TestVerbs:
     def test_it_has_every_verb_with_the_same_arguments(self):
         verbs = {
             name: verb
-            for name, verb in vars(Verbs).items()
-            if not name.startswith("_") and inspect.iscoroutinefunction(verb)
+            for name, verb in inspect.getmembers(Verbs, inspect.iscoroutinefunction)
+            if not name.startswith("_")
         }
-        assert len(verbs) >= 17
+        assert len(verbs) >= 25
         for name, verb in verbs.items():
             wait = getattr(Blocking, name)
             assert not inspect.iscoroutinefunction(wait)
@@ -63,6 +65,30 @@ class TestVerbs:
             done = ended(b, task)
             assert (done.state, done.result) == (State.FINISHED, "a")
             assert [row.event for row in b.attempts(task.id)] == ["finish"]
+
+    def test_services_are_administered_and_fed_back_to(self, app):
+        callee = Callee(SimpleNamespace(seconds=0), ACCEPTED)
+        app._make_channels = lambda: {"http": callee}
+        with app.blocking() as b:
+            put = b.put_service("s", endpoint=URL, actor="ops")
+            assert b.get_service("s") == put
+            assert [service.name for service in b.services()] == ["note", "s"]
+            task = b.submit("s", 1)
+            end = time.monotonic() + LONG
+            while b.get(task.id).due_at == task.due_at:  # it is due anew once it is accepted
+                assert time.monotonic() < end
+                time.sleep(0.002)
+            with pytest.raises(AttemptOver):
+                b.feedback(task.id, "finished", attempt=2)
+            assert b.feedback(task.id, "finished", attempt=1, result=[1]).won
+            assert b.get(task.id).result == [1]
+            b.delete_service("s")
+            lines, _ = b.audit()
+            assert [(line.action, line.actor) for line in lines] == [
+                ("service.delete", "local"), ("service.put", "ops"),
+            ]  # fmt: skip
+            assert [node.shards for node in b.nodes()] == [len(b.shards())]
+            assert b.counts() == {"live": 0, "final": 1}
 
     def test_all_the_others(self, app):
         with app.blocking() as b:

@@ -927,13 +927,34 @@ class TestServices:
             await stage.advance(5)
             assert len(callee.calls) == 11, "the probe is still under way"
             assert app.node.stats()["services"]["s"]["breaker"] == "half-open"
-            held.waiting.reverse()
-            held.give(OK, 1)  # the probe: it works again
+            held.give(BROKEN, 4)
             await stage.settle()
-            assert len(callee.calls) > 11
+            assert len(callee.calls) == 11
+            held.give(OK)  # the probe: it works again
+            await stage.settle()
+            assert len(callee.calls) == 13
             while held.waiting:
                 held.give()
                 await stage.settle()
+
+    async def test_calls_that_hang_from_before_do_not_keep_it_from_coming_back(self, stage):
+        held = Held()
+        app, callee = calling(stage, held)
+        async with app:
+            await app.put_service(
+                "s", endpoint=URL, concurrency=20, timeout=3600, backoff=600,
+                breaker={"failures": 2, "pause": 10, "max_pause": 60},
+            )  # fmt: skip
+            await app.submit_many([{"service": "s"}] * 10)
+            await stage.settle()
+            held.give(BROKEN, 2)
+            await app.submit_many([{"service": "s"}] * 10)
+            await stage.advance(9)
+            callee.answer = OK  # it works again, but for the eight that hang
+            await stage.advance(2)
+            assert len(callee.calls) == 20
+            held.give()
+            await stage.settle()
 
     async def test_an_open_breaker_of_one_is_nothing_to_another(self, stage):
         def answer(task, service):
@@ -1036,7 +1057,7 @@ class TestServices:
 
     async def test_a_timeout_counts_against_the_service(self, stage):
         held = Held()
-        app, callee = calling(stage, held)
+        app, _ = calling(stage, held)
         async with app:
             await app.put_service(
                 "s", endpoint=URL, timeout=5, backoff=600, breaker={"failures": 2, "pause": 60}

@@ -91,6 +91,25 @@ class TestMeaning:
     def test_a_lost_lease_can_be_the_last_failure(self):
         assert lost(running(failures=2), SERVICE, START_MS).event is Event.FAIL
 
+    def test_one_that_was_accepted_and_not_heard_of_is_tried_again_after_the_backoff(self):
+        ending = lost(
+            running(due_at_ms=START_MS - 1, lease_until_ms=START_MS - 1), SERVICE, START_MS
+        )
+        assert (ending.event, ending.failures) == (Event.RETRY, 2)
+        assert ending.due_at_ms == START_MS + 5_000
+        assert ending.error.startswith("no feedback")
+        assert ending.lost
+
+    @pytest.mark.parametrize(("least", "after"), [(0, 5_000), (4_999, 5_000), (5_001, 5_001)])
+    def test_a_next_try_is_the_later_of_the_backoff_and_what_was_asked_for(self, least, after):
+        answer = Answer(Event.RETRY, error="503", least_ms=least)
+        assert ending_of(running(), SERVICE, answer, START_MS).due_at_ms == START_MS + after
+
+    def test_what_was_asked_for_counts_against_the_deadline(self):
+        answer = Answer(Event.RETRY, error="503", least_ms=9_000)
+        task = running(deadline_at_ms=START_MS + 8_999)
+        assert ending_of(task, SERVICE, answer, START_MS).event is Event.EXPIRE
+
     @pytest.mark.parametrize("text", ["a\0b", "a\ud800b", "\udcff" * 9])
     def test_a_text_that_no_database_takes_becomes_one_that_it_does(self, text):
         error = ending_of(running(), SERVICE, Answer(Event.RETRY, error=text), 0).error

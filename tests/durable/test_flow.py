@@ -22,9 +22,14 @@ def service(**fields):
 def call(flow, healthy, now):
     """One call, from its beginning to its end."""
     assert flow.free(now) >= 1
-    flow.take(1, now)
-    flow.heard(healthy, now)
+    flow.heard(healthy, now, flow.take(1, now))
     flow.give()
+
+
+def end(flow, count):
+    """So many calls are over."""
+    for _ in range(count):
+        flow.give()
 
 
 def opened(now=0.0, **fields):
@@ -44,17 +49,22 @@ class TestConcurrency:
         assert (flow.free(0), flow.under_way) == (1, 2)
         flow.take(1, 0)
         assert flow.free(0) == 0
-        flow.give(3)
+        end(flow, 3)
         assert (flow.free(0), flow.under_way) == (3, 0)
 
     @pytest.mark.parametrize(
-        ("concurrency", "nodes", "share"), [(10, 1, 10), (10, 2, 5), (10, 3, 3), (2, 5, 1), (1, 9, 1)]
+        ("concurrency", "nodes", "share"),
+        [(10, 1, 10), (10, 2, 5), (10, 3, 3), (2, 5, 1), (1, 9, 1)],
     )
-    def test_it_is_divided_by_the_nodes_that_live_one_each_at_least(self, concurrency, nodes, share):
+    def test_it_is_divided_by_the_nodes_that_live_one_each_at_least(
+        self, concurrency, nodes, share
+    ):
         assert Flow(service(concurrency=concurrency), 0, nodes).free(0) == share
 
     @given(st.integers(1, 100_000), st.integers(1, 1_000))
-    def test_all_nodes_together_have_no_more_than_there_is_unless_it_is_one_each(self, all_of, nodes):
+    def test_all_nodes_together_have_no_more_than_there_is_unless_it_is_one_each(
+        self, all_of, nodes
+    ):
         share = Flow(service(concurrency=all_of), 0, nodes).free(0)
         assert share >= 1
         assert share * nodes <= max(all_of, nodes)
@@ -64,7 +74,7 @@ class TestConcurrency:
         flow.take(8, 0)
         flow.fit(flow.service, 2, 0)
         assert (flow.free(0), flow.under_way) == (0, 8)
-        flow.give(4)
+        end(flow, 4)
         assert flow.free(0) == 1
         flow.fit(flow.service, 1, 0)
         assert flow.free(0) == 6
@@ -117,15 +127,14 @@ class TestRate:
 
     def test_a_call_that_did_not_come_about_gives_its_token_back(self):
         flow = Flow(service(rate=1), 0)
-        flow.take(1, 0)
-        flow.undo()
+        flow.undo(flow.take(1, 0))
         assert (flow.free(0), flow.under_way) == (1, 0)
 
     def test_giving_back_never_makes_more_than_there_was(self):
         flow = Flow(service(rate=10, concurrency=50), 0)
-        flow.take(1, 0)
+        turn = flow.take(1, 0)
         assert flow.free(5) == 1
-        flow.undo()
+        flow.undo(turn)
         assert flow.free(5) == 1
 
     def test_a_call_that_is_over_gives_no_token_back(self):
@@ -169,7 +178,9 @@ class TestRate:
             max_size=60,
         ),
     )
-    def test_no_stretch_of_time_has_more_calls_than_the_rate_and_one_burst(self, rate, nodes, steps):
+    def test_no_stretch_of_time_has_more_calls_than_the_rate_and_one_burst(
+        self, rate, nodes, steps
+    ):
         flow = Flow(service(rate=rate, concurrency=100_000), 0, nodes)
         burst = max(1.0, rate / nodes * BURST_SECONDS)
         begun = []  # when, how many
@@ -178,10 +189,10 @@ class TestRate:
             later = flow.next_at(now)
             now = later if exactly and later is not None else now + pause
             count = min(wanted, flow.free(now))
-            flow.take(count, now)
-            undone = min(undone, count)
-            flow.undo(undone) if undone else None
-            begun.append((now, count - undone))
+            turn = flow.take(count, now)
+            for _ in range(min(undone, count)):
+                flow.undo(turn)
+            begun.append((now, count - min(undone, count)))
         for first in range(len(begun)):
             calls = 0
             for at, count in begun[first:]:
@@ -228,10 +239,10 @@ class TestHold:
 
     def test_what_is_under_way_ends_as_it_would(self):
         flow = Flow(service(concurrency=5), 0)
-        flow.take(5, 0)
+        turn = flow.take(5, 0)
         flow.hold(30)
-        flow.heard(True, 1)
-        flow.give(5)
+        flow.heard(True, 1, turn)
+        end(flow, 5)
         assert (flow.under_way, flow.free(1)) == (0, 0)
 
     def test_a_clock_that_is_set_far_forward_ends_it(self):
@@ -297,8 +308,7 @@ class TestBreaker:
 
     def test_a_probe_that_did_not_come_about_is_followed_by_another(self):
         flow = opened()
-        flow.take(1, 5)
-        flow.undo()
+        flow.undo(flow.take(1, 5))
         assert flow.free(5) == 1
 
     def test_each_failed_probe_doubles_the_pause_up_to_its_maximum(self):
@@ -337,18 +347,39 @@ class TestBreaker:
 
     def test_failures_of_calls_from_before_do_not_make_the_pause_longer(self):
         flow = Flow(service(concurrency=50), 0)
-        flow.take(50, 0)
+        turn = flow.take(50, 0)
         for _ in range(50):
-            flow.heard(False, 1)
+            flow.heard(False, 1, turn)
             flow.give()
         assert flow.next_at(1) == 6
 
     def test_a_success_of_a_call_from_before_does_not_end_the_pause(self):
-        flow = opened()
-        flow.under_way += 1
-        flow.heard(True, 1)
-        flow.give()
+        flow = Flow(service(), 0)
+        turn = flow.take(4, 0)
+        for healthy in [False, False, False, True]:
+            flow.heard(healthy, 1, turn)
+            flow.give()
         assert (flow.state, flow.free(1)) == (BreakerState.OPEN, 0)
+
+    @pytest.mark.parametrize("healthy", [True, False, None])
+    def test_an_answer_of_a_call_from_before_is_no_probes(self, healthy):
+        flow = Flow(service(), 0)
+        before = flow.take(4, 0)
+        for _ in range(3):
+            flow.heard(False, 1, before)
+        probe = flow.take(1, 6)
+        flow.heard(healthy, 7, before)
+        assert (flow.state, flow.free(7)) == (BreakerState.HALF_OPEN, 0)
+        flow.heard(True, 8, probe)
+        assert flow.state is BreakerState.CLOSED
+        end(flow, 5)
+
+    def test_a_second_probe_that_fails_after_the_first_has_closed_it_is_one_failure(self):
+        flow = opened(breaker=replace(BREAKER, probes=2))
+        turn = flow.take(2, 5)
+        flow.heard(True, 6, turn)
+        flow.heard(False, 6, turn)
+        assert flow.state is BreakerState.CLOSED
 
     def test_an_open_one_that_is_held_as_well_waits_for_the_later(self):
         flow = opened()
@@ -394,27 +425,27 @@ class TestBreaker:
     def test_whatever_happens_it_keeps_to_its_bounds(self, breaker, concurrency, steps):
         """Against a model that knows the rules and nothing of the code.
 
-        Calls end in the order in which they began, those of before a pause included.
+        Calls end in any order, those of before a pause included.
         """
         flow = Flow(service(breaker=breaker, concurrency=concurrency), 0)
-        now, under_way = 0.0, 0
+        now, turns = 0.0, []
         for what, number in steps:
             if what == "wait":
                 now += number
             elif what == "take":
                 before = flow.state
                 count = min(number, flow.free(now))
-                flow.take(count, now)
-                under_way += count
+                turns += [flow.take(count, now)] * count
                 if before is not BreakerState.CLOSED:
                     assert count <= breaker.probes
-            elif under_way:
-                under_way -= 1
+            elif turns:
+                turn = turns.pop(number % len(turns))
                 if what == "undo":
-                    flow.undo()
+                    flow.undo(turn)
                 else:
-                    flow.heard({"good": True, "bad": False, "none": None}[what], now)
+                    flow.heard({"good": True, "bad": False, "none": None}[what], now, turn)
                     flow.give()
+            under_way = len(turns)
             assert flow.under_way == under_way
             assert 0 <= flow.free(now) <= max(0, concurrency - under_way)
             later = flow.next_at(now)

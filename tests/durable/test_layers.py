@@ -88,3 +88,34 @@ def test_only_the_stores_and_buffers_need_packages_from_elsewhere():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             assert not {name.partition(".")[0] for name in names} & {"asyncpg", "apsw", "redis"}
+
+
+EDGES = {"web", "client", "cli", "receiver", "config"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.rglob("*.py")), ids=lambda path: str(path.relative_to(FOLDER))
+)
+def test_the_edges_are_unknown_here_and_only_the_channel_speaks_http(path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        modules = [node.module] if isinstance(node, ast.ImportFrom) else []
+        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for module in modules:
+            package, _, rest = (module or "").partition(".")
+            neighbour = rest.partition(".")[0] if package == "tickwheel" else ""
+            assert neighbour not in EDGES, f"imports {module}"
+            assert neighbour != "http" or path.parent.name == "channels", f"imports {module}"
+
+
+def test_what_is_pure_asks_no_clock_and_no_loop():
+    for name in ("flow", "configuration", "registry", "service", "channel", "task"):
+        tree = ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))
+        imported = {
+            name.partition(".")[0]
+            for node in runtime_nodes(tree)
+            for name in (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import)
+                else [node.module] if isinstance(node, ast.ImportFrom) else []
+            )
+        }  # fmt: skip
+        assert not imported & {"asyncio", "time", "threading"}, name

@@ -11,11 +11,12 @@ from datetime import timedelta
 
 import pytest
 
+from durable.callee import ACCEPTED, BROKEN, OK, REFUSED, URL, Callee
 from durable.stage import DAY, answer_lost, away, until
 from stage import program
 from tickwheel.durable import Scheduler, Snooze, State, current_task
 from tickwheel.durable.task import Event
-from tickwheel.errors import KeyTaken, NotStarted, StoreUnavailable, UnknownTask
+from tickwheel.errors import AttemptOver, KeyTaken, NotStarted, StoreUnavailable, UnknownTask
 
 PASSWORD = "s3cret-Wort"
 
@@ -801,6 +802,121 @@ class TestStories:
         await story.end()
         await story.check()
         await story.app.stop()
+
+
+class CalleeStory:
+    """Services whose callees answer anything, while schedulers come and go."""
+
+    ANSWERS = (
+        OK, OK, BROKEN, REFUSED, ACCEPTED, ACCEPTED, REFUSED._replace(least_ms=3_000),
+        REFUSED._replace(hold_ms=2_000), BROKEN._replace(hold_ms=1_000, least_ms=1_000), "never",
+    )  # fmt: skip
+
+    def __init__(self, stage, seed):
+        self.stage = stage
+        self.random = random.Random(seed)
+        self.callee = Callee(stage, self.answer)
+        self.stored = []
+        self.config = {
+            "endpoint": URL, "concurrency": 5, "timeout": 5, "feedback_timeout": 20, "backoff": 1,
+            "max_attempts": 10_000, "breaker": {"failures": 3, "pause": 2, "max_pause": 8},
+        }  # fmt: skip
+
+    def answer(self, task, service):
+        answer = self.random.choice(self.ANSWERS)
+        return answer if answer != "never" else asyncio.get_running_loop().create_future()
+
+    async def begin(self):
+        self.app = self.stage.app()
+        self.app._make_channels = lambda: {"http": self.callee}
+        await self.app.start()
+        await self.stage.settle()
+
+    async def play(self):
+        await self.begin()
+        for name in ("a", "b"):
+            await self.app.put_service(name, self.config)
+        acts = [self.submit, self.submit, self.feed_back, self.feed_back, self.feed_back,
+                self.change, self.kill, self.stop]  # fmt: skip
+        for _ in range(60):
+            await self.random.choice(acts)()
+            await self.stage.advance(self.random.choice([0, 0.3, 1, 4]))
+        self.callee.answer = OK
+        for name in ("a", "b"):
+            await self.app.put_service(name, self.config)
+        await self.stage.advance(150)
+
+    async def submit(self):
+        for _ in range(self.random.randrange(8)):
+            name, delay = self.random.choice("ab"), self.random.choice([0, 0.5, 3, 9])
+            self.stored.append((await self.app.submit(name, delay=delay)).id)
+
+    async def feed_back(self):
+        if not self.callee.calls:
+            return
+        *_, task = self.random.choice(self.callee.calls[-20:])
+        outcome = self.random.choice(["finished", "failed", "progress"])
+        with contextlib.suppress(AttemptOver):
+            await self.app.feedback(task.id, outcome, attempt=task.attempt, epoch=task.epoch)
+
+    async def change(self):
+        changed = self.random.choice([{}, {"enabled": False}, {"rate": 5}, {"concurrency": 1}])
+        await self.app.put_service(self.random.choice("ab"), {**self.config, **changed})
+
+    async def kill(self):
+        await self.stage.kill(self.app)
+        await self.begin()
+
+    async def stop(self):
+        await self.app.stop()
+        await self.begin()
+
+    async def check(self):
+        for task_id in self.stored:
+            task = await self.app.get(task_id)
+            rows = await self.app.attempts(task_id)
+            assert task.state is State.FINISHED
+            assert [row.attempt for row in rows] == list(range(1, task.attempt + 1))
+            assert [row.event for row in rows].count(Event.FINISH) == 1
+        calls = [(task.id, task.attempt) for _, _, task in self.callee.calls]
+        assert len(set(calls)) == len(calls), "one call an attempt"
+        assert len(self.callee.calls) > len(self.stored) / 2
+        node = self.app.node
+        assert not any(flow.under_way for flow in node.dispatch.flows.values())
+        assert (node.dispatch.running, node.loader.held, node.feedback._left) == ({}, {}, {})
+        await self.app.stop()
+
+
+@pytest.mark.asyncio
+class TestCallees:
+    @pytest.mark.parametrize("seed", range(8))
+    async def test_whatever_they_answer_nothing_is_lost_or_stuck(self, stage, seed):
+        story = CalleeStory(stage, seed)
+        await story.play()
+        await story.check()
+
+    async def test_a_node_can_be_looked_into_while_it_runs(self, stage):
+        app = stage.app()
+        with pytest.raises(NotStarted):
+            _ = app.node
+        async with app:
+            assert app.node.store is app._node.store
+
+
+class TestOptions:
+    def test_a_secret_key_that_is_too_short_is_told_at_once(self, tmp_path):
+        with pytest.raises(ValueError, match="16 characters"):
+            Scheduler(f"sqlite:///{tmp_path}/tasks.db", secret_key="short")
+
+    @pytest.mark.parametrize("size", [0, -1, 2**31])
+    def test_a_payload_has_bounds(self, tmp_path, size):
+        with pytest.raises(ValueError, match="max_body"):
+            Scheduler(f"sqlite:///{tmp_path}/tasks.db", max_body=size)
+
+    def test_a_network_that_is_none_is_told(self, tmp_path):
+        app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", allow_targets=["not a network"])
+        with pytest.raises(ValueError):
+            app._make_channels()
 
 
 class TestRealTime:

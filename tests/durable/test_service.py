@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.durable import Backoff
-from tickwheel.durable.service import NO_TIMEOUT_MS, Service, check_name
+from tickwheel.durable.service import NO_TIMEOUT_MS, Breaker, Service, check_name
 from tickwheel.errors import OutOfRange
 
 
@@ -96,6 +96,38 @@ class TestService:
     def test_its_numbers_are_whole(self, name, value):
         with pytest.raises(TypeError, match=name):
             Service("mail", **{name: value})
+
+    @pytest.mark.parametrize("rate", [0, -1, 0.0009, 1_000_001, math.nan, math.inf])
+    def test_a_rate_has_bounds(self, rate):
+        with pytest.raises(ValueError, match="rate"):
+            Service("mail", rate=rate)
+
+    @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
+    def test_a_feedback_timeout_is_more_than_nothing(self, seconds):
+        with pytest.raises(ValueError):
+            Service("mail", feedback_timeout=seconds)
+
+    def test_secrets_and_headers_are_not_in_what_it_shows_of_itself(self):
+        service = Service("mail", secrets=("whsec_hush",), headers=(("a", "Bearer b"),))
+        assert "hush" not in repr(service)
+        assert "Bearer" not in f"{service}"
+
+
+class TestBreaker:
+    def test_it_has_sensible_limits_when_nothing_is_said(self):
+        assert Breaker() == Breaker(failures=10, pause=5, max_pause=60, probes=1)
+
+    @pytest.mark.parametrize("name", ["failures", "probes"])
+    @pytest.mark.parametrize("value", [0, -1, 10**9])
+    def test_its_numbers_have_bounds(self, name, value):
+        with pytest.raises(ValueError, match=name):
+            Breaker(**{name: value})
+
+    @pytest.mark.parametrize("name", ["pause", "max_pause"])
+    @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+    def test_its_pauses_are_more_than_nothing(self, name, value):
+        with pytest.raises(ValueError):
+            Breaker(**{name: value})
 
 
 class TestNames:

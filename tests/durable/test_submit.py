@@ -8,11 +8,19 @@ from decimal import Decimal
 
 import pytest
 
-from durable.stage import DAY, HOUR, START, START_MS, away
+from durable.stage import DAY, HOUR, START, START_MS, answer_lost, away
 from tickwheel.durable import State, Task, current_task
 from tickwheel.durable.submit import CHUNK, MAX_BODY
-from tickwheel.durable.task import MAX_AT_MS, shard_of
-from tickwheel.errors import KeyTaken, Locked, OutOfRange, StoreUnavailable, UnknownService
+from tickwheel.durable.task import MAX_AT_MS, Idempotency, shard_of
+from tickwheel.errors import (
+    KeyReused,
+    KeyTaken,
+    Locked,
+    OutOfRange,
+    StoreUnavailable,
+    UnknownService,
+    UnknownTask,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -792,3 +800,135 @@ class TestShards:
         (ran,) = seen
         assert (ran.id, ran.key, ran.priority) == (task.id, "k", 3)
         assert (ran.state, ran.attempt, ran.node) == (State.RUNNING, 1, "here")
+
+
+def named(app, key, /, what="a", *, digest=None, caller="me", **options):
+    """A submission with an idempotency key; its digest is that of what is submitted."""
+    body = f'["{what}"]'.encode()
+    name = Idempotency(caller, key, digest or what)
+    return app.node.submit.build("note", body, default_attempts=5, idempotency=name, **options)
+
+
+class TestIdempotency:
+    """A request that comes again is answered, not stored again."""
+
+    async def test_the_same_request_again_is_the_same_task(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            first = await app.node.submit.submit(named(app, "k"))
+            again = await app.node.submit.submit(named(app, "k"))
+            assert again.id == first.id
+            await stage.settle()
+            late = await app.node.submit.submit(named(app, "k"))
+            assert (late.id, late.state) == (first.id, State.FINISHED), "as it is by now"
+        assert stage.calls == [(0.0, "a")]
+
+    async def test_a_hundred_at_once_are_one_task(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            tasks = await asyncio.gather(
+                *(app.node.submit.submit(named(app, "k")) for _ in range(100))
+            )
+            assert len({task.id for task in tasks}) == 1
+            await stage.advance(2)
+        assert len(stage.calls) == 1
+
+    async def test_another_request_under_the_same_name_is_refused(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            await app.node.submit.submit(named(app, "k", "a"))
+            with pytest.raises(KeyReused) as told:
+                await app.node.submit.submit(named(app, "k", "b"))
+            assert told.value.code == "idempotency_key_reused"
+            await stage.advance(2)
+        assert stage.calls == [(0.0, "a")]
+
+    async def test_each_caller_has_names_of_its_own(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            one = await app.node.submit.submit(named(app, "k", caller="one"))
+            two = await app.node.submit.submit(named(app, "k", caller="two"))
+            assert one.id != two.id
+
+    async def test_it_is_known_in_another_process_and_after_a_restart(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+        note_of(stage, app)
+        async with app, other:
+            first = await app.node.submit.submit(named(app, "k", delay=600))
+            assert (await other.node.submit.submit(named(other, "k", delay=600))).id == first.id
+        second = stage.app(dispatch=False)
+        async with second:
+            assert (await second.node.submit.submit(named(second, "k"))).id == first.id
+
+    async def test_it_is_known_for_a_day(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            first = await app.node.submit.submit(named(app, "k"))
+            await stage.jump(DAY - 60)
+            await stage.advance(30)
+            assert (await app.node.submit.submit(named(app, "k"))).id == first.id
+            await stage.jump(DAY)
+            await stage.advance(180)
+            assert (await app.node.submit.submit(named(app, "k"))).id != first.id
+
+    async def test_one_that_was_refused_was_not_made(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            holder = await app.submit("note", "x", key="taken", delay=60)
+            with pytest.raises(KeyTaken):
+                await app.node.submit.submit(named(app, "k", key="taken", delay=60))
+            await app.cancel(holder.id)
+            made = await app.node.submit.submit(named(app, "k", key="taken", delay=60))
+            assert made.id != holder.id
+
+    async def test_one_whose_answer_was_lost_is_the_same_when_it_is_asked_for_again(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            app.node.store.insert = answer_lost(app.node.store.insert)
+            with pytest.raises(StoreUnavailable):
+                await app.node.submit.submit(named(app, "k", delay=1))
+            task = await app.node.submit.submit(named(app, "k", delay=1))
+            await stage.advance(5)
+            assert (await app.get(task.id)).state is State.FINISHED
+        assert len(stage.calls) == 1
+
+    async def test_in_a_batch_each_answers_for_itself(self, stage):
+        app = stage.app()
+        note_of(stage, app)
+        async with app:
+            answers = await app.node.submit.submit_many(
+                [named(app, "k", "a"), named(app, "k", "a"), named(app, "k", "b"),
+                 named(app, "l", "c")],
+                lambda _: None,
+            )  # fmt: skip
+            assert answers[0].id == answers[1].id
+            assert isinstance(answers[2], KeyReused)
+            assert answers[3].id != answers[0].id
+
+    async def test_a_task_that_is_gone_from_the_backlog_is_told_so(self, stage):
+        app = stage.app(retention=60)
+        note_of(stage, app)
+        async with app:
+            first = await app.node.submit.submit(named(app, "k"))
+            await stage.jump(HOUR)
+            await stage.advance(120)
+            with pytest.raises(UnknownTask):
+                await app.get(first.id)
+            with pytest.raises(UnknownTask, match="idempotency key"):
+                await app.node.submit.submit(named(app, "k"))
+        assert len(stage.calls) == 1
+
+    async def test_a_payload_has_the_bytes_that_the_scheduler_allows(self, stage):
+        app = stage.app(max_body=100)
+        note_of(stage, app)
+        async with app:
+            await app.submit("note", "x" * 98)
+            with pytest.raises(ValueError, match="100 bytes"):
+                await app.submit("note", "x" * 99)

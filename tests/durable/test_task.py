@@ -22,6 +22,8 @@ from tickwheel.durable.task import (
     State,
     at,
     hashed_shard,
+    namespace_of,
+    qualified,
     shard_of,
 )
 
@@ -174,3 +176,15 @@ class TestTask:
     def test_an_attempts_times_are_aware_datetimes(self):
         row = Attempt("0" * 32, 1, Event.FINISH, "n1", 1, NOW, NOW + 5, None)
         assert (row.started_at, row.ended_at) == (at(NOW), at(NOW + 5))
+
+
+class TestNamespaces:
+    @given(st.sampled_from(["", "acme", "acme/eu"]), st.sampled_from(["mail", "mail.send", "a:b"]))
+    def test_a_full_name_knows_its_namespace(self, namespace, name):
+        full = qualified(namespace, name)
+        assert namespace_of(full) == namespace
+        assert full.endswith(name)
+
+    def test_no_namespace_adds_nothing(self):
+        assert qualified("", "mail") == "mail"
+        assert qualified("acme", "mail") == "acme/mail"

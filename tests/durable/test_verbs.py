@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from durable.callee import URL, calling
 from durable.stage import DAY, HOUR, START, START_MS
 from tickwheel.durable import Fail, State, Task, current_task, verbs
 from tickwheel.durable.task import Ids
@@ -669,3 +670,41 @@ class TestOtherLoops:
             assert (await app.list()).items == []
             assert await app.schedules() == []
             assert (await cast.note.submit("b", delay=DAY)).state is State.DELAY
+
+
+class TestNamespaces:
+    """Tasks of services whose names have a namespace: each sees its own."""
+
+    async def test_a_task_is_found_in_its_own_namespace_only(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            for name in ("s", "acme/s", "acme2/s"):
+                await app.put_service(name, endpoint=URL)
+            tasks = {name: await app.submit(name, delay=60) for name in ("s", "acme/s", "acme2/s")}
+            assert (await app.get(tasks["acme/s"].id, namespace="acme")).service == "acme/s"
+            assert (await app.get(tasks["s"].id, namespace="")).service == "s"
+            for name, namespace in (("s", "acme"), ("acme/s", ""), ("acme2/s", "acme")):
+                with pytest.raises(UnknownTask):
+                    await app.get(tasks[name].id, namespace=namespace)
+
+    async def test_lists_and_bulk_verbs_keep_to_it(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            names = ("s", "acme/s", "acme2/s")
+            for name in names:
+                await app.put_service(name, endpoint=URL)
+                await app.submit_many([{"service": name, "delay": 60, "key": "k"}])
+            for namespace, name in (("", "s"), ("acme", "acme/s"), ("acme2", "acme2/s")):
+                page = await app.list(namespace=namespace)
+                assert [task.service for task in page.items] == [name]
+            assert len((await app.list()).items) == 3
+            assert await app.cancel_where(key="k", namespace="acme") == 1
+            assert [task.service for task in (await app.backlog(namespace="acme")).items] == [
+                "acme/s"
+            ]
+            assert (await app.backlog(namespace="")).items == []
+            assert await app.replay_where(state="cancelled", namespace="") == 0
+            assert await app.replay_where(state="cancelled", namespace="acme") == 1
+            assert sorted(task.service for task in (await app.list(final=False)).items) == sorted(
+                names
+            )

@@ -458,6 +458,22 @@ async def test_close_ends_what_is_connecting(stage):
     assert isinstance(call.exception(), ConnectFailed)
 
 
+async def test_a_closed_pool_takes_no_request_even_where_one_still_connects(stage):
+    started = asyncio.Event()
+
+    async def resolve(host, port):
+        started.set()
+        await asyncio.Event().wait()
+
+    pool = stage.pool(resolve=resolve)
+    call = asyncio.create_task(pool.request("GET", "http://slow.example/"))
+    await started.wait()
+    await pool.close()
+    with pytest.raises(RuntimeError, match="the pool is closed"):
+        await pool.request("GET", "http://slow.example/")
+    call.cancel()
+
+
 async def test_close_may_be_called_twice_and_before_anything_was_sent(stage):
     pool = stage.pool()
     await pool.close()

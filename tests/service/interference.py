@@ -21,10 +21,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from receivers import PATIENCE, Receiver, answering, date
-
 from service.rig import Server, Watcher
 
-AHEAD = 1.5  # seconds for all to be stored before the first is due
+AHEAD = 1.0  # seconds for all to be stored before the first is due
 QUICK = {"first": 0.05, "factor": 2, "max": 1, "jitter": 0.1}
 BREAKER = {"failures": 5, "pause": 0.2, "max_pause": 1}
 

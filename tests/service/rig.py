@@ -15,6 +15,7 @@ import threading
 import time
 from datetime import datetime
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
 
 import servers
@@ -24,6 +25,9 @@ from web.serving import Served, wait_until
 
 QUICK = {"first": 0.01, "factor": 1, "max": 0.01, "jitter": 0}
 """A backoff for tests that wait for the next try."""
+
+
+LIVE = ("delay", "ready", "running")
 
 
 class Server(Served):
@@ -79,12 +83,10 @@ class Server(Served):
 
     def drained(self, seconds=servers.PATIENCE):
         """Wait until no task is live."""
-        live = lambda: self.get("/v1/tasks?limit=1", status=200).json["items"]  # noqa: E731
-        servers.wait_until(lambda: not self._live(live), "no task is live", seconds)
+        servers.wait_until(lambda: not any(map(self._any, LIVE)), "no task is live", seconds)
 
-    def _live(self, live):
-        states = ("delay", "ready", "running")
-        return any(self.get(f"/v1/tasks?state={one}&limit=1").json["items"] for one in states)
+    def _any(self, state):
+        return self.get(f"/v1/tasks?state={state}&limit=1", status=200).json["items"]
 
 
 class Arrival(NamedTuple):
@@ -172,7 +174,7 @@ class Submitters:
     """Submit to servers from several threads and a loop, until stopped: by name, one task each.
 
     - `stored`: by name, the ids that were answered; one each, however often it was submitted.
-    - `cancelled`: ids of which a cancel was answered with "won".
+    - `cancelled`: ids whose cancel was answered.
     - `errors`: what a client raised; clients are to try again by themselves, so there is none.
     - Names are idempotency keys; now and then one is submitted a second time.
     """
@@ -187,7 +189,6 @@ class Submitters:
         self._changed = threading.Condition()
         self.stored = {}
         self.cancelled = set()
-        self.tried = set()  # ids of which a cancel was begun
         self.errors = []
         self._threads = [
             threading.Thread(target=self._guarded, args=(self._plain, number), daemon=True)
@@ -235,21 +236,20 @@ class Submitters:
                 for _ in range(1 + (self._chance.random() < 0.1)):
                     self._note(name, client.submit(**options).id)
                 if self._chance.random() < 0.1:
-                    self._cancel(client, options)
+                    self._cancel(client)
 
     def _bulk(self, client):
         names, requests = zip(*(self._next() for _ in range(10)), strict=True)
         for name, answer in zip(names, client.submit_many(requests), strict=True):
             self._note(name, answer.id)
 
-    def _cancel(self, client, options):
-        """Submit one for later, and cancel it; whose cancel is begun may be cancelled."""
+    def _cancel(self, client):
+        """Submit one for later, and cancel it: when the answer is here, it is cancelled."""
         name, options = self._next()
         task_id = client.submit(**options | {"delay": 3600}).id
-        self.tried.add(task_id)
         self._note(name, task_id)
-        client.cancel(task_id)
-        self.cancelled.add(task_id)  # lost or not, it ends so: nobody else touches it
+        client.cancel(task_id)  # a second try has not won, and finds what the first one did
+        self.cancelled.add(task_id)
 
     def _looped(self, tasks):
         asyncio.run(self._tasks(tasks))
@@ -290,8 +290,8 @@ def metric(text, name, **labels):
 
 def memory(pid):
     """The most memory that a process has had, in bytes."""
-    with open(f"/proc/{pid}/status") as status:
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read())[1]) * 1024
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
 
 def seed():

@@ -1,15 +1,18 @@
 """Two servers on one PostgreSQL: what one is told counts on the other, limits are for both, and
 either takes over when the other dies.
+
+A task that is due at once is called by the server that it was submitted to: where both are to
+call, tasks are submitted to both.
 """
 
 import itertools
 import time
 
 import pytest
-from receivers import answering, slow
 
+from receivers import answering, slow
 from service.rig import QUICK, Server, working
-from web.serving import create_token, wait_until
+from web.serving import create_token, on_store, revoked, wait_until
 
 SOON = 2.0  # seconds in which a token that was revoked has to be refused everywhere
 
@@ -54,12 +57,6 @@ def name():
     return f"service-{next(numbers)}"
 
 
-def submitted(server, name, number):
-    """Submit tasks that are due at once, on every shard; return their ids."""
-    due_at = "2020-01-01T00:00:00Z"  # past: it goes by hash, wherever it is submitted
-    return server.now(name, number, due_at=due_at)
-
-
 def test_a_service_that_is_put_on_one_is_live_on_the_other_at_once(pair, receiver, name):
     first, second = pair
     endpoint = receiver.watch(f"/{name}")
@@ -82,7 +79,7 @@ def test_a_change_made_on_one_counts_for_calls_of_the_other(pair, receiver, name
     used = lambda: second.get(f"/v1/services/{name}").json["endpoint"] == new  # noqa: E731
     wait_until(used, "the other one knows")
     before = receiver.ids(f"/{name}/old")
-    ids = [one for server in pair for one in submitted(server, name, 50)]
+    ids = [one for server in pair for one in server.now(name, 50)]
     assert {second.ended(one)["state"] for one in ids} == {"finished"}
     assert receiver.ids(f"/{name}/new") == set(ids)
     assert receiver.ids(f"/{name}/old") == before
@@ -92,12 +89,12 @@ def test_a_service_that_is_disabled_on_one_is_held_by_both(pair, receiver, name)
     first, second = pair
     endpoint = receiver.watch(f"/{name}", answering(410), answering(200))
     first.service(name, endpoint, concurrency=1, backoff=QUICK)
-    (one,) = submitted(first, name, 1)
+    (one,) = first.now(name, 1)
     receiver.wait(lambda: receiver.ids(f"/{name}") == {one})
     for server in pair:
         enabled = lambda at=server: at.get(f"/v1/services/{name}").json["enabled"]  # noqa: E731
         wait_until(lambda ask=enabled: not ask(), "410 has disabled it everywhere")
-    ids = [one, *(task for server in pair for task in submitted(server, name, 30))]
+    ids = [one, *(task for server in pair for task in server.now(name, 30))]
     assert len(receiver.of(f"/{name}")) == 1
     second.service(name, endpoint)
     assert {first.ended(task)["state"] for task in ids} == {"finished"}
@@ -105,8 +102,6 @@ def test_a_service_that_is_disabled_on_one_is_held_by_both(pair, receiver, name)
 
 
 def test_a_token_that_is_revoked_is_refused_by_all(pair, cluster_url):
-    from web.serving import on_store, revoked
-
     admin = create_token(cluster_url, "admin")
     text = create_token(cluster_url, "read")
     try:
@@ -134,7 +129,7 @@ def test_a_token_that_is_revoked_is_refused_by_all(pair, cluster_url):
 def test_concurrency_is_for_both_together(pair, receiver, name, limit):
     first, second = pair
     first.service(name, receiver.watch(f"/{name}", working(0.01)), concurrency=limit)
-    ids = [one for server in pair for one in submitted(server, name, 30)]
+    ids = [one for server in pair for one in server.now(name, 30)]
     assert {second.ended(one)["state"] for one in ids} == {"finished"}
     arrivals = receiver.of(f"/{name}")
     assert len(arrivals) == len(ids)
@@ -147,7 +142,7 @@ def test_a_rate_is_for_both_together(pair, receiver, name):
     first, second = pair
     rate = 40
     first.service(name, receiver.watch(f"/{name}"), rate=rate)
-    ids = [one for server in pair for one in submitted(server, name, 40)]
+    ids = [one for server in pair for one in server.now(name, 40)]
     assert {second.ended(one)["state"] for one in ids} == {"finished"}
     times = sorted(one.at for one in receiver.of(f"/{name}"))
     assert len(times) == len(ids)
@@ -159,7 +154,7 @@ def test_a_rate_is_for_both_together(pair, receiver, name):
 def test_feedback_may_go_to_either(pair, receiver, name):
     first, second = pair
     first.service(name, receiver.watch(f"/{name}", answering(202)), backoff=QUICK)
-    ids = submitted(first, name, 20)
+    ids = first.now(name, 20)
     receiver.wait(lambda: receiver.ids(f"/{name}") == set(ids))
     calls = {one.id: one for one in receiver.of(f"/{name}")}
     for number, one in enumerate(ids):
@@ -174,7 +169,7 @@ def test_feedback_may_go_to_either(pair, receiver, name):
 def test_failed_feedback_to_either_is_tried_again(pair, receiver, name):
     first, second = pair
     first.service(name, receiver.watch(f"/{name}", answering(202)), backoff=QUICK)
-    ids = submitted(first, name, 10)
+    ids = first.now(name, 10)
     receiver.wait(lambda: receiver.ids(f"/{name}") == set(ids))
     for one in ids:
         body = {"outcome": "failed", "attempt": 1}
@@ -206,7 +201,7 @@ def test_when_one_is_killed_the_other_takes_over(pair, receiver, name):
     first, second = pair
     endpoint = receiver.watch(f"/{name}", slow)
     second.service(name, endpoint, timeout=1, concurrency=20, max_attempts=100, backoff=QUICK)
-    held = submitted(first, name, 20)
+    held = first.now(name, 20)
     later = [first.submit(name, number, delay=2)["id"] for number in range(20)]
     receiver.wait(lambda: len(receiver.ids(f"/{name}") & set(held)) >= 10)
     first.kill()
@@ -220,3 +215,24 @@ def test_when_one_is_killed_the_other_takes_over(pair, receiver, name):
     first.process.stdout.close()
     first.start()
     settle(first, second)
+
+
+def test_two_on_one_file_share_it_and_the_other_takes_over_at_once(
+    make_server, tmp_path, receiver, name
+):
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    first, second = make_server(url, errors=True), make_server(url)
+    owned = [server.get("/v1/stats", status=200).json["owned"] for server in (first, second)]
+    assert owned == [64, 0]
+    second.service(name, receiver.watch(f"/{name}"))
+    ids = [server.now(name)[0] for server in (first, second)]
+    assert {first.ended(one)["state"] for one in ids} == {"finished"}
+    moved = second.submit(name)["id"]
+    second.post(f"/v1/tasks/{moved}/reschedule", {"delay": 0}, status=200)
+    assert second.ended(moved)["state"] == "finished"
+    later = [second.submit(name, delay=1)["id"] for _ in range(10)]
+    first.kill()
+    assert {second.ended(one)["state"] for one in later} == {"finished"}
+    assert second.get("/v1/stats", status=200).json["owned"] == 64
+    for attempts in receiver.attempts().values():
+        assert attempts == sorted(set(attempts)), "the same attempt twice"

@@ -4,9 +4,12 @@ One server has all of them, so each test has a service of its own. No figure of 
 is waited for comes in the end, and what must not be early is held against what was asked for.
 """
 
+import socket
 import time
+from contextlib import ExitStack
 
 import pytest
+
 from receivers import (
     Receiver,
     answering,
@@ -17,7 +20,6 @@ from receivers import (
     in_turn,
     slow,
 )
-
 from service.interference import interfere
 from service.rig import QUICK, memory, metric, working
 from web.serving import wait_until
@@ -70,6 +72,41 @@ def test_a_receiver_that_is_down_gets_everything_later_and_is_not_hammered(serve
     assert max(one.open for one in arrivals) > 2
 
 
+LEFT_ALONE = {
+    "breaker": {"failures": 1, "pause": 3600, "max_pause": 3600},
+    "backoff": QUICK,
+    "max_attempts": 10,
+}
+
+
+def left_alone(server, receiver, name, behaviour):
+    """A service that nobody will call for an hour, and a task that waits for that."""
+    endpoint = receiver.watch(f"/{name}", behaviour, answering(200))
+    put(server, name, endpoint, **LEFT_ALONE)
+    (one,) = server.now(name)
+    wait_until(lambda: len(server.events(one)) == 1, "the first call has failed")
+    return endpoint, one
+
+
+@pytest.mark.parametrize("status", [500, 429])
+def test_a_service_that_is_left_alone_is_called_again_at_a_new_endpoint(server, receiver, status):
+    name = f"moves-{status}"
+    _, one = left_alone(server, receiver, name, answering(status, retry_after=1))
+    (other,) = server.now(name)
+    endpoint = receiver.watch(f"/{name}-new")
+    put(server, name, endpoint, **LEFT_ALONE)
+    assert server.ended(other)["state"] == "finished"
+    assert server.ended(one)["state"] == "finished"
+    assert receiver.ids(f"/{name}-new") == {one, other}
+
+
+def test_a_service_that_is_left_alone_is_called_again_when_it_is_enabled_anew(server, receiver):
+    endpoint, one = left_alone(server, receiver, "anew", answering(500))
+    put(server, "anew", endpoint, enabled=False, **LEFT_ALONE)
+    put(server, "anew", endpoint, **LEFT_ALONE)
+    assert server.ended(one)["state"] == "finished"
+
+
 def test_a_receiver_that_is_too_slow_is_hung_up_on(server, receiver):
     name = put(server, "slow", receiver.watch("/slow-one", slow), timeout=0.2, max_attempts=2)
     (one,) = server.now(name)
@@ -78,6 +115,20 @@ def test_a_receiver_that_is_too_slow_is_hung_up_on(server, receiver):
     assert [event for event, _ in server.events(one)] == ["retry", "fail"]
     receiver.wait(lambda: receiver.hang_ups == 2)
     assert [each.attempt for each in receiver.of("/slow-one")] == [1, 2]
+
+
+def test_a_receiver_that_takes_no_connection_is_given_up_in_time(server):
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as waiting:
+        # Nobody accepts, and the queue is full: whoever comes now is not even refused.
+        for _ in range(3):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        name = put(server, "queue", endpoint, timeout=0.2, max_attempts=2)
+        (one,) = server.now(name)
+        task = server.ended(one)
+    assert (task["state"], task["error"]) == ("failed", "timed out after 0.2 s")
 
 
 def test_a_flapping_receiver_gets_everything_and_is_not_left_alone(server, receiver):

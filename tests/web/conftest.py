@@ -62,7 +62,8 @@ def serve(tmp_path, sqlite_url):
     made = []
 
     def start(*arguments, store=sqlite_url, **options):
-        server = Served("--store", store, *arguments, cwd=tmp_path, **options)
+        always = ("--store", store, "--allow-private-targets")
+        server = Served(*always, *arguments, cwd=tmp_path, **options)
         made.append(server)
         server.start()
         return server

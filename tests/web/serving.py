@@ -114,7 +114,7 @@ class Verbs:
 
     def service(self, name="mail", endpoint="http://127.0.0.1:9/", **config):
         """Put a service; nobody listens at its endpoint unless the test says who."""
-        options = {key: config.pop(key) for key in ("token", "headers_") if key in config}
+        options = {key: config.pop(key) for key in ("token",) if key in config}
         answer = self.put(f"/v1/services/{name}", {"endpoint": endpoint, **config}, **options)
         assert answer.status in (200, 201), answer
         return answer.json
@@ -320,6 +320,7 @@ class Served(Verbs):
         self.errors = errors  # whether it may log errors
         self.url = None
         self.token = None  # sent with every request that names none
+        self.stderr = None  # a file descriptor, instead of the log
         self.process = None
         self._local = threading.local()
         self._connections = []
@@ -342,8 +343,8 @@ class Served(Verbs):
         with (self.directory / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*launch, "", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=log, cwd=self.directory, env=kept | self.environment,
-                start_new_session=True,
+                stderr=log if self.stderr is None else self.stderr, cwd=self.directory,
+                env=kept | self.environment, start_new_session=True,
             )  # fmt: skip
         return self
 

@@ -129,13 +129,14 @@ def test_with_a_task_key_too_the_second_time_is_no_conflict(mail):
     mail.post("/v1/tasks", body).refused(409, "key_taken")
 
 
-def test_a_replayed_answer_has_the_status_of_the_first(mail):
+def test_a_request_that_kept_the_holder_is_answered_with_it_again(mail):
     holder = mail.submit(key="k")
     body = {"service": "mail", "key": "k", "on_conflict": "keep", "delay": 60}
     first = mail.post("/v1/tasks", body, headers=KEY)
     again = mail.post("/v1/tasks", body, headers=KEY)
     assert (first.status, first.json["id"]) == (200, holder["id"])
-    assert (again.status, again.json["id"]) == (200, holder["id"])
+    assert (again.status, again.json["id"]) == (201, holder["id"])  # always, when it is repeated
+    assert again.headers["idempotency-replayed"] == "true"
 
 
 def test_a_replayed_replace_changes_nothing_a_second_time(mail):
@@ -146,7 +147,7 @@ def test_a_replayed_replace_changes_nothing_a_second_time(mail):
     mail.post("/v1/tasks", later)
     again = mail.post("/v1/tasks", body, headers=KEY)
     assert again.json["id"] == first.json["id"]
-    assert again.status == first.status
+    assert again.headers["idempotency-replayed"] == "true"
     assert mail.get(f"/v1/tasks/{first.json['id']}").json["payload"] == 3
 
 

@@ -608,7 +608,7 @@ class TestFeedback:
         """An application on either store, and a task that its callee has accepted."""
         either_api.service(endpoint=receiver.url("/accepted"), max_attempts=3)
         task = either_api.submit(delay=0)
-        either_api.until(lambda: receiver.requests)
+        either_api.until(lambda: either_api.node.feedback.ended["accept"])
         return either_api, either_api.task_in(task["id"], "running")
 
     def test_finished_ends_it_with_a_result_byte_for_byte(self, accepted):
@@ -731,8 +731,9 @@ class TestRoutes:
     def test_the_service_tells_of_itself(self, either_api):
         api = either_api
         api.service()
-        api.submit(delay=30)
         api.until(lambda: len(api.node.coordinator.owned()) == 64)
+        api.submit(delay=30)
+        api.until(lambda: len(api.node.loader.held) == 1)
         assert api.get("/healthz", status=200).json == {"status": "ok"}
         assert api.get("/readyz", status=200).json["status"] == "ready"
         nodes = api.get("/v1/nodes", status=200).json["items"]

@@ -12,7 +12,7 @@ from tickwheel.durable.configuration import configured, stored_form
 from tickwheel.durable.registry import Audit
 from tickwheel.durable.service import check_name
 from tickwheel.durable.task import namespace_of
-from tickwheel.errors import UnknownService
+from tickwheel.errors import ServiceInUse, UnknownService
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,8 +66,13 @@ class Administration:
         return replace(service, version=row.version)
 
     async def delete_service(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
-        """Delete a service that has no live tasks."""
+        """Delete a service that has no live tasks, and that no schedule names."""
         node = self._started()
+        for schedule in await node.store.schedules():
+            if schedule.service == name:
+                raise ServiceInUse(
+                    f"the schedule {schedule.name!r} submits to {name!r}: delete it before"
+                )
         audit = self._audit(node, actor, "service.delete", name, request)
         if not await node.store.registry.delete_service(name, audit):
             raise UnknownService(f"no service is named {name!r:.100}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tickwheel.durable.gate import Gate
     from tickwheel.durable.service import Service
     from tickwheel.durable.task import Event, Task
@@ -26,6 +28,13 @@ class Answer(NamedTuple):
     healthy: bool | None = None
     hold_ms: int | None = None
     gone: bool = False
+
+
+class Traced(NamedTuple):
+    """A call that is traced: the headers that carry the trace on, and what to tell its end."""
+
+    headers: list[tuple[str, str]]
+    ended: Callable[[Answer], None]
 
 
 class Channel(Protocol):

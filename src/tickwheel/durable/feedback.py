@@ -143,7 +143,9 @@ class Feedback:
     def _await(self, task: Task, until_ms: int) -> None:
         """Watch for the end of a lease that another holds; what ends later, a sweep will find."""
         if until_ms - self._store.now_ms() < AHEAD_MS:
-            self._left[task.id] = task._replace(due_at_ms=until_ms, lease_until_ms=until_ms)
+            self._left[task.id] = task._replace(
+                body=b"", due_at_ms=until_ms, lease_until_ms=until_ms
+            )
             self.wake()
 
     async def report(self, task: Task, event: Event, **what: Any) -> Ending | None:
@@ -155,6 +157,8 @@ class Feedback:
         now = int(self._store.now_ms())
         if event is Event.ACCEPT:
             until = now + round(service.feedback_timeout * 1000)
+            if not accepted(task):  # the call itself is still under way
+                until = max(until, task.lease_until_ms or 0)
             lease = Lease(task.id, task.attempt, task.epoch, until)
             if not await self._accepts.add(lease):
                 return None
@@ -274,6 +278,7 @@ class Feedback:
 
     async def drained(self) -> None:
         """Wait until every answer has been written."""
+        await self._accepts.drained()
         while self.unrecorded:
             self._all_written.clear()
             await self._all_written.wait()

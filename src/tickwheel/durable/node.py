@@ -75,7 +75,7 @@ class Node:
         self.loader = Loader(store, coordinator, services, horizon=horizon, scan=scan, cap=cap)
         self.submit = Submit(store, coordinator, self.loader, max_body=max_body)
         self.feedback = Feedback(store, coordinator, self.loader, services)
-        self.directory = Directory(store.registry, services, vault)
+        self.directory = Directory(store.registry, services, vault, channels)
         self.dispatch = Dispatch(
             store, coordinator, self.loader, self.feedback, services, channels, self._timer, name
         )

@@ -139,7 +139,7 @@ class Store(Protocol):
         """
 
     async def renew(self, leases: Sequence[Lease]) -> list[bool]:
-        """Move leases; for each whether the attempt is still the running one."""
+        """Move leases, not of accepted ones; for each whether it is still the running attempt."""
 
     async def accept(self, leases: Sequence[Lease]) -> list[bool]:
         """Let attempts go on without the node, until the lease's end; a task is due then, too.

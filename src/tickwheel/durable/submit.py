@@ -10,7 +10,7 @@ import math
 import random
 from collections import deque
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.durable.batch import HEAVY, Batch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Stored = Task | Taken | Repeated | None
 
-Refused = KeyTaken | KeyReused | Locked
+Refused = KeyTaken | KeyReused | Locked | UnknownTask
 ON_CONFLICT = ("reject", "replace", "keep")
 MAX_BODY = 1 << 20
 CHUNK = 1_000
@@ -182,23 +182,44 @@ class Submit:
     async def _store_chunk(self, chunk: list[Submission]) -> list[Task | Refused]:
         """Store a thousand: those with keys by their own lane, where one waits alone."""
         plain = [one for one in chunk if not alone(one)]
-        first, *rest = await asyncio.gather(
+        named = [one for one in chunk if alone(one) and one.task.key is None]
+        first, second, *rest = await asyncio.gather(
             self._insert(plain) if plain else asyncio.sleep(0, []),
-            *(self.submit(one) for one in chunk if alone(one)),
+            self._store_named(named) if named else asyncio.sleep(0, []),
+            *(self.submit(one) for one in chunk if one.task.key is not None),
             return_exceptions=True,
         )
-        if isinstance(first, BaseException):
-            raise first
-        ready, done = iter(first), iter(rest)
+        for failed in (first, second):
+            if isinstance(failed, BaseException):
+                raise failed
+        ready, known, done = (iter(cast("list[Any]", part)) for part in (first, second, rest))
         answers: list[Task | Refused] = []
         for one in chunk:
-            answer = next(done) if alone(one) else next(ready)
+            source = done if one.task.key is not None else known if alone(one) else ready
+            answer = next(source)
             if isinstance(answer, Task | Refused):
                 answers.append(answer)
             else:
                 assert isinstance(answer, BaseException)
                 raise answer
         return answers
+
+    async def _store_named(self, named: list[Submission]) -> list[Task | Refused]:
+        """Store those with idempotency keys at once; where one has to wait, by their own lane."""
+        try:
+            answers = await self._insert(named)
+        except Locked:
+            gathered = await asyncio.gather(
+                *(self.submit(one) for one in named), return_exceptions=True
+            )
+            return cast("list[Task | Refused]", gathered)
+        settled: list[Task | Refused] = []
+        for one, answer in zip(named, answers, strict=True):
+            try:
+                settled.append(self.settled(one, answer))
+            except (KeyReused, UnknownTask) as refused:
+                settled.append(refused)
+        return settled
 
     def settled(self, submission: Submission, answer: Stored) -> Task:
         """Return the task that a submit comes to; raise when its key is taken."""

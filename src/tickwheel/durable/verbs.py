@@ -198,6 +198,7 @@ class Verbs(Administration):
             what = {"result_body": None if body == b"null" else body.decode()}
         elif event in (Event.RETRY, Event.FAIL):
             what = {"error": error or "the callee reported a failure"}
+        await self.known_service(task.service)  # its rules count, wherever it was made
         ending = await node.feedback.report(task, event, **what)
         if ending is None:
             raise AttemptOver(f"attempt {attempt} of task {task_id} has ended meanwhile")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tickwheel.http.message import Request
 
 MAX_HEAD = 1 << 16  # bytes of status line and headers, with all 1xx before them
+FRAMING = 8  # bytes around each byte of a body, at most: chunks of one byte have five
 JOINED = 1 << 16  # a longer body is not copied to be sent with its head
 BODILESS = (204, 304)
 
@@ -149,8 +150,7 @@ class Http1Connection(asyncio.Protocol):
             self._unwanted()
             return
         self._begun = True
-        if not self._status:
-            self._fed += len(data)
+        self._fed += len(data)
         error: HttpError | None = None
         try:
             self._parser.feed_data(data)  # type: ignore[union-attr]
@@ -161,7 +161,7 @@ class Http1Connection(asyncio.Protocol):
         if self._complete:
             self._keep = self._keep and error is None
             self._finish(answer)
-        elif self._fed > MAX_HEAD and not self._status:
+        elif self._fed - self._size > MAX_HEAD + (FRAMING * self._size if self._status else 0):
             self.fail(too_long(self._where))
         elif error is not None:
             self.fail(error)
@@ -208,7 +208,8 @@ class Http1Connection(asyncio.Protocol):
             raise ValueError("a second answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields.append((name, value))
+        if not self._status:  # what comes after the body is nothing to us
+            self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
         parser = cast("HttpResponseParser", self._parser)

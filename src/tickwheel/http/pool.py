@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tickwheel.http.connect import GOODBYE, Connector
-from tickwheel.http.errors import HttpError, Unanswered
+from tickwheel.http.errors import ConnectFailed, HttpError, Unanswered
 from tickwheel.http.http1 import Http1Connection
 from tickwheel.http.message import Request
 from tickwheel.http.origin import Origin
@@ -84,6 +84,8 @@ class Pool:
         - ValueError: the URL, the method or a header cannot be sent. ConnectFailed: nothing was
           sent. TimedOut, BadAnswer: it may have been received.
         """
+        if self._closed:
+            raise RuntimeError("the pool is closed")
         target = self._targets.get(url) or self._target(url)
         ends_at = None if timeout is None else asyncio.get_running_loop().time() + timeout
         request = Request(method, target, headers, body, timeout, ends_at)
@@ -150,8 +152,8 @@ class Pool:
         return target
 
     def _origin(self, target: Target) -> Origin:
-        if self._closed:
-            raise RuntimeError("the pool is closed")
+        if self._closed:  # while a request was about to be sent again
+            raise ConnectFailed(f"cannot connect to {target.where}: the pool was closed")
         origin = self._origins[target.origin] = Origin(
             target, self._connector, self._limit, self._idle_timeout, self._http2, self._forget
         )

@@ -43,6 +43,10 @@ logger = logging.getLogger("tickwheel.web")
 ROUTES: list[Route] = [*tasks.ROUTES, *services.ROUTES, *cluster.ROUTES]
 SANE = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
 LOOPBACK = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)
+ONCE = (
+    b"authorization", b"tickwheel-namespace", b"host", b"idempotency-key", b"content-type",
+    b"content-length", b"origin",
+)  # fmt: skip
 PROBLEM = b"application/problem+json"
 UNKNOWN = "unknown"
 
@@ -117,17 +121,22 @@ class App:
         request_id = self._request_id(headers)
         route: Route | None = None
         try:
+            check_once(scope["headers"], headers)
             method = "GET" if scope["method"] == "HEAD" else scope["method"]  # without its body
             route, params = self._router.find(method, scope["path"])
-            if self._tracing is None:
-                reply = await self._answer(route, params, scope, headers, receive, request_id)
-            else:
-                with self._tracing.request(scope["method"], route.path, headers, request_id):
-                    reply = await self._answer(route, params, scope, headers, receive, request_id)
-        except Gone:
-            return
-        except Exception as error:  # noqa: BLE001
+        except Refused as error:
             reply = self._refusal(error, request_id)
+        else:
+            call = route, params, scope, headers, receive, request_id
+            if self._tracing is None:
+                answer = await self._reply(*call)
+            else:
+                with self._tracing.request(method, route.path, headers, request_id) as ended:
+                    answer = await self._reply(*call)
+                    ended(answer.status if answer is not None else 0)
+            if answer is None:
+                return  # the caller has left
+            reply = answer
         await self._send(send, reply, request_id)
         path = route.path if route is not None else UNKNOWN
         self.requests[scope["method"] if route else UNKNOWN, path, reply.status] += 1
@@ -139,6 +148,23 @@ class App:
             logger.debug(
                 "%s %s %d", scope["method"], path, reply.status, extra={"request": request_id}
             )
+
+    async def _reply(
+        self,
+        route: Route,
+        params: dict[str, str],
+        scope: Message,
+        headers: Headers,
+        receive: Receive,
+        request_id: str,
+    ) -> Reply | None:
+        """Return what is answered; None: nobody wants it any more."""
+        try:
+            return await self._answer(route, params, scope, headers, receive, request_id)
+        except Gone:
+            return None
+        except Exception as error:  # noqa: BLE001
+            return self._refusal(error, request_id)
 
     def _request_id(self, headers: Headers) -> str:
         given = headers.get(b"x-request-id")
@@ -234,6 +260,15 @@ class App:
 
 class Gone(Exception):
     """The caller has left: nobody wants an answer."""
+
+
+def check_once(given: list[tuple[bytes, bytes]], headers: Headers) -> None:
+    """Raise when a header that decides something is given twice: others may have read the other."""
+    if len(given) != len(headers):
+        names = [name for name, _ in given]
+        for name in ONCE:
+            if names.count(name) > 1:
+                raise Refused("bad_request", f"the header {name.decode()} is given twice")
 
 
 def pairs(query: bytes) -> list[tuple[str, str]]:

@@ -69,7 +69,7 @@ def problem(error: Exception) -> tuple[Problem, list[tuple[bytes, bytes]]]:
     elif isinstance(error, TickwheelError):
         code = error.code
         status = STATUS.get(code, 500)
-    elif isinstance(error, ValueError | TypeError | LookupError | OverflowError):
+    elif isinstance(error, ValueError | OverflowError):
         code, status = "invalid", 422  # plain misuse of an argument; its message says which
     else:
         code, status = "internal", 500

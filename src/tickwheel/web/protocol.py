@@ -5,6 +5,7 @@ A request that comes in one piece, as nearly all do, costs no timer.
 
 from __future__ import annotations
 
+import secrets
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
 MAX_HEAD = 65_536  # bytes of a request's line and headers
+FRAMING = 8  # bytes around each byte of a body, at most: chunks of one byte have five
 PATIENCE_SECONDS = 60.0  # for one request to have come, from its beginning on
 
 CONTINUE = b"HTTP/1.1 100 "
@@ -63,7 +65,10 @@ class Protocol(HttpToolsProtocol):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._awaiting = NOTHING
-        self._head = 0
+        self._piece = 0
+        self._head = 0  # bytes that have come since it began, whatever they are
+        self._size = 0  # bytes of its line and headers
+        self._body = 0
         self._alarm: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -80,23 +85,43 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what has come; what has only begun must be ended soon."""
-        self._head += len(data)
+        self._piece = len(data)
+        self._head += self._piece
         super().data_received(data)
         if self._awaiting == NOTHING:
             if self._alarm is not None:
                 self._unwatch()
-        elif self._awaiting == HEAD and self._head > MAX_HEAD:
-            self.refuse(431, "too_large", f"a request's head may have {MAX_HEAD} bytes")
+        elif self._head > MAX_HEAD and self._head > (FRAMING + 1) * self._body + 2 * MAX_HEAD:
+            self._refuse_head()  # also what follows a body without end, or is around it
         elif self._alarm is None:
             self._watch()
 
     def on_message_begin(self) -> None:
         """Begin to count."""
-        self._awaiting, self._head = HEAD, 0
+        self._awaiting, self._head, self._size, self._body = HEAD, self._piece, 0, 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Count it."""
+        self._size += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count it; with a colon, a space and the line's end. After the body it is not heeded."""
+        if self._awaiting == HEAD:
+            self._size += len(name) + len(value) + 4
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Count it."""
+        self._body += len(body)
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """Let the application see to the body."""
+        if self._size > MAX_HEAD:
+            self._refuse_head()
+            return
         self._awaiting = BODY
         super().on_headers_complete()
 
@@ -124,10 +149,14 @@ class Protocol(HttpToolsProtocol):
         body = msgspec.json.encode(told)
         self.transport.write(
             f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/problem+json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+            f"content-length: {len(body)}\r\nx-request-id: {secrets.token_hex(8)}\r\n"
+            "connection: close\r\n\r\n".encode()
             + body
         )
         self.transport.close()
+
+    def _refuse_head(self) -> None:
+        self.refuse(431, "too_large", f"a request's head may have {MAX_HEAD} bytes")
 
     def _watch(self) -> None:
         self._alarm = self.loop.call_later(PATIENCE_SECONDS, self._too_slow)

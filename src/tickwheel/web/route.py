@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+METHODS = None  # beside the parts of a path, which are all strings
 
 
 class Call:
@@ -112,7 +113,7 @@ class Route:
         self.problems = tuple(problems)
         self.headers = headers
         self.missing = missing
-        self.parts = path.strip("/").split("/")
+        self.parts = path.removeprefix("/").split("/")
         self._decoder = msgspec.json.Decoder(takes) if takes is not None and not raw else None
 
     def decode(self, body: bytes) -> Any:
@@ -155,17 +156,17 @@ class Router:
     """Finds the route of a path; what is written out counts before what is a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._root: dict[str, Any] = {}
+        self._root: dict[str | None, Any] = {}
         for route in routes:
             here = self._root
             for part in route.parts:
                 here = here.setdefault("{}" if part.startswith("{") else part, {})
-            here.setdefault("", {})[route.method] = route
+            here.setdefault(METHODS, {})[route.method] = route
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         """Return the route, and what its parameters are."""
         here, found = self._root, []
-        for part in path.strip("/").split("/"):
+        for part in path.removeprefix("/").split("/"):
             if part in here and part != "{}":
                 here = here[part]
             elif "{}" in here and part:
@@ -173,7 +174,7 @@ class Router:
                 found.append(part)
             else:
                 raise Refused("not_found", f"there is nothing at {path!r:.200}")
-        routes = here.get("")
+        routes = here.get(METHODS)
         if routes is None:
             raise Refused("not_found", f"there is nothing at {path!r:.200}")
         route = routes.get(method)

@@ -29,30 +29,33 @@ def checked_name(call: Call) -> str:
     return call.name()
 
 
-def view(call: Call, service: Service) -> types.Service:
+def view(call: Call, service: Service, problem: str | None = None) -> types.Service:
     """Return a service as it is shown."""
-    directory = call.app.directory
-    updated_at_ms = directory.updated_at_ms.get(service.name)
-    return types.service_view(service, shown_form(service), updated_at_ms)
+    updated_at_ms = call.app.directory.updated_at_ms.get(service.name)
+    return types.service_view(service, shown_form(service), updated_at_ms, problem)
 
 
 async def list_services(call: Call) -> Reply:
     """Return all services, by name."""
-    services = await call.scheduler.services()
-    own = [one for one in services if namespace_of(one.name) == call.access.namespace]
-    return Reply(types.ServicePage([view(call, one) for one in own]))
+    services: list[tuple[Service, str | None]] = [
+        *((one, None) for one in await call.scheduler.services()),
+        *call.app.directory.unusable.values(),
+    ]
+    own = [one for one in services if namespace_of(one[0].name) == call.access.namespace]
+    own.sort(key=lambda one: one[0].name)
+    return Reply(types.ServicePage([view(call, *one) for one in own]))
 
 
 async def get_service(call: Call) -> Reply:
     """Return a service."""
     name = checked_name(call)
     service = await call.scheduler.known_service(name)
-    if service is None:
-        why = call.app.directory.unusable.get(name)
-        if why is not None:
-            raise Refused("conflict", f"the service is stored, and this node cannot use it: {why}")
+    unusable = call.app.directory.unusable.get(name)
+    if service is not None:
+        return Reply(view(call, service))
+    if unusable is None:
         raise missing(call)
-    return Reply(view(call, service))
+    return Reply(view(call, *unusable))
 
 
 def missing(call: Call) -> Refused:
@@ -126,7 +129,7 @@ async def delete_schedule(call: Call) -> Reply:
 ROUTES = [
     Route("GET", "/v1/services", list_services, scope="read", gives={200: types.ServicePage}),
     Route("GET", "/v1/services/{name}", get_service, scope="read", gives={200: types.Service},
-          problems=(404, 409)),
+          problems=(404,)),
     Route("PUT", "/v1/services/{name}", put_service, scope="admin", takes=types.PutService,
           gives={200: types.Service, 201: types.Service}),
     Route("DELETE", "/v1/services/{name}", delete_service, scope="admin", gives={204: None},

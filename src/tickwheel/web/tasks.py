@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tickwheel.durable.task import Idempotency, Repeated, State, Task
-from tickwheel.errors import KeyReused, KeyTaken, Locked, TickwheelError, UnknownService
+from tickwheel.errors import TickwheelError, UnknownService
 from tickwheel.web import types
 from tickwheel.web.problems import Refused, problem
 from tickwheel.web.route import NDJSON, Call, Reply, Route, check_utf8
@@ -143,9 +143,8 @@ async def build_item(call: Call, line: Any) -> Submission:
 
 def answered(submission: Submission, task: Task | TickwheelError) -> types.BatchItem:
     """Return what is answered for one task that was to be stored."""
-    if isinstance(task, KeyTaken | KeyReused | Locked):
+    if not isinstance(task, Task):
         return refused(task)
-    assert isinstance(task, Task)
     status = CREATED if task.id == submission.task.id else 200
     if submission.idempotency is not None:
         status = CREATED  # the same the second time

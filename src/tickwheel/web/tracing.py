@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import tickwheel
+from tickwheel.durable.channel import Traced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from tickwheel.durable.channel import Channel
+    from tickwheel.durable.channel import Answer, Channel
     from tickwheel.durable.service import Service
     from tickwheel.durable.task import Task
+
+
+CLOSE_SECONDS = 2.0
 
 
 class Tracing:
@@ -39,12 +44,13 @@ class Tracing:
         self._tracer = self._provider.get_tracer("tickwheel", tickwheel.__version__)
         self._propagate = propagate
         self._kind = trace.SpanKind
+        self._error = trace.Status(trace.StatusCode.ERROR)
 
     @contextmanager
     def request(
         self, method: str, path: str, headers: Mapping[bytes, bytes], request_id: str
-    ) -> Iterator[None]:
-        """Trace a request; what the caller traces goes on here."""
+    ) -> Iterator[Callable[[int], None]]:
+        """Trace a request, what the caller traces goes on here; gives what to tell the status."""
         carrier = {
             name: headers[name.encode()].decode("latin-1")
             for name in ("traceparent", "tracestate")
@@ -59,8 +65,17 @@ class Tracing:
                 "http.route": path,
                 "request.id": request_id,
             },
-        ):
-            yield
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+
+            def ended(status: int) -> None:
+                if status:
+                    span.set_attribute("http.response.status_code", status)
+                if status >= 500:
+                    span.set_status(self._error)
+
+            yield ended
 
     def follow(self, channels: Mapping[str, Channel]) -> None:
         """Trace the calls of those channels that can be traced."""
@@ -69,20 +84,29 @@ class Tracing:
                 channel.trace = self.call
 
     @contextmanager
-    def call(self, task: Task, service: Service) -> Iterator[list[tuple[str, str]]]:
-        """Trace a call; gives the headers that carry the trace on to the callee."""
+    def call(self, task: Task, service: Service) -> Iterator[Traced]:
+        """Trace a call; gives the headers that carry the trace on, and whom to tell its end."""
         what: dict[str, Any] = {
             "tickwheel.task": task.id,
             "tickwheel.service": service.name,
             "tickwheel.attempt": task.attempt,
         }
         with self._tracer.start_as_current_span(
-            f"call {service.name}", kind=self._kind.CLIENT, attributes=what
-        ):
+            f"call {service.name}", kind=self._kind.CLIENT, attributes=what,
+            record_exception=False, set_status_on_exception=False,
+        ) as span:  # fmt: skip
             carrier: dict[str, str] = {}
             self._propagate.inject(carrier)
-            yield list(carrier.items())
+
+            def ended(answer: Answer) -> None:
+                span.set_attribute("tickwheel.event", str(answer.event))
+                if answer.error is not None:
+                    span.set_status(self._error)
+
+            yield Traced(list(carrier.items()), ended)
 
     def close(self) -> None:
-        """Send what is left."""
-        self._provider.shutdown()
+        """Send what is left; a collector that does not answer is not waited for."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)

@@ -10,7 +10,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from tickwheel.web.server import FAILED, INHERITED, announce
+from tickwheel.clock import SystemClock
+from tickwheel.web.server import FAILED, INHERITED, REFUSED, announce
 
 if TYPE_CHECKING:
     import socket
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tickwheel.web")
 
-PAUSE_SECONDS = 1.0  # before a worker that died is replaced
+PAUSE_SECONDS = 1.0  # before a worker that died is replaced; longer, when that dies at once, too
+LONGEST_SECONDS = 30.0
+YOUNG_SECONDS = 10.0  # what ends before that has not really served
 KILL_SECONDS = 15.0  # beyond the grace time
 
 
@@ -36,6 +39,8 @@ class Workers:
         self._listener = listener
         self._stopping = asyncio.Event()
         self._processes: set[asyncio.subprocess.Process] = set()
+        self._clock = SystemClock()
+        self._served = False
 
     async def run(self) -> int:
         """Run until SIGTERM or SIGINT, then wait for all to end."""
@@ -54,7 +59,8 @@ class Workers:
                 process.send_signal(signal.SIGTERM)
 
     async def _keep(self, number: int) -> int:
-        """Keep one worker running; a configuration that is refused ends all."""
+        """Keep one worker running; when it is refused, or none could ever start, all end."""
+        pause = PAUSE_SECONDS / 2
         while True:
             environ = {**os.environ, INHERITED: str(self._listener.fileno())}
             if self._config.node is not None:
@@ -64,16 +70,24 @@ class Workers:
                 env=environ, pass_fds=[self._listener.fileno()], start_new_session=True,
             )  # fmt: skip
             self._processes.add(process)
+            began = self._clock.time()
             code = await self._ended(process)
             self._processes.discard(process)
+            lived = self._clock.time() - began >= YOUNG_SECONDS
+            self._served |= lived
             if self._stopping.is_set():
                 return code
-            if code in (FAILED, 2):
+            if code == REFUSED or (code == FAILED and not self._served):
                 logger.error("worker %d did not start: stopping the others", number)
                 self._stop()
                 return code
-            logger.warning("worker %d ended with %d; another takes its place", number, code)
-            await asyncio.sleep(PAUSE_SECONDS)
+            pause = PAUSE_SECONDS if lived else min(2 * pause, LONGEST_SECONDS)
+            logger.warning(
+                "worker %d ended with %d; another takes its place in %g s", number, code, pause
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+                return code
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
         """Wait for a process; one that does not stop in time is killed."""

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
+    from tickwheel.durable.channel import Traced
     from tickwheel.durable.channels.target import Targets
     from tickwheel.durable.gate import Gate
     from tickwheel.durable.service import Service
     from tickwheel.durable.task import Task
     from tickwheel.http import Response
 
-    Trace = Callable[[Task, Service], AbstractContextManager[list[tuple[str, str]]]]
+    Trace = Callable[[Task, Service], AbstractContextManager[Traced]]
 
 RESULT = 65_536  # bytes that a result may have; no more of a body is read
 DEPTH = 200  # arrays and objects within each other that a result may have
@@ -88,7 +89,7 @@ class HttpChannel:
     - Redirects are not followed, and the address that `targets` has checked is the one that is
       connected to.
     - `latencies` has, for each service, how long its calls took, those that failed included.
-    - `trace(task, service)`, when it is set, is entered around each call; it gives more headers.
+    - `trace(task, service)`, when it is set, is entered around each call.
     """
 
     remote = True
@@ -136,8 +137,10 @@ class HttpChannel:
             return failed(f"it cannot be called: {error}")
         if self.trace is None:
             return await self._send(task, plan, [])
-        with self.trace(task, service) as headers:
-            return await self._send(task, plan, headers)
+        with self.trace(task, service) as traced:
+            answer = await self._send(task, plan, traced.headers)
+            traced.ended(answer)
+            return answer
 
     async def _send(self, task: Task, plan: Plan, more: list[tuple[str, str]]) -> Answer:
         service = plan.service

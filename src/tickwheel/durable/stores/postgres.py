@@ -328,13 +328,17 @@ class PostgresStore:
 
         It looks at all that is overdue. `behind`: only at those that run behind so many tasks of
         their service and shard, at most, that were due before and do not run: that is cheap. What
-        it does not see then, it sees when the tasks before it have had their turn. Without
-        `until_ms`, what was accepted for more than two hours is left out.
+        it does not see then, it sees when the tasks before it have had their turn; what was
+        accepted until `until_ms` it sees always. Without that, what was accepted for more than two
+        hours is left out.
         """
         bound = () if behind is None else (behind,)
         statement = sql.running(bounded=behind is not None)
         rows = await self.fetch(statement, [*shards], until_ms, *bound, seconds=SWEEP_SECONDS)
-        return [task_of(row) for row in rows]
+        if until_ms is not None:
+            rows += await self.fetch(sql.ACCEPTED, [*shards], until_ms)
+        found = {row[0]: task_of(row) for row in rows}
+        return [*found.values()]
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
         """Cancel what is unclaimed."""

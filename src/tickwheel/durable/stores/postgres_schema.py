@@ -140,6 +140,13 @@ MIGRATIONS: list[list[str]] = [
         ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000)
         """,
         "CREATE INDEX idempotency_used ON idempotency (used_at_ms)",
+        # Only an accept writes it, so claims still write no index; it finds those whose feedback
+        # is overdue, however much else of their service waits.
+        "ALTER TABLE task ADD COLUMN accepted_until_ms bigint",
+        """
+        CREATE INDEX task_accepted ON task (accepted_until_ms)
+            WHERE accepted_until_ms IS NOT NULL
+        """,
         """
         CREATE TABLE audit (
             id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -216,7 +216,8 @@ RECORD = f"""
         INSERT INTO backlog ({_KEPT}, result) SELECT * FROM gone
     ), back AS (
         UPDATE task t SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
-            error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
+            error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL,
+            accepted_until_ms = NULL
         FROM won e WHERE t.id = e.id AND e.state = 'delay'
     )
     SELECT number FROM won
@@ -235,13 +236,26 @@ def _still(changes: str) -> str:
                 FOR NO KEY UPDATE
             ) t
         )
-        UPDATE task t SET lease_until_ms = s.until_ms{changes} FROM still s WHERE t.id = s.id
+        UPDATE task t SET {changes} FROM still s WHERE t.id = s.id
         RETURNING t.id, t.attempt, t.epoch
     """
 
 
-RENEW = _still("")
-ACCEPT = _still(f", due_at_ms = s.until_ms, updated_at_ms = {_NOW}")
+# One that was accepted stays so, though the node that sent it renews what it had.
+RENEW = _still(
+    "lease_until_ms = CASE WHEN t.lease_until_ms = t.due_at_ms THEN t.lease_until_ms"
+    " ELSE s.until_ms END"
+)
+ACCEPT = _still(
+    "lease_until_ms = s.until_ms, accepted_until_ms = s.until_ms, due_at_ms = s.until_ms,"
+    f" updated_at_ms = {_NOW}"
+)
+ACCEPTED = f"""
+    SELECT {LIVE.replace("payload", "''::bytea AS payload")} FROM task
+    WHERE accepted_until_ms <= $2::bigint AND shard = ANY($1::integer[])
+        AND state = 'running' AND lease_until_ms <= $2::bigint
+    ORDER BY accepted_until_ms LIMIT 10000
+"""
 
 # The services that have tasks: one step along the index for each, not one for each task.
 _SERVICES = """service AS (

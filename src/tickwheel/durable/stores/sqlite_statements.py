@@ -149,7 +149,8 @@ SERVICES_LIVE = """
 """
 
 RENEW = """
-    UPDATE task SET lease_until_ms = l.value ->> 3 FROM json_each(?) l
+    UPDATE task SET lease_until_ms = iif(lease_until_ms = due_at_ms, due_at_ms, l.value ->> 3)
+    FROM json_each(?) l
     WHERE task.id = l.value ->> 0 AND task.state = 'running'
         AND task.attempt = l.value ->> 1 AND task.epoch = l.value ->> 2
     RETURNING id, attempt, epoch

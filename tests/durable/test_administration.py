@@ -1,0 +1,294 @@
+"""Administration: services made, changed and deleted, and the log of who did that."""
+
+import asyncio
+
+import pytest
+
+from durable.callee import OK, URL, Held, calling
+from durable.stage import SHARDS, START_MS
+from tickwheel.durable import State
+from tickwheel.durable.configuration import PLACEHOLDER
+from tickwheel.durable.registry import ShardRow
+from tickwheel.durable.service import Breaker, Service
+from tickwheel.errors import NotStarted, ServiceInUse, UnknownService
+
+pytestmark = pytest.mark.asyncio
+
+
+class TestPut:
+    async def test_a_service_is_given_by_words_or_by_a_mapping(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            one = await app.put_service("one", endpoint=URL, rate=5)
+            two = await app.put_service("two", {"endpoint": URL, "rate": 5})
+            both = await app.put_service("both", {"endpoint": URL, "rate": 4}, rate=5)
+            assert (one.endpoint, one.rate, one.protocol) == (URL, 5, "http")
+            assert (two.rate, both.rate) == (5, 5)
+            assert one.breaker == Breaker()
+            assert await app.get_service("one") == one
+
+    async def test_its_version_rises_with_each_change_and_never_means_two_things(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            versions = [(await app.put_service("s", endpoint=URL)).version for _ in range(3)]
+            await app.delete_service("s")
+            versions.append((await app.put_service("s", endpoint=URL)).version)
+            assert versions == sorted(set(versions))
+            assert versions[0] >= 1
+
+    async def test_a_put_is_the_whole_of_it(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service(
+                "s", endpoint=URL, rate=5, timeout=3, secret="whsec_AAAA", headers={"a": "b"}
+            )
+            now = await app.put_service("s", endpoint=URL)
+            assert now == Service(
+                "s", protocol="http", endpoint=URL, breaker=Breaker(), version=now.version
+            )
+
+    async def test_the_placeholder_keeps_secrets_and_headers(self, stage):
+        app, _ = calling(stage, secret_key="a key of 16 or more")
+        async with app:
+            await app.put_service("s", endpoint=URL, secret="whsec_old", headers={"a": "b"})
+            kept = await app.put_service(
+                "s", endpoint=URL, secret=["whsec_new", PLACEHOLDER], headers={"a": PLACEHOLDER}
+            )
+            assert (kept.secrets, kept.headers) == (("whsec_new", "whsec_old"), (("a", "b"),))
+        second, _ = calling(stage, secret_key="a key of 16 or more")
+        async with second:
+            assert await second.get_service("s") == kept
+
+    async def test_a_placeholder_with_nothing_behind_it_is_refused(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            for wrong in ({"secret": PLACEHOLDER}, {"headers": {"a": PLACEHOLDER}}):
+                with pytest.raises(ValueError):
+                    await app.put_service("s", endpoint=URL, **wrong)
+                with pytest.raises(ValueError):
+                    await app.put_service("new", endpoint=URL, **wrong)
+            assert [service.name for service in await app.services()] == ["s"]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"endpoint": "ftp://a.example/"}, {"endpoint": ""}, {"protocol": "smtp"},
+            {"protocol": "local"}, {"timeout": 0}, {"colour": "red"}, {"max_attempts": 0},
+            {"rate": 0}, {"breaker": {"failures": 0}},
+        ],
+        ids=str,
+    )  # fmt: skip
+    async def test_what_cannot_be_right_is_refused_and_nothing_is_stored(self, stage, wrong):
+        app, _ = calling(stage)
+        async with app:
+            before = await app.put_service("s", endpoint=URL)
+            with pytest.raises((ValueError, TypeError)):
+                await app.put_service("s", **{"endpoint": URL, **wrong})
+            assert await app.get_service("s") == before
+            lines, _ = await app.audit()
+            assert len(lines) == 1
+
+    @pytest.mark.parametrize("name", ["", " ", "x" * 201, "a\nb", None, 5])
+    async def test_a_name_that_is_none_is_refused(self, stage, name):
+        app, _ = calling(stage)
+        async with app:
+            with pytest.raises((ValueError, TypeError)):
+                await app.put_service(name, endpoint=URL)
+
+    async def test_a_task_function_is_not_replaced_by_one(self, stage):
+        app, _ = calling(stage)
+
+        @app.task
+        async def mine():
+            pass
+
+        async with app:
+            with pytest.raises(ValueError, match="task function"):
+                await app.put_service("mine", endpoint=URL)
+
+    async def test_without_the_packages_it_is_refused_and_says_which_there_are(self, stage):
+        app = stage.app()
+        app._make_channels = dict
+        async with app:
+            with pytest.raises(ValueError, match="protocol must be one of"):
+                await app.put_service("s", endpoint=URL)
+
+    async def test_two_puts_at_once_are_one_after_the_other(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            made = await asyncio.gather(
+                *(app.put_service("s", endpoint=f"{URL}{number}") for number in range(5))
+            )
+            assert sorted(service.version for service in made) == [1, 2, 3, 4, 5]
+            last = max(made, key=lambda service: service.version)
+            assert await app.get_service("s") == last
+
+    async def test_it_needs_a_scheduler_that_runs(self, stage):
+        app, _ = calling(stage)
+        with pytest.raises(NotStarted):
+            await app.put_service("s", endpoint=URL)
+
+
+class TestDelete:
+    async def test_a_service_without_tasks_is_deleted(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            task = await app.submit("s")
+            await stage.settle()
+            await app.delete_service("s")
+            with pytest.raises(UnknownService):
+                await app.get_service("s")
+            with pytest.raises(UnknownService):
+                await app.submit("s")
+            assert (await app.get(task.id)).state is State.FINISHED, "its tasks are kept"
+
+    @pytest.mark.parametrize("running", [True, False])
+    async def test_one_with_live_tasks_is_not(self, stage, running):
+        held = Held()
+        app, _ = calling(stage, held)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            task = await app.submit("s", delay=0 if running else 60)
+            await stage.settle()
+            with pytest.raises(ServiceInUse) as told:
+                await app.delete_service("s")
+            assert told.value.code == "service_in_use"
+            assert (await app.get_service("s")).enabled
+            if running:
+                held.give(OK)
+            else:
+                await app.cancel(task.id)
+            await stage.settle()
+            await app.delete_service("s")
+
+    async def test_one_that_is_not_there_is_unknown(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            with pytest.raises(UnknownService):
+                await app.delete_service("s")
+
+    async def test_a_task_function_cannot_be_deleted(self, stage):
+        app, _ = calling(stage)
+
+        @app.task
+        async def mine():
+            pass
+
+        async with app:
+            with pytest.raises(UnknownService):
+                await app.delete_service("mine")
+            assert (await app.get_service("mine")).protocol == "local"
+
+
+class TestLooking:
+    async def test_services_are_listed_by_name_functions_included(self, stage):
+        (app, _), (other, _) = calling(stage), calling(stage, dispatch=False)
+
+        @app.task
+        async def middle():
+            pass
+
+        async with app, other:
+            await other.put_service("z", endpoint=URL)
+            await other.put_service("a", endpoint=URL)
+            assert [service.name for service in await app.services()] == ["a", "middle", "z"]
+            assert [service.name for service in await other.services()] == ["a", "z"]
+
+    async def test_one_that_was_just_put_elsewhere_is_found(self, stage):
+        (app, _), (other, _) = calling(stage), calling(stage, dispatch=False)
+        async with app, other:
+            put = await other.put_service("s", endpoint=URL)
+            assert await app.get_service("s") == put
+            with pytest.raises(UnknownService):
+                await app.get_service("t")
+            assert await app.known_service("t") is None
+
+    async def test_nodes_and_shards_are_told(self, stage):
+        app, _ = calling(stage, node="n1")
+        async with app:
+            await stage.settle()
+            [node] = await app.nodes()
+            assert (node.name, node.shards) == ("n1", SHARDS)
+            assert await app.shards() == [ShardRow(shard, "n1", 1) for shard in range(SHARDS)]
+
+    async def test_stats_tell_how_each_service_does(self, stage):
+        held = Held()
+        app, _ = calling(stage, held)
+        async with app:
+            await app.put_service("s", endpoint=URL, concurrency=2)
+            await app.put_service("off", endpoint=URL, enabled=False)
+            await app.submit_many([{"service": "s"}] * 5)
+            await stage.settle()
+            stats = await app.stats()
+            assert stats["nodes"] == 1
+            one = stats["services"]["s"]
+            assert (one["running"], one["waiting"], one["limit"], one["breaker"]) == (
+                2, 3, 2, "closed",
+            )  # fmt: skip
+            assert (one["enabled"], stats["services"]["off"]["enabled"]) == (True, False)
+            while held.waiting:
+                held.give()
+                await stage.settle()
+
+
+class TestAudit:
+    async def test_every_change_has_its_line_newest_first(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL, actor="tw_1 (ci)", request="r-1")
+            await stage.advance(5)
+            await app.put_service("acme/s", endpoint=URL)
+            await app.delete_service("s", actor="tw_2 (ops)", request="r-2")
+            lines, cursor = await app.audit()
+            assert cursor is None
+            assert [line[:6] for line in lines] == [
+                (START_MS + 5_000, "tw_2 (ops)", "", "service.delete", "s", "r-2"),
+                (START_MS + 5_000, "local", "acme", "service.put", "acme/s", ""),
+                (START_MS, "tw_1 (ci)", "", "service.put", "s", "r-1"),
+            ]
+
+    async def test_what_was_refused_has_none(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            await app.submit("s", delay=60)
+            with pytest.raises(ServiceInUse):
+                await app.delete_service("s")
+            with pytest.raises(UnknownService):
+                await app.delete_service("t")
+            assert len((await app.audit())[0]) == 1
+
+    async def test_it_is_read_in_pages_and_by_namespace(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            for number in range(7):
+                await app.put_service(f"acme/{number}" if number % 2 else f"{number}", endpoint=URL)
+            seen, cursor = [], None
+            while True:
+                lines, cursor = await app.audit(cursor=cursor, limit=3)
+                seen += [line.target for line in lines]
+                if cursor is None:
+                    break
+            assert seen == ["6", "acme/5", "4", "acme/3", "2", "acme/1", "0"]
+            lines, _ = await app.audit(namespace="acme")
+            assert [line.target for line in lines] == ["acme/5", "acme/3", "acme/1"]
+            assert len((await app.audit(namespace=""))[0]) == 4
+
+    async def test_other_things_can_be_noted(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.note("schedule.put", "acme/nightly", actor="tw_1", detail="0 3 * * *")
+            [line], _ = await app.audit()
+            assert (line.action, line.target, line.namespace, line.actor, line.detail) == (
+                "schedule.put", "acme/nightly", "acme", "tw_1", "0 3 * * *",
+            )  # fmt: skip
+
+    async def test_no_secret_is_ever_in_it(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL, secret="whsec_hush", headers={"a": "Bearer b"})
+            lines, _ = await app.audit()
+            assert "hush" not in str(lines)
+            assert "Bearer" not in str(lines)

@@ -1,0 +1,45 @@
+"""What the reference has of the API and the commands is what they are: its tools are run again."""
+
+import importlib.machinery
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def tool(name):
+    """Return a tool as a module; it has no suffix, as it is a command."""
+    path = str(ROOT / "tools" / name)
+    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), path)
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["openapi", "http-reference", "cli-reference"])
+def test_the_file_is_what_its_tool_writes(name):
+    made = tool(name)
+    assert made.FILE.read_text("utf-8") == made.text(), f"run tools/{name}"
+
+
+def test_the_page_has_every_operation_and_every_type_of_an_answer():
+    made = tool("http-reference")
+    page, document = made.text(), json.loads(made.SOURCE.read_text("utf-8"))
+    for path, operations in document["paths"].items():
+        for method in operations:
+            assert f"### {method.upper()} `{path}`" in page
+    for name in ("Task", "Problem", "Service", "Batch"):
+        assert f"\n### {name}\n" in page
+
+
+def test_what_the_page_says_of_fields_is_said_of_fields_that_exist():
+    made = tool("http-reference")
+    document = json.loads(made.SOURCE.read_text("utf-8"))
+    for name, fields in made.MEANINGS.items():
+        assert set(fields) <= set(document["components"]["schemas"][name]["properties"]), name
+    for method, path in made.NOTES:
+        assert method in document["paths"][path]

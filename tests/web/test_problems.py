@@ -1,0 +1,113 @@
+"""Errors as HTTP says them: one table, and nothing told that is nobody's business."""
+
+import asyncio
+import inspect
+import logging
+
+import pytest
+
+from tickwheel import errors
+from tickwheel.errors import Locked, NotStarted, Overloaded, StoreUnavailable
+from tickwheel.web.problems import STATUS, Refused, problem
+
+TABLE = {
+    "bad_request": 400, "unauthorized": 401, "forbidden": 403, "not_found": 404,
+    "unknown_task": 404, "unknown_schedule": 404, "method_not_allowed": 405, "key_taken": 409,
+    "attempt_over": 409, "already_replayed": 409, "service_in_use": 409, "conflict": 409,
+    "too_large": 413, "unsupported_media_type": 415, "invalid": 422, "out_of_range": 422,
+    "unknown_service": 422, "idempotency_key_reused": 422, "target_refused": 422,
+    "rate_limited": 429, "internal": 500, "store_unavailable": 503, "locked": 503,
+    "overloaded": 503,
+}  # fmt: skip
+
+# What only a wheel or a timer raises, which no request reaches.
+INSIDE = {"tickwheel_error", "time_went_back", "wheel_busy", "timer_closed"}
+
+
+def test_each_code_has_the_status_that_is_promised():
+    assert TABLE.items() <= STATUS.items()
+
+
+def test_each_error_that_a_verb_can_raise_has_a_status():
+    codes = {
+        one.code
+        for _, one in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(one, errors.TickwheelError)
+    }
+    assert codes - INSIDE <= STATUS.keys()
+
+
+@pytest.mark.parametrize("code", STATUS)
+def test_a_problem_has_all_its_parts(code):
+    found, _ = problem(Refused(code, "what was wrong"))
+    assert (found.code, found.status) == (code, STATUS[code])
+    assert found.type == f"urn:tickwheel:problem:{code}"
+    assert found.title
+    assert found.detail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "after"),
+    [
+        (Overloaded("too much", 3.4), "overloaded", "3"),
+        (Overloaded("too much", 0.1), "overloaded", "1"),
+        (StoreUnavailable("the store is away"), "store_unavailable", "2"),
+        (Locked("the key is held"), "locked", "1"),
+        (NotStarted("not yet"), "not_started", "1"),
+    ],
+)
+def test_what_will_pass_is_503_and_says_when_to_come_again(api, monkeypatch, error, code, after):
+    api.service(enabled=False)
+
+    async def stored(_):
+        raise error
+
+    monkeypatch.setattr(api.node.submit, "stored", stored)
+    answer = api.post("/v1/tasks", {"service": "mail"})
+    assert answer.refused(503, code)["detail"] == str(error)
+    assert answer.headers["retry-after"] == after
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("hunter2"), AssertionError("hunter2"), MemoryError()]
+)
+def test_what_nobody_thought_of_is_500_and_tells_nothing_but_where_to_look(
+    api, monkeypatch, caplog, error
+):
+    async def counts():
+        raise error
+
+    monkeypatch.setattr(api.scheduler, "counts", counts)
+    with caplog.at_level(logging.ERROR):
+        answer = api.get("/v1/stats", headers={"x-request-id": "r-1"})
+    problem = answer.refused(500, "internal")
+    assert "hunter2" not in answer.body.decode()
+    assert "request id" in problem["detail"]
+    record = next(record for record in caplog.records if record.exc_info)
+    assert record.request == "r-1"
+    api.get("/healthz", status=200)
+
+
+def test_a_key_error_of_our_own_is_not_the_callers_fault(api, monkeypatch, caplog):
+    """A bug that raises a builtin error deep inside must not look like a bad request."""
+
+    async def counts():
+        return {}["hunter2"]
+
+    monkeypatch.setattr(api.scheduler, "counts", counts)
+    with caplog.at_level(logging.ERROR):
+        api.get("/v1/stats").refused(500, "internal")
+
+
+def test_a_caller_who_leaves_while_it_works_breaks_nothing(api):
+    api.service(enabled=False)
+
+    async def leave():
+        asked = asyncio.ensure_future(api.asked("POST", "/v1/tasks", {"service": "mail"}))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    for _ in range(20):
+        api.run(leave())
+    api.submit()

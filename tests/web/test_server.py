@@ -1,0 +1,556 @@
+"""The server as a process: start, stop, signals, TLS, workers, logs, and what it refuses."""
+
+import contextlib
+import http.client
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import servers
+from web.serving import PATIENCE, SECRET, Served, wait_until
+
+
+def ended(server):
+    """The exit code of a server that ends by itself, and the last thing that it says."""
+    server.launch()
+    try:
+        out, _ = server.process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        raise
+    assert out == b""
+    lines = server.log().splitlines()
+    last = lines[-1] if lines else ""
+    return server.process.returncode, json.loads(last)["message"] if last[:1] == "{" else last
+
+
+def refused(server):
+    """Whether nobody is let in any more."""
+    try:
+        server.connect().close()
+    except ConnectionError:
+        return True
+    return False
+
+
+class TestStart:
+    def test_it_says_where_it_is_and_nothing_else(self, serve):
+        server = serve()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", server.url)
+        server.get("/readyz", status=200)
+        assert server.stop() == 0
+        assert server.process.stdout.read() == b""
+
+    def test_it_listens_on_ipv6_too(self, serve):
+        server = serve(listen="[::1]:0")
+        assert re.fullmatch(r"http://\[::1\]:\d+", server.url)
+        server.get("/v1/tasks", status=200)
+
+    def test_settings_come_from_the_environment_and_a_file(self, serve, tmp_path, sqlite_url):
+        (tmp_path / "tickwheel.toml").write_text('max_payload = "1KiB"\nlog_level = "error"\n')
+        server = serve(
+            listen=None, environment={"TICKWHEEL_LISTEN": "127.0.0.1:0", "TICKWHEEL_MAX_BATCH": "2"}
+        )
+        server.service(enabled=False)
+        item = {"service": "mail"}
+        server.post("/v1/tasks/batch", [item] * 3).refused(413, "too_large")
+        large = {"service": "mail", "payload": "x" * 1024}
+        server.post("/v1/tasks", large).refused(413, "too_large")
+        server.post("/v1/tasks/batch", [item] * 2, status=200)
+
+    def test_a_port_that_is_taken_is_said(self, tmp_path, sqlite_url):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            code, message = ended(Served("--store", sqlite_url, cwd=tmp_path, listen=address))
+        assert code == 1
+        assert address in message
+        assert "in use" in message
+
+    @pytest.mark.parametrize(
+        ("url", "right"),
+        [
+            ("mysql://u:hunter2@host/db", "sqlite:///"),
+            ("sqlite://tasks.db", "sqlite:///"),
+            ("", "sqlite:///"),
+            ("postgresql://u:hunter2@127.0.0.1:1/db", "127.0.0.1"),
+            ("sqlite:////proc/nowhere/tasks.db", "tasks.db"),
+        ],
+    )
+    def test_a_store_that_is_none_is_said_without_its_password(self, tmp_path, url, right):
+        server = Served("--store", url, cwd=tmp_path)
+        code, message = ended(server)
+        assert code in (1, 2)
+        assert right in message
+        assert "hunter2" not in server.log()
+        assert "Traceback" not in server.log()
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ["--workers", "2"],
+            ["--workers", "0"],
+            ["--tls-cert", "a.pem"],
+            ["--max-body", "x"],
+            ["--log-level", "loud"],
+            ["--allow-target", "10.0.0.0/99"],
+            ["--odd"],
+            ["--config", "missing.toml"],
+            ["--coordinator", "postgres"],
+        ],
+        ids=" ".join,
+    )
+    def test_a_setting_that_is_wrong_is_said(self, tmp_path, sqlite_url, options):
+        server = Served("--store", sqlite_url, *options, cwd=tmp_path)
+        code, message = ended(server)
+        assert code == 2
+        assert message
+        assert "Traceback" not in server.log()
+
+    def test_a_key_that_seals_nothing_is_said_and_not_shown(self, tmp_path, sqlite_url):
+        environment = {"TICKWHEEL_SECRET_KEY": "hunter2"}
+        server = Served("--store", sqlite_url, cwd=tmp_path, environment=environment)
+        code, _ = ended(server)
+        assert code in (1, 2)
+        assert "16 or more characters" in server.log()
+        assert "hunter2" not in server.log()
+
+
+class TestStop:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_a_signal_ends_it_with_0(self, serve, number):
+        server = serve()
+        server.get("/healthz", status=200)  # a connection that is kept does not keep the server
+        server.signal(number)
+        assert server.wait() == 0
+        assert refused(server)
+
+    def test_a_request_under_way_is_answered(self, serve):
+        server = serve()
+        server.service(enabled=False)
+        body = json.dumps({"service": "mail"}).encode()
+        head = "POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with server.connect() as wire:
+            wire.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
+            server.get("/healthz", status=200)  # by now the first half has been read
+            server.hang_up()
+            server.signal()
+            wait_until(lambda: refused(server), "nobody is let in")
+            wire.sendall(body[5:])
+            response = http.client.HTTPResponse(wire)
+            response.begin()
+            assert response.status == 201
+            task_id = json.loads(response.read())["id"]
+        assert server.wait() == 0
+        again = serve()
+        again.get(f"/v1/tasks/{task_id}", status=200)
+
+    def test_a_call_under_way_is_finished_and_recorded(self, serve, receiver):
+        server = serve("--grace", "30")
+        server.service(endpoint=receiver.url("/slow"))
+        task = server.submit(delay=0)
+        waiting = server.submit(delay=3600)
+        receiver.wait(lambda: receiver.held == 1)
+        server.signal()
+        wait_until(lambda: refused(server), "nobody is let in")
+        receiver.release()
+        assert server.wait() == 0
+        again = serve("--submit-only")
+        assert again.get(f"/v1/tasks/{task['id']}").json["state"] == "finished"
+        assert again.get(f"/v1/tasks/{waiting['id']}").json["state"] == "delay"
+        assert len(receiver.requests) == 1
+
+    def test_after_its_grace_it_leaves_a_call_that_hangs(self, serve, receiver):
+        server = serve("--grace", "0.2")
+        server.service(endpoint=receiver.url("/slow"))
+        task = server.submit(delay=0)
+        receiver.wait(lambda: receiver.held == 1)
+        server.signal()
+        assert server.wait() == 0
+        again = serve("--submit-only")
+        found = again.get(f"/v1/tasks/{task['id']}").json
+        assert (found["state"], found["attempt"]) == ("running", 1)  # it may have been done
+
+    def test_after_the_signal_nothing_new_is_sent(self, serve, receiver):
+        server = serve("--grace", "30")
+        server.service(endpoint=receiver.url("/slow"), concurrency=1)
+        ids = [server.submit(delay=0)["id"] for _ in range(5)]
+        receiver.wait(lambda: receiver.held == 1)
+        server.signal()
+        wait_until(lambda: refused(server), "nobody is let in")
+        receiver.release()
+        assert server.wait() == 0
+        assert len(receiver.requests) == 1
+        again = serve("--submit-only")
+        states = sorted(again.get(f"/v1/tasks/{one}").json["state"] for one in ids)
+        assert states == ["finished"] + ["ready"] * 4
+
+    def test_a_second_signal_ends_it_at_once(self, serve, receiver):
+        server = serve("--grace", "600", errors=True)
+        server.service(endpoint=receiver.url("/slow"))
+        task = server.submit(delay=0)
+        receiver.wait(lambda: receiver.held == 1)
+        server.signal()
+        wait_until(lambda: refused(server), "nobody is let in")
+        server.signal()
+        assert server.wait() == 1
+        assert "second time" in server.lines()[-1]["message"]
+        again = serve("--submit-only")
+        assert again.get(f"/v1/tasks/{task['id']}").json["state"] == "running"
+
+    def test_killed_under_load_it_loses_nothing_that_was_acknowledged(self, serve):
+        server = serve(errors=True)
+        server.service(enabled=False)
+        acknowledged, started = [], threading.Barrier(5)
+
+        def submit():
+            started.wait()
+            with contextlib.suppress(ConnectionError, http.client.HTTPException, AssertionError):
+                while True:
+                    acknowledged.append(server.submit()["id"])
+
+        threads = [threading.Thread(target=submit) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        wait_until(lambda: len(acknowledged) > 200, "two hundred are acknowledged")
+        server.kill()
+        for thread in threads:
+            thread.join(PATIENCE)
+        server.hang_up()
+        again = serve()
+        found, cursor = set(), ""
+        while cursor is not None:
+            after = f"&cursor={cursor}" if cursor else ""
+            page = again.get(f"/v1/tasks?limit=1000{after}", status=200).json
+            found |= {one["id"] for one in page["items"]}
+            cursor = page["next_cursor"]
+        assert set(acknowledged) <= found
+
+
+class TestWire:
+    """What a server says on a connection, byte by byte."""
+
+    GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def server(tmp_path_factory):
+        path = tmp_path_factory.mktemp("wire")
+        options = ("--store", f"sqlite:///{path}/tasks.db", "--allow-private-targets")
+        with Served(*options, cwd=path) as server:
+            server.service(enabled=False)
+            yield server
+
+    def test_requests_that_come_at_once_are_answered_in_order(self, server):
+        ids = [f"r-{n}" for n in range(20)]
+        pieces = [self.GET.replace(b"Host", f"X-Request-Id: {one}\r\nHost".encode()) for one in ids]
+        last = pieces.pop().replace(b"Host", b"Connection: close\r\nHost")
+        text = self.talk(server, b"".join([*pieces, last]))
+        assert re.findall(rb"x-request-id: (\S+)", text) == [one.encode() for one in ids]
+
+    def talk(self, server, data):
+        with server.connect() as wire, wire.makefile("rb") as file:
+            wire.sendall(data)
+            return file.read()
+
+    def test_an_old_client_is_answered_and_the_connection_closed(self, server):
+        text = self.talk(server, b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert text.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert text.endswith(b'{"status":"ok"}')
+
+    def test_a_head_has_no_body(self, server):
+        head = self.GET.replace(b"GET", b"HEAD").replace(b"Host", b"Connection: close\r\nHost")
+        text = self.talk(server, head)
+        assert text.startswith(b"HTTP/1.1 ")
+        assert text.endswith(b"\r\n\r\n")
+
+    def test_an_answer_without_a_body_comes_at_once_and_the_next_after_it(self, server):
+        server.put("/v1/services/gone", {"endpoint": "http://127.0.0.1:9/"}, status=201)
+        delete = b"DELETE /v1/services/gone HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        last = self.GET.replace(b"Host", b"Connection: close\r\nHost")
+        text = self.talk(server, delete + last)
+        assert re.findall(rb"HTTP/1.1 (\d+)", text) == [b"204", b"200"]
+        first = text.partition(b"\r\n\r\n")[0]
+        assert b"content-length" not in first
+        assert b"transfer-encoding" not in first
+
+    def test_a_caller_who_asks_first_is_told_to_go_on(self, server):
+        body = b'{"service":"mail"}'
+        head = (
+            b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        with server.connect() as wire, wire.makefile("rb") as file:
+            wire.sendall(head)
+            assert file.readline() == b"HTTP/1.1 100 Continue\r\n"
+            wire.sendall(body)
+            assert b"HTTP/1.1 201 Created" in file.read()
+
+    def test_a_body_in_chunks_is_taken(self, server):
+        head = (
+            b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        text = self.talk(server, head + b'5\r\n{"ser\r\nd\r\nvice":"mail"}\r\n0\r\n\r\n')
+        assert text.startswith(b"HTTP/1.1 201 Created")
+
+    def test_it_does_not_say_what_it_is_made_of(self, server):
+        answer = server.get("/healthz")
+        assert "server" not in answer.headers
+        assert answer.headers["date"]
+
+    def test_a_large_answer_comes_whole(self, server):
+        payload = "x" * 1_000_000
+        task = server.submit(payload=payload)
+        assert server.get(f"/v1/tasks/{task['id']}").json["payload"] == payload
+
+
+class TestStore:
+    """A store that goes away, and comes back."""
+
+    def test_while_it_is_away_it_is_503_and_then_all_goes_on(self, make_api):
+        with servers.PostgresServer() as postgres:
+            api = make_api(postgres.url)
+            api.service(enabled=False)
+            task = api.submit()
+            postgres.kill()
+            for method, path, body in (
+                ("POST", "/v1/tasks", {"service": "mail"}),
+                ("GET", f"/v1/tasks/{task['id']}", None),
+                ("GET", "/v1/tasks", None),
+                ("PUT", "/v1/services/mail", {"endpoint": "http://127.0.0.1:9/"}),
+            ):
+                answer = api.request(method, path, body)
+                answer.refused(503, "store_unavailable")
+                assert int(answer.headers["retry-after"]) >= 1
+            assert api.get("/readyz", status=503).json["status"] == "unavailable"
+            api.get("/healthz", status=200)
+            postgres.start()
+            api.until(lambda: ready(api), "it is ready again")
+            assert api.get(f"/v1/tasks/{task['id']}", status=200).json == task
+            api.submit()
+            api.close()
+            api.close = lambda: None  # the fixture's, after the database is gone
+
+
+async def ready(api):
+    return (await api.asked("GET", "/readyz")).status == 200
+
+
+class TestSubmitOnly:
+    def test_it_takes_tasks_and_sends_none_and_another_node_does(self, serve, receiver):
+        taker = serve("--submit-only")
+        taker.service(endpoint=receiver.url("/ok"))
+        task = taker.submit(delay=0)
+        taker.get("/readyz", status=200)
+        assert taker.get("/v1/stats").json["owned"] == 0
+        assert taker.get(f"/v1/tasks/{task['id']}").json["state"] == "ready"
+        assert receiver.requests == []
+        serve()
+        taker.task_in(task["id"], "finished")
+        taker.task_in(taker.submit(delay=0)["id"], "finished")
+        assert taker.get("/v1/stats").json["sent"] == 0
+
+
+class TestLogs:
+    def test_they_are_lines_of_json_where_there_is_no_terminal(self, serve):
+        server = serve("--log-level", "debug")
+        server.service(secret=SECRET)
+        server.get("/v1/tasks", headers={"x-request-id": "r-1"}, status=200)
+        server.stop()
+        lines = server.lines()
+        assert all({"at", "level", "logger", "message"} <= line.keys() for line in lines)
+        assert any(line.get("request") == "r-1" for line in lines)
+        assert any("TICKWHEEL_SECRET_KEY" in line["message"] for line in lines)
+        for line in lines:
+            datetime.fromisoformat(line["at"])
+
+    def test_they_are_text_when_asked_for(self, serve):
+        server = serve("--log-format", "text", "--log-level", "debug")
+        server.get("/v1/tasks", status=200)
+        server.stop()
+        assert not any(line.startswith("{") for line in server.log().splitlines())
+        assert re.search(r"(?m)^\d\d:\d\d:\d\d .*GET /v1/tasks 200", server.log())
+
+    def test_they_are_text_on_a_terminal(self, tmp_path, sqlite_url):
+        leader, follower = pty.openpty()
+        try:
+            server = Served("--store", sqlite_url, "--log-level", "debug", cwd=tmp_path)
+            server.stderr = follower
+            with server:
+                server.get("/v1/tasks", status=200)
+            text = os.read(leader, 65_536).decode()
+        finally:
+            os.close(leader)
+            os.close(follower)
+        assert "GET /v1/tasks 200" in text
+        assert not text.startswith("{")
+
+    def test_a_level_leaves_out_what_is_below(self, serve):
+        server = serve("--log-level", "error")
+        server.service(secret=SECRET)
+        server.stop()
+        assert server.log() == ""
+
+
+class Authority:
+    """A certificate authority, and a certificate of this host by it."""
+
+    def __init__(self, directory):
+        now = datetime.now(UTC)
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tickwheel tests")])
+        own = ec.generate_private_key(ec.SECP256R1())
+        key = ec.generate_private_key(ec.SECP256R1())
+
+        def made(subject, public, extension, *, ca):
+            usage = x509.BasicConstraints(ca=ca, path_length=None)
+            return (
+                x509.CertificateBuilder()
+                .subject_name(subject)
+                .issuer_name(name)
+                .public_key(public)
+                .serial_number(x509.random_serial_number())
+                .not_valid_before(now - timedelta(hours=1))
+                .not_valid_after(now + timedelta(hours=1))
+                .add_extension(usage, critical=True)
+                .add_extension(extension, critical=False)
+                .sign(own, hashes.SHA256())
+            )
+
+        alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+        host = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+        identifier = x509.SubjectKeyIdentifier.from_public_key(own.public_key())
+        root = made(name, own.public_key(), identifier, ca=True)
+        leaf = made(host, key.public_key(), alternative, ca=False)
+        self.ca, self.cert, self.key = (directory / n for n in ("ca.pem", "cert.pem", "key.pem"))
+        self.ca.write_bytes(root.public_bytes(serialization.Encoding.PEM))
+        self.cert.write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
+        self.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+class TestTls:
+    def test_it_speaks_https(self, serve, authority):
+        files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
+        server = serve(*files, ca=authority.ca)
+        assert server.url.startswith("https://127.0.0.1:")
+        server.service()
+        server.submit()
+        with server.connect() as wire, pytest.raises(ssl.SSLError):
+            ssl.create_default_context().wrap_socket(wire, server_hostname="127.0.0.1")
+        with server.connect() as wire:
+            wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                assert b"200" not in wire.recv(1000)
+        server.get("/healthz", status=200)
+
+    def test_old_versions_of_tls_are_refused(self, serve, authority):
+        server = serve("--tls-cert", authority.cert, "--tls-key", authority.key, ca=authority.ca)
+        context = ssl.create_default_context(cafile=authority.ca)
+        with server.connect() as wire:
+            found = context.wrap_socket(wire, server_hostname="127.0.0.1")
+            assert found.version() in ("TLSv1.2", "TLSv1.3")
+            found.close()
+
+    @pytest.mark.parametrize("wrong", ["missing", "swapped", "garbage"])
+    def test_a_certificate_that_is_none_is_said(self, tmp_path, sqlite_url, authority, wrong):
+        garbage = tmp_path / "garbage.pem"
+        garbage.write_text("this is no certificate")
+        cert, key = {
+            "missing": (tmp_path / "nothing.pem", authority.key),
+            "swapped": (authority.key, authority.cert),
+            "garbage": (garbage, authority.key),
+        }[wrong]
+        files = ("--tls-cert", cert, "--tls-key", key)
+        server = Served("--store", sqlite_url, *files, cwd=tmp_path)
+        code, message = ended(server)
+        assert code in (1, 2)
+        assert cert.name in message
+        assert "Traceback" not in server.log()
+
+
+class TestWorkers:
+    """Several processes on one socket: each is a node."""
+
+    @pytest.fixture
+    def crew(self, postgres_url, serve):
+        server = serve("--workers", "2", "--grace", "2", store=postgres_url)
+        wait_until(lambda: len(self.workers(server)) == 2, "both workers run")
+        wait_until(lambda: len(self.owners(server)) == 2, "each has shards")
+        return server
+
+    def workers(self, server):
+        """The processes that serve."""
+        return {
+            pid for pid in servers._descendants(server.pid)
+            if (found := servers._stat(pid)) and found[1] == server.pid and found[0] not in "ZX"
+        }  # fmt: skip
+
+    def owners(self, server):
+        """Who owns shards, once all are owned."""
+        found = {one["owner"] for one in server.get("/v1/shards", status=200).json["items"]}
+        return set() if None in found else found
+
+    def test_both_serve_and_a_killed_one_is_replaced(self, crew, receiver):
+        crew.service(endpoint=receiver.url("/ok"))
+        ids = [crew.submit(delay=0)["id"] for _ in range(20)]
+        for task_id in ids:
+            crew.task_in(task_id, "finished")
+
+        before, owners = self.workers(crew), self.owners(crew)
+        victim = min(before)
+        os.kill(victim, signal.SIGKILL)
+        wait_until(
+            lambda: len(self.workers(crew)) == 2 and victim not in self.workers(crew),
+            "another takes its place",
+        )
+        crew.hang_up()
+        wait_until(
+            lambda: len(self.owners(crew)) == 2 and self.owners(crew) != owners,
+            "the new one has shards",
+        )
+        assert before - {victim} < self.workers(crew)
+        crew.task_in(crew.submit(delay=0)["id"], "finished")
+        assert any("another takes its place" in line["message"] for line in crew.lines())
+
+        left = self.workers(crew)
+        crew.hang_up()
+        crew.signal()
+        assert crew.wait() == 0
+        assert all(servers._gone(pid) for pid in left)
+
+    def test_a_store_that_is_not_there_ends_them_all(self, tmp_path):
+        url = "postgresql://u:hunter2@127.0.0.1:1/nothing"
+        server = Served("--store", url, "--workers", "2", cwd=tmp_path).launch()
+        try:
+            server.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            raise
+        assert server.process.returncode == 1
+        assert "hunter2" not in server.log()
+        assert "Traceback" not in server.log()
