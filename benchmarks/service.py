@@ -166,9 +166,13 @@ class Run:
                     self.note(store, f"closed_{connections}_cpu_us", used)
                     self.note(store, f"closed_{connections}_p99_ms", figures["p99_ms"])
                     stored += figures["stored"]
-            server.kill()
-            self.note(store, "acknowledged", stored)
-            self.note(store, "lost", max(0, stored - self.rows(url, "task")))
+            self.killed(store, server, url, "single", stored)
+
+    def killed(self, store: str, server: Server, url: str, part: str, stored: int) -> None:
+        """End the server without a warning, and look whether all that it acknowledged is there."""
+        server.kill()
+        self.note(store, f"{part}_acknowledged", stored)
+        self.note(store, f"{part}_lost", max(0, stored - self.rows(url, "task")))
 
     def paced(self, store: str) -> None:
         """Single submits at half of the goal's rate, and at half of what was measured."""
@@ -190,7 +194,8 @@ class Run:
     def batch(self, store: str) -> None:
         """Batches of a thousand, as an array and as lines."""
         cases = [(media, count) for media in MEDIA for count in self.plan.batch_connections]
-        with self.served(store) as (server, _):
+        stored = 0
+        with self.served(store) as (server, url):
             for repetition in range(self.plan.repetitions):
                 random.Random(repetition).shuffle(cases)
                 for media, connections in cases:
@@ -199,6 +204,8 @@ class Run:
                         media=media, connections=connections, seconds=self.plan.seconds,
                     )  # fmt: skip
                     self.note(store, f"batch_{media}_{connections}", figures["rate"])
+                    stored += figures["stored"]
+            self.killed(store, server, url, "batch", stored)
 
     def callbacks(self, store: str) -> None:
         """Many due at one instant, beside bare clients that call the same sink, in turn."""

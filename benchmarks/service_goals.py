@@ -53,10 +53,16 @@ def submits(results: Results, name: str, label: str) -> Goal:
 def nothing_lost(results: Results, name: str, label: str) -> Goal:
     """What was answered is in the store, whatever happens to the server then."""
     text = f"{label}, acknowledged and gone after kill -9: none"
-    stored, lost = (results.figure(0, name, what) for what in ("acknowledged", "lost"))
-    if stored is None or lost is None:
+    parts = ("single", "batch")
+    stored = [results.figure(0, name, f"{part}_acknowledged") for part in parts]
+    lost = [results.figure(0, name, f"{part}_lost") for part in parts]
+    if None in stored or None in lost:
         return Goal(text, None, "none")
-    return Goal(text, lost == 0, f"{lost:,.0f} of {stored:,.0f}")
+    figures = [
+        f"{gone:,.0f} of {all_told:,.0f} by {part}"
+        for part, gone, all_told in zip(parts, lost, stored, strict=True)
+    ]
+    return Goal(text, not any(lost), ", ".join(figures))
 
 
 def answered_in_time(results: Results, name: str, label: str) -> Goal:

@@ -221,7 +221,8 @@ async def batch(given: argparse.Namespace) -> Figures:
     for one in connections:
         one.send(request, clock())
     last = await asyncio.wait_for(idle, given.seconds + DRAIN_SECONDS)
-    return load.figures(last - begins, given.size)
+    figures = load.figures(last - begins, given.size)
+    return figures | {"stored": figures["count"] * given.size}
 
 
 async def due(given: argparse.Namespace) -> Figures:

@@ -43,7 +43,7 @@ def test_the_short_form_loses_nothing_and_writes_its_figures_and_its_page(tmp_pa
     figures = record["medians"]["0"]["sqlite"]
     rates = ("closed_1", "closed_16", "callbacks", "bare_tickwheel_64")
     assert min(figures[rate] for rate in rates) > 0
-    wrong = ("lost", "callbacks_early", "callbacks_repeated", "callbacks_unrecorded")
+    wrong = ("single_lost", "callbacks_early", "callbacks_repeated", "callbacks_unrecorded")
     assert [figures[what] for what in wrong] == [0, 0, 0, 0]
     assert "single, 16 connections" in (tmp_path / "service.md").read_text()
 
@@ -65,6 +65,14 @@ def test_single_submits_count_on_the_best_number_of_connections(results):
     for connections, rate in {1: 900.0, 64: 6_100.0, 256: 5_000.0}.items():
         results.add(0, "sqlite", f"closed_{connections}", [rate])
     assert verdict(results, "single submits") == "reached"
+
+
+@pytest.mark.parametrize(("lost", "told"), [(0, "reached"), (1, "not reached")])
+def test_an_acknowledged_task_that_is_gone_is_told(results, lost, told):
+    for part, gone in {"single": 0, "batch": lost}.items():
+        results.add(0, "sqlite", f"{part}_acknowledged", [1_000])
+        results.add(0, "sqlite", f"{part}_lost", [gone])
+    assert verdict(results, "gone after kill -9") == told
 
 
 @pytest.mark.parametrize(("p99", "told"), [(29.9, "reached"), (30.0, "not reached")])

@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,6 +156,18 @@ def test_every_public_name_has_its_place_in_the_reference(package):
         assert re.search(rf"tickwheel\.{package}\.{name}\b|`{name}`", text), name
 
 
+def test_every_extra_that_is_named_anywhere_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    texts = [*DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.py"), ROOT / "README.md"]
+    found = " ".join(
+        names
+        for path in texts
+        for names in re.findall(r"tickwheel\[([\w,]+)\]'", path.read_text("utf-8"))
+    )
+    assert set(re.findall(r"\w+", found)) <= set(extras["optional-dependencies"])
+    assert "server" in found
+
+
 @pytest.fixture
 def server(tmp_path):
     """A server of its own, with the service that the page submits to, which holds its tasks."""
@@ -193,8 +206,8 @@ def test_the_worked_example_of_a_breaker_is_what_a_flow_does():
 
     def end(at, turns, *, well):
         for turn in turns:
-            flow.give()
             flow.heard(well, at, turn)
+            flow.give(turn)
 
     def note(at, calls=None):
         seen.append((f"{at:.1f}", str(flow.state), str(flow.free(at) if calls is None else calls)))

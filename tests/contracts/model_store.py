@@ -30,6 +30,7 @@ class ModelStore:
         self.epochs = dict.fromkeys(range(shards), 0)
         self.schedules = {}
         self.requests = {}  # digest and task id, by caller and key
+        self.accepted = set()  # ids of tasks that run without a node
 
     def get(self, task_id):
         return self.live.get(task_id) or self.final.get(task_id)
@@ -136,6 +137,7 @@ class ModelStore:
                 end.error,
             )
         )
+        self.accepted.discard(task.id)
         state = TRANSITIONS[State.RUNNING, end.event]
         task = task._replace(
             state=state, failures=end.failures, error=end.error, lease_until_ms=None
@@ -155,25 +157,25 @@ class ModelStore:
         )
 
     def renew(self, leases):
-        answers = []
-        for task_id, attempt, epoch, until_ms in leases:
-            task = self.live.get(task_id)
-            answers.append(self._runs(task, attempt, epoch))
-            if answers[-1]:
-                self.live[task_id] = task._replace(lease_until_ms=until_ms)
-        return answers
+        return [self._move(one, unless=self.accepted) for one in leases]
 
     def accept(self, leases):
-        answers = self.renew(leases)
-        for lease, still in zip(leases, answers, strict=True):
-            if still:
-                task = self.live[lease.id]
-                self.live[lease.id] = task._replace(due_at_ms=lease.until_ms)
+        answers = [self._move(one) for one in leases]
+        self.accepted |= {lease.id for lease, still in zip(leases, answers, strict=True) if still}
         return answers
 
+    def _move(self, lease, unless=()):
+        task = self.live.get(lease.id)
+        if not self._runs(task, lease.attempt, lease.epoch):
+            return False
+        if task.id not in unless:
+            self.live[task.id] = task._replace(lease_until_ms=lease.until_ms)
+        return True
+
     def running(self, shards, until_ms):
+        """What was accepted is due when its lease ends."""
         return [
-            one
+            one._replace(due_at_ms=one.lease_until_ms) if one.id in self.accepted else one
             for one in self.live.values()
             if one.state is State.RUNNING and one.shard in shards and one.lease_until_ms <= until_ms
         ]

@@ -86,9 +86,14 @@ def watchdog(seconds=PATIENCE):
 
 def scan_less(monkeypatch, rows):
     """Have lists look at so few rows before they answer with a cursor."""
+    change(monkeypatch, "SCAN", rows)
+
+
+def change(monkeypatch, constant, value):
+    """Have every module of the stores take another value for a constant."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("tickwheel.durable.store") and hasattr(module, "SCAN"):
-            monkeypatch.setattr(module, "SCAN", rows)
+        if name.startswith("tickwheel.durable.store") and hasattr(module, constant):
+            monkeypatch.setattr(module, constant, value)
 
 
 def now(store):

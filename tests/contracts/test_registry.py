@@ -19,7 +19,14 @@ from contracts.stores import (
     stored,
     task,
 )
-from tickwheel.durable.registry import Audit, NodeRow, ServiceRow, ShardRow, Token
+from tickwheel.durable.registry import (
+    AUDIT_KEPT_MS,
+    Audit,
+    NodeRow,
+    ServiceRow,
+    ShardRow,
+    Token,
+)
 from tickwheel.durable.task import Repeated, Task
 from tickwheel.errors import ServiceInUse, StoreUnavailable
 
@@ -295,6 +302,32 @@ class TestPrune:
         await store.insert([request(task(store), f"r{n}") for n in range(25)], {})
         pruned = [await registry.prune(now(store) + HOUR, 10) for _ in range(4)]
         assert pruned == [10, 10, 5, 0]
+
+    async def test_old_lines_of_the_audit_log_are_forgotten(self, store, registry):
+        old = now(store) - AUDIT_KEPT_MS
+        for at in (old - HOUR, old - 2 * HOUR, old + HOUR, old - HOUR, now(store)):
+            await registry.note(audit(at_ms=at))
+        assert await registry.prune(0, 10) == 3
+        assert await registry.prune(0, 10) == 0
+        assert [one.at_ms >= old for one in await lines(registry)] == [True, True]
+
+    async def test_names_and_lines_together_are_so_many_at_a_time(self, store, registry):
+        await store.insert([request(task(store), f"r{n}") for n in range(15)], {})
+        for at in range(12):
+            await registry.note(audit(at_ms=at))
+        pruned = [await registry.prune(now(store) + HOUR, 10) for _ in range(4)]
+        assert pruned == [10, 10, 7, 0]
+        assert await lines(registry) == []
+
+    async def test_what_was_accepted_and_runs_is_no_concern_of_it(self, store, registry, epochs):
+        (running,) = await run(store, epochs, task(store))
+        at = now(store)
+        await store.accept([lease(running, at - HOUR)])
+        assert await registry.prune(at, 10) == 0
+        (found,) = await store.running(ALL, 100, at)
+        assert found.due_at_ms == at - HOUR
+        await store.record([ending(running)])
+        assert (await store.get([running.id]))[0].due_at_ms == running.due_at_ms
 
 
 class TestNodesAndShards:

@@ -43,6 +43,7 @@ from contracts.stores import (
     stored,
     task,
     various,
+    walk,
     wanted,
 )
 from tickwheel.durable.store import LEASE_MARGIN_MS, Claims, Window
@@ -53,6 +54,7 @@ from tickwheel.durable.task import (
     Event,
     Filter,
     State,
+    Taken,
     Verdict,
 )
 from tickwheel.errors import StoreUnavailable
@@ -492,6 +494,32 @@ class TestRenew:
         found = await store.get(ids_of(running))
         assert [one.lease_until_ms - until for one in found] == list(range(1_000))
 
+    @pytest.mark.parametrize("until", [5 * SECOND, HOUR], ids=["for less", "for longer"])
+    async def test_one_that_was_accepted_keeps_its_lease_and_is_still_the_running_one(
+        self, store, epochs, until
+    ):
+        accepted, other = await run(store, epochs, task(store), task(store))
+        at = now(store)
+        await store.accept([lease(accepted, at + until)])
+        before = await one(store, accepted.id)
+        leases = [lease(given, at + 40 * SECOND) for given in (accepted, other)]
+        assert await store.renew(leases) == [True, True]
+        assert await one(store, accepted.id) == before
+        assert before.lease_until_ms == at + until
+        assert (await one(store, other.id)).lease_until_ms == at + 40 * SECOND
+
+    async def test_tried_again_after_it_was_accepted_it_has_a_lease_like_any_other(
+        self, store, epochs
+    ):
+        (running,) = await run(store, epochs, task(store))
+        await store.accept([lease(running, now(store) + HOUR)])
+        await store.record([ending(running, Event.RETRY)])
+        (again,) = await claim(store, await store.get([running.id]), epochs)
+        until = now(store) + 2 * HOUR
+        assert await store.renew([lease(again, until)]) == [True]
+        (found,) = await store.running(ALL)
+        assert (found.lease_until_ms, found.due_at_ms) == (until, again.due_at_ms)
+
     async def test_no_leases_no_answers(self, store):
         assert await store.renew([]) == []
 
@@ -535,6 +563,25 @@ class TestRunning:
         for hours in range(4):
             found = await store.running(ALL, until_ms=at + hours * HOUR)
             assert sorted(ids_of(found)) == sorted(ids_of(running[:hours]))
+            assert all(one.due_at_ms == one.lease_until_ms for one in found)
+
+    async def test_those_that_were_accepted_behind_all_that_is_overdue(self, store, epochs):
+        running = await run(store, epochs, *[task(store, shard=n) for n in range(3)])
+        at = now(store)
+        await store.accept([lease(one, at - SECOND) for one in running[:2]])
+        await store.accept([lease(running[2], at + HOUR)])
+        await stored(store, *[task(store, late=HOUR, shard=n % 2) for n in range(400)])
+        found = await store.running(ALL, 100, at + SECOND)
+        assert sorted(ids_of(found)) == sorted(ids_of(running[:2]))
+        assert ids_of(await store.running([1], 100, at + SECOND)) == [running[1].id]
+        assert all(one.body == b"" and one.due_at_ms == one.lease_until_ms for one in found)
+
+    async def test_none_that_was_accepted_and_has_ended(self, store, epochs):
+        running = await run(store, epochs, *[task(store) for _ in EVENTS])
+        at = now(store)
+        await store.accept([lease(one, at) for one in running])
+        await store.record([ending(one, event) for one, event in zip(running, EVENTS, strict=True)])
+        assert await store.running(ALL, 100, at + HOUR) == []
 
 
 class TestAccept:
@@ -543,9 +590,7 @@ class TestAccept:
         until = now(store) + 48 * HOUR
         assert await store.accept([lease(running, until)]) == [True]
         found = await one(store, running.id)
-        assert found == running._replace(
-            lease_until_ms=until, due_at_ms=until, updated_at_ms=found.updated_at_ms
-        )
+        assert found == running._replace(lease_until_ms=until, updated_at_ms=found.updated_at_ms)
         assert found.updated_at_ms >= running.updated_at_ms
 
     async def test_it_may_be_accepted_again(self, store, epochs):
@@ -554,7 +599,65 @@ class TestAccept:
         for hours in (24, 2, 48):
             assert await store.accept([lease(running, at + hours * HOUR)]) == [True]
             found = await one(store, running.id)
-            assert (found.lease_until_ms, found.due_at_ms) == (at + hours * HOUR,) * 2
+            assert found.lease_until_ms == at + hours * HOUR
+            assert found.due_at_ms == running.due_at_ms
+
+    async def test_twice_in_one_batch_the_last_counts(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        at = now(store)
+        leases = [lease(running, at + hours * HOUR) for hours in (2, 3, 1)]
+        leases.insert(1, leases[0]._replace(attempt=7))
+        assert await store.accept(leases) == [True, False, True, True]
+        (found,) = await store.running(ALL, until_ms=at + 9 * HOUR)
+        assert found.lease_until_ms == at + HOUR
+
+    @pytest.mark.parametrize("event", ENDS)
+    async def test_the_backlog_has_the_due_time_that_it_had(self, store, epochs, event):
+        plain, once, twice = await run(store, epochs, *[task(store, late=n) for n in (7, 8, 9)])
+        at = now(store)
+        await store.accept([lease(once, at + HOUR), lease(twice, at + HOUR)])
+        await store.accept([lease(twice, at + 2 * HOUR)])
+        await store.record([ending(given, event) for given in (plain, once, twice)])
+        for given in (plain, once, twice):
+            assert (await one(store, given.id)).due_at_ms == given.due_at_ms
+
+    async def test_a_lost_one_too(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        at = now(store)
+        await store.accept([lease(running, at - 2)])
+        (found,) = await store.running(ALL, 100, at)
+        assert await store.record([ending(found, Event.FAIL, at_ms=at, lost=True)]) == [True]
+        assert (await one(store, running.id)).due_at_ms == running.due_at_ms
+
+    async def test_tried_again_and_accepted_again_it_was_due_at_the_second_time(
+        self, store, epochs
+    ):
+        (running,) = await run(store, epochs, task(store, late=HOUR))
+        at = now(store)
+        await store.accept([lease(running, at + HOUR)])
+        await store.record([ending(running, Event.RETRY, due_at_ms=at - 5)])
+        assert (await one(store, running.id)).due_at_ms == at - 5
+        (again,) = await claim(store, await store.get([running.id]), epochs)
+        await store.accept([lease(again, at + 3 * HOUR)])
+        assert (await one(store, running.id)).due_at_ms == at - 5
+        await store.record([ending(again)])
+        assert (await one(store, running.id)).due_at_ms == at - 5
+
+    async def test_lists_show_and_filter_by_the_due_time_that_it_had(self, store, epochs):
+        (running,) = await run(store, epochs, task(store, key="k"))
+        at = now(store)
+        await store.accept([lease(running, at + HOUR)])
+        for which in (Filter(due_before_ms=at), Filter(key="k", due_before_ms=at)):
+            (found,) = await walk(store, which)
+            assert found.due_at_ms == running.due_at_ms
+            assert await walk(store, which._replace(due_before_ms=running.due_at_ms)) == []
+
+    async def test_who_wants_its_key_sees_the_due_time_that_it_had(self, store, epochs):
+        (running,) = await run(store, epochs, task(store, key="k"))
+        await store.accept([lease(running, now(store) + HOUR)])
+        (taken,) = await insert(store, task(store, key="k"), on_conflict="replace")
+        assert taken == Taken(await one(store, running.id))
+        assert taken.holder.due_at_ms == running.due_at_ms
 
     async def test_not_an_attempt_that_is_over_or_another(self, store, epochs):
         given = [task(store) for _ in range(5)]
@@ -592,7 +695,7 @@ class TestAccept:
         leases = [lease(one, until + n) for n, one in enumerate(running)]
         assert await store.accept(leases) == [True] * 1_000
         found = await store.get(ids_of(running))
-        assert [one.due_at_ms - until for one in found] == list(range(1_000))
+        assert [one.lease_until_ms - until for one in found] == list(range(1_000))
 
     async def test_no_leases_no_answers(self, store):
         assert await store.accept([]) == []

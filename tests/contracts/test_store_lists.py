@@ -15,6 +15,7 @@ from contracts.stores import (
     NOBODY,
     SHARDS,
     all_of,
+    change,
     claim,
     ended,
     ending,
@@ -42,6 +43,20 @@ from tickwheel.durable.task import (
 )
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+
+MEBIBYTE = 1 << 20
+
+
+async def pages_of(store, which, final, limit=1_000):
+    """The pages of a list, those without a task left out."""
+    pages, cursor = [], None
+    while True:
+        page = await store.find(which, final=final, cursor=cursor, limit=limit)
+        pages += [page.items] if page.items else []
+        cursor = page.next_cursor
+        if cursor is None:
+            return pages
 
 
 class TestGet:
@@ -74,6 +89,55 @@ class TestFind:
             )
             page = await store.find(which, final=final, cursor=None, limit=100)
             assert page == Page(expected, None), (which, final)
+
+    @pytest.mark.parametrize("which", [EVERYTHING, Filter(service="mail"), Filter(key="k")])
+    @pytest.mark.parametrize("final", [None, True, False])
+    async def test_a_page_ends_where_payloads_come_to_eight_mebibytes(
+        self, store, epochs, final, which
+    ):
+        large = bytes(MEBIBYTE)
+        given = [
+            task(store, body=large, key=which.key, service=f"s{n}" if which.key else "mail")
+            for n in range(12)
+        ]
+        await stored(store, *given)
+        if final is not False:
+            ends = given if final else given[::2]
+            await store.record([ending(one) for one in await claim(store, ends, epochs)])
+        pages = await pages_of(store, which, final)
+        assert list(map(len, pages)) == [8, 4]
+        assert ids_of(itertools.chain(*pages)) == ids_of(all_of(*given))
+        assert all(one.body == large for page in pages for one in page)
+
+    async def test_results_count_as_payloads_do(self, store, epochs):
+        given = [task(store, body=b"1") for _ in range(12)]
+        running = await run(store, epochs, *given)
+        result = '"' + "x" * (MEBIBYTE - 3) + '"'
+        await store.record([ending(one, result_body=result) for one in running])
+        assert list(map(len, await pages_of(store, EVERYTHING, None))) == [8, 4]
+
+    async def test_results_of_any_letters_are_all_shown(self, store, epochs, monkeypatch):
+        change(monkeypatch, "PAGE_BYTES", 100)
+        running = await run(store, epochs, *[task(store, body=b"1") for _ in range(9)])
+        await store.record([ending(one, result_body=f'"{"ä" * 20}"') for one in running])
+        assert ids_of(await walk(store, EVERYTHING, limit=5)) == ids_of(all_of(*running))
+
+    @pytest.mark.parametrize("limit", [1, 2, 5, 100])
+    @pytest.mark.parametrize("final", [None, True, False])
+    async def test_however_small_a_page_is_all_are_shown_once(
+        self, store, epochs, monkeypatch, limit, final
+    ):
+        change(monkeypatch, "PAGE_BYTES", 100)
+        scan_less(monkeypatch, 7)
+        sizes = itertools.cycle([10, 0, 250, 99, 1, 100, 30])
+        given = [task(store, body=bytes(next(sizes)), shard=n % SHARDS) for n in range(30)]
+        await stored(store, *given)
+        await store.record([ending(one) for one in await claim(store, given[::3], epochs)])
+        expected = [one for one in given if final is None or (one in given[::3]) == final]
+        pages = await pages_of(store, EVERYTHING, final, limit)
+        assert ids_of(itertools.chain(*pages)) == ids_of(all_of(*expected))
+        for page in pages:
+            assert sum(len(one.body) for one in page[:-1]) < 100
 
     async def test_ready_is_what_is_due_by_the_stores_clock(self, store):
         overdue, not_yet = await stored(store, task(store), later(store))

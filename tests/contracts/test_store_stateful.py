@@ -214,7 +214,7 @@ class Lives(RuleBasedStateMachine):
         assert self.do(self.store.record(ends)) == self.model.record(ends)
 
     @precondition(lambda self: self.claimed)
-    @rule(places=places, moved=st.sampled_from([-HOUR, 2 * HOUR]))
+    @rule(places=places, moved=st.sampled_from([1 - HOUR, 2 * HOUR + 1]))  # never to a due time
     def renew(self, places, moved):
         chosen = {one.id: one for one in self.chosen(places, self.claimed)}
         leases = [lease(one, self.now() + moved) for one in chosen.values()]
@@ -223,8 +223,8 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.claimed)
     @rule(places=places, moved=st.sampled_from([SECOND, HOUR, 24 * HOUR]))
     def accept(self, places, moved):
-        chosen = {one.id: one for one in self.chosen(places, self.claimed)}
-        leases = [lease(one, self.now() + moved) for one in chosen.values()]
+        at = self.now() + moved
+        leases = [lease(one, at + n) for n, one in enumerate(self.chosen(places, self.claimed))]
         assert self.do(self.store.accept(leases)) == self.model.accept(leases)
 
     @precondition(lambda self: self.known)

@@ -415,7 +415,7 @@ class TestTimeout:
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app, feedback_timeout=30)
-            del app.node._services["s"]
+            del app.node.services["s"]
             await stage.advance(30.1)
             assert await outcome(app, task) == (State.DELAY, 1, 1)
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tickwheel.durable.cron import NICKNAMES, Cron, Interval
+from tickwheel.durable.schedule import rule
 from tickwheel.errors import OutOfRange
 
 MINUTE = 60_000
@@ -160,12 +161,15 @@ class TestExpressions:
             Cron(expression)
 
     @pytest.mark.parametrize(
-        "tz", ["Europe/Atlantis", "", "Europe", "../etc/passwd", "Berlin\0", "+02:00"]
+        "tz", ["Europe/Atlantis", "", "Europe", "../etc/passwd", "UTC\0", "+02:00", "\ud800"]
     )
     def test_an_unknown_time_zone_is_refused_by_name(self, tz):
         with pytest.raises(ValueError) as refused:
             Cron("* * * * *", tz)
         assert f"unknown time zone {tz!r}" in str(refused.value)
+        with pytest.raises(ValueError) as refused_alike:
+            rule(None, 5_000, tz, 0)
+        assert str(refused_alike.value) == str(refused.value)
 
     def test_what_is_not_text_is_refused(self):
         with pytest.raises(TypeError, match="must be a str, got 5"):

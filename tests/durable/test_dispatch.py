@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from durable.callee import BROKEN, GONE, OK, REFUSED, URL, Held, calling
-from durable.stage import HOUR, START, START_MS, away, until
+from durable.stage import HOUR, START, START_MS, away
 from tickwheel.durable import Snooze, State, current_task
 from tickwheel.durable.loader import WINDOW
 from tickwheel.durable.task import Due, Event
@@ -1150,6 +1150,10 @@ class TestServices:
             assert lateness["buckets"][-1] == [None, 3]
 
 
+async def unheard():
+    """Stand in for a look at the registry that comes too early."""
+
+
 class TestGone:
     """A service that says it does not exist any more."""
 
@@ -1209,12 +1213,16 @@ class TestGone:
             await app.put_service("s", endpoint=URL)
             task = await app.submit("s")
             await stage.settle()
-            seen = app.node.directory.refresh
-            app.node.directory.refresh = away(seen, 0)
-            await other.put_service("s", endpoint=f"{URL}new")
+            directory = app.node.directory
+            refresh, directory.refresh = directory.refresh, unheard
+            put = await other.put_service("s", endpoint=f"{URL}new")
             callee.answer = OK
             held.give(GONE)
+            await stage.settle()
+            assert not app.node.services["s"].enabled, "it has yet to hear of the change"
+            directory.refresh = refresh
             await stage.advance(3)
+            assert await app.get_service("s") == put
             assert (await app.get_service("s")).enabled
             assert (await app.get(task.id)).state is State.FINISHED
 
@@ -1225,7 +1233,9 @@ class TestGone:
             registry = app.node.store.registry
             registry.put_service = away(registry.put_service, 1)
             await app.submit("s")
-            await until(lambda: not app.node._disabling and callee.calls)  # it tries in real time
+            await stage.advance(1)
+            assert callee.calls
+            assert not app.node.directory._gone
             await app.node.directory.refresh()
             await stage.settle()
             assert not (await app.get_service("s")).enabled

@@ -22,14 +22,15 @@ def service(**fields):
 def call(flow, healthy, now):
     """One call, from its beginning to its end."""
     assert flow.free(now) >= 1
-    flow.heard(healthy, now, flow.take(1, now))
-    flow.give()
+    turn = flow.take(1, now)
+    flow.heard(healthy, now, turn)
+    flow.give(turn)
 
 
 def end(flow, count):
     """So many calls are over."""
     for _ in range(count):
-        flow.give()
+        flow.give(flow._round)
 
 
 def opened(now=0.0, **fields):
@@ -350,7 +351,7 @@ class TestBreaker:
         turn = flow.take(50, 0)
         for _ in range(50):
             flow.heard(False, 1, turn)
-            flow.give()
+            flow.give(turn)
         assert flow.next_at(1) == 6
 
     def test_a_success_of_a_call_from_before_does_not_end_the_pause(self):
@@ -358,7 +359,7 @@ class TestBreaker:
         turn = flow.take(4, 0)
         for healthy in [False, False, False, True]:
             flow.heard(healthy, 1, turn)
-            flow.give()
+            flow.give(turn)
         assert (flow.state, flow.free(1)) == (BreakerState.OPEN, 0)
 
     @pytest.mark.parametrize("healthy", [True, False, None])
@@ -444,7 +445,7 @@ class TestBreaker:
                     flow.undo(turn)
                 else:
                     flow.heard({"good": True, "bad": False, "none": None}[what], now, turn)
-                    flow.give()
+                    flow.give(turn)
             under_way = len(turns)
             assert flow.under_way == under_way
             assert 0 <= flow.free(now) <= max(0, concurrency - under_way)

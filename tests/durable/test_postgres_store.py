@@ -291,7 +291,7 @@ LISTS = FILTERS | {
 
 
 def found_in(table, which):
-    return sql.find(table, which, now_ms=0, before="f" * 32, scan=9, limit=9)[0]
+    return sql.find(table, which, now_ms=0, before="f" * 32, scan=9, limit=9, most_bytes=9)[0]
 
 
 STATEMENTS = {
@@ -310,6 +310,8 @@ STATEMENTS = {
     "record": sql.RECORD,
     "renew": sql.RENEW,
     "accept": sql.ACCEPT,
+    "accepted": sql.ACCEPTED,
+    "left_behind": sql.LEFT_BEHIND,
     "running": sql.running(bounded=False),
     "running_bounded": sql.running(bounded=True),
     "services": sql.SERVICES,
@@ -325,6 +327,7 @@ STATEMENTS = {
     "fire": sql.FIRE,
     "in_use": postgres_registry.IN_USE,
     "forget": postgres_registry.OLD,
+    "forget_lines": postgres_registry.OLD_LINES,
     "audit": postgres_registry.AUDIT,
     "audit_of": postgres_registry.AUDIT_OF,
     **{f"unclaimed_{name}": sql.unclaimed(which, 0, 9)[0] for name, which in FILTERS.items()},
@@ -438,6 +441,49 @@ class TestPlans:
         found = await store.running(ALL, 100 if bounded else None, at + 90 * SECOND)
         assert [one.id for one in found] == [left.id]
 
+    async def test_whose_feedback_is_overdue_is_found_at_the_cost_of_those_alone(self, store, user):
+        epochs = await store.take(ALL, "n1")
+        given = [task(store, shard=n % SHARDS) for n in range(1_010)]
+        running = await claim(store, await stored(store, *given), epochs)
+        at = int(store.now_ms())
+        await store.accept([lease(one, at + 48 * HOUR) for one in running[10:]])
+        await store.accept([lease(one, at - HOUR) for one in running[:10]])
+        await fill(user, 20_000, due="1000 + n % 7")
+        _, rows = await self.cost(store, sql.ACCEPTED, f"ARRAY{[*ALL]}", str(at))
+        assert rows == 20  # ten in each table
+        found = await store.running(ALL, 100, at)
+        assert {one.id for one in found} == {one.id for one in running[:10]}
+
+    @pytest.mark.parametrize("table", ["task", "backlog"])
+    async def test_a_page_that_is_full_reads_no_payload_beyond(self, store, user, table):
+        """Large ones are kept apart, and read for the answer alone: not to know their sizes."""
+        random = "(SELECT string_agg(sha512(i::text::bytea), '') FROM generate_series(1, 1600) i)"
+        await user.execute(f"""
+            INSERT INTO {table} (id, due_at_ms, created_at_ms, updated_at_ms, shard, priority,
+                max_attempts, state, service, payload)
+            SELECT gen_random_uuid(), 0, 0, 0, 0, 0, 1, 'failed', 's', {random}
+            FROM generate_series(1, 200)
+        """)
+        apart = f"""
+            SELECT t.reltoastrelid::regclass::text FROM pg_class t
+            WHERE t.oid = '{table}'::regclass
+        """
+        toast = await user.fetchval(apart)
+        count = f"""
+            SELECT idx_scan FROM pg_stat_xact_all_tables WHERE relid = '{toast}'::regclass
+        """
+
+        async def work(connection):
+            statement, values = sql.find(
+                table, Filter(), now_ms=0, before="f" * 32, scan=10_000, limit=1_000,
+                most_bytes=5 * 102_400,
+            )  # fmt: skip
+            async with in_one(connection):
+                rows = await connection.fetch(statement, *values)
+                return len(rows), (await connection.fetch(count))[0][0]
+
+        assert await store.run(work) == (5, 5)
+
     async def cost(self, store, statement, *values):
         """The pages that a statement looks at, and the rows of large tables that it comes by."""
 
@@ -458,7 +504,15 @@ class TestPlans:
         return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], rows
 
 
-LARGE = {"task", "backlog", "attempt", "idempotency", "audit"}
+@contextlib.asynccontextmanager
+async def in_one(connection):
+    """What is done in it is one transaction."""
+    await connection.execute("BEGIN")
+    yield
+    await connection.execute("COMMIT")
+
+
+LARGE = {"task", "backlog", "attempt", "idempotency", "audit", "accepted"}
 
 
 def looks(plan):
@@ -496,6 +550,74 @@ async def fill(user, rows, *, due=DAYS, shards=SHARDS):
         SELECT id, 0, 0, 0, 1, 'finish' FROM backlog
         """
     )
+
+
+ENDED_BY_AN_OLD_NODE = {
+    "finished": "DELETE FROM task",
+    "tried again": """
+        UPDATE task SET state = 'delay', due_at_ms = 0, failures = 1, lease_until_ms = NULL
+    """,
+}
+
+
+class TestANodeOfTheVersionBefore:
+    """It knows nothing of accepted tasks. What it ends leaves a row behind."""
+
+    @pytest.mark.parametrize("how", ENDED_BY_AN_OLD_NODE)
+    async def test_what_it_ended_is_not_found_and_forgotten_in_time(self, store, user, epochs, how):
+        (running,) = await claim(store, await stored(store, task(store)), epochs)
+        at = int(store.now_ms())
+        await store.accept([lease(running, at)])
+        await user.execute(ENDED_BY_AN_OLD_NODE[how])
+        assert await store.running(ALL, 100, at + HOUR) == []
+        assert await store.registry.prune(at, 10) == 0
+        assert await store.registry.prune(at + 1, 10) == 1
+        assert await user.fetchval("SELECT count(*) FROM accepted") == 0
+
+    async def test_what_it_left_is_no_concern_of_the_next_attempt(self, store, user, epochs):
+        (given,) = await stored(store, task(store, due_at_ms=5))
+        (running,) = await claim(store, [given], epochs)
+        at = int(store.now_ms())
+        await store.accept([lease(running, at)])
+        await user.execute(ENDED_BY_AN_OLD_NODE["tried again"])
+        (again,) = await claim(store, await store.get([given.id]), epochs)
+        assert again.due_at_ms == 0
+        assert [one.due_at_ms for one in await store.running(ALL, 100, at + HOUR)] == [0]
+        await store.accept([lease(again, at + HOUR)])
+        assert [one.due_at_ms for one in await store.get([given.id])] == [0]
+        assert await store.registry.prune(at + HOUR, 10) == 0
+        await store.record([ending(again)])
+        assert [one.due_at_ms for one in await store.get([given.id])] == [0]
+        assert await user.fetchval("SELECT count(*) FROM accepted") == 0
+
+    async def test_an_ending_that_waits_for_an_accept_knows_about_when_it_was_due(
+        self, store, other, user, epochs
+    ):
+        """It sees the task as the accept has left it, but not the row beside it."""
+        (running,) = await claim(store, await stored(store, task(store)), epochs)
+        at = int(store.now_ms())
+        accepting = asyncio.Event()
+
+        async def accept(connection):
+            async with in_one(connection):
+                leases = zip(lease(running, at + HOUR), strict=True)
+                await connection.fetch(sql.ACCEPT, *leases)
+                accepting.set()
+                await until(lambda: waiting(user))
+
+        accept_ends = asyncio.create_task(store.run(accept))
+        await accepting.wait()
+        recorded = await other.record([ending(running)])
+        await accept_ends
+        assert recorded == [True]
+        (found,) = await store.get([running.id])
+        assert running.due_at_ms <= found.due_at_ms <= running.started_at_ms
+        assert await store.registry.prune(at + 2 * HOUR, 10) == 1
+
+
+async def waiting(user):
+    """Whether a statement waits for another."""
+    return await user.fetchval(WAITING) > 0
 
 
 class TestDue:

@@ -323,11 +323,15 @@ class Statements:
 
     def __init__(self, monkeypatch, driver):
         self.seen = {}
-        run, run_many = driver.run, driver.run_many
+        run, run_until, run_many = driver.run, driver.run_until, driver.run_many
 
         def noted(connection, statement, values=()):
             self.seen.setdefault(statement, values)
             return run(connection, statement, values)
+
+        def noted_until(connection, full, statement, values):
+            self.seen.setdefault(statement, values)
+            return run_until(connection, full, statement, values)
 
         def noted_many(connection, statement, rows):
             rows = list(rows)
@@ -335,6 +339,7 @@ class Statements:
             return run_many(connection, statement, rows)
 
         monkeypatch.setattr(driver, "run", noted)
+        monkeypatch.setattr(driver, "run_until", noted_until)
         monkeypatch.setattr(driver, "run_many", noted_many)
 
     def plans(self, connection):
@@ -444,7 +449,8 @@ class TestPlans:
         connection.close()
         assert len(plans) > 60
         assert sql.ACCEPT in plans
-        assert sqlite_registry.PRUNE in plans
+        assert {sqlite_registry.PRUNE, sqlite_registry.OLD_LINES} < plans.keys()
+        assert {sql.find(table, "true", by_key=False) for table in sql.COLUMNS} < plans.keys()
         # These look at a bounded number of rows; the log's last lines are its last rows.
         counting = {*sql.COUNTS.values(), sqlite_registry.AUDIT}
         scans = [
@@ -495,6 +501,36 @@ class TestPlans:
         steps = await store._read(work)
         assert sum("USING INDEX task_due" in step for step in steps) == 2
         assert not [step for step in steps if "TEMP B-TREE" in step]
+
+
+class TestAPage:
+    async def test_rows_beyond_it_are_never_read(self, store):
+        """Those of this statement have no end."""
+        endless = (
+            "WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+        )
+
+        def work(connection):
+            rows = connection.run_until(lambda row: row[0] == 3, endless, {})
+            return rows, connection.run("SELECT 1")
+
+        assert await store._read(work) == ([(1,), (2,), (3,)], [(1,)])
+
+    @pytest.mark.parametrize("key", [None, "k"])
+    @pytest.mark.parametrize("table", sorted(sql.COLUMNS))
+    async def test_ids_alone_are_sorted_or_passed_over(self, store, table, key):
+        """What a row holds is read last, by its id: of those that match, one after the other."""
+        where, values = sql.matching(Filter(key=key, service="mail"), 0)
+        statement = sql.find(table, where, by_key=key is not None)
+        values |= {"cursor": "g", "scan": 10, "limit": 10}
+
+        def work(connection):
+            rows = connection.run(f"EXPLAIN QUERY PLAN {statement}", values)
+            return [row[3] for row in rows]
+
+        steps = await store._read(work)
+        assert re.match(rf"SEARCH t USING INDEX sqlite_autoindex_{table}_1 \(id=\?\)", steps[-1])
+        assert "CO-ROUTINE" in steps[0]
 
 
 class TestFaults:

@@ -1,7 +1,10 @@
 """Targets: what must not be called is refused, however it is written and whenever DNS changes."""
 
 import asyncio
+import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from ipaddress import ip_address, ip_network
 
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from receivers import Receiver
 from tickwheel import ManualClock
 from tickwheel.durable.channels import target
-from tickwheel.durable.channels.target import KEEP_NAMES, KEEP_SECONDS, Targets
+from tickwheel.durable.channels.target import KEEP_NAMES, KEEP_SECONDS, LAST_KNOWN_SECONDS, Targets
 from tickwheel.errors import TargetRefused
 from tickwheel.http import Address, Pool
 from tickwheel.http.url import parse
@@ -294,7 +297,7 @@ class TestResolving:
                  "017700000001", "localhost", "0"]
     )  # fmt: skip
     async def test_what_the_systems_own_resolver_makes_of_them_is_refused_too(self, host):
-        found = await target.look_up(None, host, 80)
+        found = await target.Lookups()(host, 80)
         targets = Targets(lookup=answering([one[4][0] for one in found]))
         assert found
         with pytest.raises(TargetRefused, match=r"loopback|unspecified"):
@@ -413,26 +416,6 @@ class TestRemembering:
             await asyncio.sleep(0)
         assert not caplog.records
 
-    async def test_names_that_are_not_resolved_hold_up_no_other(self, monkeypatch):
-        answered, asked = threading.Event(), threading.Semaphore(0)
-
-        def getaddrinfo(host, port, **_):
-            asked.release()
-            if host.startswith("dead"):
-                assert answered.wait(60)
-            return [entry(PUBLIC, port)]
-
-        monkeypatch.setattr(target.socket, "getaddrinfo", getaddrinfo)
-        targets = Targets()
-        dead = [asyncio.create_task(targets.resolve(f"dead-{n}.example", 80)) for n in range(40)]
-        for _ in dead:
-            assert await asyncio.to_thread(asked.acquire, timeout=60)
-        try:
-            assert await targets.resolve("example.com", 80)
-        finally:
-            answered.set()
-        assert all(await asyncio.gather(*dead))
-
     async def test_a_refusal_is_not_remembered(self):
         targets = Targets(lookup=answering(["10.0.0.1"], [PUBLIC]))
         with pytest.raises(TargetRefused):
@@ -452,6 +435,286 @@ class TestRemembering:
         assert len(targets._kept) == KEEP_NAMES
         assert "host-0.example" not in targets._kept
         assert not targets._asked
+
+
+UNANSWERED = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+class Renewed:
+    """Targets that know example.com from a lookup of some seconds ago; the next one is held."""
+
+    def __init__(self):
+        self.clock = ManualClock()
+        self.targets = Targets(lookup=self._lookup, clock=self.clock)
+        self.answers = asyncio.Queue()
+        self.log = []
+
+    async def _lookup(self, host, port):
+        self.log.append(host)
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return [entry(answer, port)]
+
+    async def begin(self):
+        self.answers.put_nowait(PUBLIC)
+        assert await self.found() == PUBLIC
+        self.clock.advance(KEEP_SECONDS)
+        return self
+
+    async def found(self):
+        (address,) = await self.targets.resolve("example.com", 80)
+        return address.host
+
+    async def answer(self, answer):
+        """Let the lookup that hangs end so."""
+        self.answers.put_nowait(answer)
+        while self.targets._asked:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+class TestLastKnown:
+    @pytest.fixture
+    def impatient(self, monkeypatch):
+        monkeypatch.setattr(target, "PROMPT_SECONDS", 0.01)
+
+    @pytest.fixture
+    def patient(self, monkeypatch):
+        monkeypatch.setattr(target, "PROMPT_SECONDS", 60.0)
+
+    async def test_while_a_renewal_hangs_what_was_checked_last_is_used(self, impatient):
+        renewed = await Renewed().begin()
+        assert [await renewed.found() for _ in range(3)] == [PUBLIC] * 3
+        assert len(renewed.log) == 2
+        await renewed.answer("1.1.1.1")
+        assert await renewed.found() == "1.1.1.1"
+        assert len(renewed.log) == 2
+
+    async def test_a_renewal_that_hangs_is_waited_for_once(self, patient):
+        renewed = await Renewed().begin()
+        waiting = asyncio.create_task(renewed.found())
+        while len(renewed.log) < 2:
+            await asyncio.sleep(0)
+        renewed.clock.advance(60)
+        assert await renewed.found() == PUBLIC
+        assert not waiting.done()
+        await renewed.answer("1.1.1.1")
+        assert await waiting == "1.1.1.1"
+
+    async def test_without_an_answer_by_a_server_of_names_it_is_used_as_well(self, patient):
+        renewed = await Renewed().begin()
+        for _ in range(3):
+            renewed.answers.put_nowait(UNANSWERED)
+            assert await renewed.found() == PUBLIC
+        assert len(renewed.log) == 4
+
+    @pytest.mark.parametrize(("answer", "error"), [(UNKNOWN, OSError), ("10.0.0.1", TargetRefused)])
+    async def test_a_name_that_is_gone_or_leads_within_is_known_no_more(
+        self, patient, answer, error
+    ):
+        renewed = await Renewed().begin()
+        for each in (answer, UNANSWERED):
+            renewed.answers.put_nowait(each)
+            with pytest.raises(error if each is answer else OSError):
+                await renewed.found()
+        assert not renewed.targets._kept
+
+    @pytest.mark.parametrize("answer", [UNKNOWN, "10.0.0.1"])
+    async def test_so_is_one_of_which_that_is_heard_late(self, impatient, answer):
+        renewed = await Renewed().begin()
+        assert await renewed.found() == PUBLIC
+        await renewed.answer(answer)
+        renewed.answers.put_nowait(UNANSWERED)
+        with pytest.raises(OSError, match="Temporary failure"):
+            await renewed.found()
+
+    async def test_it_is_used_for_so_long_and_no_longer(self, patient):
+        renewed = await Renewed().begin()
+        renewed.clock.advance(LAST_KNOWN_SECONDS - 1)
+        renewed.answers.put_nowait(UNANSWERED)
+        assert await renewed.found() == PUBLIC
+        renewed.clock.advance(1)
+        renewed.answers.put_nowait(UNANSWERED)
+        with pytest.raises(OSError, match="Temporary failure"):
+            await renewed.found()
+
+    async def test_one_that_gives_up_does_not_end_the_renewal(self, patient):
+        renewed = await Renewed().begin()
+        waiting = [asyncio.create_task(renewed.found()) for _ in range(2)]
+        while len(renewed.log) < 2:
+            await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        await renewed.answer("1.1.1.1")
+        assert await waiting[1] == "1.1.1.1"
+
+
+class Zone:
+    """The system's getaddrinfo, which hangs for names that begin with "dead" until `revive`."""
+
+    def __init__(self, monkeypatch):
+        self._lock = threading.Lock()
+        self._alive = threading.Event()
+        self._asked = threading.Semaphore(0)
+        self.error = None
+        self.now = self.most = 0
+        monkeypatch.setattr(target.socket, "getaddrinfo", self._getaddrinfo)
+
+    def _getaddrinfo(self, host, port, **_):
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self._asked.release()
+        try:
+            if host.startswith("dead"):
+                assert self._alive.wait(60)
+                if self.error is not None:
+                    raise self.error
+            return [entry(PUBLIC, port)]
+        finally:
+            with self._lock:
+                self.now -= 1
+
+    async def asked(self, times):
+        for _ in range(times):
+            assert await asyncio.to_thread(self._asked.acquire, timeout=60)
+
+    def revive(self):
+        self._alive.set()
+
+    def die(self):
+        self._alive.clear()
+
+
+def asking(targets, names):
+    return [asyncio.create_task(targets.resolve(f"dead-{n}.example", 80)) for n in range(names)]
+
+
+@pytest.mark.asyncio
+class TestLookups:
+    @pytest.fixture
+    def zone(self, monkeypatch):
+        zone = Zone(monkeypatch)
+        yield zone
+        zone.revive()
+
+    @pytest.fixture
+    def narrow(self, monkeypatch):
+        """Two prompt ones, two hung ones, and no patience."""
+        for name, value in (("PROMPT", 2), ("HUNG", 2), ("PROMPT_SECONDS", 0)):
+            monkeypatch.setattr(target, name, value)
+
+    async def test_names_that_are_not_resolved_hold_up_no_other(self, zone, monkeypatch):
+        monkeypatch.setattr(target, "PROMPT_SECONDS", 0.01)
+        targets = Targets()
+        dead = asking(targets, target.PROMPT + 36)
+        await zone.asked(len(dead))
+        assert await targets.resolve("example.com", 80)
+        zone.revive()
+        assert all(await asyncio.gather(*dead))
+
+    async def test_so_many_are_asked_for_at_once_and_no_more(self, zone, narrow):
+        targets = Targets()
+        dead = asking(targets, 20)
+        await zone.asked(4)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        zone.revive()
+        assert all(await asyncio.gather(*dead))
+        assert zone.most == 4
+
+    async def test_names_that_hung_before_leave_the_prompt_ones_their_room(self, zone, narrow):
+        targets = Targets()
+        zone.error = UNANSWERED
+        dead = asking(targets, 3)
+        await zone.asked(3)
+        while len(targets._lookup._slow) < 3:
+            await asyncio.sleep(0)
+        zone.revive()
+        assert await asyncio.gather(*dead, return_exceptions=True) == [UNANSWERED] * 3
+        zone.die()
+        dead = asking(targets, 3)
+        await zone.asked(2)
+        assert targets._lookup._hung.locked()
+        assert await asyncio.gather(
+            *(targets.resolve(f"{name}.example", 80) for name in ("a", "b", "c"))
+        )
+        zone.revive()
+        await asyncio.wait(dead)
+
+    async def test_a_name_that_is_answered_in_time_again_is_like_any_other(
+        self, zone, narrow, monkeypatch
+    ):
+        targets = Targets()
+        zone.error = UNANSWERED
+        dead = asking(targets, 1)
+        while not targets._lookup._slow:
+            await asyncio.sleep(0)
+        zone.revive()
+        await asyncio.wait(dead)
+        assert list(targets._lookup._slow) == ["dead-0.example"]
+        monkeypatch.setattr(target, "PROMPT_SECONDS", 60)
+        zone.error = None
+        assert await targets.resolve("dead-0.example", 80)
+        assert not targets._lookup._slow
+
+    async def test_so_many_slow_names_are_remembered_and_no_more(self, zone, narrow):
+        lookups = target.Lookups()
+        for number in range(KEEP_NAMES + 10):
+            lookups._note(f"{number}.example", slow=True)
+        assert len(lookups._slow) == KEEP_NAMES
+        assert "0.example" not in lookups._slow
+
+    async def test_one_that_is_cancelled_leaves_no_complaint_and_no_place_taken(
+        self, zone, narrow, caplog
+    ):
+        lookups = target.Lookups()
+        for _ in range(10):
+            waiting = asyncio.create_task(lookups("dead.example", 80))
+            await zone.asked(1)
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await waiting
+        assert (lookups._prompt._value, lookups._hung._value) == (2, 2)
+        assert not caplog.records
+
+    async def test_what_getaddrinfo_raises_is_raised(self, zone):
+        zone.error = UNKNOWN
+        zone.revive()
+        with pytest.raises(socket.gaierror, match="not known"):
+            await Targets().resolve("dead.example", 80)
+
+
+HANGING = """
+import asyncio, socket, threading
+
+asked = threading.Semaphore(0)
+
+def hang(*args, **options):
+    asked.release()
+    threading.Event().wait()
+
+socket.getaddrinfo = hang
+from tickwheel.durable.channels.target import Targets
+
+async def main():
+    targets = Targets()
+    asking = [asyncio.create_task(targets.resolve(f"dead-{n}.example", 80)) for n in range(3)]
+    for _ in asking:
+        while not asked.acquire(blocking=False):
+            await asyncio.sleep(0.001)
+
+asyncio.run(main())
+print("ended")
+"""
+
+
+def test_a_process_ends_though_its_lookups_hang():
+    command = [sys.executable, "-W", "error", "-c", HANGING]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ended\n", "")
 
 
 @pytest.mark.asyncio

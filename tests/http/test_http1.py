@@ -8,6 +8,8 @@ from http_peers import OK, answering
 from tickwheel.http import BadAnswer, TimedOut
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+MEBIBYTE = b"100000\r\n" + bytes(1 << 20) + b"\r\n"  # as a chunk
 
 
 async def until(condition):
@@ -30,7 +32,7 @@ def once(*pieces):
 
 async def bytewise(connection):
     while await connection.request() is not None:
-        for byte in HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n":
+        for byte in CHUNKED + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n":
             await connection.send(bytes([byte]))
             await asyncio.sleep(0)
 
@@ -220,11 +222,13 @@ async def test_an_answer_may_come_byte_by_byte(stage):
     assert len(server.connections) == 1
 
 
-async def test_trailers_are_read_and_left_out_of_the_body(stage):
-    answer = HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx-sum: 1\r\n\r\n"
+async def test_trailers_are_ignored(stage):
+    trailers = b"x-sum: 1\r\nretry-after: 60\r\n"
+    answer = CHUNKED + b"2\r\nok\r\n0\r\n" + trailers + b"\r\n"
     server, pool = await stage.server(answering(answer)), stage.pool()
     for _ in range(2):
-        assert (await pool.request("GET", server.url())).body == b"ok"
+        response = await pool.request("GET", server.url())
+        assert response == (200, [("transfer-encoding", "chunked")], b"ok", True)
     assert len(server.connections) == 1
 
 
@@ -306,7 +310,7 @@ async def test_a_redirect_is_an_answer_like_any_other(stage):
         HEAD + b"content-length: -1\r\n\r\nok",
         HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\nok",
         HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\nok\r\n",
+        CHUNKED + b"zz\r\nok\r\n",
         HEAD + b"bad name: 1\r\n\r\n",
         HEAD + b"x: a\x00b\r\n\r\n",
     ],
@@ -325,8 +329,8 @@ async def test_garbage_is_a_bad_answer(stage, garbage):
         b"HTTP/1.1 20",
         HEAD + b"content-le",
         HEAD + b"content-length: 10\r\n\r\nhalf",
-        HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nhal",
-        HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n",
+        CHUNKED + b"5\r\nhal",
+        CHUNKED + b"2\r\nok\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n",
     ],
 )
@@ -349,7 +353,7 @@ async def test_half_an_answer_is_a_bad_answer_and_the_request_is_not_sent_again(
 async def test_an_endless_body_is_cut_and_its_connection_dropped(stage):
     async def endless(connection):
         await connection.request()
-        await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        await connection.send(CHUNKED)
         while True:
             await connection.send(b"400\r\n" + bytes(1024) + b"\r\n")
 
@@ -393,6 +397,42 @@ async def test_headers_and_interim_answers_without_end_are_a_bad_answer(stage):
         server, pool = await stage.server(endless), stage.pool()
         with pytest.raises(BadAnswer, match="headers"):
             await pool.request("GET", server.url(), timeout=20)
+
+
+@pytest.mark.parametrize("body", [b"", b"2\r\nok\r\n", MEBIBYTE], ids=["none", "short", "long"])
+@pytest.mark.parametrize(
+    "rest",
+    [b"0\r\n" + b"x: y\r\n" * 50_000, b"0\r\nx: " + b"y" * 300_000, b"5;x=" + b"y" * 300_000],
+    ids=["trailers", "a trailer", "a chunk's line"],
+)
+async def test_what_does_not_end_around_a_body_is_a_bad_answer_however_long_the_body(
+    stage, body, rest
+):
+    async def unending(connection):
+        await connection.request()
+        for piece in (CHUNKED, body, rest):
+            await connection.send(piece)
+        await connection.gone()
+
+    server, pool = await stage.server(unending), stage.pool(max_body=2 << 20)
+    with pytest.raises(BadAnswer, match="more than 65536 bytes of headers or framing"):
+        await pool.request("GET", server.url(), timeout=20)
+    await server.connections[0].ended.wait()
+    await until(lambda: not pool.stats()["connections"])
+
+
+async def test_a_mebibyte_in_chunks_of_one_byte_is_taken(stage):
+    answer = CHUNKED + b"1\r\nx\r\n" * (1 << 20) + b"0\r\n\r\n"
+    server, pool = await stage.server(answering(answer)), stage.pool()
+    response = await pool.request("GET", server.url(), timeout=30)
+    assert (response.status, response.whole) == (200, True)
+    assert response.body == b"x" * (1 << 20)
+
+
+async def test_each_chunk_may_say_something_about_itself(stage):
+    answer = CHUNKED + (b"1;x=" + b"y" * 20_000 + b"\r\nx\r\n") * 20 + b"0\r\n\r\n"
+    server, pool = await stage.server(answering(answer)), stage.pool()
+    assert (await pool.request("GET", server.url(), timeout=20)).body == b"x" * 20
 
 
 async def test_long_headers_within_measure_are_taken(stage):

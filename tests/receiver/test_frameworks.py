@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from tickwheel.receiver import Accepted, Receiver, Retry
+from tickwheel.receiver import Accepted, Receiver, Retry, core
 
 
 class Application:
@@ -165,6 +165,97 @@ def test_a_coroutine_function_runs_on_the_loop_and_a_plain_one_on_a_thread(make,
         assert make(Receiver(secret), handler).post(*call(1))[0] == 204
     main = threading.current_thread()
     assert [thread is main for thread in where] == [True, False, True]
+
+
+class Held:
+    """A plain handler that returns, or raises, when it is told to."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+        self.attempts = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, delivery):
+        self.attempts.append(delivery.attempt)
+        self.begun.set()
+        assert self.go_on.wait(30)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+async def cancelled(app, call, begun):
+    """Cancel a call once its handler has begun."""
+    calling = asyncio.create_task(app._asgi(*call(1), "POST"))
+    assert await asyncio.to_thread(begun.wait, 30)
+    calling.cancel()
+    await asyncio.wait([calling])
+    assert calling.cancelled()
+
+
+async def ended():
+    while core._going_on:
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("make", [starlette_app, fastapi_app])
+def test_a_thread_whose_request_is_cancelled_stays_under_way_and_is_done_when_it_returns(
+    make, secret, call
+):
+    handler = Held("done")
+    app = make(Receiver(secret), handler)
+
+    async def story():
+        await cancelled(app, call, handler.begun)
+        status, headers, _ = await app._asgi(*call(1, attempt=2), "POST")
+        assert (status, headers["retry-after"]) == (409, "1")
+        handler.go_on.set()
+        await ended()
+        return await app._asgi(*call(1, attempt=3), "POST")
+
+    status, headers, body = asyncio.run(story())
+    assert (status, headers["tickwheel-duplicate"], body) == (200, "true", b'"done"')
+    assert handler.attempts == [1]
+
+
+@pytest.mark.parametrize("outcome", [Retry(5), LookupError("no such order")])
+def test_a_thread_that_fails_after_its_request_was_cancelled_is_tried_again(
+    secret, call, caplog, outcome
+):
+    handler = Held(outcome)
+    app = starlette_app(Receiver(secret), handler)
+
+    async def story():
+        await cancelled(app, call, handler.begun)
+        handler.go_on.set()
+        await ended()
+        handler.outcome = None
+        return await app._asgi(*call(1, attempt=2), "POST")
+
+    status, headers, _ = asyncio.run(story())
+    assert (status, "tickwheel-duplicate" in headers) == (204, False)
+    assert handler.attempts == [1, 2]
+    logged = [record.exc_info[1] for record in caplog.records if record.levelname == "ERROR"]
+    assert logged == ([outcome] if isinstance(outcome, Exception) else [])
+
+
+def test_a_coroutine_function_is_cancelled_with_its_request_and_tried_again(secret, call):
+    begun, attempts = threading.Event(), []
+
+    async def work(delivery):
+        attempts.append(delivery.attempt)
+        begun.set()
+        if delivery.attempt == 1:
+            await asyncio.Event().wait()
+
+    app = starlette_app(Receiver(secret), work)
+
+    async def story():
+        await cancelled(app, call, begun)
+        return await app._asgi(*call(1, attempt=2), "POST")
+
+    assert asyncio.run(story())[0] == 204
+    assert attempts == [1, 2]
 
 
 def test_flask_refuses_a_coroutine_function_at_once(secret):

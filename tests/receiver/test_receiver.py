@@ -22,6 +22,7 @@ from tickwheel.receiver import (
     MemorySeen,
     Receiver,
     Retry,
+    core,
 )
 
 
@@ -230,13 +231,34 @@ def test_memory_holds_so_many_and_forgets_the_longest_unseen():
     assert seen.begin("b") is None
 
 
-def test_memory_holds_no_more_than_sixteen_mebibytes_of_answers():
+def test_memory_holds_no_more_than_sixteen_mebibytes_of_answers_and_all_the_ids():
     seen = MemorySeen(1_000_000)
     for number in range(400):
         seen.begin(str(number))
         seen.done(str(number), b"x" * 65_536)
-    assert len(seen) == 256
+        assert seen.begin("0") == b"x" * 65_536  # seen all the time
+    assert seen._bytes == sum(map(len, seen._answers.values())) == 16 << 20
+    assert len(seen) == 400
+    assert seen.begin("1") == b""
     assert seen.begin("399") == b"x" * 65_536
+
+
+def test_an_answer_that_is_too_long_to_keep_costs_no_other_one_and_its_task_stays_done():
+    seen = MemorySeen()
+    for task_id, size in (("a", 3), ("b", (16 << 20) + 1), ("c", 3)):
+        assert seen.begin(task_id) is None
+        seen.done(task_id, b"x" * size)
+    assert [seen.begin(task_id) for task_id in "abc"] == [b"xxx", b"", b"xxx"]
+
+
+def test_a_task_that_is_done_again_has_its_new_answer():
+    seen = MemorySeen(1)
+    for answer in (b"long ago", b"", b"now"):
+        seen.done("a", answer)
+        assert seen.begin("a") == answer
+        assert seen._bytes == len(answer)
+    seen.done("b", b"")
+    assert (len(seen), seen._bytes) == (1, 0)
 
 
 def test_a_task_under_way_is_never_forgotten_by_itself():
@@ -307,6 +329,47 @@ def test_a_handler_that_is_cancelled_has_not_done_its_task(receiver, call):
         return await receiver.answer_async(*call(1), again)
 
     assert asyncio.run(both()).body == b"2"
+
+
+class SlowSeen(MemorySeen):
+    """Marks when it is told to go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def done(self, task_id, answer):
+        self.asked.set()
+        await self.go_on.wait()
+        super().done(task_id, answer)
+
+    async def forget(self, task_id):
+        self.asked.set()
+        await self.go_on.wait()
+        super().forget(task_id)
+
+
+@pytest.mark.parametrize(("error", "known"), [(None, b"1"), (LookupError, None)])
+def test_a_mark_is_made_though_whoever_waits_for_it_is_cancelled(secret, call, error, known):
+    async def handle(_):
+        if error is not None:
+            raise error
+        return 1
+
+    async def cancel():
+        seen = SlowSeen()
+        waiting = asyncio.create_task(Receiver(secret, dedupe=seen).answer_async(*call(1), handle))
+        await seen.asked.wait()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        assert seen.begin(TASK_ID) is True
+        seen.go_on.set()
+        while core._going_on:
+            await asyncio.sleep(0)
+        return seen.begin(TASK_ID)
+
+    assert asyncio.run(cancel()) == known
 
 
 def test_without_a_secret_it_has_to_be_said_so(call):

@@ -26,7 +26,6 @@ from web.serving import Served, wait_until
 QUICK = {"first": 0.01, "factor": 1, "max": 0.01, "jitter": 0}
 """A backoff for tests that wait for the next try."""
 
-
 LIVE = ("delay", "ready", "running")
 
 

@@ -30,7 +30,8 @@ from urllib.parse import urlsplit
 import servers
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.scheduler import Scheduler, store_at
-from tickwheel.web.access import Guard, new_token
+from tickwheel.durable.tokens import new_token
+from tickwheel.web.access import Guard
 from tickwheel.web.app import App
 
 PATIENCE = 30.0  # seconds until what a test waits for counts as missing

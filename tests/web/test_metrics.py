@@ -14,6 +14,7 @@ FAMILIES = {  # by name: the kind, and the labels
     "tickwheel_attempts_ended": ("counter", {"event"}),
     "tickwheel_lateness_seconds": ("histogram", set()),
     "tickwheel_tasks": ("gauge", {"state"}),
+    "tickwheel_store_up": ("gauge", set()),
     "tickwheel_pending": ("gauge", {"state"}),
     "tickwheel_wheel_entries": ("gauge", {"level"}),
     "tickwheel_wheel_tick_seconds": ("gauge", {"level"}),

@@ -1,6 +1,7 @@
 """The server keeps to its own OpenAPI file: schemathesis finds no server error and no violation.
 
-TICKWHEEL_FUZZ_EXAMPLES=1000 runs that many examples of each operation, valid and invalid.
+TICKWHEEL_FUZZ_EXAMPLES=1000 runs that many examples of each operation, valid and invalid;
+TICKWHEEL_FUZZ_STORE names another store than an SQLite file, an empty one.
 """
 
 import json
@@ -54,7 +55,7 @@ SETTINGS = settings(
 def server(tmp_path_factory):
     """A server with something of each kind, so that not all that is asked for is missing."""
     path = tmp_path_factory.mktemp("openapi")
-    store = f"sqlite:///{path}/tasks.db"
+    store = os.environ.get("TICKWHEEL_FUZZ_STORE") or f"sqlite:///{path}/tasks.db"
     with Served("--store", store, "--allow-private-targets", cwd=path) as server:
         server.service("mail")
         server.service("off", enabled=False)

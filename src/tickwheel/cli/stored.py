@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import re
-import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,13 +16,11 @@ from tickwheel.cli.types import DURATION
 from tickwheel.config import Config, ConfigError, load
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.scheduler import scheme_of, sqlite_path, store_at
+from tickwheel.durable.tokens import ANY, NAMESPACE, SCOPES, new_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-SCOPES = ("submit", "read", "admin")
-ANY = "*"
-NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,50}")
 ACTOR = "local"
 
 
@@ -46,11 +41,10 @@ def make_token(
     lifetime: float | None,
 ) -> Made:
     """Make a token: `tw_<id>_<secret>`, of which only the secret's digest is stored."""
-    token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    digest = hashlib.sha256(secret.encode("ascii")).hexdigest()
+    token_id, digest, text = new_token()
     expires = None if lifetime is None else now_ms + round(lifetime * 1000)
     token = Token(token_id, name, digest, namespace, scopes, rate, now_ms, expires)
-    return Made(token, f"tw_{token_id}_{secret}")
+    return Made(token, text)
 
 
 def shown(token: Token) -> dict[str, Any]:

@@ -5,14 +5,16 @@ Names are full names; whoever serves several namespaces qualifies them.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.configuration import configured, stored_form
+from tickwheel.durable.configuration import configured, kept, stored_form
+from tickwheel.durable.log import logger
 from tickwheel.durable.registry import Audit
 from tickwheel.durable.service import check_name
 from tickwheel.durable.task import namespace_of
-from tickwheel.errors import ServiceInUse, UnknownService
+from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable, UnknownService
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.registry import NodeRow, ShardRow
     from tickwheel.durable.service import Service
 
+TURNS = 8  # of what another was quicker with each time
 LOCAL = "local"  # who did it, when no token says so
 
 
@@ -48,22 +51,31 @@ class Administration:
         """
         node = self._started()
         check_name("name", name)
-        await node.directory.refresh()
-        stored = node.services.get(name)
+        given = {"protocol": "http", **(config or {}), **words}
+        audit = self._audit(node, actor, "service.put", name, request)
+        for _ in range(TURNS):
+            await node.directory.refresh()
+            stored = node.services.get(name)
+            service = self._checked(node, configured(name, given, stored), stored)
+            form = stored_form(service, node.vault.seal)
+            # What the placeholder stands for was read: it must not have changed meanwhile.
+            version = stored.version if stored is not None and kept(given) else None
+            row = await node.store.registry.put_service(name, form, audit, version=version)
+            if row is not None:
+                await self._told(node)
+                return replace(service, version=row.version)
+        raise Locked(f"the service {name!r} is changed by others all the time")
+
+    def _checked(self, node: Node, service: Service, stored: Service | None) -> Service:
+        """Return a service that can be stored; raise for what cannot be right."""
         if stored is not None and stored.protocol == "local":
-            raise ValueError(f"{name!r} is a task function of this process")
-        service = configured(name, {"protocol": "http", **(config or {}), **words}, stored)
+            raise ValueError(f"{service.name!r} is a task function of this process")
         channel = node.channels.get(service.protocol)
         if channel is None or service.protocol == "local":
             known = sorted(node.channels.keys() - {"local"})
             raise ValueError(f"protocol must be one of {known}, got {service.protocol!r:.100}")
         channel.check(service)
-        form = stored_form(service, node.vault.seal)
-        audit = self._audit(node, actor, "service.put", name, request)
-        row = await node.store.registry.put_service(name, form, audit)
-        assert row is not None
-        await node.directory.refresh()
-        return replace(service, version=row.version)
+        return service
 
     async def delete_service(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Delete a service that has no live tasks, and that no schedule names."""
@@ -76,7 +88,12 @@ class Administration:
         audit = self._audit(node, actor, "service.delete", name, request)
         if not await node.store.registry.delete_service(name, audit):
             raise UnknownService(f"no service is named {name!r:.100}")
-        await node.directory.refresh()
+        await self._told(node)
+
+    async def _told(self, node: Node) -> None:
+        """Read what was changed; it is changed, also when that fails, and will be noticed."""
+        with suppress(StoreUnavailable):
+            await node.directory.refresh()
 
     async def get_service(self, name: str) -> Service:
         """Return a service, stored or a task function's."""
@@ -90,7 +107,7 @@ class Administration:
         node = self._started()
         service = node.services.get(name)
         if service is None:
-            await node.directory.refresh()
+            await node.directory.renewed()
             service = node.services.get(name)
         return service
 
@@ -121,7 +138,10 @@ class Administration:
         """Add a line to the audit log, for what is no change of a service."""
         node = self._started()
         line = self._audit(node, actor, action, target, request)._replace(detail=detail)
-        await node.store.registry.note(line)
+        try:
+            await node.store.registry.note(line)
+        except StoreUnavailable as error:  # what it tells of has been done
+            logger.warning("not in the audit log: %s %s by %s: %s", action, target, actor, error)
 
     def _audit(self, node: Node, actor: str, action: str, name: str, request: str) -> Audit:
         now = int(node.store.now_ms())

@@ -34,15 +34,33 @@ def configured(name: str, config: Mapping[str, Any], stored: Service | None) -> 
     unknown = given.keys() - set(PLAIN)
     if unknown:
         raise TypeError(f"a service has no {min(unknown)!r}; it has {sorted([*PLAIN, 'secret'])}")
-    if isinstance(given.get("backoff"), dict):
-        given["backoff"] = Backoff(**given["backoff"])
-    elif "backoff" in given:
-        given["backoff"] = Backoff() if given["backoff"] is None else Backoff.of(given["backoff"])
-    if isinstance(given.get("breaker"), dict):
-        given["breaker"] = Breaker(**given["breaker"])
-    elif "breaker" not in given:
-        given["breaker"] = Breaker()
+    if "backoff" in given:
+        given["backoff"] = backoff_of(given["backoff"])
+    given["breaker"] = breaker_of(given.get("breaker", Breaker()))
     return Service(name, secrets=secrets, headers=headers, **given)
+
+
+def backoff_of(value: Any) -> Backoff:
+    """Return a backoff of a mapping, or of what `Backoff.of` takes; None: the default."""
+    if isinstance(value, dict):
+        return Backoff(**{**value, "delays": tuple(value.get("delays", ()))})
+    return Backoff() if value is None else Backoff.of(value)
+
+
+def breaker_of(value: Any) -> Breaker | None:
+    """Return a breaker, of a mapping, too; None: none."""
+    if isinstance(value, dict):
+        return Breaker(**value)
+    if value is not None and not isinstance(value, Breaker):
+        raise TypeError(f"breaker must be a Breaker, a mapping or None, got {value!r:.100}")
+    return value
+
+
+def kept(config: Mapping[str, Any]) -> bool:
+    """Say whether something that is stored is to be kept."""
+    secret = config.get("secret") or ()
+    secrets = [secret] if isinstance(secret, str) else secret
+    return PLACEHOLDER in [*secrets, *(config.get("headers") or {}).values()]
 
 
 def kept_secrets(secret: str | Sequence[str] | None, stored: Service | None) -> tuple[str, ...]:
@@ -50,19 +68,23 @@ def kept_secrets(secret: str | Sequence[str] | None, stored: Service | None) -> 
     given = [] if secret is None else [secret] if isinstance(secret, str) else list(secret)
     secrets: list[str] = []
     for one in given:
+        if not isinstance(one, str):
+            raise TypeError("a secret must be a str")
         if one == PLACEHOLDER and (stored is None or not stored.secrets):
             raise ValueError("there is no stored secret to keep")
         secrets += stored.secrets if one == PLACEHOLDER and stored else [one]
-    if len(secrets) > MAX_SECRETS:
-        secrets = secrets[:MAX_SECRETS]  # the oldest go
-    return tuple(dict.fromkeys(secrets))
+    return tuple(dict.fromkeys(secrets))[:MAX_SECRETS]  # of too many the oldest go
 
 
 def kept_headers(headers: Mapping[str, str], stored: Service | None) -> tuple[tuple[str, str], ...]:
     """Return headers, with the values that are stored where the placeholder stands."""
+    if not hasattr(headers, "items"):
+        raise TypeError("headers must be a mapping of names to values")
     known = dict(stored.headers) if stored else {}
     found = []
     for name, value in headers.items():
+        if not isinstance(value, str):
+            raise TypeError("the values of headers must be str")
         if value == PLACEHOLDER:
             if name not in known:
                 raise ValueError(f"the header {name!r:.100} has no stored value to keep")
@@ -100,18 +122,23 @@ def restored(row: ServiceRow, unseal: Callable[[str], str]) -> Service:
     config = json.loads(row.config)
     secrets = tuple(map(unseal, config.pop("secret", [])))
     headers = tuple((name, unseal(value)) for name, value in config.pop("headers", {}).items())
-    backoff = config.pop("backoff")
+    backoff = known_fields(Backoff, config.pop("backoff", {}))
     backoff["delays"] = tuple(backoff.get("delays", ()))
-    breaker = config.pop("breaker")
-    known = {name: value for name, value in config.items() if name in PLAIN}
+    breaker = config.pop("breaker", None)
     return Service(
         row.name,
         **{
-            **known,
+            **known_fields(Service, config),
             "backoff": Backoff(**backoff),
-            "breaker": None if breaker is None else Breaker(**breaker),
+            "breaker": None if breaker is None else Breaker(**known_fields(Breaker, breaker)),
             "secrets": secrets,
             "headers": headers,
             "version": row.version,
         },
     )
+
+
+def known_fields(made: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a stored mapping that this version knows; a later one may add to it."""
+    names = {field.name for field in fields(made)}
+    return {name: value for name, value in config.items() if name in names}

@@ -75,7 +75,7 @@ class Cron:
         words = self.expression.split()
         object.__setattr__(self, "expression", " ".join(words))
         object.__setattr__(self, "_calendar", _parse(self.expression))
-        object.__setattr__(self, "_zone", Zone(_zone_named(self.tz)))
+        object.__setattr__(self, "_zone", Zone(zone_named(self.tz)))
 
     def after(self, moment_ms: int) -> int:
         """Return the first firing strictly after `moment_ms`."""
@@ -226,7 +226,8 @@ def _seconds(offset: timedelta | None) -> int:
     return offset.days * DAY + offset.seconds
 
 
-def _zone_named(name: str) -> tzinfo:
+def zone_named(name: str) -> tzinfo:
+    """Return a time zone by its IANA name; ValueError says what would be right."""
     if not isinstance(name, str):
         raise TypeError(f"tz must be the name of a time zone, got {name!r:.100}")
     if name == "UTC":

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tickwheel.clock import SystemClock
-from tickwheel.durable.configuration import PLACEHOLDER, restored
+from tickwheel.durable.configuration import PLACEHOLDER, restored, stored_form
 from tickwheel.durable.log import logger
+from tickwheel.durable.registry import Audit
+from tickwheel.durable.service import Service
+from tickwheel.durable.task import namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from tickwheel.durable.registry import Registry, ServiceRow, Token
-    from tickwheel.durable.service import Service
     from tickwheel.durable.vault import Vault
 
 LOOK_SECONDS = 1.0
@@ -38,33 +41,67 @@ class Directory:
         services: dict[str, Service],
         vault: Vault,
         protocols: Container[str],
+        now_ms: Callable[[], float],
     ) -> None:
         self._registry = registry
         self._vault = vault
         self._protocols = protocols
+        self._now_ms = now_ms
+        self._gone: dict[str, Service] = {}  # to be disabled, as soon as the store takes it
         self._version = -1
         self._reading = asyncio.Lock()
         self._clock = SystemClock()
         self._looked_at = -math.inf
+        self._renewal: asyncio.Future[None] | None = None
         self.services = services
         self.tokens: dict[str, Token] = {}
         self.updated_at_ms: dict[str, int] = {}
+        self._last: dict[str, Service] = {}  # as they were read: what has not changed stays
         self.unusable: dict[str, tuple[Service, str]] = {}
         self.changed: Callable[[], None] = lambda: None
 
     async def step(self) -> float:
         """Look whether anything has changed; return when to look again."""
+        for service in list(self._gone.values()):
+            await self._write_gone(service)
         await self.refresh()
         return LOOK_SECONDS
 
-    async def renewed(self) -> bool:
-        """Look now, unless that was just done: for those who miss something here."""
-        now = self._clock.time()
-        if now - self._looked_at < LEAST_SECONDS:
+    def disable(self, service: Service) -> bool:
+        """A service says that it does not exist any more: hold its tasks, here at once.
+
+        The next step stores it, and then it counts everywhere. False: it was changed meanwhile.
+        """
+        if self.services.get(service.name) is not service:
             return False
-        self._looked_at = now
-        await self.refresh()
+        self.services[service.name] = replace(service, enabled=False)
+        self._gone[service.name] = service
+        logger.warning("%r answered that it is gone: it is disabled, its tasks wait", service.name)
         return True
+
+    async def _write_gone(self, service: Service) -> None:
+        """Store that a service is disabled, unless it has been changed since it was called."""
+        config = stored_form(replace(service, enabled=False), self._vault.seal)
+        audit = Audit(
+            int(self._now_ms()), "tickwheel", namespace_of(service.name), "service.disable",
+            service.name, detail="it answered that it is gone",
+        )  # fmt: skip
+        await self._registry.put_service(service.name, config, audit, version=service.version)
+        self._gone.pop(service.name, None)
+
+    async def renewed(self) -> None:
+        """Look now, for somebody who misses something here; many who do share one look."""
+        if self._renewal is None:
+            self._renewal = asyncio.ensure_future(self._renew())
+        await asyncio.shield(self._renewal)
+
+    async def _renew(self) -> None:
+        wait = self._looked_at + LEAST_SECONDS - self._clock.time()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        self._looked_at = self._clock.time()
+        self._renewal = None  # who comes now may miss what this look is too early for
+        await self.refresh()
 
     async def refresh(self) -> None:
         """Read all again, if anything has changed."""
@@ -73,34 +110,47 @@ class Directory:
             if version == self._version:
                 return
             rows = await self._registry.services()
-            self.tokens = {token.id: token for token in await self._registry.tokens()}
+            tokens = await self._registry.tokens()
+            self.tokens = {token.id: token for token in tokens}
+            self._apply(rows)
             self._version = version
+        self.changed()
+
+    def _apply(self, rows: list[ServiceRow]) -> None:
         stored = self._restored(rows)
         self.updated_at_ms = {row.name: row.updated_at_ms for row in rows}
         self._drop(set(stored))
         for name, service in stored.items():
             known = self.services.get(name)
+            gone = self._gone.get(name)
+            if gone is not None and gone.version == service.version:
+                continue  # what is stored is yet to be changed
             if known is not None and known.protocol == "local":
                 self.unusable[name] = service, "a task function of this process has that name"
             elif service != known:
                 self.services[name] = service
-        self.changed()
 
     def _restored(self, rows: list[ServiceRow]) -> dict[str, Service]:
         """Return the services of these rows, and note those that cannot be used, once loudly."""
         known, self.unusable = self.unusable, {}
         stored: dict[str, Service] = {}
         for row in rows:
+            last = self._last.get(row.name)
             try:
-                service = restored(row, self._vault.open)
+                if last is None or last.version != row.version:
+                    last = restored(row, self._vault.open)
+                service = last
                 if service.protocol not in self._protocols:
                     raise ValueError(f"this node cannot send by {service.protocol!r}")
-            except (ValueError, TypeError, KeyError) as error:
-                self.unusable[row.name] = restored(row, lambda _: PLACEHOLDER), str(error)
+            except Exception as error:  # noqa: BLE001
+                # Whatever is wrong with it, or was written by a later version: the others count.
+                why = str(error) or type(error).__name__
+                self.unusable[row.name] = shown_at_least(row), why
                 if row.name not in known:
-                    logger.error("the service %r cannot be used: %s", row.name, error)
+                    logger.error("the service %r cannot be used: %s", row.name, why)
             else:
                 stored[row.name] = service
+        self._last = stored
         return stored
 
     def close(self) -> None:
@@ -111,3 +161,11 @@ class Directory:
         for name, service in list(self.services.items()):
             if service.protocol != "local" and name not in kept:
                 del self.services[name]
+
+
+def shown_at_least(row: ServiceRow) -> Service:
+    """Return what can be told of a row: all but its secrets, or no more than its name."""
+    try:
+        return restored(row, lambda _: PLACEHOLDER)
+    except Exception:  # noqa: BLE001
+        return Service(row.name, "unknown", enabled=False, version=row.version)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     Line = list[tuple[int, int, str, int, Due, Entry[Due]]]
     Picked = tuple[Due, Entry[Due], Service, int]  # the last is the flow's word for it
 
+LAST_SECONDS = 1.0  # for what was cancelled to end
 LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 
 
@@ -373,7 +374,7 @@ class Dispatch:
         self._leave(attempt)
 
     def _leave(self, attempt: Running) -> None:
-        attempt.flow.give()
+        attempt.flow.give(attempt.turn)
         if attempt.shared is not None:
             attempt.shared.give()
         self.wake()
@@ -398,7 +399,7 @@ class Dispatch:
                 self._abandon(attempt)
             job.cancel()
         if left:
-            await asyncio.wait([job for job, _ in left], timeout=max(grace, 1.0))
+            await asyncio.wait([job for job, _ in left], timeout=LAST_SECONDS)
 
     def _abandon(self, attempt: Running) -> None:
         """Let it keep its lease: no answer of it is handed on."""

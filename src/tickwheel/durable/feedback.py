@@ -10,13 +10,14 @@ import asyncio
 import sys
 from contextlib import contextmanager
 from functools import partial
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.batch import Batch
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.log import logger
 from tickwheel.durable.service import Service
-from tickwheel.durable.store import LEASE_MARGIN_MS
+from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS
 from tickwheel.durable.task import COUNTED, Due, Ending, Event, Lease, State
 from tickwheel.errors import StoreUnavailable
 
@@ -56,11 +57,13 @@ class Feedback:
         self._all_written = asyncio.Event()
         self._swept: frozenset[tuple[int, int]] = frozenset()
         self._left: dict[str, Task] = {}  # running by the store, and not here
+        self._ends: list[tuple[int, str]] = []  # when their leases end, soonest first
         self._doubtful = False
         self._closed = False
         self._sweep_at_ms = 0.0
         self.running: Mapping[str, Running] = {}
         self.wake: Callable[[], None] = lambda: None
+        self.wake_within: Callable[[float], None] = lambda _: None
         self.ended: dict[Event, int] = dict.fromkeys(Event, 0)
         self.unrecorded: set[str] = set()
         self._waiters: dict[str, set[asyncio.Event]] = {}
@@ -120,7 +123,7 @@ class Feedback:
     def accept(self, task: Task, service: Service) -> None:
         """The callee has the task: it runs without us, until feedback comes or its time ends.
 
-        While the store is away it is tried again; failing that, the attempt's lease runs out.
+        While the store is away it is tried again, as long as the attempt's lease lasts.
         """
         until = int(self._store.now_ms()) + round(service.feedback_timeout * 1000)
         self._write_accept(task, Lease(task.id, task.attempt, task.epoch, until), 0)
@@ -133,20 +136,27 @@ class Feedback:
         error = future.exception()
         if error is None:
             if future.result():  # otherwise feedback was quicker
+                self.ended[Event.ACCEPT] += 1
                 self._await(task, lease.until_ms)
-        elif not self._closed and tries < len(AGAIN_SECONDS):
+        elif not self._closed and self._store.now_ms() < (task.lease_until_ms or 0):
+            pause = AGAIN_SECONDS[min(tries, len(AGAIN_SECONDS) - 1)]
             loop = asyncio.get_running_loop()
-            loop.call_later(AGAIN_SECONDS[tries], self._write_accept, task, lease, tries + 1)
+            loop.call_later(pause, self._write_accept, task, lease, tries + 1)
         else:
             logger.warning("task %s was accepted, which could not be noted: %s", task.id, error)
+            self.doubt()
 
     def _await(self, task: Task, until_ms: int) -> None:
-        """Watch for the end of a lease that another holds; what ends later, a sweep will find."""
-        if until_ms - self._store.now_ms() < AHEAD_MS:
-            self._left[task.id] = task._replace(
-                body=b"", due_at_ms=until_ms, lease_until_ms=until_ms
-            )
-            self.wake()
+        """Watch for the end of a lease that a callee has; what ends later, a sweep will find."""
+        left_ms = until_ms - self._store.now_ms()
+        if left_ms < AHEAD_MS and task.shard in self._coordinator.owned():
+            self._watch(task._replace(due_at_ms=until_ms, lease_until_ms=until_ms))
+            self.wake_within(left_ms / 1000)
+
+    def _watch(self, task: Task) -> None:
+        """Note a task that runs, and not here, until its lease is over."""
+        self._left[task.id] = task._replace(body=b"")
+        heappush(self._ends, (task.lease_until_ms or 0, task.id))
 
     async def report(self, task: Task, event: Event, **what: Any) -> Ending | None:
         """Take feedback of the callee's own for the attempt that `task` shows; None: too late.
@@ -241,36 +251,62 @@ class Feedback:
             if (
                 ours is None or ours.task.attempt != task.attempt
             ) and task.id not in self.unrecorded:
-                self._left[task.id] = task
+                self._watch(task)
 
     async def _expire(self, shards: frozenset[int]) -> float:
-        """End what was left once its lease is over."""
+        """End what was left once its lease is over; return how long until the next one is."""
         now = int(self._store.now_ms())
         over: list[tuple[Task, Ending]] = []
-        for task in list(self._left.values()):
-            if task.shard not in shards:
-                del self._left[task.id]
-            elif (task.lease_until_ms or 0) < now:
+        while self._ends and self._ends[0][0] < now and len(over) < BATCH:
+            until_ms, task_id = heappop(self._ends)
+            task = self._left.get(task_id)
+            if task is None or (task.lease_until_ms or 0) != until_ms:
+                continue  # it has ended, or goes on
+            if task.shard in shards:
                 over.append((task, lost(task, self._services.get(task.service), now)))
+            else:
+                del self._left[task_id]
         if over:
-            await self._end_lost(over)
-        ends = [task.lease_until_ms or 0 for task in self._left.values()]
-        return min(RENEW_SECONDS, max(0.001, (min(ends) - now) / 1000) if ends else RENEW_SECONDS)
+            try:
+                await self._end_lost(over)
+            except BaseException:
+                for task, _ in over:
+                    heappush(self._ends, (task.lease_until_ms or 0, task.id))
+                raise
+        wait = (self._ends[0][0] + 1 - now) / 1000 if self._ends else RENEW_SECONDS
+        return min(RENEW_SECONDS, max(0.001, wait))
 
     async def _end_lost(self, over: list[tuple[Task, Ending]]) -> None:
         won = await self._store.record([ending for _, ending in over])
-        doubtful = []
+        others = []
         for (task, ending), ours in zip(over, won, strict=True):
-            del self._left[task.id]
+            self._left.pop(task.id, None)
             if not ours:
-                doubtful.append(task)
+                others.append(task.id)
                 continue
             self.ended[ending.event] += 1
             logger.warning("task %s, attempt %d: %s", task.id, task.attempt, ending.error)
             if ending.state is State.DELAY:
                 self._load(task, ending.due_at_ms)
-        # Renewed by the node that runs it, or ended meanwhile: the next sweep tells.
-        self._doubtful |= bool(doubtful)
+        if others:
+            await self._look_again(others)
+
+    async def _look_again(self, ids: list[str]) -> None:
+        """See what became of those whose lease was not over, by the store: renewed, or ended."""
+        ahead = self._store.now_ms() + AHEAD_MS
+        try:
+            tasks = await self._store.get(ids)
+        except StoreUnavailable:
+            self.doubt()
+            return
+        for task in tasks:
+            if (
+                task is not None
+                and task.state is State.RUNNING
+                and task.id not in self.running
+                and (task.lease_until_ms or 0) < ahead
+            ):
+                self._watch(task)
 
     def close(self) -> None:
         """Write nothing more: what is not written by now is left to its lease."""

@@ -41,7 +41,8 @@ class Flow:
         self._pause = 0.0
         self._probing = 0
         self._half_open = False
-        self._round = 0  # one higher each time that it opens: an answer from before says nothing
+        self._round = 0  # one higher with each pause: an answer from before says nothing
+        self._of_round = 0  # how many are under way that began since
         self.service = service
         self.nodes = nodes
         self._divide()
@@ -52,10 +53,12 @@ class Flow:
         if service is self.service and nodes == self.nodes:
             return
         self._refill(now)
-        moved = service.endpoint != self.service.endpoint
-        if moved or service.breaker is None or (service.enabled and not self.service.enabled):
+        known = self.service
+        anew = (service.version, service.endpoint, service.enabled)
+        if anew != (known.version, known.endpoint, known.enabled) or service.breaker is None:
+            # Somebody has seen to it: whatever it was held for, it gets another chance.
             self._close()
-            self._round += 1
+            self._begin_round()
             self._window, self._held_until = math.inf, -math.inf
         self.service, self.nodes = service, nodes
         self._divide()
@@ -87,14 +90,15 @@ class Flow:
         """Return how many calls may begin."""
         if self.stands(now):
             return 0
-        free = self.limit - self.under_way
+        # Those that hang from before a pause count against the limit, not against the window.
+        free = min(self._limit - self.under_way, self._window - self._of_round)
         if self.state is not BreakerState.CLOSED:
             assert self.service.breaker is not None
             free = min(free, self.service.breaker.probes - self._probing)
         if self._rate is not None:
             self._refill(now)
             free = min(free, int(self._tokens + 1e-9))
-        return max(0, free)
+        return max(0, int(min(free, self._limit)))
 
     def take(self, count: int, now: float) -> int:
         """Begin so many calls, which are free; return what `heard` and `undo` know them by."""
@@ -103,6 +107,7 @@ class Flow:
             self._opened_until = -math.inf
             self._probing += count
         self.under_way += count
+        self._of_round += count
         if self._rate is not None:
             self._refill(now)
             self._tokens -= count
@@ -110,14 +115,15 @@ class Flow:
 
     def undo(self, turn: int) -> None:
         """Give back what was taken for a call that did not come about."""
-        self.give()
+        self.give(turn)
         if turn == self._round and self._half_open:
             self._probing -= 1
         self._tokens = min(self._tokens + 1, self._burst)
 
-    def give(self) -> None:
+    def give(self, turn: int) -> None:
         """Give a permit back: a call is over."""
         self.under_way -= 1
+        self._of_round -= turn == self._round
         assert self.under_way >= 0
 
     def heard(self, healthy: bool | None, now: float, turn: int) -> None:
@@ -132,7 +138,8 @@ class Flow:
         elif healthy is not None and breaker is not None:
             self._failures += 1
             if self._half_open:
-                self._open(min(2 * self._pause, breaker.max_pause), now)
+                longest = max(breaker.pause, breaker.max_pause)
+                self._open(min(2 * self._pause, longest), now)
             elif self.state is BreakerState.CLOSED and self._failures >= breaker.failures:
                 self._open(breaker.pause, now)
 
@@ -147,6 +154,7 @@ class Flow:
     def hold(self, until: float) -> None:
         """Let nothing through until then: the service asked for that; then begin slowly."""
         self._held_until = max(self._held_until, until)
+        self._begin_round()
         self._window = 1.0
 
     def next_at(self, now: float) -> float | None:
@@ -155,7 +163,7 @@ class Flow:
         if now < pause:
             return pause
         self._refill(now)
-        if self._rate is not None and self._tokens < 1 and self.under_way < self.limit:
+        if self._rate is not None and self._tokens < 1:
             return now + (1 - self._tokens) / self._rate
         return None
 
@@ -163,13 +171,17 @@ class Flow:
         self._pause = pause
         self._opened_until = now + pause
         self._half_open = False
-        self._probing = 0
-        self._round += 1
+        self._begin_round()
 
     def _close(self) -> None:
         self._half_open = False
         self._opened_until = -math.inf
         self._failures = self._probing = 0
+
+    def _begin_round(self) -> None:
+        """What is under way now says nothing of the service any more."""
+        self._round += 1
+        self._of_round = self._probing = 0
 
     def _refill(self, now: float) -> None:
         if self._rate is not None and now > self._tokens_at:

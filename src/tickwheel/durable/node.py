@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.aio import AsyncTimer
-from tickwheel.durable.configuration import stored_form
 from tickwheel.durable.directory import Directory
 from tickwheel.durable.dispatch import Dispatch
 from tickwheel.durable.feedback import Feedback
 from tickwheel.durable.loader import Loader
 from tickwheel.durable.log import logger
 from tickwheel.durable.recurring import Recurring
-from tickwheel.durable.registry import Audit
 from tickwheel.durable.steps import Step
 from tickwheel.durable.submit import Submit
-from tickwheel.durable.task import namespace_of
-from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +32,6 @@ PRUNE_SECONDS = 60.0
 PATIENCE_SECONDS = 2.0  # for a statement under way, when stopping
 PRUNE_ROWS = 1_000
 IDEMPOTENCY_MS = 86_400_000  # for so long a request is known by its idempotency key
-PAUSES = (0.1, 1.0, 5.0, 30.0)
 
 
 class Node:
@@ -65,17 +59,16 @@ class Node:
         self.vault = vault
         self.loop = asyncio.get_running_loop()
         self.services: Mapping[str, Service] = services
-        self._services = services
-        self._disabling: set[asyncio.Future[None]] = set()
+        self._leaving: asyncio.Future[None] | None = None
         self.dispatches = dispatches
         self.coordinator = coordinator
         self.channels = channels
         self._retention_ms = int(retention * 1000)
         self._timer = AsyncTimer(0.0001, clock=clock)
         self.loader = Loader(store, coordinator, services, horizon=horizon, scan=scan, cap=cap)
-        self.submit = Submit(store, coordinator, self.loader, max_body=max_body)
+        self.submit = Submit(store, coordinator, self.loader, services=services, max_body=max_body)
         self.feedback = Feedback(store, coordinator, self.loader, services)
-        self.directory = Directory(store.registry, services, vault, channels)
+        self.directory = Directory(store.registry, services, vault, channels, store.now_ms)
         self.dispatch = Dispatch(
             store, coordinator, self.loader, self.feedback, services, channels, self._timer, name
         )
@@ -102,6 +95,7 @@ class Node:
         self.loader.trim = self.dispatch.trim
         self.dispatch.hungry = loader.wake
         self.feedback.wake = self._steps["feedback"].wake
+        self.feedback.wake_within = self._steps["feedback"].wake_within
         self.directory.changed = self._services_changed
         self.dispatch.gone = self._gone
         self.loader.earlier = lambda due_at_ms: dispatch.wake_within(
@@ -109,13 +103,17 @@ class Node:
         )
 
     async def start(self) -> None:
-        """Join the others, and begin."""
-        await self.directory.refresh()
-        self.store.registry.listen(self._steps["directory"].wake)
-        self._steps["directory"].start()
-        if not self.dispatches:
-            return
-        await self.coordinator.start(self._owned_changed)
+        """Join the others, and begin; what cannot be begun leaves nothing behind."""
+        try:
+            await self.directory.refresh()
+            self.store.registry.listen(self._steps["directory"].wake)
+            self._steps["directory"].start()
+            if not self.dispatches:
+                return
+            await self.coordinator.start(self._owned_changed)
+        except BaseException:
+            await self._close()
+            raise
         for name, step in self._steps.items():
             if name != "directory":
                 step.start()
@@ -131,30 +129,8 @@ class Node:
         self._steps["dispatch"].wake()
 
     def _gone(self, service: Service) -> None:
-        """A service says that it does not exist any more: hold its tasks, here and everywhere."""
-        if self.services.get(service.name) is service:
-            self._services[service.name] = replace(service, enabled=False)
-            job = asyncio.ensure_future(self._disable(service))
-            self._disabling.add(job)
-            job.add_done_callback(self._disabling.discard)
-
-    async def _disable(self, service: Service) -> None:
-        """Store that a service is disabled, unless it has been changed since it was called."""
-        why = f"{service.name!r} answered that it is gone"
-        logger.warning("the service %s: it is disabled, and its tasks wait", why)
-        config = stored_form(replace(service, enabled=False), self.vault.seal)
-        now = int(self.store.now_ms())
-        namespace = namespace_of(service.name)
-        audit = Audit(now, "tickwheel", namespace, "service.disable", service.name, detail=why)
-        for pause in (*PAUSES, 0.0):
-            try:
-                await self.store.registry.put_service(
-                    service.name, config, audit, version=service.version
-                )
-                break
-            except StoreUnavailable:
-                await asyncio.sleep(pause)
-        await self.directory.refresh()
+        if self.directory.disable(service):
+            self._steps["directory"].wake()
 
     def _owned_changed(self) -> None:
         if self.coordinator.owned():
@@ -186,34 +162,46 @@ class Node:
         forgotten = await self.store.registry.prune(old, PRUNE_ROWS)
         return 0.05 if PRUNE_ROWS in (pruned, forgotten) else PRUNE_SECONDS
 
-    async def stop(self, grace: float) -> None:
-        """Take no more, finish or hand back what is under way, and give up the shards."""
-        self.dispatch.quit()
-        try:
-            await self._stop(grace)
-        finally:
-            self.feedback.close()
-            await asyncio.gather(*(step.stop() for step in self._steps.values()))
-            for channel in self.channels.values():
-                await channel.close()
-            await self._timer.close()
-            self.directory.close()
+    def leave(self) -> asyncio.Future[None]:
+        """Send nothing more, and give up the shards: other nodes may have them now."""
+        if self._leaving is None:
+            self.dispatch.quit()
+            self._leaving = asyncio.ensure_future(self._leave())
+        return self._leaving
 
-    async def _stop(self, grace: float) -> None:
-        names = ("dispatch", "recurring", "prune", "loader", "coordinator", "directory")
+    async def _leave(self) -> None:
+        names = ("dispatch", "recurring", "prune", "loader", "coordinator")
         await asyncio.gather(*(self._steps[name].stop(PATIENCE_SECONDS) for name in names))
         try:
             await self.coordinator.stop()  # ends count without shards: others may have them now
         except ConnectionError as error:
             logger.warning("the shards could not be given up: %s", error)
-        await self.dispatch.stop(grace)
+
+    async def stop(self, grace: float) -> None:
+        """Leave, and finish or hand back what is under way, within that time."""
         try:
-            async with asyncio.timeout(max(grace, 1.0)):
+            await self.leave()
+            await self._finish(self._timer.time() + grace)
+        finally:
+            await self._close()
+
+    async def _finish(self, deadline: float) -> None:
+        await self.dispatch.stop(max(0.0, deadline - self._timer.time()))
+        try:
+            async with asyncio.timeout(max(deadline - self._timer.time(), 1.0)):
                 await self.submit.drained()
                 await self.feedback.drained()
         except TimeoutError:
             left = len(self.feedback.unrecorded)
             logger.warning("stopped with %d ends not written: their leases will run out", left)
+
+    async def _close(self) -> None:
+        self.feedback.close()
+        await asyncio.gather(*(step.stop() for step in self._steps.values()))
+        for channel in self.channels.values():
+            await channel.close()
+        await self._timer.close()
+        self.directory.close()
 
     def stats(self) -> dict[str, Any]:
         """Return what this node holds and has done."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.durable import serial
-from tickwheel.durable.cron import Cron, Interval
+from tickwheel.durable.cron import Cron, Interval, zone_named
 from tickwheel.durable.task import at
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ def firing_keys(name: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=100_000)
 def rule(cron: str | None, interval_ms: int | None, tz: str, anchor_ms: int) -> Cron | Interval:
-    """Return when a schedule fires."""
+    """Return when a schedule fires; ValueError for a bad expression, period or zone."""
     if cron is not None:
         return Cron(cron, tz)
+    zone_named(tz)  # an interval needs none, but a wrong one must not wait to be found with a cron
     assert interval_ms is not None
     return Interval(interval_ms / 1000, anchor_ms)

@@ -188,14 +188,19 @@ class Scheduler(Verbs):
             await store.close()
             raise
 
-    async def stop(self) -> None:
-        """Take no more, finish or hand back what is under way, and close the store."""
+    async def stop(self, grace: float | None = None) -> None:
+        """Take no more, finish or hand back what is under way, and close the store.
+
+        `grace`: how long that may take; by default as long as the scheduler was made with.
+        """
         node = self._started()
         if self._stopping:
             raise RuntimeError("the scheduler is being stopped already")
         self._stopping = True
         try:
-            await node.stop(self._grace)  # until then, functions that still run may submit
+            await node.stop(
+                self._grace if grace is None else grace
+            )  # until then, functions that still run may submit
         finally:
             self._node, self._stopping = None, False
             await node.store.close()
@@ -222,6 +227,11 @@ class Scheduler(Verbs):
                 raise RuntimeError("this thread has an event loop: await the verb instead")
         loop = self._started().loop
         return asyncio.run_coroutine_threadsafe(verb, loop).result()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started, and not been stopped."""
+        return self._node is not None
 
     @property
     def node(self) -> Node:

@@ -70,7 +70,8 @@ class Breaker:
 
     - After `failures` calls in a row that failed, nothing is sent for `pause` seconds; then
       `probes` calls at a time try whether it works again. A failed probe doubles the pause, up to
-      `max_pause`. Tasks that wait meanwhile lose none of their attempts.
+      `max_pause`, or to the first one where that is longer. Tasks that wait meanwhile lose none of
+      their attempts.
     - A success opens the way slowly: each one lets one more call be under way.
     """
 
@@ -114,6 +115,10 @@ class Service:
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
+        if not isinstance(self.endpoint, str):
+            raise TypeError(f"endpoint must be a str, got {self.endpoint!r:.100}")
+        if not isinstance(self.enabled, bool):
+            raise TypeError(f"enabled must be True or False, got {self.enabled!r:.100}")
         if self.timeout is not None and nanoseconds("timeout", self.timeout) == 0:
             raise ValueError("timeout must be more than 0 seconds, or None for no limit")
         if nanoseconds("feedback_timeout", self.feedback_timeout) == 0:

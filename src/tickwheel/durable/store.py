@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LEASE_MARGIN_MS = 10_000  # a lease is the timeout and this
 BATCH = 1_000  # rows of one statement, at most
 SCAN = 10_000  # rows that a list looks at before it answers with a cursor
+PAGE_BYTES = 8 << 20  # of payloads and results: a page that has so many ends there
 
 
 class Window(NamedTuple):
@@ -142,10 +143,10 @@ class Store(Protocol):
         """Move leases, not of accepted ones; for each whether it is still the running attempt."""
 
     async def accept(self, leases: Sequence[Lease]) -> list[bool]:
-        """Let attempts go on without the node, until the lease's end; a task is due then, too.
+        """Let attempts go on without the node, until the lease's end.
 
         For each whether the attempt is still the running one. It may be accepted again: that moves
-        the end.
+        the end. The due time is shown as it was, also when the task has ended.
         """
 
     async def services(self) -> list[str]:
@@ -160,6 +161,7 @@ class Store(Protocol):
           service, when it has passed so many that are unclaimed.
         - `until_ms`: only those whose lease ends by then; others that were accepted for longer cost
           nothing. Without it such ones may be left out.
+        - One that was accepted is due here when its lease ends: that tells it from the others.
         """
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
@@ -185,7 +187,8 @@ class Store(Protocol):
     ) -> Page:
         """Return tasks newest first: live ones, final ones, or both (`final` None).
 
-        It looks at a bounded number of rows; a page may be short and still have a next one.
+        It looks at a bounded number of rows, and reads no more than a page: `limit` tasks, or those
+        that reach `PAGE_BYTES`. A page may be short, even empty, and still have a next one.
         """
 
     async def attempts(self, task_id: str) -> list[Attempt]:

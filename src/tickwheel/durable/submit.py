@@ -30,10 +30,11 @@ from tickwheel.durable.task import (
 from tickwheel.errors import KeyReused, KeyTaken, Locked, OutOfRange, UnknownTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.loader import Loader
+    from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
 
     Stored = Task | Taken | Repeated | None
@@ -57,11 +58,13 @@ class Submit:
         coordinator: Coordinator,
         loader: Loader,
         *,
+        services: Mapping[str, Service] | None = None,
         max_body: int = MAX_BODY,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._loader = loader
+        self._services = services or {}
         self._max_body = max_body
         self._ids = Ids()
         self._plain: Batch[Submission, Stored] = Batch(self._insert, limit=CHUNK, weigh=weight)
@@ -118,13 +121,18 @@ class Submit:
         attempts = default_attempts
         if max_attempts is not None:
             attempts = bounded("max_attempts", max_attempts, 1, 10_000)
-        shard = self._shard(due_at_ms, hashed=hashed)
+        shard = self._shard(due_at_ms, hashed=hashed or self._shared(service))
         task = Task(
             self._ids.make(now_ms, shard), service, body, key, State.DELAY, due_at_ms, shard,
             priority, 0, 0, attempts, timeout_ms,
             deadline_at_ms, now_ms, now_ms,
         )  # fmt: skip
         return Submission(task, on_conflict, idempotency)
+
+    def _shared(self, name: str) -> bool:
+        """Say whether every node is to have its part of the tasks, as it has of the rate."""
+        service = self._services.get(name)
+        return service is not None and service.rate is not None and self._coordinator.nodes() > 1
 
     def _shard(self, due_at_ms: int, *, hashed: bool) -> int:
         """Choose a shard: one of our own for what is due soon, else each in turn."""

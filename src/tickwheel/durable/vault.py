@@ -69,8 +69,10 @@ class Vault:
         """Return the secret that was sealed; ValueError when no key of ours opens it."""
         if text.startswith(PLAIN):
             return text.removeprefix(PLAIN)
+        if not text.startswith(SEALED):
+            raise ValueError("a stored secret is neither sealed nor plain: it has been damaged")
         key_id, _, sealed = text.removeprefix(SEALED).partition(":")
-        if not text.startswith(SEALED) or key_id not in self._keys:
+        if key_id not in self._keys:
             raise ValueError(
                 f"a stored secret was sealed with the key {key_id!r:.20}, which"
                 " TICKWHEEL_SECRET_KEY does not have"

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from tickwheel.http.exchange import Keeper
     from tickwheel.http.message import Request
 
-MAX_HEAD = 1 << 16  # bytes of status line and headers, with all 1xx before them
-FRAMING = 8  # bytes around each byte of a body, at most: chunks of one byte have five
+# Bytes that are not body, without one of the body between them: status line and headers, with all
+# 1xx before them; a chunk's line; trailers.
+MAX_HEAD = 1 << 16
 JOINED = 1 << 16  # a longer body is not copied to be sent with its head
 BODILESS = (204, 304)
 
@@ -38,8 +39,8 @@ class Http1Connection(asyncio.Protocol):
         "_begun",
         "_body",
         "_complete",
-        "_fed",
         "_fields",
+        "_framing",
         "_head_only",
         "_keep",
         "_loop",
@@ -80,7 +81,7 @@ class Http1Connection(asyncio.Protocol):
         self._parsed = False  # and the parser knows it, too
         self._keep = False
         self._status = 0
-        self._fed = 0
+        self._framing = 0  # bytes since the last of the head or the body, at least
         self._size = 0
         self._fields: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
@@ -150,7 +151,7 @@ class Http1Connection(asyncio.Protocol):
             self._unwanted()
             return
         self._begun = True
-        self._fed += len(data)
+        self._framing += len(data)  # until the parser finds an end of the head, or body, in it
         error: HttpError | None = None
         try:
             self._parser.feed_data(data)  # type: ignore[union-attr]
@@ -161,7 +162,7 @@ class Http1Connection(asyncio.Protocol):
         if self._complete:
             self._keep = self._keep and error is None
             self._finish(answer)
-        elif self._fed - self._size > MAX_HEAD + (FRAMING * self._size if self._status else 0):
+        elif self._framing > MAX_HEAD:
             self.fail(too_long(self._where))
         elif error is not None:
             self.fail(error)
@@ -219,9 +220,10 @@ class Http1Connection(asyncio.Protocol):
         if status < 200:
             self._fields.clear()
             return
-        if self._fed > MAX_HEAD and size_of(self._fields) > MAX_HEAD:
+        if self._framing > MAX_HEAD and size_of(self._fields) > MAX_HEAD:
             raise ValueError("the head is too long")
         self._status = status
+        self._framing = 0
         if self._head_only or status in BODILESS:
             self._complete = True
             self._keep = parser.should_keep_alive()
@@ -229,6 +231,7 @@ class Http1Connection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         if not self._status:
             raise ValueError("an interim answer with a body")
+        self._framing = 0
         if self._complete:  # of an answer that has none, or more than is wanted
             self._keep = False
             return
@@ -297,5 +300,5 @@ def size_of(fields: list[tuple[bytes, bytes]]) -> int:
 
 
 def too_long(where: str) -> BadAnswer:
-    """Return the error for a head that does not end."""
-    return BadAnswer(f"{where} answered with more than {MAX_HEAD} bytes of headers")
+    """Return the error for a head, a chunk's line or trailers that do not end."""
+    return BadAnswer(f"{where} answered with more than {MAX_HEAD} bytes of headers or framing")

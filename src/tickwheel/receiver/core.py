@@ -5,14 +5,15 @@ Knows no framework; `starlette` and `flask` bring requests here and replies back
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import Clock, WallClock
@@ -25,6 +26,8 @@ from tickwheel.receiver.seen import Seen, seen_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+T = TypeVar("T")
+
 logger = logging.getLogger("tickwheel.receiver")
 
 MAX_BODY = 16 << 20
@@ -33,6 +36,8 @@ JSON = ("content-type", "application/json")
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 Handler = Callable[["Delivery"], Any]
+
+_going_on: set[asyncio.Task[Any]] = set()  # a loop by itself holds its tasks weakly
 
 
 class BadDelivery(TickwheelError, ValueError):
@@ -99,6 +104,10 @@ class Receiver:
     A handler is given a `Delivery`. What it returns is the task's result, None for none; or
     `Accepted()`, `Retry(after)`, `Gone()`. When it raises, the framework answers 500, and the task
     is tried again.
+
+    A framework may cancel a request whose caller has gone. A coroutine function is cancelled with
+    it, and its task is tried again; a plain one cannot be stopped on its thread: its task stays
+    under way until it returns, and is done or not by how that ends.
 
     At least once stays at least once: a task is marked as done after its handler, so that a process
     that dies in between has it done again. Who cannot bear that writes the id in the transaction of
@@ -193,7 +202,11 @@ class Receiver:
     async def answer_async(
         self, headers: Headers, body: bytes, handler: Callable[[Delivery], Awaitable[Any]]
     ) -> Reply:
-        """Do the same on an event loop; handler and `dedupe` may be coroutine functions."""
+        """Do the same on an event loop; handler and `dedupe` may be coroutine functions.
+
+        When it is cancelled, so is the handler. A handler that only waits for a thread must not be:
+        run this as a task of its own then, and `asyncio.shield` that.
+        """
         try:
             delivery = self.read(headers, body)
         except (InvalidSignature, BadDelivery) as error:
@@ -205,10 +218,10 @@ class Receiver:
         try:
             reply, is_done = replied(await there(handler(delivery)))
         except BaseException:
-            await there(self._seen.forget(task_id))
+            await marked(self._seen.forget(task_id))
             raise
         seen = self._seen
-        await there(seen.done(task_id, reply.body) if is_done else seen.forget(task_id))
+        await marked(seen.done(task_id, reply.body) if is_done else seen.forget(task_id))
         return reply
 
     def starlette(self, handler: Handler) -> Any:
@@ -281,6 +294,31 @@ def here(answer: Any) -> Any:
 async def there(answer: Any) -> Any:
     """Return an answer, once it is there."""
     return await answer if inspect.isawaitable(answer) else answer
+
+
+async def marked(mark: Any) -> None:
+    """Wait for a mark in `dedupe`; it is made even when whoever waits is cancelled meanwhile."""
+    if inspect.isawaitable(mark):
+        await to_its_end(there(mark))
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; it goes on when whoever waits for it is cancelled."""
+    task = asyncio.get_running_loop().create_task(work)
+    _going_on.add(task)
+    task.add_done_callback(_going_on.discard)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.add_done_callback(ended_alone)
+        raise
+    return task.result()
+
+
+def ended_alone(task: asyncio.Task[Any]) -> None:
+    """Log what went wrong after whoever should have heard of it was cancelled."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a call failed after its request had been cancelled", exc_info=error)
 
 
 def is_coroutine_function(handler: Handler) -> bool:

@@ -42,15 +42,17 @@ class Seen(Protocol):
 class MemorySeen:
     """Remembers the last `size` tasks that this process has done, and those under way.
 
-    The longest unseen are forgotten first, sooner when their answers take more than 16 MiB. Another
-    process, or this one after a restart, knows nothing of them.
+    - The longest unseen are forgotten first.
+    - Answers take 16 MiB at most: beyond that the longest unseen lose theirs, and stay done.
+    - Another process, or this one after a restart, knows nothing of them.
     """
 
     def __init__(self, size: int = 10_000) -> None:
         self._size = bounded("size", size, 0, 100_000_000)
         self._lock = threading.Lock()
         self._running: set[str] = set()
-        self._done: OrderedDict[str, bytes] = OrderedDict()
+        self._done: OrderedDict[str, None] = OrderedDict()
+        self._answers: OrderedDict[str, bytes] = OrderedDict()  # of done ones, in their order
         self._bytes = 0
         forkable.add(self)
 
@@ -59,7 +61,10 @@ class MemorySeen:
         with self._lock:
             if task_id in self._done:
                 self._done.move_to_end(task_id)
-                return self._done[task_id]
+                if task_id not in self._answers:
+                    return b""
+                self._answers.move_to_end(task_id)
+                return self._answers[task_id]
             if task_id in self._running:
                 return True
             self._running.add(task_id)
@@ -69,10 +74,19 @@ class MemorySeen:
         """Remember that it was done."""
         with self._lock:
             self._running.discard(task_id)
-            self._bytes += len(answer) - len(self._done.pop(task_id, b""))
-            self._done[task_id] = answer
-            while len(self._done) > self._size or self._bytes > MOST_BYTES:
-                self._bytes -= len(self._done.popitem(last=False)[1])
+            self._drop(task_id)
+            self._done[task_id] = None
+            if 0 < len(answer) <= MOST_BYTES:  # a longer one would cost all others theirs
+                self._answers[task_id] = answer
+                self._bytes += len(answer)
+            while self._bytes > MOST_BYTES:
+                self._bytes -= len(self._answers.popitem(last=False)[1])
+            while len(self._done) > self._size:
+                self._drop(next(iter(self._done)))
+
+    def _drop(self, task_id: str) -> None:
+        self._done.pop(task_id, None)
+        self._bytes -= len(self._answers.pop(task_id, b""))
 
     def forget(self, task_id: str) -> None:
         """Let the next one be new."""

@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request  # noqa: TC002 - FastAPI reads the annotation
 from starlette.responses import Response
 
-from tickwheel.receiver.core import is_coroutine_function, problem
+from tickwheel.receiver.core import is_coroutine_function, problem, to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 def endpoint(receiver: Receiver, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """Return a function of a request: for `Route`, `app.post(path)`, `app.add_route`."""
-    call = handler if is_coroutine_function(handler) else on_a_thread(handler)
+    is_async = is_coroutine_function(handler)
+    call = handler if is_async else on_a_thread(handler)
 
     async def receive(request: Request) -> Response:
         body = await body_of(request, receiver.max_body)
         if body is None:
             reply = problem(413, "too_large", f"a body may have {receiver.max_body} bytes")
         else:
-            reply = await receiver.answer_async(request.headers.items(), body, call)
+            answering = receiver.answer_async(request.headers.items(), body, call)
+            # A thread goes on when its request is cancelled: so must the one that waits for it.
+            reply = await (answering if is_async else to_its_end(answering))
         return Response(reply.body, reply.status, dict(reply.headers))
 
     receive.__name__ = getattr(handler, "__name__", "receive")

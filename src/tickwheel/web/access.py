@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import re
-import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.clock import SystemClock
 from tickwheel.durable.task import qualified
+from tickwheel.durable.tokens import ANY, NAMESPACE, SCOPES, TOKEN, digest_of, namespace_named
 from tickwheel.web.problems import Refused
 
 if TYPE_CHECKING:
@@ -18,12 +16,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.directory import Directory
     from tickwheel.durable.registry import Token
 
-SCOPES = ("submit", "read", "admin")
 ALL = frozenset(SCOPES)
-ANY = "*"
-TOKEN = re.compile(r"tw_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
-NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,50}")
-DEFAULT = "default"
 CHALLENGE = [(b"www-authenticate", b'Bearer realm="tickwheel"')]
 BURST_SECONDS = 1.0
 
@@ -57,8 +50,8 @@ class Access(NamedTuple):
 class Guard:
     """Lets requests in: by a token, or without one where that was allowed.
 
-    - Without a token anything may be done while no token was ever made and only this machine can
-      ask (`local`), or when that was said in so many words (`open_access`).
+    - Without a token anything may be done while only this machine can ask (`local`) and this
+      process has seen no token, or when that was said in so many words (`open_access`).
     - Rates are counted by each process for itself.
     """
 
@@ -68,6 +61,7 @@ class Guard:
         self._directory = directory
         self._local = local
         self._open_access = open_access
+        self._closed = False  # a token has been there: revoking the last one opens nothing
         self._rate = rate
         self._clock = SystemClock()
         self._buckets: dict[str, tuple[float, float]] = {}  # what is left, and when that was
@@ -80,7 +74,8 @@ class Guard:
     @property
     def open(self) -> bool:
         """Whether no token is needed."""
-        return self._open_access or (self._local and not self._directory.tokens)
+        self._closed |= bool(self._directory.tokens)
+        return self._open_access or (self._local and not self._closed)
 
     def admit(self, headers: Mapping[bytes, bytes], now_ms: float) -> Access:
         """Return what a request with these headers may do; raise when it is nothing."""
@@ -136,19 +131,3 @@ def chosen(wanted: str) -> str:
     if not NAMESPACE.fullmatch(wanted):
         raise Refused("bad_request", "tickwheel-namespace must be 1 to 50 of A-Z a-z 0-9 . _ -")
     return namespace_named(wanted)
-
-
-def namespace_named(name: str) -> str:
-    """Return a namespace by its name; the default one has none inside."""
-    return "" if name == DEFAULT else name
-
-
-def digest_of(secret: str) -> str:
-    """Return what is stored of a token's secret, which is too long to be guessed."""
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def new_token() -> tuple[str, str, str]:
-    """Return a new token's id, its digest, and the token itself, which is shown once."""
-    token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    return token_id, digest_of(secret), f"tw_{token_id}_{secret}"

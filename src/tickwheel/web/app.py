@@ -204,8 +204,9 @@ class App:
         try:
             return self.guard.admit(headers, now_ms)
         except Refused as refused:
-            if refused.code != "unauthorized" or not await self.directory.renewed():
+            if refused.code != "unauthorized" or b"authorization" not in headers:
                 raise
+        await self.directory.renewed()
         return self.guard.admit(headers, now_ms)
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:

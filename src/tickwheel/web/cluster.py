@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from tickwheel.web.metrics import exposition
 from tickwheel.web.route import Call, Reply, Route
 
 READY_SECONDS = 2.0
+COUNT_SECONDS = 1.0
 NO_STORE = [(b"cache-control", b"no-store")]
 
 
@@ -67,15 +69,17 @@ async def readyz(call: Call) -> Reply:
     try:
         async with asyncio.timeout(READY_SECONDS):
             await call.app.node.store.registry.version()
-    except (ConnectionError, TimeoutError) as error:
-        why = str(error) or "the store does not answer"
-        return Reply(types.Status("unavailable", why), 503, NO_STORE)
+    except (ConnectionError, TimeoutError):
+        return Reply(types.Status("unavailable", "the store does not answer"), 503, NO_STORE)
     return Reply(types.Status("ready"), headers=NO_STORE)
 
 
 async def metrics(call: Call) -> Reply:
     """Return the metrics, in Prometheus' text form."""
-    counts = await call.scheduler.counts()
+    counts = None
+    with suppress(ConnectionError, TimeoutError):  # without them, when the store is away
+        async with asyncio.timeout(COUNT_SECONDS):
+            counts = await call.scheduler.counts()
     text = exposition(call.app, counts, call.access.within)
     return Reply(text.encode(), media=b"text/plain; version=0.0.4; charset=utf-8")
 

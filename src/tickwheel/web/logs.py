@@ -35,6 +35,16 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's lines: no other can look like one, whatever a callee has said."""
+        first, *rest = super().format(record).split("\n")
+        return "\n".join([harmless(first), *(f"    {harmless(line)}" for line in rest)])
+
+
+def harmless(line: str) -> str:
+    """Return a line in which nothing moves the cursor or colours what follows."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
 
 def set_up(level: str, form: str) -> None:
     """Log to stderr, in this form; "auto" is text on a terminal."""

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.flow import BreakerState
-from tickwheel.durable.task import namespace_of
+from tickwheel.durable.task import TRANSITIONS, State, namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,8 +46,11 @@ class Page:
         self.lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
 
 
-def exposition(app: App, counts: Mapping[str, int], within: str | None = None) -> str:
-    """Return all metrics of this process; of services, with `within`, that namespace's only."""
+def exposition(app: App, counts: Mapping[str, int] | None, within: str | None = None) -> str:
+    """Return all metrics of this process; of services, with `within`, that namespace's only.
+
+    `counts` is what the store has, or None when it does not answer.
+    """
     page = Page()
     add_tasks(page, app, counts)
     add_services(page, app, within)
@@ -56,7 +59,7 @@ def exposition(app: App, counts: Mapping[str, int], within: str | None = None) -
     return "\n".join(page.lines) + "\n"
 
 
-def add_tasks(page: Page, app: App, counts: Mapping[str, int]) -> None:
+def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
     """Add what became of tasks."""
     node = app.node
     page.add("gauge", "tickwheel_info", "What runs here.", [({"version": app.version}, 1)])
@@ -71,7 +74,11 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int]) -> None:
     )  # fmt: skip
     page.add(
         "counter", "tickwheel_attempts_ended_total", "Attempts ended, by how.",
-        [({"event": event}, count) for event, count in node.feedback.ended.items()],
+        [
+            ({"event": event}, count)
+            for event, count in node.feedback.ended.items()
+            if (State.RUNNING, event) in TRANSITIONS
+        ],
     )  # fmt: skip
     page.histograms(
         "tickwheel_lateness_seconds", "How long after its due time an attempt began.",
@@ -79,8 +86,11 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int]) -> None:
     )  # fmt: skip
     page.add(
         "gauge", "tickwheel_tasks", "Tasks in the store; an estimate from 100,000 on.",
-        [({"state": state}, count) for state, count in counts.items()],
+        [({"state": state}, count) for state, count in (counts or {}).items()],
     )  # fmt: skip
+    page.add(
+        "gauge", "tickwheel_store_up", "Whether the store answers.", [({}, counts is not None)]
+    )
     held, waiting = len(node.loader.held), sum(node.loader.waiting.values())
     page.add(
         "gauge", "tickwheel_pending", "Tasks in this process's memory, by where they are.",

@@ -6,6 +6,7 @@ A request that comes in one piece, as nearly all do, costs no timer.
 from __future__ import annotations
 
 import secrets
+import sys
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import asyncio
 
 MAX_HEAD = 65_536  # bytes of a request's line and headers
-FRAMING = 8  # bytes around each byte of a body, at most: chunks of one byte have five
 PATIENCE_SECONDS = 60.0  # for one request to have come, from its beginning on
 
 CONTINUE = b"HTTP/1.1 100 "
@@ -66,14 +66,15 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._awaiting = NOTHING
         self._piece = 0
-        self._head = 0  # bytes that have come since it began, whatever they are
+        self._head = 0  # bytes that have come since it began, or since a piece of its body
         self._size = 0  # bytes of its line and headers
-        self._body = 0
         self._alarm: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, not for ever."""
         super().connection_made(transport)
+        self._wire = transport
         self._cork = Cork(transport)
         self.transport = self._cork  # type: ignore[assignment]
         self._watch()
@@ -81,6 +82,7 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._unwatch()
+        self._unstick()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -91,14 +93,14 @@ class Protocol(HttpToolsProtocol):
         if self._awaiting == NOTHING:
             if self._alarm is not None:
                 self._unwatch()
-        elif self._head > MAX_HEAD and self._head > (FRAMING + 1) * self._body + 2 * MAX_HEAD:
-            self._refuse_head()  # also what follows a body without end, or is around it
+        elif self._head > MAX_HEAD:
+            self._refuse_head()  # also what follows a body, or is around it, without end
         elif self._alarm is None:
             self._watch()
 
     def on_message_begin(self) -> None:
         """Begin to count."""
-        self._awaiting, self._head, self._size, self._body = HEAD, self._piece, 0, 0
+        self._awaiting, self._head, self._size = HEAD, self._piece, 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -113,8 +115,8 @@ class Protocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        """Count it."""
-        self._body += len(body)
+        """Begin to count anew: only what is not body is bounded here."""
+        self._head = 0
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
@@ -134,6 +136,30 @@ class Protocol(HttpToolsProtocol):
         """Be done with waiting."""
         self._awaiting = NOTHING
         super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """What was answered is not being read: wait for that, not for ever."""
+        super().pause_writing()
+        if self._stuck is None:
+            self._look_at_buffer(sys.maxsize)
+
+    def resume_writing(self) -> None:
+        """It is being read."""
+        self._unstick()
+        super().resume_writing()
+
+    def _look_at_buffer(self, before: int) -> None:
+        """Hang up on a caller who has read nothing for so long."""
+        left = self._wire.get_write_buffer_size()
+        if left >= before:
+            self._wire.abort()
+        else:
+            self._stuck = self.loop.call_later(PATIENCE_SECONDS, self._look_at_buffer, left)
+
+    def _unstick(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def send_400_response(self, msg: str) -> None:
         """Say that this was no HTTP, as everything else that is wrong is said."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from tickwheel.clock import SystemClock
 from tickwheel.durable.scheduler import Scheduler
 from tickwheel.errors import TickwheelError
 from tickwheel.web.access import Guard
@@ -34,7 +35,8 @@ logger = logging.getLogger("tickwheel.web")
 
 BACKLOG = 2_048
 KEEP_ALIVE_SECONDS = 75
-INHERITED = "TICKWHEEL_INHERITED_SOCKET"  # how a worker gets the socket that all listen on
+# How a worker gets the socket that all listen on, and a pipe that ends with its supervisor.
+INHERITED = "TICKWHEEL_INHERITED"
 REFUSED = 2
 FAILED = 1
 
@@ -54,14 +56,16 @@ def run(config: Config) -> int:
             from tickwheel.web.workers import supervise  # noqa: PLC0415 - few need it
 
             return supervise(config, listening(config))
-        listener = listening(config) if inherited is None else socket.socket(fileno=int(inherited))
-        return start(config, listener, alone=inherited is None)
+        if inherited is None:
+            return start(config, listening(config))
+        listener, lifeline = map(int, inherited.split(","))
+        return start(config, socket.socket(fileno=listener), lifeline)
     except (TickwheelError, OSError, ImportError, ValueError) as error:
         logger.error("cannot start: %s", error)  # noqa: TRY400
         return REFUSED if isinstance(error, Refusal) else FAILED
 
 
-def start(config: Config, listener: socket.socket, *, alone: bool = True) -> int:
+def start(config: Config, listener: socket.socket, lifeline: int | None = None) -> int:
     """Run the loop of one process."""
     factory = None
     with contextlib.suppress(ImportError):
@@ -69,7 +73,7 @@ def start(config: Config, listener: socket.socket, *, alone: bool = True) -> int
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(serve(config, listener, alone=alone))
+        runner.run(serve(config, listener, lifeline))
     return 0
 
 
@@ -93,8 +97,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def serve(config: Config, listener: socket.socket, *, alone: bool = True) -> None:
-    """Run scheduler and API until SIGTERM or SIGINT."""
+async def serve(config: Config, listener: socket.socket, lifeline: int | None = None) -> None:
+    """Run scheduler and API until SIGTERM or SIGINT, or until the supervisor is gone."""
     scheduler = Scheduler(
         config.store, dispatch=not config.submit_only, coordinator=config.coordinator,
         horizon=config.horizon, cap=config.cap, retention=config.retention, grace=config.grace,
@@ -103,7 +107,8 @@ async def serve(config: Config, listener: socket.socket, *, alone: bool = True) 
         max_body=config.max_payload,
     )  # fmt: skip
     tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
-    async with scheduler:
+    await scheduler.start()
+    try:
         local = is_loopback(config.listen.host)
         guard = Guard(scheduler.node.directory, local=local, open_access=config.open_access,
                       rate=config.token_rate)  # fmt: skip
@@ -119,13 +124,23 @@ async def serve(config: Config, listener: socket.socket, *, alone: bool = True) 
         if tracing is not None:
             tracing.follow(scheduler.node.channels)
         server = Server(uvicorn_config(config, app), app)
-        if alone:
+        load(server.config, config)
+        if lifeline is None:
             announce(config, listener)
+        else:
+            asyncio.get_running_loop().add_reader(lifeline, server.abandoned, lifeline)
         with server.signals():
             await server.serve([listener])
-        logger.info("stopping: up to %g s for what is under way", config.grace)
-    if tracing is not None:
-        tracing.close()
+            grace = server.grace_left(config.grace)
+            logger.info("stopping: up to %g s for what is under way", grace)
+            await scheduler.stop(grace)
+    except BaseException:
+        if scheduler.running:
+            await scheduler.stop(0)
+        raise
+    finally:
+        if tracing is not None:
+            tracing.close()
 
 
 def uvicorn_config(config: Config, app: App) -> uvicorn.Config:
@@ -138,6 +153,16 @@ def uvicorn_config(config: Config, app: App) -> uvicorn.Config:
         ssl_certfile=str(config.tls_cert) if config.tls_cert else None,
         ssl_keyfile=str(config.tls_key) if config.tls_key else None,
     )  # fmt: skip
+
+
+def load(made: uvicorn.Config, config: Config) -> None:
+    """Read the certificate now: what is wrong with it is said before the address is."""
+    try:
+        made.load()
+    except OSError as error:  # ssl.SSLError is one, too
+        files = f"{config.tls_cert} and {config.tls_key}"
+        why = error.strerror or error
+        raise OSError(f"the certificate and key in {files} cannot be used: {why}") from error
 
 
 def announce(config: Config, listener: socket.socket) -> None:
@@ -154,6 +179,8 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)
         self._app = app
+        self._clock = SystemClock()
+        self._told_at = self._clock.time()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -166,17 +193,30 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told)
-        yield
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-            loop.add_signal_handler(number, self._told_again)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
 
     def _told(self) -> None:
         if self.should_exit:
             self._told_again()
+        self._told_at = self._clock.time()
         self._app.stopping = True
-        self._app.node.dispatch.quit()  # nothing new is sent from now on
+        self._app.node.leave()  # while requests end, other nodes take over what is due
         self.should_exit = True
+
+    def abandoned(self, lifeline: int) -> None:
+        """The supervisor is gone: stop, as if it had said so."""
+        asyncio.get_running_loop().remove_reader(lifeline)
+        if not self.should_exit:
+            logger.warning("the supervisor is gone: stopping")
+            self._told()
+
+    def grace_left(self, grace: float) -> float:
+        """Return how much of the grace time is left since it was told to stop."""
+        return max(0.0, self._told_at + grace - self._clock.time())
 
     def _told_again(self) -> None:
         logger.warning("stopped a second time: leaving at once; nothing that was stored is lost")

@@ -16,7 +16,6 @@ from tickwheel.web.route import NDJSON, Call, Reply, Route, check_utf8
 from tickwheel.web.types import task_view
 
 if TYPE_CHECKING:
-    from tickwheel.durable.service import Service
     from tickwheel.durable.task import Submission
 
 CREATED = 201
@@ -31,7 +30,8 @@ async def submit(call: Call, body: types.SubmitTask) -> Reply:
     """Submit a task; it is stored when this is answered."""
     named = call.headers.get(b"idempotency-key")
     idempotency = None if named is None else idempotency_of(call, named, call.body)
-    submission = await build(call, body, idempotency)
+    await call.scheduler.known_service(call.access.name(body.service))
+    submission = build(call, body, idempotency)
     answer = await call.node.submit.stored(submission)
     task = call.node.submit.settled(submission, answer)
     new, repeated = task.id == submission.task.id, isinstance(answer, Repeated)
@@ -53,19 +53,11 @@ def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
     return Idempotency(call.access.namespace, key, digest)
 
 
-async def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -> Submission:
-    """Return what to store; a service that is unknown here may just have been made elsewhere."""
-    name = call.access.name(body.service)
-    service = await call.scheduler.known_service(name)
+def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -> Submission:
+    """Return what to store; raise for what cannot be right."""
+    service = call.node.services.get(call.access.name(body.service))
     if service is None:
         raise UnknownService(f"no service is named {body.service!r:.120}")
-    return built(call, body, service, idempotency)
-
-
-def built(
-    call: Call, body: types.SubmitTask, service: Service, idempotency: Idempotency | None
-) -> Submission:
-    """Return what to store for a known service; raise for what cannot be right."""
     if body.delay is not None and body.due_at is not None:
         raise Refused("invalid", "give delay or due_at, not both")
     payload = bytes(body.payload)
@@ -92,13 +84,19 @@ async def submit_batch(call: Call) -> Reply:
             "too_large", f"a batch may have {call.app.limits.batch} tasks, got {len(lines)}"
         )
     answers: list[Any] = [None] * len(lines)
+    looked = False  # for services that are unknown here: once for all of them
     submissions: list[Submission] = []
     places: list[int] = []
     for place, line in enumerate(lines):
         if place % TURN == TURN - 1:
             await asyncio.sleep(0)
         try:
-            submissions.append(await build_item(call, line))
+            item, idempotency = read_item(call, line)
+            name = call.access.name(item.service)
+            if name not in call.node.services and not looked:
+                looked = True
+                await call.scheduler.known_service(name)
+            submissions.append(build(call, item, idempotency))
             places.append(place)
         except Exception as error:  # noqa: BLE001
             answers[place] = refused(error)
@@ -122,8 +120,8 @@ def split(call: Call) -> list[Any]:
         raise Refused("bad_request", f"the body is no JSON: {error}") from None
 
 
-async def build_item(call: Call, line: Any) -> Submission:
-    """Return what to store for one task of a batch."""
+def read_item(call: Call, line: Any) -> tuple[types.BatchTask, Idempotency | None]:
+    """Return one task of a batch; raise when it is none."""
     try:
         item = _item.decode(line)
     except msgspec.ValidationError as error:
@@ -131,14 +129,9 @@ async def build_item(call: Call, line: Any) -> Submission:
     except (msgspec.DecodeError, RecursionError) as error:
         raise Refused("bad_request", f"this is no JSON: {error}") from None
     if item.idempotency_key is None:
-        idempotency = None
-    else:
-        named = item.idempotency_key.encode("utf-8", "replace")
-        idempotency = idempotency_of(call, named, bytes(line))
-    service = call.node.services.get(call.access.name(item.service))
-    if service is not None:
-        return built(call, item, service, idempotency)
-    return await build(call, item, idempotency)
+        return item, None
+    named = item.idempotency_key.encode("utf-8", "replace")
+    return item, idempotency_of(call, named, bytes(line))
 
 
 def answered(submission: Submission, task: Task | TickwheelError) -> types.BatchItem:
@@ -217,6 +210,8 @@ async def own(call: Call) -> str:
 
 async def feedback(call: Call, body: types.Feedback) -> Reply:
     """Say how an accepted attempt ended, or that it goes on."""
+    if len(bytes(body.result)) > call.app.limits.payload:
+        raise Refused("too_large", f"a result may have {call.app.limits.payload} bytes")
     verdict = await call.scheduler.feedback(
         call.params["id"], body.outcome, attempt=body.attempt, epoch=body.epoch,
         raw=bytes(body.result), error=body.error, retry=body.retry, namespace=call.access.within,
@@ -232,9 +227,9 @@ async def cancel_where(call: Call, body: types.CancelWhere) -> Reply:
         service=call.access.name(body.service) if body.service else None, key=body.key,
         state=body.state, due_before=body.due_before, namespace=call.access.namespace,
     )  # fmt: skip
-    await call.scheduler.note(
-        "task.cancel", call.access.name(body.service or "*"), detail=f"{count} tasks", **call.who
-    )
+    if body.key is None:  # many at once is administration; by key it is everyday work
+        target = call.access.name(body.service or "*")
+        await call.scheduler.note("task.cancel", target, detail=f"{count} tasks", **call.who)
     return Reply(types.Cancelled(count))
 
 

@@ -41,6 +41,7 @@ class Workers:
         self._processes: set[asyncio.subprocess.Process] = set()
         self._clock = SystemClock()
         self._served = False
+        self._lifeline, self._held = os.pipe()  # who reads from it learns when this process is gone
 
     async def run(self) -> int:
         """Run until SIGTERM or SIGINT, then wait for all to end."""
@@ -62,12 +63,13 @@ class Workers:
         """Keep one worker running; when it is refused, or none could ever start, all end."""
         pause = PAUSE_SECONDS / 2
         while True:
-            environ = {**os.environ, INHERITED: str(self._listener.fileno())}
+            shared = self._listener.fileno(), self._lifeline
+            environ = {**os.environ, INHERITED: ",".join(map(str, shared))}
             if self._config.node is not None:
                 environ["TICKWHEEL_NODE"] = f"{self._config.node}-{number}"
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "tickwheel", *without_node(sys.argv[1:]),
-                env=environ, pass_fds=[self._listener.fileno()], start_new_session=True,
+                env=environ, pass_fds=shared, start_new_session=True,
             )  # fmt: skip
             self._processes.add(process)
             began = self._clock.time()

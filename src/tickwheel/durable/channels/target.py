@@ -8,10 +8,10 @@ name is looked up once, here, and the connection goes to the addresses that this
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import threading
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -20,7 +20,7 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.errors import TargetRefused
@@ -35,9 +35,12 @@ CIDR = str | IPv4Network | IPv6Network
 Found = tuple[str, int]  # an address as text, and its family
 
 MAX_URL = 2048
-KEEP_SECONDS = 5.0  # that what a name led to is remembered
+KEEP_SECONDS = 5.0  # that what a name led to is used without a look
+LAST_KNOWN_SECONDS = 3600.0  # that it is used after that, while no server of names answers
 KEEP_NAMES = 1024
-LOOKUPS = 64  # at the same time
+PROMPT_SECONDS = 1.0  # a lookup that takes longer counts as hung
+PROMPT = 64  # lookups at the same time
+HUNG = 192  # and hung ones beside them
 
 # Not left to `ipaddress`, whose opinion of what is private differs from one Python to the next.
 SPECIAL: tuple[tuple[IPNetwork, str], ...] = tuple(
@@ -119,6 +122,20 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # a last label like this makes it a
 _UNCLEAN = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")  # what parsers of URLs disagree about
 
 
+class Kept(NamedTuple):
+    """What a name led to."""
+
+    fresh_until: float
+    found: list[Found]
+
+
+class Asked(NamedTuple):
+    """A lookup that is under way."""
+
+    begun_at: float
+    answer: asyncio.Task[list[Found]]
+
+
 class Targets:
     """Says which endpoints may be called, and finds the addresses to connect to.
 
@@ -130,6 +147,8 @@ class Targets:
     - Of a name's addresses the permitted ones are used; without one the name is refused.
     - A name's addresses are remembered for some seconds, once checked, and whoever asks for the
       same name meanwhile shares one lookup.
+    - While a later lookup hangs, or no server of names answers it, the addresses that were checked
+      last are used, for an hour. One that says that the name is gone, or leads elsewhere, counts.
     """
 
     def __init__(
@@ -142,11 +161,10 @@ class Targets:
     ) -> None:
         self._allow_private = allow_private
         self._allow = tuple(map(network_of, allow))
-        # Threads of its own: the loop has few, and a server of names that is away blocks them all.
-        self._lookup = lookup or partial(look_up, ThreadPoolExecutor(LOOKUPS, "tickwheel-lookup"))
+        self._lookup = lookup or Lookups()
         self._clock = clock or SystemClock()
-        self._kept: dict[str, tuple[float, list[Found]]] = {}
-        self._asked: dict[str, asyncio.Task[list[Found]]] = {}
+        self._kept: dict[str, Kept] = {}
+        self._asked: dict[str, Asked] = {}
 
     def check_endpoint(self, url: str) -> None:
         """Raise TargetRefused unless `url` may be an endpoint, as far as can be seen without DNS.
@@ -176,27 +194,36 @@ class Targets:
             return [Address(str(literal), port, family)]
         if host in METADATA_NAMES:
             raise TargetRefused(f"{host} must not be called: it is a cloud's metadata service")
-        kept = self._kept.get(host)
-        if kept is None or kept[0] <= self._clock.time():
-            found = await self._asked_once(host, port)
-        else:
-            found = kept[1]
+        found = await self._found(host, port)
         return [Address(address, port, family) for address, family in found]
 
-    async def _asked_once(self, host: str, port: int) -> list[Found]:
-        """Look the name up, or wait for a lookup of it that is under way."""
+    async def _found(self, host: str, port: int) -> list[Found]:
+        kept, now = self._kept.get(host), self._clock.time()
+        if kept is not None and now < kept.fresh_until:
+            return kept.found
+        begun_at, answer = self._asked_once(host, port)
+        if kept is None or now >= kept.fresh_until + LAST_KNOWN_SECONDS:
+            # One that gives up waiting must not end it for the others.
+            return await asyncio.shield(answer)
+        await asyncio.wait([answer], timeout=max(0.0, begun_at + PROMPT_SECONDS - now))
+        return kept.found if is_unanswered(answer) else answer.result()
+
+    def _asked_once(self, host: str, port: int) -> Asked:
+        """Look the name up, unless that is under way."""
         asked = self._asked.get(host)
         if asked is None:
-            asked = asyncio.get_running_loop().create_task(self._look_up(host, port))
-            self._asked[host] = asked
-            asked.add_done_callback(lambda task: self._answered(host, task))
-        # One that gives up waiting must not end it for the others.
-        return await asyncio.shield(asked)
+            answer = asyncio.get_running_loop().create_task(self._look_up(host, port))
+            self._asked[host] = asked = Asked(self._clock.time(), answer)
+            answer.add_done_callback(lambda answer: self._answered(host, answer))
+        return asked
 
-    def _answered(self, host: str, task: asyncio.Task[list[Found]]) -> None:
+    def _answered(self, host: str, answer: asyncio.Task[list[Found]]) -> None:
         del self._asked[host]
-        if not task.cancelled():
-            task.exception()  # seen, should all who waited for it have given up
+        if answer.cancelled():
+            return
+        # The exception is seen thereby, should all who waited for it have given up.
+        if answer.exception() is not None and not is_unanswered(answer):
+            self._kept.pop(host, None)
 
     async def _look_up(self, host: str, port: int) -> list[Found]:
         permitted: dict[Found, None] = {}  # each once, in order
@@ -223,7 +250,7 @@ class Targets:
         self._kept.pop(host, None)
         if len(self._kept) >= KEEP_NAMES:
             del self._kept[next(iter(self._kept))]  # the oldest
-        self._kept[host] = self._clock.time() + KEEP_SECONDS, found
+        self._kept[host] = Kept(self._clock.time() + KEEP_SECONDS, found)
 
     def _check(self, address: IPAddress, host: str) -> None:
         why = self._refusal(address)
@@ -244,12 +271,77 @@ class Targets:
         return next(filter(None, map(self._refusal, inside)), None)
 
 
-async def look_up(
-    threads: ThreadPoolExecutor | None, host: str, port: int
-) -> Iterable[tuple[Any, ...]]:
-    """Ask the system for the addresses of a name, in a thread."""
-    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    return await asyncio.get_running_loop().run_in_executor(threads, ask)
+class Lookups:
+    """Asks the system for the addresses of names, each on a thread that keeps no process alive.
+
+    - At most `PROMPT` at once, for a lookup cannot be stopped. One that hangs makes room for
+      others, until `HUNG` of them do.
+    - A name whose last lookup hung is looked up among the hung ones: names that no server answers
+      for hold up no others.
+    - For one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._prompt = asyncio.Semaphore(PROMPT)
+        self._hung = asyncio.Semaphore(HUNG)
+        self._slow: dict[str, None] = {}  # names whose last lookup hung, the oldest first
+
+    async def __call__(self, host: str, port: int) -> Iterable[tuple[Any, ...]]:
+        """Return what getaddrinfo does."""
+        place = self._hung if host in self._slow else self._prompt
+        await place.acquire()
+        try:
+            answer = on_a_thread(host, port)
+            await asyncio.wait([answer], timeout=PROMPT_SECONDS)
+            self._note(host, slow=not answer.done())
+            if not answer.done() and place is self._prompt and not self._hung.locked():
+                await self._hung.acquire()  # at once, as it is not locked
+                place.release()
+                place = self._hung
+            return await answer
+        finally:
+            place.release()
+
+    def _note(self, host: str, slow: bool) -> None:
+        self._slow.pop(host, None)
+        if slow:
+            if len(self._slow) >= KEEP_NAMES:
+                del self._slow[next(iter(self._slow))]
+            self._slow[host] = None
+
+
+def on_a_thread(host: str, port: int) -> asyncio.Future[list[tuple[Any, ...]]]:
+    """Look a name up on a daemon thread: an executor's are waited for when the process ends."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[tuple[Any, ...]]] = loop.create_future()
+
+    def ask() -> None:
+        answer: list[tuple[Any, ...]] | Exception
+        try:
+            answer = [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        except Exception as error:  # noqa: BLE001
+            answer = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, answer)
+
+    def tell(answer: list[tuple[Any, ...]] | Exception) -> None:
+        if future.done():
+            return
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    threading.Thread(target=ask, name="tickwheel-lookup", daemon=True).start()
+    return future
+
+
+def is_unanswered(answer: asyncio.Task[list[Found]]) -> bool:
+    """Say whether a lookup hangs, or ended because no server of names answered."""
+    if not answer.done():
+        return True
+    error = None if answer.cancelled() else answer.exception()
+    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
 
 
 def network_of(cidr: CIDR) -> IPNetwork:

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.durable.schedule import Schedule
-from tickwheel.durable.store import LEASE_MARGIN_MS, SCAN, Claims
+from tickwheel.durable.store import LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
 from tickwheel.durable.stores.postgres_insert import insert, keyed
@@ -28,7 +28,14 @@ from tickwheel.durable.stores.postgres_registry import PostgresRegistry
 from tickwheel.durable.stores.postgres_schedules import cancel_pending, fired, later_each_time
 from tickwheel.durable.stores.postgres_schema import PATIENCE_SECONDS, migrate
 from tickwheel.durable.stores.postgres_transaction import insert_on, insert_on_now
-from tickwheel.durable.stores.rows import STATES, may_hold, merged, rounds, task_of
+from tickwheel.durable.stores.rows import (
+    STATES,
+    last_of_each,
+    may_hold,
+    merged,
+    rounds,
+    task_of,
+)
 from tickwheel.durable.task import SHARDS, Attempt, Due, Event, State, Taken, Task, Verdict
 from tickwheel.errors import Locked, StoreUnavailable
 
@@ -313,7 +320,8 @@ class PostgresStore:
         self._opened()
         if not leases:
             return []
-        rows = await self.fetch(statement, *zip(*sorted(leases), strict=True))
+        given = sorted(last_of_each(leases))
+        rows = await self.fetch(statement, *zip(*given, strict=True))
         still = {tuple(row) for row in rows}
         return [(one.id, one.attempt, one.epoch) in still for one in leases]
 
@@ -425,19 +433,22 @@ class PostgresStore:
                 for table in tables
             ]
 
-        return merged(await self.run(work), limit)
+        return merged(await self.run(work), limit, PAGE_BYTES)
 
     async def _scan(
         self, connection: Connection, table: str, filter: Filter, before: str, limit: int
     ) -> tuple[list[Task], str | None]:
         """Return what matches among the next rows of a table, and where it stopped, or None."""
         statement, values = sql.find(
-            table, filter, now_ms=int(self.now_ms()), before=before, scan=SCAN, limit=limit + 1
-        )
+            table, filter, now_ms=int(self.now_ms()), before=before, scan=SCAN, limit=limit + 1,
+            most_bytes=PAGE_BYTES,
+        )  # fmt: skip
         rows = await connection.fetch(statement, *values)
-        tasks = [task_of(row[1:]) for row in rows if row[1] is not None]
+        tasks = [task_of(row[3:]) for row in rows if row[1] is not None]
         if len(tasks) > limit:
             return tasks[:limit], tasks[limit - 1].id
+        if tasks and rows[-1][1] >= PAGE_BYTES:
+            return tasks, tasks[-1].id
         return tasks, rows[0][0] if rows else None
 
     async def attempts(self, task_id: str) -> list[Attempt]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.registry import Audit, NodeRow, ServiceRow, ShardRow
+from tickwheel.durable.registry import AUDIT_KEPT_MS, Audit, NodeRow, ServiceRow, ShardRow
 from tickwheel.durable.stores.postgres_pool import clean
-from tickwheel.durable.stores.postgres_statements import NOTIFY, UNUSED
+from tickwheel.durable.stores.postgres_statements import LEFT_BEHIND, NOTIFY, UNUSED
 from tickwheel.durable.stores.rows import audit_page, token_of, token_row
 from tickwheel.errors import ServiceInUse, StoreUnavailable
 
@@ -73,6 +73,14 @@ AUDIT_OF = AUDIT.replace("WHERE", "WHERE namespace = $3 AND").replace(
 OLD = """
     SELECT caller, key FROM idempotency WHERE used_at_ms < $1
     ORDER BY used_at_ms LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+"""
+# From the first line on: they come in the order of their times, or nearly. No index has those.
+OLD_LINES = """
+    WITH old AS MATERIALIZED (
+        SELECT id, at_ms FROM audit WHERE id > 0 ORDER BY id LIMIT $2::bigint
+        FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM audit WHERE id = ANY (ARRAY(SELECT id FROM old WHERE at_ms < $1)) RETURNING id
 """
 NODES = """
     SELECT k.name, n.started_at_ms, n.lease_until_ms,
@@ -192,12 +200,19 @@ class PostgresRegistry:
         await self._store.fetch(NOTE, *line(audit))
 
     async def prune(self, before_ms: int, limit: int) -> int:
-        """Forget up to `limit` idempotency keys that were used before that; return how many."""
+        """Forget what is old, up to `limit` of it; return how much.
+
+        Idempotency keys, lines of the audit log, and what older nodes have left behind.
+        """
+        lines_before_ms = int(self._store.now_ms()) - AUDIT_KEPT_MS
 
         async def work(connection: Connection) -> int:
             old = await connection.fetch(OLD, before_ms, limit)
             await connection.executemany(UNUSED, old)
-            return len(old)
+            left = limit - len(old)
+            left -= len(await connection.fetch(OLD_LINES, lines_before_ms, left))
+            left -= len(await connection.fetch(LEFT_BEHIND, before_ms, left))
+            return limit - left
 
         return await self._store._transaction(work)
 

@@ -140,13 +140,20 @@ MIGRATIONS: list[list[str]] = [
         ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000)
         """,
         "CREATE INDEX idempotency_used ON idempotency (used_at_ms)",
-        # Only an accept writes it, so claims still write no index; it finds those whose feedback
-        # is overdue, however much else of their service waits.
-        "ALTER TABLE task ADD COLUMN accepted_until_ms bigint",
+        # A table of its own: claims still write no index, and nothing is done to the large ones.
+        # It finds those whose feedback is overdue, however much else of their service waits, and
+        # keeps the due time that each had. A row counts while its attempt runs: nodes of the
+        # version before end tasks, too, and leave it behind.
         """
-        CREATE INDEX task_accepted ON task (accepted_until_ms)
-            WHERE accepted_until_ms IS NOT NULL
+        CREATE TABLE accepted (
+            task_id uuid PRIMARY KEY,
+            until_ms bigint NOT NULL,
+            due_at_ms bigint NOT NULL,
+            attempt integer NOT NULL,
+            shard integer NOT NULL
+        ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000)
         """,
+        "CREATE INDEX accepted_until ON accepted (until_ms)",
         """
         CREATE TABLE audit (
             id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

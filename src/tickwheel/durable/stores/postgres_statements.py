@@ -24,7 +24,14 @@ LIVE = (
 FINAL = LIVE.replace(
     "lease_until_ms, started_at_ms", "NULL::bigint, NULL::bigint, result, replayed_as"
 )
-COLUMNS = {"task": LIVE, "backlog": FINAL}
+# An accept moves the lease and the due time of its task to one moment: no other has both alike.
+_ACCEPTED = "t.lease_until_ms = t.due_at_ms"
+# Which it was due at before. Of an accept that commits while a statement runs that sees the task
+# but not yet the row beside it, all that is known is that it was due when it was claimed.
+_DUE_AT = f"""CASE WHEN {_ACCEPTED} THEN coalesce(
+            (SELECT a.due_at_ms FROM accepted a WHERE a.task_id = t.id AND a.attempt = t.attempt),
+            least(t.due_at_ms, t.started_at_ms)
+        ) ELSE t.due_at_ms END"""
 GIVEN = (
     "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
     " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
@@ -41,6 +48,15 @@ _KEPT = (
 def of(table: str, columns: str) -> str:
     """Return columns with the table's name before each."""
     return ", ".join(f"{table}.{name}" for name in columns.split(", "))
+
+
+SHOWN = of("t", LIVE).replace("t.due_at_ms", f"{_DUE_AT} AS due_at_ms")
+_TABLES = {"task": f"(SELECT {SHOWN} FROM task t)", "backlog": "backlog"}
+_COLUMNS = {"task": LIVE, "backlog": FINAL}
+_BYTES = {
+    "task": "octet_length(t.payload)",
+    "backlog": "octet_length(t.payload) + coalesce(octet_length(t.result), 0)",
+}
 
 
 def given(first: int) -> str:
@@ -95,7 +111,7 @@ REPLACE_KEYED = f"""
     RETURNING {of("t", LIVE)}
 """
 HOLDERS = f"""
-    SELECT {of("t", LIVE)} FROM unnest($1::text[], $2::text[]) AS g (key, service)
+    SELECT {SHOWN} FROM unnest($1::text[], $2::text[]) AS g (key, service)
     JOIN task t ON t.key = g.key AND t.service = g.service
 """
 # Of two that come at once with one name the second waits here until the first has committed.
@@ -191,14 +207,15 @@ UNCLAIMED = """
 
 RECORD = f"""
     WITH won AS MATERIALIZED (
-        SELECT e.*, t.node, t.started_at_ms
+        SELECT e.*, t.node, t.started_at_ms, t.was_due_at_ms, t.accepted
         FROM unnest(
             $1::uuid[], $2::integer[], $3::bigint[], $4::text[], $5::text[], $6::bigint[],
             $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::boolean[], $12::integer[]
         ) AS e (id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error, lost,
             number)
         CROSS JOIN LATERAL (
-            SELECT t.node, t.started_at_ms FROM task t
+            SELECT t.node, t.started_at_ms, {_DUE_AT} AS was_due_at_ms, {_ACCEPTED} AS accepted
+            FROM task t
             WHERE t.id = e.id AND t.state = 'running' AND t.attempt = e.attempt
                 AND t.epoch = e.epoch AND (NOT e.lost OR t.lease_until_ms < e.at_ms)
             FOR UPDATE
@@ -207,54 +224,81 @@ RECORD = f"""
         INSERT INTO attempt
             (task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error)
         SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error FROM won
+    ), heard_of AS (
+        DELETE FROM accepted WHERE task_id = ANY (ARRAY(SELECT id FROM won WHERE accepted))
     ), gone AS (
         DELETE FROM task t USING won e WHERE t.id = e.id AND e.state <> 'delay'
-        RETURNING t.id, t.service, t.payload, t.key, e.state, t.due_at_ms, t.shard, t.priority,
-            t.attempt, e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms, t.created_at_ms,
-            e.at_ms, t.replay_of, e.error, t.node, t.epoch, e.result
+        RETURNING t.id, t.service, t.payload, t.key, e.state, e.was_due_at_ms, t.shard,
+            t.priority, t.attempt, e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
+            t.created_at_ms, e.at_ms, t.replay_of, e.error, t.node, t.epoch, e.result
     ), kept AS (
         INSERT INTO backlog ({_KEPT}, result) SELECT * FROM gone
     ), back AS (
         UPDATE task t SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
-            error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL,
-            accepted_until_ms = NULL
+            error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
         FROM won e WHERE t.id = e.id AND e.state = 'delay'
     )
     SELECT number FROM won
 """
 
 
-def _still(changes: str) -> str:
-    """Return the statement that changes which of these attempts are the running ones."""
+def _still(changes: str, noted: str = "") -> str:
+    """Return the statement that changes which of these attempts are the running ones.
+
+    `noted`: what else is done with them, as `still`. No attempt may be given twice.
+    """
     return f"""
         WITH {_MOMENT}, still AS MATERIALIZED (
-            SELECT l.* FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
+            SELECT l.*, t.shard, t.due_at_ms
+            FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
                 AS l (id, attempt, epoch, until_ms)
             CROSS JOIN LATERAL (
-                SELECT t.id FROM task t WHERE t.id = l.id AND t.state = 'running'
+                SELECT t.shard, t.due_at_ms FROM task t WHERE t.id = l.id AND t.state = 'running'
                     AND t.attempt = l.attempt AND t.epoch = l.epoch
                 FOR NO KEY UPDATE
             ) t
-        )
+        ){noted}
         UPDATE task t SET {changes} FROM still s WHERE t.id = s.id
         RETURNING t.id, t.attempt, t.epoch
     """
 
 
 # One that was accepted stays so, though the node that sent it renews what it had.
-RENEW = _still(
-    "lease_until_ms = CASE WHEN t.lease_until_ms = t.due_at_ms THEN t.lease_until_ms"
-    " ELSE s.until_ms END"
-)
+RENEW = _still(f"lease_until_ms = CASE WHEN {_ACCEPTED} THEN t.lease_until_ms ELSE s.until_ms END")
+# Accepted again, it was due when it was before the first time. A row of an attempt before this one
+# has only been left behind.
 ACCEPT = _still(
-    "lease_until_ms = s.until_ms, accepted_until_ms = s.until_ms, due_at_ms = s.until_ms,"
-    f" updated_at_ms = {_NOW}"
+    f"lease_until_ms = s.until_ms, due_at_ms = s.until_ms, updated_at_ms = {_NOW}",
+    """, noted AS (
+            INSERT INTO accepted AS a (task_id, until_ms, due_at_ms, attempt, shard)
+            SELECT id, until_ms, due_at_ms, attempt, shard FROM still
+            ON CONFLICT (task_id) DO UPDATE SET
+                until_ms = EXCLUDED.until_ms, attempt = EXCLUDED.attempt, due_at_ms = CASE
+                    WHEN a.attempt = EXCLUDED.attempt THEN a.due_at_ms ELSE EXCLUDED.due_at_ms END
+        )""",
 )
 ACCEPTED = f"""
-    SELECT {LIVE.replace("payload", "''::bytea AS payload")} FROM task
-    WHERE accepted_until_ms <= $2::bigint AND shard = ANY($1::integer[])
-        AND state = 'running' AND lease_until_ms <= $2::bigint
-    ORDER BY accepted_until_ms LIMIT 10000
+    SELECT t.* FROM accepted a CROSS JOIN LATERAL (
+        SELECT {LIVE.replace("payload", "''::bytea AS payload")} FROM task t
+        WHERE t.id = a.task_id AND t.attempt = a.attempt AND t.state = 'running'
+            AND t.lease_until_ms <= $2::bigint
+        LIMIT 1
+    ) t
+    WHERE a.until_ms <= $2::bigint AND a.shard = ANY ($1::integer[])
+    ORDER BY a.until_ms LIMIT 10000
+"""
+# What a node that knew nothing of the table has ended. In use, a row is never so old for long.
+LEFT_BEHIND = """
+    WITH old AS MATERIALIZED (
+        SELECT task_id, attempt FROM accepted WHERE until_ms < $1
+        ORDER BY until_ms LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM accepted WHERE task_id = ANY (ARRAY(
+        SELECT o.task_id FROM old o WHERE o.attempt IS DISTINCT FROM (
+            SELECT t.attempt FROM task t WHERE t.id = o.task_id AND t.state = 'running'
+        )
+    ))
+    RETURNING task_id
 """
 
 # The services that have tasks: one step along the index for each, not one for each task.
@@ -338,7 +382,7 @@ STATES_BY_ID = """
     UNION ALL SELECT id, state FROM backlog WHERE id = ANY ($1::uuid[])
 """
 BY_ID = f"""
-    SELECT {LIVE}, NULL::text, NULL::uuid FROM task WHERE id = ANY ($1::uuid[])
+    SELECT {SHOWN}, NULL::text, NULL::uuid FROM task t WHERE id = ANY ($1::uuid[])
     UNION ALL SELECT {FINAL} FROM backlog WHERE id = ANY ($1::uuid[])
 """
 ATTEMPTS = """
@@ -383,6 +427,14 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
     return " AND ".join(conditions)
 
 
+def _sized(table: str, order: str) -> str:
+    """Return the columns of a list, and before them the bytes so far and those of the row."""
+    size = _BYTES[table]
+    return f"""
+        sum({size}) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total, {size} AS bytes,
+        {_COLUMNS[table]}"""
+
+
 def unclaimed(
     filter: Filter, now_ms: int, limit: int, moved_ms: int | None = None
 ) -> tuple[str, list[Any]]:
@@ -407,25 +459,32 @@ def unclaimed(
 
 
 def find(
-    table: str, filter: Filter, *, now_ms: int, before: str, scan: int, limit: int
+    table: str, filter: Filter, *, now_ms: int, before: str, scan: int, limit: int, most_bytes: int
 ) -> tuple[str, list[Any]]:
     """Return the statement for a list, and its values: what matches among the next `scan` rows.
 
-    Newest first. The first column is where the look ended when there may be more; else null.
+    Newest first, up to the row with which payloads and results come to `most_bytes`: of those
+    behind it only the sizes are looked at. The first column is where the look ended when there may
+    be more, else null; the next two are the bytes up to and with a row, and its own.
     """
     values = Values()
     where = matching(filter, now_ms, values)
     range_ = f"t.id < {values.add(before)}::uuid"
     most = f"LIMIT {values.add(limit)}::bigint"
+    fits = f"f.total - f.bytes < {values.add(most_bytes)}::bigint"
+    order = "t.id DESC"
     if table == "task" and filter.key is not None:  # at most one for each service
         statement = f"""
-            WITH held AS MATERIALIZED (SELECT * FROM task t WHERE t.key = {values.add(filter.key)})
-            SELECT NULL::uuid, t.* FROM (
-                SELECT {LIVE} FROM held t WHERE {range_} AND {where} ORDER BY t.id DESC {most}
-            ) t
+            WITH held AS MATERIALIZED (
+                SELECT {SHOWN} FROM task t WHERE t.key = {values.add(filter.key)}
+            )
+            SELECT NULL::uuid AS stop, f.* FROM (
+                SELECT {_sized(table, order)} FROM held t WHERE {range_} AND {where}
+                ORDER BY {order} {most}
+            ) f
+            WHERE {fits}
         """
         return statement, values.list
-    order = "t.id DESC"
     if filter.key is not None:
         range_ += f" AND t.key = {values.add(filter.key)}"
         order = "t.key DESC, t.id DESC"
@@ -437,11 +496,11 @@ def find(
             ) AS id
         )
         SELECT s.id AS stop, f.* FROM stop s LEFT JOIN (
-            SELECT {COLUMNS[table]} FROM {table} t
+            SELECT {_sized(table, order)} FROM {_TABLES[table]} t
             WHERE {range_} AND t.id >= coalesce((SELECT id FROM stop), '{"0" * 32}'::uuid)
                 AND {where}
             ORDER BY {order} {most}
-        ) f ON true
+        ) f ON {fits}
     """
     return statement, values.list
 
@@ -469,7 +528,7 @@ REPLAY = f"""
     SELECT o.id AS old_id, s.* FROM old o LEFT JOIN stored s ON s.id = o.new_id
 """
 REPLAY_HOLDERS = f"""
-    SELECT b.id AS old_id, {of("t", LIVE)} FROM unnest($1::uuid[]) AS r (id)
+    SELECT b.id AS old_id, {SHOWN} FROM unnest($1::uuid[]) AS r (id)
     JOIN backlog b ON b.id = r.id
     JOIN task t ON t.key = b.key AND t.service = b.service
 """

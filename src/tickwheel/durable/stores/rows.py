@@ -13,11 +13,12 @@ from tickwheel.durable.task import FINAL, Page, Repeated, State, Taken, Task
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from tickwheel.durable.task import Submission
+    from tickwheel.durable.task import Lease, Submission
 
     Answer = Task | Taken | Repeated | None
 
 STATES = {str(state): state for state in State}
+BODY, RESULT = map(Task._fields.index, ("body", "result_body"))
 MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
 
 
@@ -53,16 +54,39 @@ def may_hold(state: State | None, table: str) -> bool:
     return state is None or (state in FINAL) == (table == "backlog")
 
 
-def merged(pages: list[tuple[list[Task], str | None]], limit: int) -> Page:
+def last_of_each(leases: Iterable[Lease]) -> list[Lease]:
+    """Return the last lease of each attempt."""
+    return list({lease[:3]: lease for lease in leases}.values())
+
+
+class Filling:
+    """A page that fills: called with a row of it, says whether the page is full with that one."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._left = most_bytes
+
+    @property
+    def full(self) -> bool:
+        return self._left <= 0
+
+    def __call__(self, row: Sequence[Any]) -> bool:
+        self._left -= len(row[BODY]) + len((len(row) > RESULT and row[RESULT]) or "")
+        return self.full
+
+
+def merged(pages: list[tuple[list[Task], str | None]], limit: int, most_bytes: int) -> Page:
     """Make one page of several, newest first; a task in two of them counts as in the last.
 
-    Beyond the place where the first of them stopped, nothing is known: there the page ends.
+    Beyond the place where the first of them stopped, nothing is known: there the page ends; or
+    earlier, where it is full.
     """
     stop = max((stop for _, stop in pages if stop is not None), default=None)
     found = {task.id: task for tasks, _ in pages for task in tasks}
     tasks = sorted(found.values(), key=lambda task: task.id, reverse=True)
     if stop is not None:
         tasks = [task for task in tasks if task.id >= stop]
+    full = Filling(most_bytes)
+    limit = next((count for count, task in enumerate(tasks[:limit], 1) if full(task)), limit)
     if len(tasks) > limit:
         return Page(tasks[:limit], tasks[limit - 1].id)
     return Page(tasks, stop)

@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import WallClock
 from tickwheel.durable.schedule import Schedule, firing_keys
-from tickwheel.durable.store import LEASE_MARGIN_MS, SCAN, Claims
+from tickwheel.durable.store import LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke
-from tickwheel.durable.stores.rows import STATES, inserted, may_hold, merged, task_of
+from tickwheel.durable.stores.rows import (
+    STATES,
+    Filling,
+    inserted,
+    last_of_each,
+    may_hold,
+    merged,
+    task_of,
+)
 from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver, set_wal
 from tickwheel.durable.stores.sqlite_insert import insert
 from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
@@ -257,7 +265,8 @@ class SqliteStore:
         """Move leases; for each whether the attempt is still the running one."""
 
         def work(connection: Connection) -> list[bool]:
-            return still(leases, connection.run(sql.RENEW, (json.dumps(leases),)))
+            given = json.dumps(last_of_each(leases))
+            return still(leases, connection.run(sql.RENEW, (given,)))
 
         return await self._write(Rank.CLAIM, work)
 
@@ -265,7 +274,7 @@ class SqliteStore:
         """Let attempts go on without the node; for each whether it is still the running one."""
 
         def work(connection: Connection) -> list[bool]:
-            values = {"leases": json.dumps(leases), "now": self._now()}
+            values = {"leases": json.dumps(last_of_each(leases)), "now": self._now()}
             return still(leases, connection.run(sql.ACCEPT, values))
 
         return await self._write(Rank.OUTCOME, work)
@@ -367,7 +376,7 @@ class SqliteStore:
                 pages = [self._scan(connection, table, filter, cursor, limit) for table in tables]
             finally:
                 connection.run("COMMIT")
-            return merged(pages, limit)
+            return merged(pages, limit, PAGE_BYTES)
 
         return await self._read(work)
 
@@ -379,9 +388,12 @@ class SqliteStore:
         by_key = filter.key is not None
         statement = sql.find(table, where, by_key=by_key)
         values |= {"cursor": cursor or "g", "scan": SCAN, "limit": limit + 1}
-        tasks = [task_of(row) for row in connection.run(statement, values)]
+        page = Filling(PAGE_BYTES)
+        tasks = [task_of(row) for row in connection.run_until(page, statement, values)]
         if len(tasks) > limit:
             return tasks[:limit], tasks[limit - 1].id
+        if page.full:
+            return tasks, tasks[-1].id
         if by_key:
             return tasks, None
         last = connection.run(sql.LAST.format(table=table), (values["cursor"], SCAN, SCAN - 1))

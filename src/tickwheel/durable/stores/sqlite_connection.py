@@ -1,6 +1,6 @@
 """Connections to SQLite: by apsw where it is installed, otherwise by Python's own sqlite3.
 
-Both are hidden behind four methods, and what goes wrong becomes `StoreUnavailable` or stays an
+Both are hidden behind a few methods, and what goes wrong becomes `StoreUnavailable` or stays an
 error of the statement. apsw brings a SQLite of its own. Python's may be older than 3.51.3: such a
 one can corrupt a database, rarely, when one connection writes and another moves the log into the
 file at the same moment; so with those only the writer itself does that.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.errors import StoreUnavailable
@@ -22,7 +23,7 @@ else:
     HAS_APSW = True
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     Row = tuple[Any, ...]
 
@@ -37,6 +38,11 @@ class Connection(Protocol):
 
     def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
         """Execute one statement and return its rows."""
+
+    def run_until(
+        self, full: Callable[[Row], bool], statement: str, values: dict[str, Any]
+    ) -> list[Row]:
+        """Execute one statement and return its rows up to the first that `full` is true of."""
 
     def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute one statement for each row of values."""
@@ -76,6 +82,15 @@ class StandardConnection:
         self._changes = cursor.rowcount
         return rows
 
+    def run_until(
+        self, full: Callable[[Row], bool], statement: str, values: dict[str, Any]
+    ) -> list[Row]:
+        try:
+            with closing(self._connection.execute(statement, values)) as cursor:
+                return up_to(full, cursor)
+        except sqlite3.Error as error:
+            raise translated(error, self._path) from error
+
     def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         try:
             self._changes = self._connection.executemany(statement, rows).rowcount
@@ -111,6 +126,15 @@ class ApswConnection:
         except apsw.Error as error:
             raise translated(error, self._path) from error
 
+    def run_until(
+        self, full: Callable[[Row], bool], statement: str, values: dict[str, Any]
+    ) -> list[Row]:
+        try:
+            with closing(self._connection.execute(statement, values)) as cursor:
+                return up_to(full, cursor)
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+
     def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         try:
             self._connection.executemany(statement, rows)
@@ -136,6 +160,16 @@ DRIVERS: dict[str, type[StandardConnection | ApswConnection]] = {
 def default_driver() -> str:
     """Return "apsw" where it is installed, else "sqlite3"."""
     return "apsw" if "apsw" in DRIVERS else "sqlite3"
+
+
+def up_to(full: Callable[[Row], bool], rows: Iterable[Row]) -> list[Row]:
+    """Return the rows up to the first that `full` is true of; those behind it are never read."""
+    found = []
+    for row in rows:
+        found.append(row)
+        if full(row):
+            break
+    return found
 
 
 def set_wal(connection: Connection) -> None:

@@ -157,6 +157,8 @@ MIGRATIONS: list[list[str]] = [
         # 'registry' rises with every change; 'service' is the highest version of any that is gone.
         "INSERT INTO setting VALUES ('registry', '0'), ('service', '0')",
         "CREATE INDEX task_lease ON task (lease_until_ms) WHERE state = 'running'",
+        # What an accepted task was due at: it counts while the lease and the due time are alike.
+        "ALTER TABLE task ADD COLUMN accepted_due_at_ms INTEGER",
     ],
 ]
 

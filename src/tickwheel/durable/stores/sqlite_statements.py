@@ -23,7 +23,11 @@ LIVE = (
     " lease_until_ms, started_at_ms"
 )
 FINAL = LIVE.replace("lease_until_ms, started_at_ms", "NULL, NULL, result, replayed_as")
-COLUMNS = {"task": LIVE, "backlog": FINAL}
+# An accept moves the lease and the due time of its task to one moment: no other has both alike.
+_ACCEPTED = "t.lease_until_ms = t.due_at_ms"
+_DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_at_ms)"
+SHOWN = ", ".join(f"t.{name}" for name in LIVE.split(", ")).replace("t.due_at_ms", _DUE_AT)
+COLUMNS = {"task": SHOWN, "backlog": FINAL}
 IDS = "id IN (SELECT value FROM json_each(:ids))"
 GIVEN = (
     "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
@@ -56,7 +60,7 @@ REPLACE_KEYED = """
         AND s.on_conflict = 'replace' AND task.state = 'delay'
 """
 HOLDERS = f"""
-    SELECT s.place, {", ".join(f"t.{name.strip()}" for name in LIVE.split(","))}
+    SELECT s.place, {SHOWN}
     FROM temp.submission s CROSS JOIN task t ON t.key = s.key AND t.service = s.service
 """
 
@@ -123,9 +127,9 @@ RECORD = [
     SELECT t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error
     FROM temp.ending e CROSS JOIN task t ON t.id = e.id
     """,
-    """
+    f"""
     INSERT INTO backlog
-    SELECT t.id, t.service, t.payload, t.key, e.state, t.due_at_ms, t.shard, t.priority, t.attempt,
+    SELECT t.id, t.service, t.payload, t.key, e.state, {_DUE_AT}, t.shard, t.priority, t.attempt,
         e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms, t.created_at_ms, e.at_ms,
         t.replay_of, e.error, t.node, t.epoch, e.result, NULL
     FROM temp.ending e CROSS JOIN task t ON t.id = e.id WHERE e.state <> 'delay'
@@ -133,7 +137,7 @@ RECORD = [
     "DELETE FROM task WHERE id IN (SELECT id FROM temp.ending WHERE state <> 'delay')",
     """
     UPDATE task SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
-        error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
+        error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL, accepted_due_at_ms = NULL
     FROM temp.ending e WHERE task.id = e.id AND e.state = 'delay'
     """,
 ]
@@ -148,18 +152,20 @@ SERVICES_LIVE = """
     SELECT service FROM name WHERE service IS NOT NULL
 """
 
-RENEW = """
-    UPDATE task SET lease_until_ms = iif(lease_until_ms = due_at_ms, due_at_ms, l.value ->> 3)
+# One that was accepted stays so, though the node that sent it renews what it had.
+RENEW = f"""
+    UPDATE task AS t SET lease_until_ms = iif({_ACCEPTED}, due_at_ms, l.value ->> 3)
     FROM json_each(?) l
-    WHERE task.id = l.value ->> 0 AND task.state = 'running'
-        AND task.attempt = l.value ->> 1 AND task.epoch = l.value ->> 2
+    WHERE t.id = l.value ->> 0 AND t.state = 'running'
+        AND t.attempt = l.value ->> 1 AND t.epoch = l.value ->> 2
     RETURNING id, attempt, epoch
 """
-ACCEPT = """
-    UPDATE task SET lease_until_ms = l.value ->> 3, due_at_ms = l.value ->> 3, updated_at_ms = :now
+ACCEPT = f"""
+    UPDATE task AS t SET lease_until_ms = l.value ->> 3, due_at_ms = l.value ->> 3,
+        accepted_due_at_ms = {_DUE_AT}, updated_at_ms = :now
     FROM json_each(:leases) l
-    WHERE task.id = l.value ->> 0 AND task.state = 'running'
-        AND task.attempt = l.value ->> 1 AND task.epoch = l.value ->> 2
+    WHERE t.id = l.value ->> 0 AND t.state = 'running'
+        AND t.attempt = l.value ->> 1 AND t.epoch = l.value ->> 2
     RETURNING id, attempt, epoch
 """
 # By the leases: the plus keeps the planner from going by the shards, of which one node has all.
@@ -187,7 +193,7 @@ RESCHEDULE = f"""
 """
 UNCLAIMED = "SELECT id FROM task WHERE state = 'delay' AND {where} LIMIT :limit"
 
-LIVE_BY_ID = f"SELECT {LIVE} FROM task WHERE id IN (SELECT value FROM json_each(?))"
+LIVE_BY_ID = f"SELECT {SHOWN} FROM task t WHERE id IN (SELECT value FROM json_each(?))"
 FINAL_BY_ID = f"SELECT {FINAL} FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
 ATTEMPTS = "SELECT * FROM attempt WHERE task_id = ? ORDER BY attempt"
 LAST = """
@@ -228,18 +234,25 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
 
 
 def find(table: str, where: str, *, by_key: bool) -> str:
-    """Return the statement for a list: by the key's index, or over a bounded number of rows."""
-    columns = COLUMNS[table]
-    if by_key:
-        return f"""
-            SELECT {columns} FROM {table} WHERE id < :cursor AND :scan > 0 AND {where}
-            ORDER BY id DESC LIMIT :limit
-        """
-    return f"""
-        SELECT {columns} FROM (
-            SELECT * FROM {table} WHERE id < :cursor ORDER BY id DESC LIMIT :scan
-        ) WHERE {where} LIMIT :limit
+    """Return the statement for a list: by the key's index, or over a bounded number of rows.
+
+    What a row holds is read when the row is asked for, of those that match: payloads are large.
     """
+    due_at = _DUE_AT if table == "task" else "t.due_at_ms"
+    looked_at = (
+        f"SELECT id, service, key, state, updated_at_ms, {due_at} AS due_at_ms FROM {table} t"
+    )
+    if by_key:
+        matching = f"""
+            SELECT id AS found FROM ({looked_at})
+            WHERE id < :cursor AND :scan > 0 AND {where} ORDER BY id DESC LIMIT :limit
+        """
+    else:
+        matching = f"""
+            SELECT id AS found FROM ({looked_at} WHERE id < :cursor ORDER BY id DESC LIMIT :scan)
+            WHERE {where} LIMIT :limit
+        """
+    return f"SELECT {COLUMNS[table]} FROM ({matching}) m CROSS JOIN {table} t ON t.id = m.found"
 
 
 REPLAYS = """(
