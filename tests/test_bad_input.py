@@ -440,7 +440,7 @@ class TestOneVoice:
             {"tick": 0, "sizes": (0,), "start": -1},
             {"tick": 0, "start": -1, "overflow": 5},
         ],
-        ids=str,
+        ids=lambda options: str(options).partition(" at 0x")[0],
     )
     def test_both_cores_refuse_arguments_that_do_not_go_together_in_the_same_words(
         self, both, arguments

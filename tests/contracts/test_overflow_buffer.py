@@ -290,7 +290,9 @@ def test_ten_thousand_entries_come_out_in_order(buffer):
 
 
 class TestItems:
-    @pytest.mark.parametrize("odd", [object(), {1, object()}, float("nan")], ids=repr)
+    @pytest.mark.parametrize(
+        "odd", [object(), {1, object()}, float("nan")], ids=["object", "set", "nan"]
+    )
     def test_one_that_is_not_json_is_refused_and_nothing_has_changed(self, durable, core, odd):
         buffer = durable.buffer()
         wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)

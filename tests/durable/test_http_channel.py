@@ -17,6 +17,7 @@ from durable.stage import START, START_MS
 from receivers import Receiver, answering, date, flapping, head, writing
 from tickwheel import ManualClock
 from tickwheel.clock import WallClock
+from tickwheel.durable.channel import Traced
 from tickwheel.durable.channels import http as channel_module
 from tickwheel.durable.channels.http import (
     EXCERPT,
@@ -633,13 +634,13 @@ class TestTheChannel:
             assert "hunter2" not in str(refused.value)
 
     async def test_a_trace_is_entered_around_each_call_and_adds_headers(self, channel, receiver):
-        log = []
+        log, ended = [], []
 
         @contextlib.contextmanager
         def trace(task, service):
             log.append(("begin", task.id, service.name))
             try:
-                yield [("traceparent", "00-1-2-01")]
+                yield Traced([("traceparent", "00-1-2-01")], ended.append)
             finally:
                 log.append(("end", len(receiver.requests)))
 
@@ -648,6 +649,7 @@ class TestTheChannel:
         await channel.send(one, service(receiver.url(), secrets=(new_secret(),)))
         assert log == [("begin", one.id, "orders"), ("end", 1)]
         assert receiver.requests[0].header("traceparent") == "00-1-2-01"
+        assert [answer.event for answer in ended] == [Event.FINISH]
         call = asyncio.create_task(sent(channel, receiver, "/slow"))
         await receiver.until(lambda: receiver.held == 1)
         call.cancel()

@@ -105,7 +105,11 @@ class TestCancel:
             assert {verdict.state for verdict in verdicts} == {State.CANCELLED}
 
     @pytest.mark.parametrize("verb", ["cancel", "get", "replay"])
-    @pytest.mark.parametrize("task_id", [NOBODY, "nope", "", "x" * 32, NOBODY.upper()])
+    @pytest.mark.parametrize(
+        "task_id",
+        [NOBODY, "nope", "", "x" * 32, NOBODY.upper()],
+        ids=["nobody's", "short", "empty", "no digits", "capitals"],
+    )
     async def test_an_id_that_nobody_has_is_unknown(self, cast, verb, task_id):
         async with cast.app as app:
             with pytest.raises(UnknownTask) as refused:

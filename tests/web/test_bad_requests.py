@@ -14,6 +14,7 @@ import socket
 import statistics
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from uvicorn.server import ServerState
@@ -35,6 +36,10 @@ HEAVY = {  # 100 kB and more each
     "broken_long_target",
 }  # fmt: skip
 HOST = b"Host: localhost\r\n"
+
+# An unknown name may just have been made elsewhere: these wait for the next look at the store.
+PATIENT = {"told_unknown_service", "told_wrong_token", "told_other_scheme", "told_large_payload"}
+SENDERS = 16
 
 
 class Wire:
@@ -358,9 +363,9 @@ def latency(server, count=200):
 class Flood:
     """Sends bad requests, and looks at each answer."""
 
-    def __init__(self, server):
+    def __init__(self, server, seed=1):
         self.server = server
-        self.kinds = Kinds(server.token)
+        self.kinds = Kinds(server.token, seed)
         self.hidden = [secret.encode() for secret in secrets_of(server)]
         self.wire = None
         self.answered = 0
@@ -382,6 +387,22 @@ class Flood:
                 assert answer.headers.get("connection") == "close", (name, data[:300], answer)
                 assert wire.answer() is None
         self.check(name, data, answer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.wire is not None:
+            self.wire.close()
+
+    def pour(self, count):
+        """Send so many, of all kinds; return how many were answered."""
+        names = self.kinds.names
+        weights = [0.2 if name in HEAVY | PATIENT else 1.0 for name in names]
+        with self:
+            for name in self.kinds.any.choices(names, weights, k=count):
+                self.send(name)
+        return self.answered
 
     def told(self, data):
         if self.wire is None:
@@ -411,30 +432,24 @@ class Flood:
 
 @pytest.mark.parametrize("name", Kinds("x").names)
 def test_each_kind_is_told_what_was_wrong(planted, name):
-    flood = Flood(planted)
-    try:
-        for _ in range(20):
+    with Flood(planted) as flood:
+        for _ in range(4 if name in PATIENT else 20):
             flood.send(name)
-    finally:
-        if flood.wire is not None:
-            flood.wire.close()
     planted.get(f"/v1/tasks/{planted.healthy}", status=200)
 
 
 def test_ten_thousand_bad_requests_leave_memory_and_latency_as_they_were(planted):
-    flood = Flood(planted)
-    names = flood.kinds.names
-    weights = [0.2 if name in HEAVY else 1.0 for name in names]
-    for name in names:
-        flood.send(name)  # what is made at the first time only is there before it is measured
+    floods = [Flood(planted, seed) for seed in range(SENDERS)]
+    with Flood(planted) as first:
+        for name in first.kinds.names:
+            first.send(name)  # what is made at the first time only is there before it is measured
     before, memory = latency(planted), planted.rss()
-    for name in flood.kinds.any.choices(names, weights, k=COUNT):
-        flood.send(name)
-    flood.wire.close()
+    with ThreadPoolExecutor(SENDERS) as senders:
+        answered = sum(senders.map(lambda flood: flood.pour(COUNT // SENDERS), floods))
     grown, after = planted.rss() - memory, latency(planted)
-    print(f"{COUNT} bad requests, {flood.answered} answered: memory {grown / 1e6:+.1f} MB,")
+    print(f"{COUNT} bad requests, {answered} answered: memory {grown / 1e6:+.1f} MB,")
     print(f"latency {before * 1e3:.2f} ms before, {after * 1e3:.2f} ms after")
-    assert flood.answered > COUNT / 2
+    assert answered > COUNT / 2
     assert grown < GROWTH
     assert after < 10 * before + 0.05  # so much that no busy machine decides
 

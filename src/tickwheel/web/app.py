@@ -10,6 +10,7 @@ import logging
 import re
 import secrets
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -307,10 +308,16 @@ def checked_size(body: bytes, limit: int) -> bytes:
     return body
 
 
+@lru_cache(maxsize=64)
+def is_here(host: bytes) -> bool:
+    """Say whether a name can only be this host's."""
+    return bool(LOOPBACK.fullmatch(host))
+
+
 def check_here(headers: Headers) -> None:
     """Raise when a request without a token may come from a page in a browser."""
     host = headers.get(b"host", b"")
-    if not LOOPBACK.fullmatch(host):
+    if not is_here(host):
         raise Refused("forbidden", "without a token the host must be named localhost or 127.0.0.1")
     origin = headers.get(b"origin")
     if origin is not None and origin.partition(b"://")[2] != host:

@@ -28,11 +28,12 @@ HEAD, BODY, NOTHING = "head", "body", ""
 class Cork:
     """A transport that keeps the head of an answer until its body comes: one write, not two."""
 
-    __slots__ = ("_held", "_transport")
+    __slots__ = ("_held", "_transport", "is_closing")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held = b""
+        self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
         """Keep it, or write it with what was kept; what is no answer yet is written at once."""

@@ -156,8 +156,11 @@ class Router:
     """Finds the route of a path; what is written out counts before what is a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
+        self._plain: dict[tuple[str, str], Route] = {}  # of paths without parameters
         self._root: dict[str | None, Any] = {}
         for route in routes:
+            if "{" not in route.path:
+                self._plain[route.method, route.path] = route
             here = self._root
             for part in route.parts:
                 here = here.setdefault("{}" if part.startswith("{") else part, {})
@@ -165,6 +168,9 @@ class Router:
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         """Return the route, and what its parameters are."""
+        plain = self._plain.get((method, path))
+        if plain is not None:
+            return plain, {}
         here, found = self._root, []
         for part in path.removeprefix("/").split("/"):
             if part in here and part != "{}":
