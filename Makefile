@@ -8,6 +8,7 @@ MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+JOBS ?= 3
 SERVE_ARGS ?=
 STORE ?= tickwheel.db
 
@@ -15,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.native
 NATIVE := $(wildcard src/tickwheel/*.[ch])
-PACKAGES := valgrind postgresql-15 redis-server faketime # what the tests call, as Debian packages
+PACKAGES := valgrind postgresql-15 redis-server faketime curl # what the tests call, as Debian packages
 
 # A compiler that is there but fails is an error here; without one the pure wheel is used.
 HAS_COMPILER := $(shell command -v $(CC) >/dev/null && echo 1)
@@ -25,7 +26,7 @@ REQUIRED := $(if $(HAS_COMPILER),TICKWHEEL_NATIVE=1)
 help: ## Show this list
 	@printf '\n  \033[1mtickwheel\033[0m  timers on hierarchical timing wheels\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36mmake %-16s\033[0m %s\n", $$1, $$2 }' Makefile
-	@printf '\n  PYTHON=%s   PYTEST_ARGS=%s\n\n' '$(PYTHON)' '$(PYTEST_ARGS)'
+	@printf '\n  PYTHON=%s   PYTEST_ARGS=%s   JOBS=%s\n\n' '$(PYTHON)' '$(PYTEST_ARGS)' '$(JOBS)'
 
 .PHONY: setup
 setup: $(READY) ## Make .venv with the package, its native core and all tools
@@ -42,7 +43,7 @@ lab: $(READY) ## Watch a wheel turn in the terminal, until Ctrl-C
 .PHONY: test
 test: $(READY) asyncio-tests ## Run the tests
 	@tools/debian-packages $(PACKAGES)
-	$(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	$(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 .PHONY: check
 check: $(READY) ## Run ruff and mypy
@@ -76,7 +77,7 @@ bench-durable: $(READY) ## Measure durable tasks beside other libraries; writes 
 
 .PHONY: bench-service
 bench-service: $(READY) ## Measure the service over HTTP beside others; writes docs/benchmarks
-	@tools/debian-packages $(PACKAGES)
+	@tools/debian-packages $(PACKAGES) beanstalkd
 	$(BIN)/python benchmarks/service.py
 
 .PHONY: docs
@@ -101,7 +102,8 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	    PYTHONPATH=$(SANITIZED) TICKWHEEL_TEST_CORE=native TICKWHEEL_SANITIZE=1; \
 	$(BIN)/python -c 'import tickwheel._wheel as core; assert core.__file__.startswith("$(SANITIZED)"), core'; \
 	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' \
-	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/contracts --ignore tests/test_servers.py $(PYTEST_ARGS)
+	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/contracts --ignore tests/test_servers.py \
+	    $(foreach folder,cli client http receiver service web,--ignore tests/$(folder)) $(PYTEST_ARGS)
 
 .PHONY: soak
 soak: $(READY) ## Run the long forms: a million steps of the state machine, all threads at once

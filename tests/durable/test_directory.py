@@ -194,7 +194,6 @@ class TestUnusable:
             json.dumps({**GOOD, "timeout": -1}),
             json.dumps({**GOOD, "timeout": "1"}),
             json.dumps({**GOOD, "backoff": None}),
-            json.dumps({**GOOD, "backoff": {"colour": 1}}),
             json.dumps({**GOOD, "breaker": {"failures": 0}}),
             json.dumps({**GOOD, "breaker": 5}),
             json.dumps({**GOOD, "secret": None}),
@@ -361,7 +360,7 @@ class TestAlone:
     async def test_it_knows_tokens(self, stage):
         store = StagedStore(stage.path, shards=4, clock=stage.wall)
         await store.open()
-        directory = Directory(store.registry, {}, Vault(), {"http"})
+        directory = Directory(store.registry, {}, Vault(), {"http"}, store.now_ms)
         token = Token("id", "name", "digest", "", ("read",), None, START_MS)
         await directory.refresh()
         assert directory.tokens == {}
@@ -377,7 +376,7 @@ class TestAlone:
         store = StagedStore(stage.path, shards=4, clock=stage.wall)
         await store.open()
         services = {"mine": Service("mine")}
-        directory, told = Directory(store.registry, services, Vault(), {"http"}), []
+        directory, told = Directory(store.registry, services, Vault(), {"http"}, store.now_ms), []
         await directory.refresh()
         directory.changed = lambda: told.append(sorted(services))
         await directory.refresh()

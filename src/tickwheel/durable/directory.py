@@ -140,7 +140,7 @@ class Directory:
                 if last is None or last.version != row.version:
                     last = restored(row, self._vault.open)
                 service = last
-                if service.protocol not in self._protocols:
+                if service.protocol == "local" or service.protocol not in self._protocols:
                     raise ValueError(f"this node cannot send by {service.protocol!r}")
             except Exception as error:  # noqa: BLE001
                 # Whatever is wrong with it, or was written by a later version: the others count.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import logging
 import os
@@ -72,6 +73,10 @@ def start(config: Config, listener: socket.socket, lifeline: int | None = None) 
         import uvloop  # noqa: PLC0415 - an extra that is not on every system
 
         factory = uvloop.new_event_loop
+    # What was loaded stays, and requests make no cycles: looking for them often costs lateness.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(serve(config, listener, lifeline))
     return 0
