@@ -351,14 +351,16 @@ def ending_of(task: Task, service: Service, answer: Answer, now_ms: int) -> Endi
 
 def report(task: Task, ending: Ending) -> None:
     """Say on the logger that an attempt went wrong, and what comes of it."""
-    what = "task %s (%s), attempt %d: %s", task.id, task.service, task.attempt
     if ending.event is Event.FAIL or ending.event is Event.EXPIRE:
-        logger.warning(what[0], *what[1:], f"failed for good\n{ending.error or ''}".rstrip())
+        told = f"failed for good\n{ending.error or ''}".rstrip()
     elif ending.event is Event.RETRY:
         last = (ending.error or "").rstrip().rpartition("\n")[2]
-        logger.warning(
-            what[0], *what[1:], f"{last}; again in {(ending.due_at_ms - ending.at_ms) / 1000:g} s"
-        )
+        told = f"{last}; again in {(ending.due_at_ms - ending.at_ms) / 1000:g} s"
+    else:
+        return
+    what = "task %s (%s), attempt %d: %s"
+    about = {"task": task.id, "service": task.service, "attempt": task.attempt}
+    logger.warning(what, task.id, task.service, task.attempt, told, extra=about)
 
 
 def storable(text: str | None) -> str | None:

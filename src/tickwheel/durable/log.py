@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
 
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger that raises nothing: a handler may be broken, stderr may be closed."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        """Leave `extra` as it was given; the adapter's own way is to replace it."""
+        return msg, kwargs
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         """Log a message, if that can be done."""

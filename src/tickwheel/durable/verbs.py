@@ -189,8 +189,8 @@ class Verbs(Administration):
             or epoch not in (None, task.epoch)
         ):
             raise AttemptOver(
-                f"attempt {attempt} of task {task_id} is over: the task is {task.state}, and has"
-                f" had {task.attempt} attempts"
+                f"attempt {attempt} of task {task_id} is not the running one: the task is"
+                f" {task.state}, and its last attempt is {task.attempt}, of epoch {task.epoch}"
             )
         what: dict[str, str | None] = {}
         if event is Event.FINISH:

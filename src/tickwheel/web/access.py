@@ -100,7 +100,10 @@ class Guard:
         token = self.tokens.get(match[1]) if match else None
         digest = digest_of(match[2]) if match else ""
         if token is None or not hmac.compare_digest(digest, token.digest):
-            raise Refused("unauthorized", "the token is unknown, or has been revoked", CHALLENGE)
+            why = "the token is unknown, or has been revoked"
+            if match is None:
+                why = "the authorization header must be: Bearer tw_…, as the token was shown"
+            raise Refused("unauthorized", why, CHALLENGE)
         if token.expires_at_ms is not None and token.expires_at_ms <= now_ms:
             raise Refused("unauthorized", "the token has expired", CHALLENGE)
         return token

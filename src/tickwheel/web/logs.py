@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-EXTRA = ("request", "task", "service")
+EXTRA = ("request", "task", "service", "attempt")
 
 
 class JsonFormatter(logging.Formatter):
