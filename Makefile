@@ -26,7 +26,8 @@ REQUIRED := $(if $(HAS_COMPILER),TICKWHEEL_NATIVE=1)
 help: ## Show this list
 	@printf '\n  \033[1mtickwheel\033[0m  timers on hierarchical timing wheels\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36mmake %-16s\033[0m %s\n", $$1, $$2 }' Makefile
-	@printf '\n  PYTHON=%s   PYTEST_ARGS=%s   JOBS=%s\n\n' '$(PYTHON)' '$(PYTEST_ARGS)' '$(JOBS)'
+	@printf '\n  PYTHON=%s   PYTEST_ARGS=%s   JOBS=%s   SERVE_ARGS=%s\n\n' \
+	    '$(PYTHON)' '$(PYTEST_ARGS)' '$(JOBS)' '$(SERVE_ARGS)'
 
 .PHONY: setup
 setup: $(READY) ## Make .venv with the package, its native core and all tools

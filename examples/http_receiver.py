@@ -7,6 +7,7 @@ TICKWHEEL_WEBHOOK_SECRET in the environment it believes signed calls only. A cal
 once, and answered 200; one of `/?feedback=1` is accepted, 202, and waits for `tickwheel feedback`.
 """
 
+import argparse
 import os
 import sys
 from datetime import UTC, datetime
@@ -71,8 +72,14 @@ class Calls(BaseHTTPRequestHandler):
 
 def main():
     """Listen until Ctrl-C."""
-    port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
-    with ThreadingHTTPServer(("127.0.0.1", port), Calls) as server:
+    parser = argparse.ArgumentParser(description="Receive a server's calls, and print what came.")
+    parser.add_argument("port", nargs="?", type=int, default=8000, help="default: %(default)s")
+    port = parser.parse_args().port
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Calls)
+    except (OSError, OverflowError) as error:
+        sys.exit(f"cannot listen on port {port}: {error}")
+    with server:
         kind = "signed calls" if SECRET else "any call, signed or not,"
         print(f"receiving {kind} on http://127.0.0.1:{server.server_port}/", flush=True)
         try:

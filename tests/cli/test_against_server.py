@@ -99,7 +99,7 @@ def test_the_same_in_tables(ok, name):
     for words in (["show", task_id], ["show", task_id, "--attempts"], ["list", "--service", name]):
         assert task_id in ok(*words, "--table").out
     assert ok("reschedule", task_id, "--delay", "2h", "--table").out.endswith("now delay\n")
-    assert ok("cancel", "--service", name, "--table").out == "cancelled 1\n"
+    assert ok("cancel", "--yes", "--service", name, "--table").out == "cancelled 1\n"
     assert task_id in ok("backlog", "list", "--service", name, "--table").out
 
 
@@ -133,7 +133,7 @@ def test_what_ended_is_in_the_backlog_and_is_replayed(ok, run, name):
     assert new["replay_of"] == task_id
     assert run("backlog", "replay", task_id).code == 4
     assert ok("backlog", "replay", task_id, "--force", "--delay", "1h").code == 0
-    ok("cancel", "--service", name)
+    ok("cancel", "--yes", "--service", name)
     assert ok("backlog", "replay", "--service", name, "--state", "cancelled").json["replayed"] == 2
 
 
@@ -196,7 +196,7 @@ def test_many_are_submitted_from_lines_and_from_an_array(run, ok, name, tmp_path
     assert {line.get("problem", {}).get("code") for line in ran.lines} == {None, "key_taken"}
     listed = ok("list", "--service", name, "--all").lines
     assert len(listed) == 2501
-    assert ok("cancel", "--service", name).json["cancelled"] == 2501
+    assert ok("cancel", "--yes", "--service", name).json["cancelled"] == 2501
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_list_is_piped_line_by_line_and_the_reader_may_leave(ok, name):
         listing.wait(WATCHDOG)
     assert first["service"] == name
     assert told == ""
-    ok("cancel", "--service", name)
+    ok("cancel", "--yes", "--service", name)
 
 
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path):
@@ -331,7 +331,7 @@ def test_on_a_terminal_many_are_submitted_under_a_bar(ok, name, tmp_path):
     shown = on_terminal(["submit-many", tmp_path / "t.ndjson"], b"", b"")
     assert b"submitting" in shown
     assert shown.endswith(b"stored 3,000, refused 0\r\n")
-    ok("cancel", "--service", name)
+    ok("cancel", "--yes", "--service", name)
 
 
 def test_on_a_terminal_it_is_asked_before_all_tasks_of_a_service_are_cancelled(ok, run, name):

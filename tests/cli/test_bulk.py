@@ -65,17 +65,19 @@ def test_nothing_is_no_tasks(text):
     ("text", "message"),
     [
         ("[1]", "task 1 cannot be read: a task is an object, and here stands '1]'"),
-        ("1", "task 1 is no JSON object: 1"),
-        ('{"a": 1} {"b": 2}', "task 1 cannot be read: Extra data"),
+        ("1", "line 1 cannot be read: it is no JSON object: 1"),
+        ('{"a": 1} {"b": 2}', "line 1 cannot be read: Extra data, at column 10"),
         ('[{"a": 1} {"b": 2}]', "task 2 cannot be read"),
         ('[{"a": 1},]', "task 2 cannot be read"),
         ('[,{"a": 1}]', "task 1 cannot be read"),
         ('[{"a": 1}', "task 2 cannot be read: the array has no end"),
         ('[{"a": 1}] x', "task 2 cannot be read: the array has ended before it"),
         ('[{"a": NaN}]', "task 1 cannot be read: NaN is not JSON"),
-        ('{"a": Infinity}', "task 1 cannot be read: Infinity is not JSON"),
+        ('{"a": Infinity}', "line 1 cannot be read: Infinity is not JSON"),
         ('[{"a": [' + "[" * 100_000, "task 1 cannot be read"),
-        ('{"a": ' + "[" * 100_000, "task 1 cannot be read"),
+        ('{"a": ' + "[" * 100_000, "line 1 cannot be read"),
+        ('\n\n{"a": 1}\n\n{oops', "line 5 cannot be read: Expecting property name"),
+        ("\n" * 100_000 + '{"a": 1}\n' * 20_000 + "oops\n", "line 120001 cannot be read"),
     ],
 )
 def test_what_is_no_task_is_said_to_be_none(text, message):

@@ -3,10 +3,12 @@
 import json
 from datetime import UTC, datetime
 
+import click
 import pytest
 
 from cli.fakes import AT, ID, service, task
-from tickwheel.client import ApiError, Page, State, Verdict
+from tickwheel.cli.output import Output
+from tickwheel.client import ApiError, Attempt, Page, State, Verdict
 from tickwheel.errors import UnknownService, UnknownTask
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -30,7 +32,7 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
                        "limit": 100})),
         (["cancel", ID], ("cancel", (ID,), {})),
         (["cancel", "--key", "k"], ("cancel_where", (), {"key": "k"})),
-        (["cancel", "--service", "s", "--due-before", AT],
+        (["cancel", "--service", "s", "--due-before", AT, "-y"],
          ("cancel_where", (), {"service": "s", "due_before": NOON})),
         (["reschedule", ID, "--delay", "5m"], ("reschedule", (ID,), {"delay": 300.0})),
         (["reschedule", ID, "--at", AT], ("reschedule", (ID,), {"at": NOON})),
@@ -97,6 +99,15 @@ def test_a_payload_comes_from_a_file_or_stdin(run, client, tmp_path):
     assert [args[1] for _, args, _ in client.calls] == [{"é": 1}, [2]]
 
 
+def test_a_file_that_was_given_without_its_at_sign_is_recognised(run, client, tmp_path):
+    (tmp_path / "service.json").write_text("{}")
+    ran = run("services", "put", "s", "--from", "service.json")
+    assert ran.code == 2
+    assert "a file is given as @service.json" in ran.err
+    assert "needs its quotes" in run("submit", "s", "text").err
+    assert "needs its quotes" in run("submit", "s", "x" * 5000).err
+
+
 @pytest.mark.parametrize("text", ["text", "NaN", "{'a': 1}", "@gone.json", "[" * 100_000])
 def test_a_payload_that_is_no_json_is_refused_before_the_server_is_asked(run, client, text):
     ran = run("submit", "s", text)
@@ -122,6 +133,29 @@ def test_a_table_shows_a_task_and_hides_control_characters(run, client):
     assert "[bold]boom[/bold]" in out
 
 
+def test_a_table_is_as_wide_as_the_terminal_and_nothing_of_it_is_cut(run, client, monkeypatch):
+    error = "boom " * 50 + "bang"
+    rows = [task(key="order:o-1", error=error, attempt=2), task(service="x" * 9), task()]
+    client.answers["list"] = Page(rows, None)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("list", "--table").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["id", "service", "state", "due_at"]
+    assert lines[2].split() == [ID, "sums", "delay", "2030-01-31T12:00:00Z"]
+    text = " ".join(" ".join(lines).split())
+    assert f"key order:o-1 attempt 2 error {error}" in text
+    assert [line.split()[1] for line in lines[-2:]] == ["x" * 9, "sums"]
+    monkeypatch.setenv("COLUMNS", "20")
+    assert ID in run("list", "--table").out
+
+
+def test_where_nobody_knows_how_wide_it_is_a_row_is_one_line(run, client):
+    client.answers["list"] = Page([task(key="k" * 50, error="e" * 60, attempt=2)] * 2, None)
+    lines = run("list", "--table").out.splitlines()
+    assert len(lines) == 4
+    assert lines[2].split()[-1] == "e" * 60
+
+
 def test_what_no_terminal_and_no_encoding_can_take_is_escaped_in_json(run, client):
     odd = "a\x1b\x9b\u202e\ud800é"
     client.answers["get"] = task(payload=odd)
@@ -137,12 +171,42 @@ def test_a_task_is_shown_with_its_attempts(run, client):
     assert "started_at" in run("show", ID, "--attempts", "--table").out
 
 
+def test_of_attempts_the_node_is_told_only_when_it_changed_and_the_error_whole(run, client):
+    error = "127.0.0.1 answered 409: " + "x" * 200 + " the bank is closed"
+    row = {"event": "retry", "node": "n-1", "epoch": 1, "started_at": AT, "ended_at": AT}
+    log = [Attempt.of(row | {"attempt": n, "error": error}) for n in (1, 2)]
+    client.answers["attempts"] = log
+    out = run("show", ID, "--attempts", "--table").out
+    assert out.count("the bank is closed") == 2
+    assert "n-1" not in out
+    client.answers["attempts"] = [log[0], Attempt.of(log[1].document | {"node": "n-2"})]
+    out = run("show", ID, "--attempts", "--table").out
+    assert "n-1" in out
+    assert "n-2" in out
+
+
 def test_a_verdict_that_did_not_win_is_exit_code_4(run, client):
     client.answers["cancel"] = Verdict(ID, False, State.RUNNING)
     ran = run("cancel", ID)
     assert (ran.code, ran.json) == (4, {"id": ID, "won": False, "state": "running"})
     ran = run("cancel", ID, "--table")
     assert (ran.code, ran.out) == (4, f"{ID} not cancelled: it is running\n")
+
+
+def test_all_of_a_service_are_cancelled_only_when_somebody_said_yes(run, client):
+    ran = run("cancel", "--service", "s")
+    assert ran.code == 2
+    assert "--yes" in ran.err
+    assert not client.calls
+    assert run("cancel", "--service", "s", "--yes").json == {"cancelled": 3}
+
+
+def test_a_due_time_is_given_in_one_way(run, client):
+    for words in (["submit", "s"], ["reschedule", ID], ["backlog", "replay", ID]):
+        ran = run(*words, "--delay", "5s", "--due-at", AT)
+        assert ran.code == 2
+        assert ran.err.startswith("error: give --delay or --due-at, not both")
+    assert not client.calls
 
 
 def test_several_ids_are_cancelled_one_by_one(run, client):
@@ -175,6 +239,15 @@ def test_a_limit_ends_the_list_and_says_how_to_go_on(run, client):
     assert len(ran.lines) == 2
     assert ran.err == "there are more: --cursor 2, or --all\n"
     assert [call[2]["limit"] for call in client.calls] == [2, 1]
+
+
+def test_that_there_are_more_is_said_after_the_table(run, client, monkeypatch):
+    client.answers["list"] = pages(3)
+    told = []
+    monkeypatch.setattr(click, "echo", lambda *args, **options: told.append("more"))
+    monkeypatch.setattr(Output, "table", lambda *args: told.append("table"))
+    run("list", "--limit", "2", "--table")
+    assert told == ["table", "more"]
 
 
 def test_the_limit_may_pass_what_one_page_can_hold(run, client):
@@ -210,6 +283,14 @@ def test_put_makes_a_service_that_is_not_there(run, client):
     assert config == {
         "endpoint": "http://h/", "breaker": {"failures": 3}, "headers": {"X-A": "b: c"},
     }  # fmt: skip
+
+
+def test_a_new_service_needs_an_endpoint(run, client):
+    client.answers["get_service"] = UnknownService("none")
+    ran = run("services", "put", "new", "--rate", "5")
+    assert ran.code == 2
+    assert ran.err.startswith("error: a new service needs --endpoint")
+    assert [call[0] for call in client.calls] == ["get_service"]
 
 
 def test_put_with_replace_starts_from_the_defaults(run, client):
@@ -272,7 +353,10 @@ def test_submit_many_goes_on_after_a_refusal_and_ends_with_its_exit_code(run, cl
     assert ran.err == "error: task 2: taken (key_taken)\n"
 
 
-def test_submit_many_says_which_task_cannot_be_read(run, client):
-    ran = run("submit-many", "-", stdin='{"service": "s"}\n{"service":\n')
+def test_submit_many_sends_what_stands_before_a_line_that_cannot_be_read(run, client):
+    ran = run("submit-many", "-", stdin='{"service": "s"}\n\n{"service":\n{"service": "s"}\n')
     assert ran.code == 5
-    assert ran.err.startswith("error: task 2 cannot be read: ")
+    assert len(ran.lines) == len(client.calls) == 1
+    stored, error = ran.err.splitlines()
+    assert stored == "stored 1, refused 0"
+    assert error == "error: line 3 cannot be read: Expecting value, at column 12 (invalid)"

@@ -87,6 +87,21 @@ def test_a_wheel_is_drawn_level_by_level():
     assert second.split()[4] == "1"
 
 
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
+@pytest.mark.parametrize("pointer", [0, 7, 31, 40])
+def test_a_level_that_is_wider_than_the_terminal_has_lines_of_one_length(width, pointer):
+    level = {"level": 1, "tick": 1, "pointer": pointer, "counts": [0] * 64}
+    frame = drawn("http://h", look(), look(wheel={"levels": [level]}))
+    lines = text_of(frame, width).splitlines()[5:]
+    start = len("level 1  tick 1  0  ")
+    bars = [line[start:].rstrip() for line in lines if "·" in line]
+    assert sum(bar.count("·") for bar in bars) == 63
+    assert max(map(len, lines)) <= width
+    count = {120: 1, 80: 2, 60: 2, 40: 4}[width]
+    assert len(bars) == count
+    assert max(map(len, bars)) == 64 // count
+
+
 def test_the_busiest_services_come_first_and_control_characters_are_harmless():
     services = [{"name": f"s{n:02}", "enabled": True} for n in range(30)]
     services[29]["name"] = "busy\x1b[2J"

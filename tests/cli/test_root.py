@@ -149,10 +149,12 @@ def test_a_mistake_in_the_command_line_is_told_in_one_line_with_exit_code_2(run,
         (ServerUnavailable("refused"), 7),
         (errors.StoreUnavailable("gone"), 7),
         (errors.Overloaded("much"), 7),
-        (ApiError("down", code="http_502", status=502), 7),
+        (ApiError("down", code="bad_answer", status=502), 7),
         (ApiError("slow", code="rate_limited", status=429), 8),
         (ApiError("oops", code="internal", status=500), 1),
         (ApiError("garbage", code="bad_answer", status=200), 1),
+        (ApiError("a web server", code="bad_answer", status=404), 1),
+        (ApiError("a proxy", code="bad_answer", status=403), 6),
         (errors.TickwheelError("odd"), 1),
     ],
     ids=lambda value: getattr(value, "code", None),
@@ -163,6 +165,27 @@ def test_an_error_is_told_in_one_line_with_the_exit_code_of_the_table(run, clien
     assert ran.code == code
     assert ran.err.startswith(f"error: {error} ({error.code}")
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [(), ("services",)])
+def test_without_a_command_there_is_help_and_no_error(run, words):
+    ran = run(*words)
+    assert ran.code == exits.USAGE
+    assert ran.err.startswith("Usage: ")
+    assert "error" not in ran.err
+    assert "(try" not in ran.err
+
+
+def test_of_a_mistyped_command_it_is_said_what_may_have_been_meant(run):
+    assert "No such command 'submt'. Did you mean 'submit'" in run("submt").err
+    assert "Did you mean" not in run("xyz").err
+
+
+def test_an_error_names_the_flag_that_helps(run, client):
+    client.answers["get"] = ApiError("a token is needed", code="unauthorized", status=401)
+    assert "--token or TICKWHEEL_TOKEN" in run("show", ID).err
+    client.answers["replay"] = errors.AlreadyReplayed("use force")
+    assert "--force" in run("backlog", "replay", ID).err
 
 
 def test_every_code_of_the_package_has_an_exit_code_or_is_a_programs_own():

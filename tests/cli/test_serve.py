@@ -1,5 +1,6 @@
 """`serve` and `config`: flags, environment and file become one configuration."""
 
+import re
 import subprocess
 import sys
 import types
@@ -66,6 +67,7 @@ def test_config_shows_every_setting_and_masks_secrets(run, monkeypatch):
     table = run("config", "--table", "--listen", "127.0.0.1:1").out
     assert "flag --listen" in table
     assert "environment TICKWHEEL_STORE" in table
+    assert re.search(r"^grace +10s +default ", table, re.MULTILINE)
     assert "hunter2" not in table
 
 

@@ -98,6 +98,23 @@ def test_revoke_takes_the_whole_token_and_shows_nothing_of_its_secret(run, store
     assert token["token"].split("_", 2)[2] not in ran.err
 
 
+def test_to_look_for_tokens_makes_no_store(run, store, tmp_path):
+    for words in (["list"], ["revoke", "3f9a0c1b2d4e"]):
+        ran = run("tokens", *words, "--store", store)
+        assert ran.code == 2
+        assert "is not there" in ran.err
+    assert not list(tmp_path.glob("*.db"))
+    assert run("migrate", "--store", store).json["before"] == 0
+
+
+def test_the_first_token_says_that_its_store_is_new(run, store):
+    first = run("tokens", "create", "one", "-q", "--store", store)
+    assert first.code == 0
+    assert first.err.startswith("note: ")
+    assert "was not there" in first.err
+    assert run("tokens", "create", "two", "-q", "--store", store).err == ""
+
+
 def test_who_made_and_revoked_tokens_is_in_the_audit_log(run, store):
     token = run("tokens", "create", "ci", "--store", store).json
     run("tokens", "revoke", token["id"], "--store", store)

@@ -153,7 +153,7 @@ def test_every_verb_asks_what_the_api_has(client, server):
         with pytest.raises(ApiError) as refused:
             call()
         (asked,) = server.asked
-        assert (refused.value.status, refused.value.code) == (404, "http_404")
+        assert (refused.value.status, refused.value.code) == (404, "bad_answer")
         assert (asked.method, asked.path) == (method, path)
         assert (asked.json if asked.body else None) == body
 
@@ -275,11 +275,20 @@ def test_an_answer_of_something_else_is_told_as_that(client, server, body):
     assert (refused.value.code, refused.value.status) == ("bad_answer", 200)
 
 
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"", b'{"detail": "no"}'])
+def test_so_is_a_refusal_of_something_else(client, server, body):
+    server.say(Reply(501, body))
+    with pytest.raises(ApiError, match="no answer of a tickwheel server: HTTP status 501") as told:
+        client.get(ID)
+    assert (told.value.code, told.value.status) == ("bad_answer", 501)
+    assert server.url in str(told.value)
+
+
 def test_a_redirect_is_not_followed(client, server):
     server.say(Reply(301, b"", {"location": "http://127.0.0.1:1/"}))
     with pytest.raises(ApiError) as refused:
         client.get(ID)
-    assert refused.value.code == "http_301"
+    assert (refused.value.code, refused.value.status) == ("bad_answer", 301)
     assert len(server.asked) == 1
 
 
@@ -678,7 +687,7 @@ def test_submit_many_says_how_far_it_came(make, server):
     server.say(batch_answers, batch_answers, problem(401, "unauthorized"))
     with pytest.raises(ApiError) as refused:
         client.all(client.submit_many(numbered(50), batch=10, in_flight=1))
-    assert "in submit_many, after 20 answers" in refused.value.__notes__
+    assert "after 20 answers" in refused.value.__notes__
 
 
 def test_submit_many_names_the_request_that_cannot_go(client, server):

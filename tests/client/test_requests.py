@@ -2,9 +2,9 @@
 
 import pytest
 
-from tickwheel.client import errors
+from tickwheel.client import calls, errors
 from tickwheel.client.bulk import HEAVY, Cutter, cut
-from tickwheel.client.requests import Answer, Request, Tries, is_loopback, retry_after
+from tickwheel.client.requests import Answer, Request, Tries, is_loopback, parsed, retry_after
 
 SAFE = Request("GET", "/")
 UNSAFE = Request("POST", "/", safe=False)
@@ -102,6 +102,32 @@ def test_loopback_is_what_surely_is(host, here):
     assert is_loopback(host) is here
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:7399", "nowhere", "ftp://h/", "http:///"])
+def test_what_is_no_url_is_shown(url):
+    with pytest.raises(ValueError, match="http://HOST:PORT") as refused:
+        parsed(url)
+    assert repr(url) in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["u:hunter2@h", "ftp://u:hunter2@h", "h?token=hunter2"])
+def test_what_may_be_a_password_is_not(url):
+    with pytest.raises(ValueError, match="http://HOST:PORT") as refused:
+        parsed(url)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("call", [calls.tasks, calls.backlog, calls.replay_where])
+def test_a_state_that_there_is_not_is_refused_with_those_that_there_are(call):
+    with pytest.raises(ValueError, match=r"'delay', .*'cancelled'.*, got 'done'"):
+        call(state="done")
+
+
+def test_what_is_no_mapping_is_refused_by_its_number():
+    with pytest.raises(TypeError, match="request 1 of submit_many must be a mapping") as raised:
+        list(cut([{"service": "a"}, "expire"], Cutter(10)))
+    assert "'expire'" in str(raised.value)
+
+
 def test_batches_are_as_large_as_asked_and_not_heavier_than_need_be():
     light = [{"service": "a"}] * 25
     assert [len(batch) for batch in cut(light, Cutter(10))] == [10, 10, 5]
@@ -112,6 +138,6 @@ def test_batches_are_as_large_as_asked_and_not_heavier_than_need_be():
 
 def test_a_problem_of_nothing_still_says_its_status():
     error = errors.error_of({}, 418)
-    assert (error.code, str(error), error.status) == ("http_418", "HTTP status 418", 418)
+    assert (error.code, str(error), error.status) == ("bad_answer", "HTTP status 418", 418)
     assert errors.problem_of(error) is None
     assert errors.problem_of(ValueError("x")) is None

@@ -44,8 +44,9 @@ class TestPut:
             )
             now = await app.put_service("s", endpoint=URL)
             assert now == Service(
-                "s", protocol="http", endpoint=URL, breaker=Breaker(), version=now.version
-            )
+                "s", protocol="http", endpoint=URL, timeout=30.0, breaker=Breaker(),
+                version=now.version,
+            )  # fmt: skip
 
     async def test_the_placeholder_keeps_secrets_and_headers(self, stage):
         app, _ = calling(stage, secret_key="a key of 16 or more")

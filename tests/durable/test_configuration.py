@@ -55,7 +55,8 @@ class TestConfigured:
         )  # fmt: skip
 
     def test_what_is_not_given_has_its_default_and_a_breaker(self):
-        assert made() == Service("s", protocol="http", endpoint=URL, breaker=Breaker())
+        meant = Service("s", protocol="http", endpoint=URL, timeout=30.0, breaker=Breaker())
+        assert made() == meant
 
     def test_a_breaker_can_be_turned_off(self):
         assert made(breaker=None).breaker is None

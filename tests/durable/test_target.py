@@ -236,7 +236,7 @@ class TestEndpoints:
             assert host == target.host_of(url)
 
     def test_the_message_names_the_host_and_why_and_not_the_rest(self):
-        with pytest.raises(TargetRefused, match=r"^10\.0\.0\.1 .* private$"):
+        with pytest.raises(TargetRefused, match=r"^10\.0\.0\.1 .* private \(see --allow"):
             Targets().check_endpoint("http://10.0.0.1/hunter2?token=hunter2")
 
     @pytest.mark.parametrize("url", [None, 7, b"http://example.com"])

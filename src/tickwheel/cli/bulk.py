@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16  # characters
 MAX_TASK = 16 << 20  # characters of one task: more is no task
+BLANK = "\ufeff \t\r\n"
 SHOWN = 10  # refused tasks that are told of on a terminal
 
 
 class NotTasks(TickwheelError, ValueError):
-    """What was to be tasks is not JSON, or no objects; what stood before it was submitted."""
+    """What was to be a task is not JSON, or no object: it ends the stream."""
 
     code = "invalid"
 
@@ -36,6 +37,7 @@ class Reader:
     """Tasks from a stream of text: a JSON array, or one JSON object per line.
 
     - Yields objects as they come, and holds one of them and a chunk, never all.
+    - What cannot be read raises, and says where it stands: a line by its number in the file.
     - `read_bytes`: how much has been read, for a bar.
     """
 
@@ -43,23 +45,30 @@ class Reader:
         self._stream = stream
         self.count = 0
         self.read_bytes = 0
+        self._line = 0  # its number; 0 in an array
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        first = self._read(CHUNK)
-        while first and not first.strip("\ufeff \t\r\n"):
+        first, line = self._read(CHUNK), 1
+        while first and not first.strip(BLANK):
+            line += first.count("\n")
             first = self._read(CHUNK)
-        first = first.lstrip("\ufeff \t\r\n")
-        tasks = self._array(first[1:]) if first.startswith("[") else self._lines(first)
+        text = first.lstrip(BLANK)
+        line += first[: len(first) - len(text)].count("\n")
+        tasks = self._array(text[1:]) if text.startswith("[") else self._lines(text, line)
         for task in tasks:
-            self.count += 1
             if not isinstance(task, dict):
-                raise NotTasks(f"task {self.count} is no JSON object: {json.dumps(task)[:80]}")
+                raise self._wrong(f"it is no JSON object: {json.dumps(task)[:80]}")
+            self.count += 1
             yield task
 
-    def _lines(self, rest: str) -> Iterator[Any]:
+    def _lines(self, rest: str, first: int) -> Iterator[Any]:
+        self._line = first
         while True:
             *lines, rest = rest.split("\n")
-            yield from (self._decoded(line) for line in lines if line.strip())
+            for line in lines:
+                if line.strip():
+                    yield self._decoded(line)
+                self._line += 1
             if len(rest) > MAX_TASK:
                 raise self._wrong("it is longer than 16 MiB")
             more = self._read(CHUNK)
@@ -126,11 +135,14 @@ class Reader:
     def _decoded(self, line: str) -> Any:
         try:
             return json.loads(line, parse_constant=_refuse)
+        except json.JSONDecodeError as error:
+            raise self._wrong(f"{error.msg}, at column {error.colno}") from error
         except (ValueError, RecursionError) as error:
             raise self._wrong(str(error)) from error
 
     def _wrong(self, why: str) -> NotTasks:
-        return NotTasks(f"task {self.count + 1} cannot be read: {why}")
+        where = f"line {self._line}" if self._line else f"task {self.count + 1}"
+        return NotTasks(f"{where} cannot be read: {why}")
 
 
 def _refuse(word: str) -> None:
@@ -163,25 +175,40 @@ def submit_many(*, client: Client, out: Output, file: str, service: str | None, 
     timeout, deadline. It is sent while it is read, however long it is.
 
     As JSON, the answers are printed one per line, in order. A refused task stops no other; the exit
-    code is that of the first refusal.
+    code is that of the first refusal. What cannot be read ends it: what stands before is submitted,
+    nothing after it.
     """
     size = None if file == "-" else Path(file).stat().st_size
     with contextlib.ExitStack() as stack:
         given = stdin() if file == "-" else stack.enter_context(Path(file).open(encoding="utf-8"))
         reader = Reader(given)
         show = stack.enter_context(bar(reader, size))
-        answers = stack.enter_context(
-            contextlib.closing(client.submit_many(tasks_of(reader, service), batch=batch))
-        )
+        tasks = Tasks(reader, service)
+        answers = stack.enter_context(contextlib.closing(client.submit_many(tasks, batch=batch)))
         tally = told(out, answers, show)
     click.echo(f"stored {tally.stored:,}, refused {tally.refused:,}", err=out.as_json)
+    if tasks.unread is not None:
+        raise tasks.unread
     return exits.OK if tally.first is None else exits.exit_code(tally.first)
 
 
-def tasks_of(reader: Reader, service: str | None) -> Iterator[dict[str, Any]]:
-    """Yield the tasks, with the service that those without one are for."""
-    for task in reader:
-        yield task if service is None else {"service": service, **task}
+class Tasks:
+    """The tasks of a reader, with the service that those without one are for.
+
+    They end before what cannot be read, so that those before it are sent; `unread` says what it is.
+    """
+
+    def __init__(self, reader: Reader, service: str | None) -> None:
+        self._reader = reader
+        self._service = service
+        self.unread: NotTasks | None = None
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            for task in self._reader:
+                yield task if self._service is None else {"service": self._service, **task}
+        except NotTasks as error:
+            self.unread = error
 
 
 class Tally:

@@ -49,6 +49,11 @@ EXITS = {
 }
 STATUSES = {401: AUTH, 403: AUTH, 404: NOT_FOUND, 409: CONFLICT, 429: RATE_LIMITED}
 STATUSES |= {502: UNAVAILABLE, 503: UNAVAILABLE, 504: UNAVAILABLE}
+BETWEEN = (401, 403, 429, 502, 503, 504)  # what a proxy before the server may say for it
+HINTS = {  # what the flag is called here
+    "unauthorized": "a token comes from --token or TICKWHEEL_TOKEN",
+    "already_replayed": "a second replay: --force",
+}
 
 
 class UnknownToken(TickwheelError, LookupError):
@@ -60,6 +65,8 @@ class UnknownToken(TickwheelError, LookupError):
 def exit_code(error: TickwheelError) -> int:
     """Return the exit code of an error: by the answer's status where there is one, else by code."""
     status = getattr(error, "status", None) or problem_of(error).get("status")
+    if error.code == "bad_answer" and status not in BETWEEN:
+        return OTHER
     if isinstance(status, int) and status >= 400:
         return exit_of_status(status)
     return EXITS.get(error.code, OTHER)
@@ -88,6 +95,7 @@ def tell(error: TickwheelError, *, as_json: bool) -> None:
     else:
         line = " ".join(str(error).split()) or type(error).__name__
         notes = [error.code, *getattr(error, "__notes__", ())]
+        notes += [HINTS[error.code]] if error.code in HINTS else []
         tell_line(clean(f"{line} ({'; '.join(notes)})"))
 
 

@@ -10,9 +10,10 @@ from tickwheel.cli.exits import clean
 from tickwheel.cli.output import cell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -149,6 +150,26 @@ def span(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
+class Bars:
+    """The slots of a level, in one line or in as few of one length as have room."""
+
+    def __init__(self, slots: Text) -> None:
+        self._slots = slots
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
+        count = max(1, math.ceil(len(self._slots) / options.max_width))
+        length = math.ceil(len(self._slots) / count)
+        for start in range(0, len(self._slots), max(1, length)):
+            line = self._slots[start : start + length]
+            line.no_wrap = True
+            yield line
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement  # noqa: PLC0415 - nothing else needs it
+
+        return Measurement(1, max(1, len(self._slots)))
+
+
 def levels(look: Look) -> Table:
     """Return the wheel: a bar for each slot of a level, and the slot that its pointer is at."""
     from rich.table import Table  # noqa: PLC0415
@@ -164,7 +185,7 @@ def levels(look: Look) -> Table:
             bars.append(block(count, most) if count or slot == pointer else "·", style)
         held = Text(f"{sum(counts):,}", justify="right")
         name = Text(f"level {level.get('level', '?')}", style="bold")
-        table.add_row(name, Text(f"tick {level.get('tick', '?')}"), held, bars)
+        table.add_row(name, Text(f"tick {level.get('tick', '?')}"), held, Bars(bars))
     if not table.row_count:
         table.add_row(Text("the wheel is empty", style="bright_black"))
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 WIDE = 200  # columns of text that goes into a file or a pipe
 UNBOUNDED = 5_000  # more columns than a table has
-LONG = 60  # columns of one cell of a table
+LONG = 60  # columns that a cell beside others may have
+GAP = 2  # columns between two of a table
+WHOLE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z")
 COLOURS = {
     "delay": "cyan", "ready": "yellow", "running": "blue", "finished": "green", "failed": "red",
     "cancelled": "bright_black", "closed": "green", "half-open": "yellow", "open": "red",
@@ -52,13 +55,13 @@ class Output(NamedTuple):
             self.value(value)
             return
         shown: dict[str, Any] = plain(value)
-        names = [name for name in shown if has(shown, name)]
+        names = [name for name in shown if tells(shown[name])]
         self.text(["", ""], [[name, shown[name]] for name in names])
 
     def items(self, items: Iterable[object], columns: Sequence[str]) -> int:
         """Print a list: JSON lines as they come, or a table of these fields; return how many.
 
-        A table leaves out the fields that nothing in the list has.
+        A table leaves out the fields that nothing in the list has, and the milliseconds.
         """
         if self.as_json:
             count = 0
@@ -67,21 +70,42 @@ class Output(NamedTuple):
                 count += 1
             return count
         shown: list[dict[str, Any]] = [plain(item) for item in items]
-        told = [name for name in columns if not shown or any(has(item, name) for item in shown)]
-        self.table(told, [[item.get(name) for name in told] for item in shown])
+        told = [
+            name for name in columns if not shown or any(tells(item.get(name)) for item in shown)
+        ]
+        self.table(told, [[brief(item.get(name)) for name in told] for item in shown])
         return len(shown)
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print rows under their titles, each on one line, as long as it may be.
+        """Print rows under their titles, as wide as the terminal is.
 
-        Ids and times can be copied then, on a narrow terminal, too; long text is cut.
+        Nothing is cut, so that ids and times can be copied: the columns that have no room beside
+        the others, and long text, go into a line of their own under each row.
         """
+        from rich.padding import Padding  # noqa: PLC0415 - JSON needs none of it
+        from rich.segment import SegmentLines  # noqa: PLC0415
+
+        given = [list(row) for row in rows]
+        cells = [list(map(cell, row)) for row in given]
+        screen = console() if measured() else console(width=UNBOUNDED)
+        beside = fitting(titles, cells, screen.width)
         table = _table(titles)
-        for title in titles:
-            table.add_column(title, no_wrap=True, max_width=LONG, overflow="ellipsis")
-        for row in rows:
-            table.add_row(*map(cell, row))
-        console(width=UNBOUNDED).print(table)
+        for number in beside:
+            table.add_column(titles[number], no_wrap=True)
+        for row in cells:
+            table.add_row(*(row[number] for number in beside))
+        # Its title and the rule below it, then a line for each row.
+        lines = screen.render_lines(table, screen.options.update(width=UNBOUNDED), pad=False)
+        screen.print(SegmentLines(lines[:2], new_lines=True), end="", crop=False)
+        for line, values in zip(lines[2:], given, strict=True):
+            screen.print(SegmentLines([line], new_lines=True), end="", crop=False)
+            rest = [
+                (titles[number], value)
+                for number, value in enumerate(values)
+                if number not in beside and tells(value)
+            ]
+            if rest:
+                screen.print(Padding(pairs(rest), (0, 0, 0, 4), expand=False))
 
     def text(self, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print rows for reading: what is long goes on in the next line; "" has no title."""
@@ -108,6 +132,32 @@ def _table(titles: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD if titles else None, show_header=bool(titles))
     table.pad_edge, table.show_edge, table.collapse_padding = False, False, True
     return table
+
+
+def fitting(titles: Sequence[str], cells: Sequence[Sequence[Text]], room: int) -> list[int]:
+    """Return which columns, by number, have room beside each other; the first always has."""
+    found: list[int] = []
+    for number, title in enumerate(titles):
+        width = max(len(title), *(row[number].cell_len for row in cells), 0)
+        if not found or (width <= LONG and width + GAP <= room):
+            found.append(number)
+            room -= width + (GAP if number else 0)
+    return found
+
+
+def pairs(named: Iterable[tuple[str, object]]) -> Text:
+    """Return names and values as text that goes on in the next line."""
+    from rich.text import Text  # noqa: PLC0415 - JSON needs none of it
+
+    parts = [Text.assemble((name, "bright_black"), " ", cell(value)) for name, value in named]
+    text = Text("  ").join(parts)
+    text.overflow = "fold"
+    return text
+
+
+def measured() -> bool:
+    """Say whether it is known how wide stdout is."""
+    return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
 def examples(*lines: str) -> str:
@@ -153,9 +203,15 @@ def plain(value: object) -> Any:
     return value
 
 
-def has(shown: dict[str, Any], name: str) -> bool:
+def tells(value: object) -> bool:
     """Say whether a field has something to show."""
-    return shown.get(name) not in (None, "", [], {}, 0) or shown.get(name) is False
+    return value not in (None, "", [], {}, 0) or value is False
+
+
+def brief(value: object) -> object:
+    """Return a time to the second, and anything else as it is."""
+    found = WHOLE.fullmatch(value) if isinstance(value, str) else None
+    return f"{found[1]}Z" if found else value
 
 
 def moment(at: datetime) -> str:

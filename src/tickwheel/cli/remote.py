@@ -84,7 +84,7 @@ def paged(
 ) -> Iterator[Any]:
     """Yield the items of a list, page by page, `limit` of them at most.
 
-    When there are more, it is said on stderr how to go on.
+    When there are more, it is said on stderr how to go on, once the command has printed its list.
     """
     left = limit
     while True:
@@ -96,7 +96,8 @@ def paged(
         if cursor is None:
             return
         if left is not None and left <= 0:
-            click.echo(f"there are more: --cursor {cursor}, or --all", err=True)
+            line = f"there are more: --cursor {cursor}, or --all"
+            click.get_current_context().call_on_close(functools.partial(click.echo, line, err=True))
             return
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 JSON = "tickwheel.json"  # in a context's meta: --json was given
+NO_COMMAND = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.1 has none
 
 
 class Lazy(NamedTuple):
@@ -79,6 +80,17 @@ class Root(click.Group):
         command: click.Command = getattr(import_module(f"tickwheel.cli.{lazy.module}"), lazy.name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and args[0][:1] != "-" and not ctx.resilient_parsing:
+            from difflib import get_close_matches  # noqa: PLC0415 - for mistakes only
+
+            near = [repr(name) for name in get_close_matches(args[0], COMMANDS)]
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r:.50}.{hint}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
         for section, commands in SECTIONS.items():
@@ -114,6 +126,9 @@ class Root(click.Group):
         """Run, and exit: there is no other mode, the parameter is click's."""
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except NO_COMMAND as error:
+            click.echo(error.format_message(), err=True)
+            code = exits.USAGE
         except click.UsageError as error:
             where = f" (try '{error.ctx.command_path} --help')" if error.ctx else ""
             exits.tell_line(f"{error.format_message()}{where}")

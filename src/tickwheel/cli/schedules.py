@@ -26,7 +26,7 @@ def list_schedules(*, client: Client, out: Output) -> None:
     """List all schedules, by name."""
     out.items(
         client.schedules(),
-        ("name", "service", "cron", "interval", "tz", "enabled", "next_at"),
+        ("name", "service", "cron", "interval", "next_at", "enabled", "tz"),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tickwheel.cli.output import Output, examples, printing
-from tickwheel.config import DEFAULT, FILE, SETTINGS, SWITCH, load
+from tickwheel.config import FILE, SETTINGS, SWITCH, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -84,7 +84,7 @@ def config(out: Output, config_file: str | None, **flags: object) -> None:
     """Show every setting of serve and where it is from.
 
     It takes the flags of `tickwheel serve`, too, and says what would come of them; secrets are
-    masked.
+    masked. As JSON it has the values alone, as a file may have them.
     """
     made, origins = load(flags, os.environ, config_file)
     if out.as_json:
@@ -96,5 +96,4 @@ def config(out: Output, config_file: str | None, **flags: object) -> None:
 def _rows(made: object, origins: dict[str, str]) -> Iterable[list[object]]:
     for setting in SETTINGS:
         value = setting.spelled(getattr(made, setting.field))
-        origin = origins[setting.field]
-        yield [setting.name, value, "" if origin == DEFAULT else origin, setting.help]
+        yield [setting.name, value, origins[setting.field], setting.help]

@@ -34,16 +34,7 @@ def list_services(*, client: Client, out: Output) -> None:
     """List all services, by name."""
     out.items(
         client.services(),
-        (
-            "name",
-            "enabled",
-            "endpoint",
-            "timeout",
-            "max_attempts",
-            "concurrency",
-            "rate",
-            "version",
-        ),
+        ("name", "enabled", "endpoint", "timeout", "concurrency", "rate", "problem"),
     )
 
 
@@ -61,7 +52,7 @@ def show(*, client: Client, out: Output, name: str) -> None:
         "tickwheel services put close-order --endpoint https://shop.example/hooks/close",
         "tickwheel services put close-order --rate 50 --max-attempts 8",
         "tickwheel services put close-order --generate-secret --keep-old",
-        "tickwheel services put close-order --from service.json --replace",
+        "tickwheel services put close-order --from @service.json --replace",
     )
 )
 @click.argument("name", shell_complete=service_names)
@@ -121,6 +112,8 @@ def put(
         config["secret"] = [given, MASK] if keep_old and before.get("secret") else given
     elif keep_old:
         raise click.UsageError("--keep-old goes with --secret or --generate-secret")
+    if not config.get("endpoint"):
+        raise click.UsageError("a new service needs --endpoint; so does one with --replace")
     service = client.put_service(name, **config)
     shown = plain(service) | ({"secret": made} if made else {})
     if out.as_json:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tickwheel.cli.exits import UnknownToken
+from tickwheel.cli.exits import UnknownToken, tell_line
 from tickwheel.cli.output import Output, examples, moment_of_ms, printing
 from tickwheel.cli.serve import settings
 from tickwheel.cli.types import DURATION
-from tickwheel.config import Config, ConfigError, load
+from tickwheel.config import Config, ConfigError, load, without_password
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.scheduler import scheme_of, sqlite_path, store_at
 from tickwheel.durable.tokens import ANY, NAMESPACE, SCOPES, new_token
@@ -94,8 +94,9 @@ def namespace_of(_: click.Context, __: click.Parameter, value: str) -> str:
 def tokens() -> None:
     """Make, list and revoke access tokens.
 
-    These commands work on the store itself, not on a server: they make the first token, too. A
-    running server knows of a change within a second or so.
+    These commands work on the store itself, not on a server: they make the first token, too. By
+    default it is the file that `tickwheel serve` has in this directory. A running server knows of a
+    change within a second or so.
     """
 
 
@@ -141,6 +142,9 @@ def create(
     scopes = tuple(scope for scope in SCOPES if scope in scopes)
 
     async def put() -> Made:
+        if await missing(config):
+            where = place(config)
+            tell_line(f"{where} was not there: it is made", word="note:", colour="yellow")
         async with opened(config) as there:
             now_ms = int(there.now_ms())
             made = make_token(
@@ -175,6 +179,7 @@ def list_tokens(out: Output, config_file: str | None, store: str | None) -> None
     config, _ = load({"store": store}, os.environ, config_file)
 
     async def read() -> list[Token]:
+        await require(config)
         async with opened(config) as there:
             found: list[Token] = await there.registry.tokens()
             return found
@@ -196,6 +201,7 @@ def revoke(out: Output, token_id: str, config_file: str | None, store: str | Non
         token_id = token_id.split("_")[1]
 
     async def delete() -> bool:
+        await require(config)
         async with opened(config) as there:
             found = {token.id: token for token in await there.registry.tokens()}
             if token_id not in found:
@@ -236,6 +242,27 @@ def migrate(out: Output, config_file: str | None, **flags: object) -> None:
     before, after = asyncio.run(bring())
     what = f"from version {before} to {after}" if before != after else f"at version {after} already"
     out.said({"before": before, "after": after}, f"the tables are {what}")
+
+
+async def require(config: Config) -> None:
+    """Raise when there is no store: to look for tokens is no reason to make one."""
+    if await missing(config):
+        raise ConfigError(f"{place(config)} is not there: --store says which store is meant")
+
+
+async def missing(config: Config) -> bool:
+    """Say whether there is no store yet; what is wrong with one is said when it is opened."""
+    store_of(config)  # says what is wrong with its URL
+    if scheme_of(config.store) == "sqlite":
+        return not sqlite_path(config.store).exists()
+    return not await version_of(config)
+
+
+def place(config: Config) -> str:
+    """Return where the store is, for people."""
+    if scheme_of(config.store) == "sqlite":
+        return f"the store {sqlite_path(config.store).absolute()}"
+    return f"a store in {without_password(config.store)}"
 
 
 async def version_of(config: Config) -> int:

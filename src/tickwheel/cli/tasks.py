@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tickwheel.cli import exits
+from tickwheel.cli.frame import span
 from tickwheel.cli.output import Output, examples, plain, printing
 from tickwheel.cli.remote import limits, paged, remote, service_names
 from tickwheel.cli.types import DURATION, MOMENT, PAYLOAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
-    from tickwheel.client import Client, Verdict
+    from tickwheel.client import Attempt, Client, Verdict
 
 STATES = ("delay", "ready", "running", "finished", "failed", "cancelled")
 COLUMNS = ("id", "service", "state", "due_at", "key", "attempt", "failures", "error")
 
 
 def due(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --delay and --due-at."""
-    command = click.option(
+    """Give a command --delay and --due-at, of which one may be given."""
+
+    @functools.wraps(command)
+    def wrapped(*, delay: float | None, at: datetime | None, **options: Any) -> Any:
+        if delay is not None and at is not None:
+            raise click.UsageError("give --delay or --due-at, not both")
+        return command(delay=delay, at=at, **options)
+
+    wrapped = click.option(
         "--due-at", "--at", "at", type=MOMENT, help="When it is due: 2030-01-31T12:00:00Z."
-    )(command)
+    )(wrapped)
     return click.option("--delay", type=DURATION, help="In how long it is due: 30s, 5m, 2h, 1d.")(
-        command
+        wrapped
     )
 
 
@@ -89,7 +98,20 @@ def show(*, client: Client, out: Output, task_id: str, attempts: bool) -> None:
     out.record(task)
     if attempts:
         click.echo()
-        out.items(log, ("attempt", "event", "started_at", "ended_at", "node", "epoch", "error"))
+        told_of(log, out)
+
+
+def told_of(log: Sequence[Attempt], out: Output) -> None:
+    """Print a table of attempts; nodes and epochs when they differ."""
+    moved = len({(attempt.node, attempt.epoch) for attempt in log}) > 1
+    where = ["node", "epoch"] if moved else []
+    rows = []
+    for attempt in log:
+        took = span((attempt.ended_at - attempt.started_at).total_seconds())
+        rest = [getattr(attempt, name) for name in where]
+        started = plain(attempt.started_at)
+        rows.append([attempt.attempt, plain(attempt.event), started, took, *rest, attempt.error])
+    out.table(["attempt", "event", "started_at", "took", *where, "error"], rows)
 
 
 @click.command(
@@ -129,7 +151,7 @@ def list_tasks(
 @click.option("--service", shell_complete=service_names, help="All of this service.")
 @click.option("--state", type=click.Choice(STATES[:2]), help="Of these, only those in this state.")
 @click.option("--due-before", type=MOMENT, help="Of these, only those due before this time.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask before cancelling all of a service.")
+@click.option("--yes", "-y", is_flag=True, help="Cancel all of a service without asking.")
 @printing
 @remote
 def cancel(
@@ -145,7 +167,8 @@ def cancel(
 ) -> int:
     """Cancel tasks by id, or all with a key or of a service.
 
-    A task that runs or has ended is not cancelled: for an id the exit code is then 4.
+    A task that runs or has ended is not cancelled: for an id the exit code is then 4. All of a
+    service are cancelled after a question; where nobody can be asked, --yes is needed.
     """
     if task_ids:
         if key or service or state or due_before:
@@ -153,9 +176,11 @@ def cancel(
         return verdicts(out, map(client.cancel, task_ids), "cancelled")
     if not (key or service):
         raise click.UsageError("say which tasks: ids, --key or --service")
-    asked = key is None and not yes and sys.stdin.isatty()
-    if asked and not click.confirm(f"Cancel all such tasks of {service}?", err=True):
-        return exits.OTHER
+    if key is None and not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("this cancels all such tasks of a service: give --yes")
+        if not click.confirm(f"Cancel all such tasks of {service}?", err=True):
+            return exits.OTHER
     count = client.cancel_where(key=key, service=service, state=state, due_before=due_before)
     out.said({"cancelled": count}, f"cancelled {count:,}")
     return exits.OK
@@ -178,7 +203,7 @@ def reschedule(
 
     A task that runs or has ended is not changed: the exit code is then 4.
     """
-    if (delay is None) == (at is None):
+    if delay is None and at is None:
         raise click.UsageError("give --delay or --due-at, one of them")
     return verdicts(out, [client.reschedule(task_id, delay=delay, at=at)], "rescheduled")
 

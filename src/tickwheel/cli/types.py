@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -67,8 +68,7 @@ class Payload(click.ParamType):  # type: ignore[type-arg]
         try:
             return json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            hint = "" if value[:1] in "@-" else "; a string needs its quotes: '\"text\"'"
-            self.fail(f"this is no JSON: {error}{hint}", param, ctx)
+            self.fail(f"this is no JSON: {error}{hint_on(value)}", param, ctx)
 
 
 class Secret(click.ParamType):  # type: ignore[type-arg]
@@ -81,6 +81,16 @@ class Secret(click.ParamType):  # type: ignore[type-arg]
         if not text.isprintable() or not text:
             self.fail("a secret is one line of printable characters", param, ctx)
         return text
+
+
+def hint_on(value: str) -> str:
+    """Return what may have been meant by a value that is no JSON."""
+    if value[:1] in ("@", "-"):
+        return ""
+    with suppress(OSError, ValueError):  # it may be no name of a file at all
+        if Path(value).is_file():
+            return f"; a file is given as @{value}"
+    return "; a string needs its quotes: '\"text\"'"
 
 
 def stdin() -> TextIO:

@@ -205,7 +205,7 @@ class AsyncClient:
                 wall = self._wall.time()
                 wait = tries.after_answer(request, answer, self._clock.time(), wall)
                 if wait is None:
-                    return call.result(answer, wall)
+                    return call.result(answer, wall, self.server)
             tell_of_wait(request, reason, wait)
             await self._sleep(wait)
 
@@ -311,7 +311,7 @@ class AsyncBulk(Unread, AsyncIterator[Stored]):
                         for answer in answers:
                             yield answer
             except Exception as error:
-                error.add_note(f"in submit_many, after {done} answers")
+                error.add_note(f"after {done:,} answers")
                 raise
             finally:
                 for task in sending:

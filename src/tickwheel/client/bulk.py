@@ -39,6 +39,11 @@ class Cutter:
 
     def add(self, request: Mapping[str, Any]) -> list[bytes] | None:
         """Add a task; return the batch that is full now, if one is."""
+        if not isinstance(request, Mapping):
+            raise TypeError(
+                f"request {self._count} of submit_many must be a mapping with a service and a"
+                f" payload, got {request!r:.100} ({type(request).__name__})"
+            )
         try:
             item = batch_item(request, f"{self._name}-{self._count}")
         except (TypeError, ValueError) as error:

@@ -139,7 +139,7 @@ def tasks(
 ) -> Call[Page[Task]]:
     """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next."""
     query = {
-        "state": state,
+        "state": state_or_none(state),
         "service": service,
         "key": key,
         "due_before": stamp_or_none("due_before", due_before),
@@ -159,7 +159,7 @@ def backlog(
 ) -> Call[Page[Task]]:
     """Return final tasks, newest first: finished, failed, cancelled."""
     query = {
-        "state": state,
+        "state": state_or_none(state),
         "service": service,
         "key": key,
         "cursor": cursor,
@@ -195,7 +195,7 @@ def cancel_where(
         {
             "key": key,
             "service": service,
-            "state": state,
+            "state": state_or_none(state),
             "due_before": stamp_or_none("due_before", due_before),
         }
     )
@@ -296,7 +296,8 @@ def replay_where(
     force: bool = False,
 ) -> Call[int]:
     """Replay all final tasks that match, by default the failed ones; return how many."""
-    body = given({"state": state, "service": service, "key": key, "force": force or None})
+    options = {"state": state_or_none(state), "service": service, "key": key}
+    body = given({**options, "force": force or None})
     request = Request("POST", "/v1/backlog/replay", body, safe=not force)
     return Call(request, lambda answer: int(answer["replayed"]))
 
@@ -411,6 +412,16 @@ def stamp(name: str, moment: datetime) -> str:
 def stamp_or_none(name: str, moment: datetime | None) -> str | None:
     """Return a time that may be missing as the API has it."""
     return None if moment is None else stamp(name, moment)
+
+
+def state_or_none(state: State | str | None) -> State | None:
+    """Return a state, by its name or not; ValueError names those that there are."""
+    if state is None:
+        return None
+    try:
+        return State(state)
+    except ValueError:
+        raise ValueError(f"state must be one of {[*map(str, State)]}, got {state!r:.100}") from None
 
 
 def given(options: Mapping[str, object]) -> bytes:

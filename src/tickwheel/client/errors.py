@@ -84,7 +84,7 @@ def error_of(
     problem: Mapping[str, Any], status: int, retry_after: float | None = None
 ) -> TickwheelError:
     """Return what to raise for a problem document; `problem_of` gives that document back."""
-    code = str(problem.get("code") or f"http_{status}")
+    code = str(problem.get("code") or "bad_answer")
     detail = str(problem.get("detail") or problem.get("title") or f"HTTP status {status}")
     if code in _WITH_MORE:
         error = _WITH_MORE[code](detail, problem, retry_after)

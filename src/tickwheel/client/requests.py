@@ -91,18 +91,28 @@ class Call(Generic[T]):
     request: Request
     read: Callable[[Any], T]
 
-    def result(self, answer: Answer, now: float) -> T:
-        """Return what the answer says, or raise the error that it is; `now` is the time of day."""
+    def result(self, answer: Answer, now: float, server: str) -> T:
+        """Return what the answer says, or raise the error that it is.
+
+        `now` is the time of day, `server` who answered.
+        """
         if not answer.ok and not self.request.probe:
-            raise refusal(answer, now)
+            raise refusal(answer, now, server)
         try:
             return self.read(answer if self.request.probe else document_of(answer))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ApiError(
-                f"this is no answer of a tickwheel server ({type(error).__name__}: {error!s:.200})",
-                code="bad_answer",
-                status=answer.status,
-            ) from error
+            why = f"{type(error).__name__}: {error!s:.200}"
+            raise stranger(server, answer.status, why) from error
+
+
+def stranger(server: str, status: int, why: str, retry_after: float | None = None) -> ApiError:
+    """Return the error for an answer of something else: a proxy, or another program."""
+    return ApiError(
+        f"what {server} sent is no answer of a tickwheel server: {why}",
+        code="bad_answer",
+        status=status,
+        retry_after=retry_after,
+    )
 
 
 def too_long(status: int) -> ApiError:
@@ -119,14 +129,15 @@ def document_of(answer: Answer) -> Any:
     return serial.decode(answer.body) if answer.body else None
 
 
-def refusal(answer: Answer, now: float) -> Exception:
+def refusal(answer: Answer, now: float, server: str) -> Exception:
     """Return the error that an answer is."""
     problem: Any = None
     with suppress(ValueError):  # a proxy's page, say: the status has to do
         problem = document_of(answer)
-    error = error_of(
-        problem if isinstance(problem, dict) else {}, answer.status, retry_after(answer, now)
-    )
+    after = retry_after(answer, now)
+    if not isinstance(problem, dict) or not problem.get("code"):
+        return stranger(server, answer.status, f"HTTP status {answer.status}", after)
+    error = error_of(problem, answer.status, after)
     request_id = answer.headers.get("x-request-id")
     if request_id:
         error.add_note(f"request id {request_id:.100}")
@@ -248,7 +259,8 @@ def parsed(url: str) -> tuple[str, str, int, str]:
     except ValueError:
         raise ValueError(f"{right}; this is no URL") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ValueError(f"{right}, got {parts.scheme!r} with host {host!r:.100}")
+        shown = f", got {url!r:.100}" if not re.search("[@?#]", url) else ""
+        raise ValueError(right + shown)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError(f"{right}, without a user, a query or a fragment; the token is token=...")
     if not re.fullmatch(r"[!-~]*", parts.path + host):

@@ -127,7 +127,7 @@ class Client:
                 wall = self._wall.time()
                 wait = tries.after_answer(request, answer, self._clock.time(), wall)
                 if wait is None:
-                    return call.result(answer, wall)
+                    return call.result(answer, wall, self.server)
             tell_of_wait(request, reason, wait)
             self._sleep(wait)
 
@@ -228,7 +228,7 @@ class Bulk(Unread, Iterator[Stored]):
                     show(done)
                     yield from answers
             except Exception as error:
-                error.add_note(f"in submit_many, after {done} answers")
+                error.add_note(f"after {done:,} answers")
                 raise
             finally:
                 for future in sending:

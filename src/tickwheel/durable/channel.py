@@ -23,7 +23,7 @@ class Answer(NamedTuple):
     event: Event
     result_body: str | None = None
     error: str | None = None
-    after_ms: int | None = None  # RETRY, SNOOZE: exactly then; ACCEPT: until when it may take
+    after_ms: int | None = None  # RETRY, SNOOZE: exactly then; ACCEPT: so long it may take
     least_ms: int | None = None  # RETRY: as the backoff says, but not before that
     healthy: bool | None = None
     hold_ms: int | None = None

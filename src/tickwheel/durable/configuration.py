@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PLACEHOLDER = "********"
 MAX_SECRETS = 5
+TIMEOUT = 30.0  # of what is called over a network, unless it says
 KEPT_APART = {"name", "version", "secrets", "headers"}
 PLAIN = [field.name for field in fields(Service) if field.name not in KEPT_APART]
 
@@ -28,12 +29,13 @@ def configured(name: str, config: Mapping[str, Any], stored: Service | None) -> 
 
     - `secret` is one, or a list, the newest first; `headers` is a mapping.
     """
-    given = dict(config)
+    given = {"timeout": TIMEOUT, **config}
     secrets = kept_secrets(given.pop("secret", None), stored)
     headers = kept_headers(given.pop("headers", None) or {}, stored)
     unknown = given.keys() - set(PLAIN)
     if unknown:
-        raise TypeError(f"a service has no {min(unknown)!r}; it has {sorted([*PLAIN, 'secret'])}")
+        known = sorted([*PLAIN, "headers", "secret"])
+        raise TypeError(f"a service has no {min(unknown)!r}; it has {known}")
     if "backoff" in given:
         given["backoff"] = backoff_of(given["backoff"])
     given["breaker"] = breaker_of(given.get("breaker", Breaker()))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.clock import BootClock
 from tickwheel.durable.channel import Answer
-from tickwheel.durable.flow import Flow
+from tickwheel.durable.flow import BreakerState, Flow
 from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.loader import WINDOW
 from tickwheel.durable.log import logger
@@ -354,14 +354,24 @@ class Dispatch:
             attempt.deadline.cancel()
         self._heed(attempt, answer)
         if answer.event is Event.ACCEPT:
-            self._feedback.accept(attempt.task, attempt.service)
+            usual_ms = round(attempt.service.feedback_timeout * 1000)
+            self._feedback.accept(attempt.task, answer.after_ms or usual_ms)
         else:
             self._feedback.end(attempt.task, attempt.service, answer)
 
     def _heed(self, attempt: Running, answer: Answer) -> None:
         """Note what an answer says of the service itself."""
         now = self._timer.time()
+        before = attempt.flow.state
         attempt.flow.heard(answer.healthy, now, attempt.turn)
+        after = attempt.flow.state
+        if after is not before:
+            name, about = attempt.service.name, {"service": attempt.service.name}
+            if after is BreakerState.OPEN:
+                pause = (attempt.flow.next_at(now) or now) - now
+                logger.warning("%s does not work: left alone for %g s", name, pause, extra=about)
+            elif after is BreakerState.CLOSED:
+                logger.info("%s works again", name, extra=about)
         if answer.hold_ms is not None:
             attempt.flow.hold(now + answer.hold_ms / 1000)
         if answer.gone:

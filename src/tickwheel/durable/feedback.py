@@ -120,12 +120,12 @@ class Feedback:
         elif task.shard in self._coordinator.owned():
             self._load(task, ending.due_at_ms)
 
-    def accept(self, task: Task, service: Service) -> None:
+    def accept(self, task: Task, after_ms: int) -> None:
         """The callee has the task: it runs without us, until feedback comes or its time ends.
 
         While the store is away it is tried again, as long as the attempt's lease lasts.
         """
-        until = int(self._store.now_ms()) + round(service.feedback_timeout * 1000)
+        until = int(self._store.now_ms()) + after_ms
         self._write_accept(task, Lease(task.id, task.attempt, task.epoch, until), 0)
 
     def _write_accept(self, task: Task, lease: Lease, tries: int) -> None:

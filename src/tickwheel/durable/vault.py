@@ -58,7 +58,8 @@ class Vault:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "secrets are stored as they are: set TICKWHEEL_SECRET_KEY to have them sealed"
+                    "secrets are stored as they are: to have them sealed, set TICKWHEEL_SECRET_KEY"
+                    " for the server, or give a Scheduler its secret_key="
                 )
             return PLAIN + secret
         nonce = os.urandom(12)

@@ -154,7 +154,8 @@ class Verbs(Administration):
         known = node.services.get(service)
         if known is None and node.dispatches:
             raise UnknownService(
-                f"no task function is named {service!r}; there are {sorted(node.services)[:20]}"
+                f"no service or task function is named {service!r}; there are"
+                f" {sorted(node.services)[:20]}"
             )
         attempts = known.max_attempts if known else MAX_ATTEMPTS
         return node.submit.build(service, body, default_attempts=attempts, hashed=hashed, **options)

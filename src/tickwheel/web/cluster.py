@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tickwheel.web import types
+from tickwheel.web import types, views
 from tickwheel.web.metrics import exposition
 from tickwheel.web.route import Call, Reply, Route
 
@@ -21,12 +21,12 @@ async def nodes(call: Call) -> Reply:
     """Return the nodes that are known."""
     rows = await call.scheduler.nodes()
     here = call.app.node.name
-    return Reply(types.NodePage([types.node_view(row, here) for row in rows]))
+    return Reply(types.NodePage([views.node_view(row, here) for row in rows]))
 
 
 async def shards(call: Call) -> Reply:
     """Return who owns which shard."""
-    return Reply(types.ShardPage([types.shard_view(row) for row in await call.scheduler.shards()]))
+    return Reply(types.ShardPage([views.shard_view(row) for row in await call.scheduler.shards()]))
 
 
 async def wheel(call: Call) -> Reply:
@@ -41,7 +41,7 @@ async def stats(call: Call) -> Reply:
     found = await call.scheduler.stats()
     own = call.access.name("")
     found["services"] = {
-        types.local_name(name): figures
+        views.local_name(name): figures
         for name, figures in found["services"].items()
         if name.rpartition("/")[0] == own.rstrip("/")
     }
@@ -54,7 +54,7 @@ async def audit(call: Call) -> Reply:
     lines, cursor = await call.scheduler.audit(
         namespace=call.access.within, cursor=query.cursor, limit=query.limit
     )
-    return Reply(types.AuditPage([types.audit_view(line) for line in lines], cursor))
+    return Reply(types.AuditPage([views.audit_view(line) for line in lines], cursor))
 
 
 async def healthz(_: Call) -> Reply:

@@ -6,10 +6,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tickwheel.errors import TickwheelError
-from tickwheel.web.types import Problem, problem_of
+from tickwheel.web.views import problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tickwheel.web.types import Problem
 
 STATUS = {
     "bad_request": 400,

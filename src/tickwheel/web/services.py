@@ -10,7 +10,7 @@ import msgspec
 from tickwheel.durable.configuration import shown_form
 from tickwheel.durable.task import namespace_of
 from tickwheel.errors import UnknownSchedule, UnknownService
-from tickwheel.web import types
+from tickwheel.web import types, views
 from tickwheel.web.problems import Refused
 from tickwheel.web.route import Call, Reply, Route
 
@@ -32,7 +32,7 @@ def checked_name(call: Call) -> str:
 def view(call: Call, service: Service, problem: str | None = None) -> types.Service:
     """Return a service as it is shown."""
     updated_at_ms = call.app.directory.updated_at_ms.get(service.name)
-    return types.service_view(service, shown_form(service), updated_at_ms, problem)
+    return views.service_view(service, shown_form(service), updated_at_ms, problem)
 
 
 async def list_services(call: Call) -> Reply:
@@ -91,7 +91,7 @@ async def schedules_of(call: Call) -> list[Schedule]:
 async def list_schedules(call: Call) -> Reply:
     """Return all schedules, by name."""
     schedules = await schedules_of(call)
-    return Reply(types.SchedulePage([types.schedule_view(one) for one in schedules]))
+    return Reply(types.SchedulePage([views.schedule_view(one) for one in schedules]))
 
 
 async def get_schedule(call: Call) -> Reply:
@@ -99,7 +99,7 @@ async def get_schedule(call: Call) -> Reply:
     name = checked_name(call)
     for schedule in await schedules_of(call):
         if schedule.name == name:
-            return Reply(types.schedule_view(schedule))
+            return Reply(views.schedule_view(schedule))
     raise UnknownSchedule(f"no schedule is named {call.params['name']!r:.120}")
 
 
@@ -115,7 +115,7 @@ async def put_schedule(call: Call, body: types.PutSchedule) -> Reply:
         timeout=body.timeout, max_attempts=body.max_attempts,
     )  # fmt: skip
     await call.scheduler.note("schedule.put", name, **call.who)
-    return Reply(types.schedule_view(schedule))
+    return Reply(views.schedule_view(schedule))
 
 
 async def delete_schedule(call: Call) -> Reply:

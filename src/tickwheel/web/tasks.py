@@ -10,10 +10,10 @@ import msgspec
 
 from tickwheel.durable.task import Idempotency, Repeated, State, Task
 from tickwheel.errors import TickwheelError, UnknownService
-from tickwheel.web import types
+from tickwheel.web import types, views
 from tickwheel.web.problems import Refused, problem
 from tickwheel.web.route import NDJSON, Call, Reply, Route, check_utf8
-from tickwheel.web.types import task_view
+from tickwheel.web.views import task_view
 
 if TYPE_CHECKING:
     from tickwheel.durable.task import Submission
@@ -145,7 +145,7 @@ def answered(submission: Submission, task: Task | TickwheelError) -> types.Batch
         status,
         task.id,
         shown_state(task.state),
-        types.time(task.due_at_ms),
+        views.time(task.due_at_ms),
     )
 
 
@@ -181,7 +181,7 @@ async def attempts(call: Call) -> Reply:
     if call.access.confined:
         await call.scheduler.get(task_id, namespace=call.access.within)
     rows = await call.scheduler.attempts(task_id)
-    return Reply(types.AttemptPage([types.attempt_view(row) for row in rows]))
+    return Reply(types.AttemptPage([views.attempt_view(row) for row in rows]))
 
 
 async def cancel(call: Call) -> Reply:

@@ -6,22 +6,11 @@ came as. Reads nothing, calls nothing.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
-
-if TYPE_CHECKING:
-    from tickwheel.durable.registry import Audit
-    from tickwheel.durable.registry import NodeRow as Node_
-    from tickwheel.durable.registry import ShardRow as Shard_
-    from tickwheel.durable.schedule import Schedule as Schedule_
-    from tickwheel.durable.service import Service as Service_
-    from tickwheel.durable.task import Attempt as Attempt_
-    from tickwheel.durable.task import Task as Task_
-    from tickwheel.errors import TickwheelError
 
 NAME = "^[A-Za-z0-9._:-]+$"
 CENTURY = 3_200_000_000.0  # seconds: as far as anybody waits
@@ -419,104 +408,3 @@ class Status(Given, frozen=True):
 
     status: str
     detail: str | UnsetType = UNSET
-
-
-def moment(ms: int | None) -> str | None:
-    """Return a time in milliseconds as text."""
-    return None if ms is None else time(ms)
-
-
-def time(ms: int) -> str:
-    """Return a time in milliseconds, which is there, as text."""
-    return f"{to_the_second(ms // 1000)}.{ms % 1000:03}Z"
-
-
-@lru_cache(maxsize=1024)
-def to_the_second(seconds: int) -> str:
-    """Return a time without what is less than a second; the same ones come again and again."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
-
-
-def seconds(ms: int | None) -> float | None:
-    """Return milliseconds as seconds."""
-    return None if ms is None else ms / 1000
-
-
-def local_name(name: str) -> str:
-    """Return a name as its own namespace calls it."""
-    return name.rpartition("/")[2]
-
-
-def task_view(task: Task_) -> Task:
-    """Return a task as it is shown."""
-    return Task(
-        task.id, local_name(task.service), Raw(task.body or b"null"), task.key,
-        str(task.state),  # type: ignore[arg-type]
-        time(task.due_at_ms), task.shard, task.attempt, task.failures, task.max_attempts,
-        time(task.created_at_ms), time(task.updated_at_ms),
-        Raw(b"null" if task.result_body is None else task.result_body.encode()),
-        task.error, task.priority, seconds(task.timeout_ms), moment(task.deadline_at_ms),
-        task.replay_of, task.replayed_as, task.node, task.epoch,
-    )  # fmt: skip
-
-
-def attempt_view(row: Attempt_) -> Attempt:
-    """Return a row of the execution log as it is shown."""
-    return Attempt(
-        row.attempt, str(row.event), row.node, row.epoch, time(row.started_at_ms),
-        time(row.ended_at_ms), row.error,
-    )  # fmt: skip
-
-
-def service_view(
-    service: Service_, form: dict[str, Any], updated_at_ms: int | None, problem: str | None = None
-) -> Service:
-    """Return a service as it is shown; `form` is what everybody may see of it."""
-    backoff = {name: form["backoff"][name] for name in Backoff.__struct_fields__}
-    breaker = form["breaker"]
-    return Service(
-        local_name(service.name), service.protocol, service.endpoint, service.timeout,
-        service.max_attempts, msgspec.convert(backoff, Backoff, strict=False),
-        service.concurrency, service.rate, form["secret"], form["headers"],
-        service.feedback_timeout, None if breaker is None else Breaker(**breaker),
-        service.enabled, service.version, moment(updated_at_ms), problem,
-    )  # fmt: skip
-
-
-def schedule_view(schedule: Schedule_) -> Schedule:
-    """Return a schedule as it is shown."""
-    try:
-        next_at = moment(schedule.rule.after(schedule.fired_until_ms)) if schedule.enabled else None
-    except (ValueError, OverflowError):
-        next_at = None
-    return Schedule(
-        local_name(schedule.name), local_name(schedule.service), Raw(schedule.body or b"null"),
-        schedule.cron, seconds(schedule.interval_ms), schedule.tz, schedule.missed,
-        schedule.enabled, schedule.priority, seconds(schedule.timeout_ms), schedule.max_attempts,
-        next_at, time(schedule.created_at_ms),
-    )  # fmt: skip
-
-
-def node_view(node: Node_, here: str) -> Node:
-    """Return a node as it is shown."""
-    started, until = moment(node.started_at_ms), moment(node.lease_until_ms)
-    return Node(node.name, started, until, node.shards, node.name == here)
-
-
-def shard_view(row: Shard_) -> Shard:
-    """Return a shard as it is shown."""
-    return Shard(row.shard, row.owner, row.epoch)
-
-
-def audit_view(line: Audit) -> AuditLine:
-    """Return a line of the audit log as it is shown."""
-    return AuditLine(
-        time(line.at_ms), line.actor, line.namespace or "default", line.action,
-        local_name(line.target), line.request, line.detail,
-    )  # fmt: skip
-
-
-def problem_of(error: TickwheelError | ValueError, code: str, status: int, title: str) -> Problem:
-    """Return an error as it is shown."""
-    holder = getattr(error, "holder", None)
-    return Problem(f"urn:tickwheel:problem:{code}", title, status, str(error), code, holder)

@@ -177,7 +177,7 @@ class Targets:
             self._check(literal, host)
         elif host == "localhost" or host.endswith(".localhost"):
             if not any(self._refusal(address) is None for address in LOOPBACKS):
-                raise TargetRefused(f"{host} must not be called: it is loopback")
+                raise TargetRefused(f"{host} must not be called: it is {hinted('loopback')}")
         elif host in METADATA_NAMES:
             raise TargetRefused(f"{host} must not be called: it is a cloud's metadata service")
 
@@ -241,7 +241,7 @@ class Targets:
             if not refused:
                 raise OSError(f"{host} has no address")
             # Which one is not said: it would tell a stranger about the network within.
-            raise TargetRefused(f"{host} must not be called: its address is {refused[0]}")
+            raise TargetRefused(f"{host} must not be called: its address is {hinted(refused[0])}")
         found = list(permitted)
         self._keep(host, found)
         return found
@@ -255,7 +255,7 @@ class Targets:
     def _check(self, address: IPAddress, host: str) -> None:
         why = self._refusal(address)
         if why is not None:
-            raise TargetRefused(f"{host} must not be called: its address is {why}")
+            raise TargetRefused(f"{host} must not be called: its address is {hinted(why)}")
 
     def _refusal(self, address: IPAddress) -> str | None:
         """Return why an address is refused, or None when it is permitted."""
@@ -477,3 +477,10 @@ def nat64(number: int) -> tuple[IPv4Address, ...]:
         number & 0xFFFFFFFF,
     }
     return tuple(IPv4Address(one) for one in sorted(found) if one >> 24) or (IPv4Address(0),)
+
+
+def hinted(why: str) -> str:
+    """Return why an address is refused, and how it could be allowed where it could."""
+    if "metadata" in why:
+        return why
+    return f"{why} (see --allow-private-targets and --allow-target, or a Scheduler's options)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 
     from tickwheel.durable.store import Store
 
+SOON = 0.5  # whoever has the shards may be about to end
 LONG = 3600.0  # nothing to do: `changed` says when there is
+
+
+logger = logging.getLogger("tickwheel")
 
 
 class SoloCoordinator:
@@ -37,6 +42,7 @@ class SoloCoordinator:
         self._lock = FileLock(lock) if lock is not None and fcntl is not None else None
         self._owned: dict[int, int] = {}
         self._ours = self._lock is None
+        self._waited = self._told = False
         self._changed: Callable[[], None] = lambda: None
 
     async def start(self, changed: Callable[[], None]) -> None:
@@ -62,6 +68,14 @@ class SoloCoordinator:
         if self._ours and not self._owned:
             self._owned = await self._store.take(range(self._store.shards), self._node)
             self._changed()
+            if self._told:
+                logger.info("%s dispatches from now on", self._node)
+        elif not self._ours and not self._waited:
+            self._waited = True
+            return SOON
+        elif not self._ours and not self._told:
+            self._told = True
+            logger.info("another process dispatches: %s stands by", self._node)
         return LONG
 
     async def stop(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from tickwheel.durable.task import Ending, Filter, Repeated, Submission
 
 T = TypeVar("T")
+
+logger = logging.getLogger("tickwheel")
 
 WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, whatever the checkpointer does
 SMALL_WAL_PAGES = 4_000  # where only the writer may move it
@@ -142,11 +145,14 @@ class SqliteStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreUnavailable(f"SQLite database {self.path}: {error}") from error
+        new = not self.path.exists()
         connection = self._connect()
         try:
             self.shards = migrate(connection, self.shards)
         finally:
             connection.close()
+        if new:
+            logger.info("there was no store at %s: a new one was made", self.path)
         made = self.path.stat()
         self._file = made.st_dev, made.st_ino
 

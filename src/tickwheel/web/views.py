@@ -1,0 +1,122 @@
+"""How tasks, services and the rest are shown: from the values inside to the types outside. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Raw
+
+from tickwheel.web import types
+
+if TYPE_CHECKING:
+    from tickwheel.durable.registry import Audit, NodeRow, ShardRow
+    from tickwheel.durable.schedule import Schedule
+    from tickwheel.durable.service import Service
+    from tickwheel.durable.task import Attempt, Task
+    from tickwheel.errors import TickwheelError
+
+
+def moment(ms: int | None) -> str | None:
+    """Return a time in milliseconds as text."""
+    return None if ms is None else time(ms)
+
+
+def time(ms: int) -> str:
+    """Return a time in milliseconds, which is there, as text."""
+    return f"{to_the_second(ms // 1000)}.{ms % 1000:03}Z"
+
+
+@lru_cache(maxsize=1024)
+def to_the_second(seconds: int) -> str:
+    """Return a time without what is less than a second; the same ones come again and again."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
+
+
+def seconds(ms: int | None) -> float | None:
+    """Return milliseconds as seconds."""
+    return None if ms is None else ms / 1000
+
+
+def local_name(name: str) -> str:
+    """Return a name as its own namespace calls it."""
+    return name.rpartition("/")[2]
+
+
+def task_view(task: Task) -> types.Task:
+    """Return a task as it is shown."""
+    return types.Task(
+        task.id, local_name(task.service), Raw(task.body or b"null"), task.key,
+        str(task.state),  # type: ignore[arg-type]
+        time(task.due_at_ms), task.shard, task.attempt, task.failures, task.max_attempts,
+        time(task.created_at_ms), time(task.updated_at_ms),
+        Raw(b"null" if task.result_body is None else task.result_body.encode()),
+        task.error, task.priority, seconds(task.timeout_ms), moment(task.deadline_at_ms),
+        task.replay_of, task.replayed_as, task.node, task.epoch,
+    )  # fmt: skip
+
+
+def attempt_view(row: Attempt) -> types.Attempt:
+    """Return a row of the execution log as it is shown."""
+    return types.Attempt(
+        row.attempt, str(row.event), row.node, row.epoch, time(row.started_at_ms),
+        time(row.ended_at_ms), row.error,
+    )  # fmt: skip
+
+
+def service_view(
+    service: Service, form: dict[str, Any], updated_at_ms: int | None, problem: str | None = None
+) -> types.Service:
+    """Return a service as it is shown; `form` is what everybody may see of it."""
+    backoff = {name: form["backoff"][name] for name in types.Backoff.__struct_fields__}
+    breaker = form["breaker"]
+    return types.Service(
+        local_name(service.name), service.protocol, service.endpoint, service.timeout,
+        service.max_attempts, msgspec.convert(backoff, types.Backoff, strict=False),
+        service.concurrency, service.rate, form["secret"], form["headers"],
+        service.feedback_timeout, None if breaker is None else types.Breaker(**breaker),
+        service.enabled, service.version, moment(updated_at_ms), problem,
+    )  # fmt: skip
+
+
+def schedule_view(schedule: Schedule) -> types.Schedule:
+    """Return a schedule as it is shown."""
+    try:
+        next_at = moment(schedule.rule.after(schedule.fired_until_ms)) if schedule.enabled else None
+    except (ValueError, OverflowError):
+        next_at = None
+    return types.Schedule(
+        local_name(schedule.name), local_name(schedule.service), Raw(schedule.body or b"null"),
+        schedule.cron, seconds(schedule.interval_ms), schedule.tz, schedule.missed,
+        schedule.enabled, schedule.priority, seconds(schedule.timeout_ms), schedule.max_attempts,
+        next_at, time(schedule.created_at_ms),
+    )  # fmt: skip
+
+
+def node_view(node: NodeRow, here: str) -> types.Node:
+    """Return a node as it is shown."""
+    started, until = moment(node.started_at_ms), moment(node.lease_until_ms)
+    return types.Node(node.name, started, until, node.shards, node.name == here)
+
+
+def shard_view(row: ShardRow) -> types.Shard:
+    """Return a shard as it is shown."""
+    return types.Shard(row.shard, row.owner, row.epoch)
+
+
+def audit_view(line: Audit) -> types.AuditLine:
+    """Return a line of the audit log as it is shown."""
+    return types.AuditLine(
+        time(line.at_ms), line.actor, line.namespace or "default", line.action,
+        local_name(line.target), line.request, line.detail,
+    )  # fmt: skip
+
+
+def problem_of(
+    error: TickwheelError | ValueError, code: str, status: int, title: str
+) -> types.Problem:
+    """Return an error as it is shown."""
+    holder = getattr(error, "holder", None)
+    return types.Problem(f"urn:tickwheel:problem:{code}", title, status, str(error), code, holder)
