@@ -133,6 +133,11 @@ def test_a_table_shows_a_task_and_hides_control_characters(run, client):
     assert "[bold]boom[/bold]" in out
 
 
+def test_a_control_character_in_a_key_is_seen(run, client):
+    client.answers["list"] = Page([task(key="schedule:p\x1f17")], None)
+    assert "schedule:p\\x1f17" in run("list", "--table").out
+
+
 def test_a_table_is_as_wide_as_the_terminal_and_nothing_of_it_is_cut(run, client, monkeypatch):
     error = "boom " * 50 + "bang"
     rows = [task(key="order:o-1", error=error, attempt=2), task(service="x" * 9), task()]

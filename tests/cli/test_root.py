@@ -1,6 +1,7 @@
 """The root of the command line: commands, their help, exit codes, and what is told on errors."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -94,6 +95,18 @@ def test_it_runs_as_a_module():
     ran = subprocess.run(argv, capture_output=True, timeout=60, text=True, check=False)
     assert ran.returncode == 0
     assert ran.stdout.startswith("tickwheel 0")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")  # noqa: PTH110
+@pytest.mark.parametrize("words", [["--version"], ["config", "--table"], ["config", "--json"]])
+def test_a_full_disk_is_told_in_one_line(words):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        ran = subprocess.run(
+            [sys.executable, "-m", "tickwheel", *words],
+            stdout=full, stderr=subprocess.PIPE, timeout=60, text=True, check=False,
+        )  # fmt: skip
+    assert ran.stderr == "error: cannot write: No space left on device\n"
+    assert ran.returncode == exits.OTHER
 
 
 def test_without_click_it_says_what_to_install():

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from client.fake import FakeServer
-from tickwheel.client import ServerUnavailable
+from tickwheel.client import Client, ServerUnavailable
 
 
 def certificate(folder, name):
@@ -67,3 +67,10 @@ def test_a_server_with_anothers_name_hears_nothing(make, tmp_path):
         with pytest.raises(ServerUnavailable, match="certificate is refused"):
             client.list()
         assert server.asked == []
+
+
+def test_a_server_that_speaks_plain_http_is_told_of_as_that():
+    with FakeServer() as plain:
+        client = Client(plain.url.replace("http:", "https:"), retries=0)
+        with pytest.raises(ServerUnavailable, match=r"does it speak http\?"):
+            client.list()

@@ -107,7 +107,7 @@ class TestDamaged:
 
     @pytest.mark.parametrize("text", ["", "whsec_secret", "sealed", "sealed:", ":", "SEALED:a:b"])
     def test_what_no_vault_has_sealed_stays_closed_and_is_not_shown(self, text):
-        with pytest.raises(ValueError, match="key|damaged") as told:
+        with pytest.raises(ValueError, match=r"key|damaged") as told:
             ONE.open(text)
         assert "whsec_secret" not in str(told.value)
 

@@ -306,6 +306,15 @@ class Connection2(asyncio.Protocol):
         self.changed.set()
 
 
+def usage(signs):
+    """What a certificate's key is for; Python asks for that from 3.13 on."""
+    return x509.KeyUsage(
+        digital_signature=True, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=signs, crl_sign=signs,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
 class Authority:
     """A certificate authority, made for one run of the tests."""
 
@@ -350,6 +359,7 @@ class Authority:
             .not_valid_before(now - day)
             .not_valid_after(now + day)
             .add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+            .add_extension(usage(isinstance(extension, x509.BasicConstraints)), critical=True)
             .add_extension(
                 x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
             )

@@ -407,6 +407,15 @@ class TestLogs:
         assert server.log() == ""
 
 
+def key_usage(signs):
+    """What a certificate's key is for; Python asks for that from 3.13 on."""
+    return x509.KeyUsage(
+        digital_signature=True, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=signs, crl_sign=signs,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
 class Authority:
     """A certificate authority, and a certificate of this host by it."""
 
@@ -428,6 +437,11 @@ class Authority:
                 .not_valid_after(now + timedelta(hours=1))
                 .add_extension(usage, critical=True)
                 .add_extension(extension, critical=False)
+                .add_extension(key_usage(ca), critical=True)
+                .add_extension(
+                    x509.AuthorityKeyIdentifier.from_issuer_public_key(own.public_key()),
+                    critical=False,
+                )
                 .sign(own, hashes.SHA256())
             )
 

@@ -28,6 +28,7 @@ WIDE = 200  # columns of text that goes into a file or a pipe
 UNBOUNDED = 5_000  # more columns than a table has
 LONG = 60  # columns that a cell beside others may have
 GAP = 2  # columns between two of a table
+BLANKS = re.compile(r"[ \t\r\n]+")  # other white space is shown as what it is
 WHOLE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z")
 COLOURS = {
     "delay": "cyan", "ready": "yellow", "running": "blue", "finished": "green", "failed": "red",
@@ -239,7 +240,7 @@ def cell(value: object, *, lines: bool = False) -> Text:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         value = " ".join(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return Text(clean(text if lines else " ".join(text.split())), style=COLOURS.get(text, ""))
+    return Text(clean(text if lines else BLANKS.sub(" ", text)), style=COLOURS.get(text, ""))
 
 
 def console(*, err: bool = False, width: int | None = None) -> Console:

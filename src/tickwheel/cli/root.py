@@ -5,6 +5,8 @@ It names the commands and imports none, so that `--help` and completion are quic
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 JSON = "tickwheel.json"  # in a context's meta: --json was given
+UNWRITTEN = (errno.ENOSPC, errno.EFBIG, errno.EIO)
 NO_COMMAND = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.1 has none
 
 
@@ -138,6 +141,12 @@ class Root(click.Group):
             code = error.exit_code
         except click.Abort:
             code = exits.INTERRUPTED
+        except OSError as error:
+            if error.errno not in UNWRITTEN or error.filename is not None:
+                raise
+            exits.tell_line(f"cannot write: {os.strerror(error.errno)}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more, at its end
+            code = exits.OTHER
         sys.exit(code if isinstance(code, int) else exits.OK)
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import select
 import ssl
 import threading
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPSConnection,
+    IncompleteRead,
+    RemoteDisconnected,
+)
 from ssl import SSLCertVerificationError
 from typing import TYPE_CHECKING
 
@@ -107,8 +113,11 @@ class Connections:
             if isinstance(error, TimeoutError):
                 raise ServerTimedOut(f"{url} did not answer in time", sent=True) from error
             if isinstance(error, OSError | HTTPException):
+                hint = ""
+                if isinstance(error, RemoteDisconnected) and url.startswith("http:"):
+                    hint = "; does it speak https?"
                 raise ServerUnavailable(
-                    f"the connection to {url} broke: {reason_of(error)}", sent=True
+                    f"the connection to {url} broke: {reason_of(error)}{hint}", sent=True
                 ) from error
             raise
         if kept:
@@ -170,6 +179,8 @@ def reason_of(error: BaseException) -> str:
         return "no connection in time"
     if isinstance(error, SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak https; does it speak http?"
     return getattr(error, "strerror", None) or type(error).__name__
 
 
