@@ -29,6 +29,7 @@ class Ran(NamedTuple):
 def _no_settings_of_the_machine(monkeypatch, tmp_path):
     for name in ("SERVER", "TOKEN", "NAMESPACE", "STORE", "CONFIG"):
         monkeypatch.delenv(f"TICKWHEEL_{name}", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # which who runs the tests may have set
     monkeypatch.chdir(tmp_path)
 
 

@@ -371,6 +371,19 @@ class TestErrors:
         answer = await sent(channel, receiver, "/bad")
         assert answer.error == "127.0.0.1 answered 400: order is missing"
 
+    @pytest.mark.parametrize(
+        ("body", "shown"),
+        [
+            (b'{"type": "urn:x", "detail": "the bank is closed"}', "the bank is closed"),
+            (b'{"detail": 5}', '{"detail": 5}'),
+            (b'{"detail": "cut', '{"detail": "cut'),
+        ],
+    )
+    async def test_of_a_problem_document_its_detail_is_shown(self, channel, receiver, body, shown):
+        receiver.on("/it", answering(409, body))
+        answer = await sent(channel, receiver, "/it")
+        assert answer.error == f"127.0.0.1 answered 409: {shown}"
+
     async def test_it_shows_so_many_characters_and_no_more(self, channel, receiver):
         receiver.on("/it", answering(500, ("ö" * 30_000).encode()))
         answer = await sent(channel, receiver, "/it")

@@ -358,9 +358,22 @@ def excerpt_of(body: bytes, hidden: tuple[str, ...]) -> str:
         text = body[: error.start].decode()
     if "\0" in text:
         return ""
+    text = detail_of(text)
     text = redacted(text, hidden)[: 4 * EXCERPT]
     printable = "".join(char if char.isprintable() else " " for char in text)
     return " ".join(printable.split())[:EXCERPT]
+
+
+def detail_of(text: str) -> str:
+    """Return what a problem document says (RFC 9457), or the text as it is."""
+    if text.startswith("{") and '"detail"' in text:
+        try:
+            detail = json.loads(text).get("detail")
+        except (ValueError, RecursionError):
+            return text
+        if isinstance(detail, str) and detail:
+            return detail
+    return text
 
 
 def redacted(text: str, hidden: tuple[str, ...]) -> str:
