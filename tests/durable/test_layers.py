@@ -27,9 +27,9 @@ LAYERS = [
 RANK = {module: rank for rank, line in enumerate(LAYERS) for module in line.split()}
 # Implementations know their contract, what it speaks of, and each other's parts in their folder.
 IMPLEMENTATIONS = {
-    "stores": {"task", "schedule", "store", "service", "registry"},
+    "stores": {"task", "schedule", "store", "service", "registry", "log"},
     "channels": {"task", "serial", "channel", "gate", "outcome", "service", "histogram"},
-    "coordinators": {"coordinator"},
+    "coordinators": {"coordinator", "log"},
     "buffers": {"serial", "background"},
 }
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 from typing import TYPE_CHECKING
 
 from tickwheel.clock import forkable
+from tickwheel.durable.log import logger
 
 try:
     import fcntl
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 SOON = 0.5  # whoever has the shards may be about to end
 LONG = 3600.0  # nothing to do: `changed` says when there is
-
-
-logger = logging.getLogger("tickwheel")
 
 
 class SoloCoordinator:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import WallClock
+from tickwheel.durable.log import logger
 from tickwheel.durable.schedule import Schedule, firing_keys
 from tickwheel.durable.store import LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
 from tickwheel.durable.stores import sqlite_statements as sql
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.task import Ending, Filter, Repeated, Submission
 
 T = TypeVar("T")
-
-logger = logging.getLogger("tickwheel")
 
 WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, whatever the checkpointer does
 SMALL_WAL_PAGES = 4_000  # where only the writer may move it
