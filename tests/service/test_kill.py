@@ -24,7 +24,7 @@ ROUNDS = 3
 PAUSE = 15.0  # longer than a node's lease, and than a call's
 
 SERVICE = {"timeout": 0.5, "max_attempts": 1000, "backoff": QUICK, "concurrency": 20}
-LONG = int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "200"))
+LONG = int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "200")) // 5  # a server takes its time to start
 
 KINDS = {"sqlite": (), "postgres": ("--coordinator", "solo")}
 
