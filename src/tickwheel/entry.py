@@ -6,6 +6,7 @@ Knows nothing of levels or rounds: where an entry goes is the wheel's business.
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from functools import wraps
 from typing import (
     TYPE_CHECKING,
@@ -185,7 +186,7 @@ def exclusive(
     return guarded
 
 
-class Roster(Generic[T]):
+class Roster(ABC, Generic[T]):
     """Who is pending: makes entries, counts them, takes them off. What all wheels have in common.
 
     A wheel adds where an entry goes (`_admit`, `_place`), how it is taken from there (`_remove`),
@@ -382,29 +383,29 @@ class Roster(Generic[T]):
         for entry in entries:
             entry._item = None
 
+    @abstractmethod
     def _admit(self, expiry: int) -> None:
         """Raise OutOfRange when there is no place for `expiry`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _place(self, entry: Entry[T]) -> None:
         """Put `entry`, which is in no bucket, where it belongs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _remove(self, entry: Entry[T]) -> bool:
         """Take `entry` out of its bucket; False when it left meanwhile."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _unlink(self, bucket: Bucket[T], entry: Entry[T]) -> None:
         """Take `entry` out of `bucket`, and note when that is empty now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _advance(self, target: int, room: int, fired: list[T]) -> None:
         """Turn to the tick `target`, and move up to `room` due items to `fired`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _buckets(self) -> Iterator[Bucket[T]]:
         """Every bucket that may hold an entry."""
-        raise NotImplementedError
 
     def __del__(self) -> None:
         if not hasattr(self, "_owner"):

@@ -7,9 +7,8 @@ import pytest
 from durable.callee import OK, URL, Held, calling
 from durable.stage import SHARDS, START_MS
 from tickwheel.durable import State
-from tickwheel.durable.configuration import PLACEHOLDER
 from tickwheel.durable.registry import ShardRow
-from tickwheel.durable.service import Breaker, Service
+from tickwheel.durable.service import PLACEHOLDER, Breaker, Service
 from tickwheel.errors import NotStarted, ServiceInUse, UnknownService
 
 pytestmark = pytest.mark.asyncio

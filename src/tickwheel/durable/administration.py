@@ -5,6 +5,7 @@ Names are full names; whoever serves several namespaces qualifies them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,12 @@ TURNS = 8  # of what another was quicker with each time
 LOCAL = "local"  # who did it, when no token says so
 
 
-class Administration:
+class Administration(ABC):
     """What a started scheduler can be told about services; see `Verbs` for the rest."""
 
+    @abstractmethod
     def _started(self) -> Node:
-        raise NotImplementedError
+        """Return the node that runs; raise when none does."""
 
     async def put_service(
         self,

@@ -10,14 +10,13 @@ import json
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.service import Backoff, Breaker, Service
+from tickwheel.durable.service import PLACEHOLDER, Backoff, Breaker, Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tickwheel.durable.registry import ServiceRow
 
-PLACEHOLDER = "********"
 MAX_SECRETS = 5
 TIMEOUT = 30.0  # of what is called over a network, unless it says
 KEPT_APART = {"name", "version", "secrets", "headers"}

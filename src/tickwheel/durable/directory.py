@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tickwheel.clock import SystemClock
-from tickwheel.durable.configuration import PLACEHOLDER, restored, stored_form
+from tickwheel.durable.configuration import restored, stored_form
 from tickwheel.durable.log import logger
 from tickwheel.durable.registry import Audit
-from tickwheel.durable.service import Service
+from tickwheel.durable.service import PLACEHOLDER, Service
 from tickwheel.durable.task import namespace_of
 
 if TYPE_CHECKING:

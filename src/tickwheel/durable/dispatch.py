@@ -203,6 +203,10 @@ class Dispatch:
         flow = self.flows.get(name)
         if flow is not None and not flow.under_way:
             del self.flows[name]
+            if not self._ready.get(name):
+                self._ready.pop(name, None)
+                self._tidied.pop(name, None)
+                self._loader.waiting.pop(name, None)
 
     def trim(self, over: int) -> int:
         """Let the last of the longest lines go, the store has them; return how many went."""

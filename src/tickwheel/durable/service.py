@@ -12,6 +12,7 @@ from tickwheel.arguments import bounded, nanoseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+PLACEHOLDER = "********"  # what is shown of a secret
 NO_TIMEOUT_MS = 60_000  # the lease of a task without a timeout, which is renewed while it runs
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import weakref
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from tickwheel.arguments import MAX_TIME
@@ -48,7 +49,7 @@ class Row(NamedTuple):
     item: bytes
 
 
-class RowBuffer:
+class RowBuffer(ABC):
     """An overflow buffer whose items survive the process; a subclass adds the server.
 
     - Items must be JSON, as `tickwheel.durable.serial` has it: otherwise `put` raises TypeError
@@ -271,34 +272,34 @@ class RowBuffer:
 
     # The server's part. Each is one transaction, and raises StoreUnavailable when it cannot.
 
+    @abstractmethod
     def _insert(self, row: Row) -> None:
         """Store one row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _remove(self, key: Key) -> None:
         """Remove one row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _remove_until(self, last: int) -> Iterable[int]:
         """Remove own rows whose expiry is at most `last`; return their numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _replace(self, gone: Sequence[Key], rows: Sequence[Row]) -> None:
         """Remove rows that may be there, anyone's, then store `rows`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _least(self) -> int | None:
         """Return the smallest expiry of own rows, or None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rows(self) -> int:
         """Return how many own rows there are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _others(self) -> Sequence[Row]:
         """Return the rows of this name that other buffers wrote, by owner and number."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _disconnect(self) -> None:
         """Let go of the connection."""
-        raise NotImplementedError

@@ -23,6 +23,7 @@ from tickwheel.durable.channel import Answer
 from tickwheel.durable.channels.signature import check_secret, sign
 from tickwheel.durable.channels.target import host_of
 from tickwheel.durable.histogram import Histogram
+from tickwheel.durable.service import PLACEHOLDER
 from tickwheel.durable.task import Event, at, namespace_of
 from tickwheel.errors import TargetRefused
 from tickwheel.http import HttpError, Pool
@@ -44,7 +45,6 @@ RESULT = 65_536  # bytes that a result may have; no more of a body is read
 DEPTH = 200  # arrays and objects within each other that a result may have
 EXCERPT = 500  # characters of a body that an error shows
 LONGEST_MS = 24 * 3600 * 1000  # that a callee may ask to be left alone
-PLACEHOLDER = "********"
 CONNECTIONS = 10_000  # to one origin: a service's own concurrency bounds them before
 PLANS = 10_000
 
