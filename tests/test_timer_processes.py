@@ -181,15 +181,20 @@ print(threading.active_count())
 
 
 class TestKeyboardInterrupt:
+    """It is raised when the main thread is ready to catch it: before, it would end the program."""
+
     @pytest.mark.parametrize("executor", ["None", "ThreadPoolExecutor(1)"])
     def test_from_a_callback_on_the_thread_it_reaches_the_main_thread(self, executor):
         out = run(f"""
 from concurrent.futures import ThreadPoolExecutor
+ready = threading.Event()
 def interrupted():
+    ready.wait()
     raise KeyboardInterrupt
 timer = Timer(executor={executor})
 handle = timer.call_later(0.01, interrupted)
 try:
+    ready.set()
     end = time.monotonic() + 5
     while time.monotonic() < end:
         time.sleep(0.005)
@@ -204,12 +209,15 @@ timer.close()
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="nothing to wake it with")
     def test_it_reaches_a_main_thread_that_waits(self):
         out = run("""
+ready = threading.Event()
 def interrupted():
+    ready.wait()
     raise KeyboardInterrupt
 timer = Timer()
 timer.call_later(0.01, interrupted)
 started = time.monotonic()
 try:
+    ready.set()
     threading.Event().wait(10)
     print("swallowed")
 except KeyboardInterrupt:
@@ -220,11 +228,14 @@ print(works(timer))
 
     def test_from_on_error_too(self):
         out = run("""
+ready = threading.Event()
 def on_error(error, handle):
+    ready.wait()
     raise KeyboardInterrupt
 timer = Timer(on_error=on_error)
 timer.call_later(0.01, lambda: 1 / 0)
 try:
+    ready.set()
     end = time.monotonic() + 5
     while time.monotonic() < end:
         time.sleep(0.005)
@@ -237,11 +248,16 @@ print(works(timer))
 
     def test_ctrl_c_while_the_main_thread_waits_is_not_swallowed(self):
         out = run("""
+ready = threading.Event()
+def interrupt():
+    ready.wait()
+    os.kill(os.getpid(), signal.SIGINT)
 timer = Timer()
 for i in range(2000):
     timer.call_later(i / 5000, int)
-timer.call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
+timer.call_later(0.05, interrupt)
 try:
+    ready.set()
     threading.Event().wait(20)
     print("swallowed")
 except KeyboardInterrupt:

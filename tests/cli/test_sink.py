@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from receivers import Receiver, answering
+from receivers import Receiver, answering, slow
+from tickwheel.cli.bench import Bench, Plan
 from tickwheel.cli.load import Load, Server, part
 from tickwheel.cli.sink import Sink
 from tickwheel.client import ServerUnavailable
@@ -157,3 +158,32 @@ def test_a_sink_that_cannot_listen_is_told_of(run):
 def test_a_bench_without_a_server_is_exit_code_7_and_with_a_bad_url_2(run):
     assert run("bench", "--server", "http://127.0.0.1:9").code == 7
     assert run("bench", "--server", "nowhere").code == 2
+
+
+def test_a_bench_that_is_interrupted_while_its_service_is_made_deletes_it(monkeypatch):
+    monkeypatch.setattr("tickwheel.cli.bench.secrets.token_hex", lambda _: "0a")
+    plan = Plan(count=1, connections=2, seconds=1.0, batch=1, rate=1, host="127.0.0.1")
+
+    async def interrupted(receiver):
+        async with (
+            asyncio.timeout(WATCHDOG),
+            Server(receiver.url(""), [], 2, Clock()) as server,
+            Sink(Clock()) as sink,
+        ):
+            running = asyncio.ensure_future(Bench(plan, server, sink, Clock()).run())
+            await receiver.until(lambda: receiver.held)
+            running.cancel()
+            receiver.release()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    with Receiver() as receiver:
+        receiver.on("/v1/services/bench-0a", slow, answering(204))
+        receiver.on("/v1/tasks/cancel", answering(200, b'{"cancelled": 0}'))
+        asyncio.run(interrupted(receiver))
+        asked = [(request.method, request.path) for request in receiver.requests]
+    assert asked == [
+        ("PUT", "/v1/services/bench-0a"),
+        ("POST", "/v1/tasks/cancel"),
+        ("DELETE", "/v1/services/bench-0a"),
+    ]

@@ -205,19 +205,21 @@ class Audit:
 
     def no_run_is_early(self):
         """By the wall clock, and the due time that was acknowledged."""
-        due = {}
-        for note in self._ledger.notes:
-            task_id = note.get("id")
+        notes = defaultdict(list)
+        for note in sorted(self._ledger.notes, key=lambda note: note["at"]):
+            notes[note["id"]].append(note)
+        for task_id, runs in self._ledger.runs.items():
             if self._ledger.tried[task_id]["move"] > 0:
                 continue  # it was moved by a call whose answer nobody heard
-            if note["note"] == "moving":
-                due.pop(task_id, None)  # either may hold until the answer comes
-            elif note["note"] == "stored" or (note["note"] == "moved" and note["won"]):
-                due[task_id] = note["due_at_ms"]
-            elif note["note"] == "begun" and task_id in due:
-                claimed = self._tables.log[task_id][note["attempt"] - 1].started_at_ms
-                began = claimed if self._stepped else note["wall_ms"]
-                assert began >= due[task_id], f"early: {note}, due at {due[task_id]}"
+            known = acknowledged(notes[task_id])
+            for run in runs:
+                due_at_ms = known.get(run["attempt"])
+                if due_at_ms is None:
+                    continue
+                claimed = self._tables.log[task_id][run["attempt"] - 1].started_at_ms
+                began = claimed if self._stepped else run["wall_ms"]
+                assert began >= due_at_ms, f"early: {run}, due at {due_at_ms}: {notes[task_id]}"
+                self.figures["runs whose due time is known"] += 1
 
     def _count(self):
         ledger, final = self._ledger, self._tables.final
@@ -232,6 +234,34 @@ class Audit:
                 reason(one) == "lost" for log in self._tables.log.values() for one in log
             ),
         }
+
+
+def acknowledged(notes):
+    """When each attempt of a task was to be due at the earliest, by its notes in order.
+
+    Not known is what began while a move was under way, and what follows moves of two processes at
+    once: nobody can say from outside which of them was the last.
+    """
+    due_at_ms = None
+    known = {}
+    under_way = 0
+    crossed = moved = False
+    for note in notes:
+        match note["note"]:
+            case "stored" if not moved:  # who lists it may move it before its submitter says so
+                due_at_ms = note["due_at_ms"]
+            case "moving":
+                crossed = under_way > 0
+                moved = True
+                under_way += 1
+                due_at_ms = None
+            case "moved":
+                under_way -= 1
+                if note["won"] and not under_way and not crossed:
+                    due_at_ms = note["due_at_ms"]
+            case "begun":
+                known[note["attempt"]] = due_at_ms
+    return known
 
 
 def reason(log):

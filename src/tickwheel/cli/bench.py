@@ -173,12 +173,15 @@ class Bench:
             "protocol": "http", "endpoint": f"http://{host}:{port}/", "timeout": 10,
             "concurrency": 256, "max_attempts": 3,
         }  # fmt: skip
-        await self._server.ask("PUT", f"/v1/services/{self._name}", service)
+        put = asyncio.ensure_future(self._server.ask("PUT", f"/v1/services/{self._name}", service))
         try:
+            await asyncio.shield(put)
             yield
         finally:
-            tell("cleaning up …")
-            await self._clean()
+            await asyncio.wait([put])  # an interrupt may come while the server is making it
+            if put.exception() is None:
+                tell("cleaning up …")
+                await self._clean()
 
     async def _clean(self) -> None:
         for _ in range(CLEANUPS):
