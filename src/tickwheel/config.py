@@ -354,8 +354,13 @@ class Config:
         None, _number(0.001, 1_000_000),
         "Requests per second for a token that has no rate of its own; by default no limit.",
     )  # fmt: skip
+    max_connections: int = _setting(
+        10_000, _whole(1, 1_000_000),
+        "How many connections one process has open at once; never more than three fifths of its"
+        " file descriptors.",
+    )  # fmt: skip
     max_body: int = _setting(16 << 20, _bytes(1024, 1 << 30), "The largest body of a request.")
-    max_batch: int = _setting(10_000, _whole(1, 1_000_000), "The most tasks in one batch.")
+    max_batch: int = _setting(10_000, _whole(1, 100_000), "The most tasks in one batch.")
     max_payload: int = _setting(1 << 20, _bytes(1, 1 << 28), "The largest payload of a task.")
     retention: float = _setting(
         7 * DAY, _seconds(0, 36_500 * DAY), "For how long tasks that ended are kept."

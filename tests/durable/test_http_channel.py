@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import socket
 import time
 from datetime import UTC, datetime, timedelta
@@ -530,6 +532,20 @@ class TestTrouble:
         receiver.release()
         answers = await asyncio.gather(*slow)
         assert {answer.event for answer in answers} == {Event.FINISH}
+
+    @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+    async def test_want_of_something_here_is_no_failure_of_the_service(
+        self, channel, receiver, monkeypatch, caplog, number
+    ):
+        async def none_left(*_, **__):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", none_left)
+        answer = await channel.send(task(), service(receiver.url()))
+        assert (answer.event, answer.healthy) == (Event.SNOOZE, None)
+        assert answer.after_ms > 0
+        assert os.strerror(number) in answer.error
+        assert "file descriptors" in caplog.text
 
 
 class TestTargets:

@@ -572,7 +572,9 @@ class TestPatience:
             config.load()
             loop, state = asyncio.get_running_loop(), ServerState()
             server = await loop.create_server(
-                lambda: protocol.Protocol(config=config, server_state=state, app_state={}),
+                lambda: config.http_protocol_class(
+                    config=config, server_state=state, app_state={}
+                ),
                 "127.0.0.1", 0,
             )  # fmt: skip
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -602,9 +604,31 @@ class TestPatience:
         found = self.received(hurried, pieces)
         assert found == b"" or b" 408 " in found  # who still sends may not hear the answer
 
+    def test_a_connection_with_empty_lines_only_is_closed(self, hurried):
+        assert b" 408 " in self.received(hurried, [b"\r\n"])
+        one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        assert b" 408 " in self.received(hurried, [one, b"\r\n"], pause=0.05)
+
     def test_a_body_that_does_not_come_is_closed(self, hurried):
         head = self.HEAD + b"Content-Length: 100\r\n\r\n"
-        assert b" 2" not in self.received(hurried, [head])[:12]
+        assert self.received(hurried, [head]).startswith(b"HTTP/1.1 408 ")
+
+    def test_a_body_that_makes_progress_may_take_longer(self, hurried, monkeypatch):
+        monkeypatch.setattr(protocol, "PROGRESS", 1)
+        body = json.dumps({"service": "nobody", "payload": "x" * 50}).encode()
+        head = self.HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        pieces = [head, *(bytes([one]) for one in body)]
+        found = self.received(hurried, pieces, pause=0.01)  # longer than the patience, in all
+        assert found.startswith(b"HTTP/1.1 422 ")
+
+    def test_a_request_on_a_connection_that_was_opened_ahead_has_all_of_the_time(self, hurried):
+        def pieces():
+            yield b""  # and with the pause most of the time is over
+            yield self.HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n"
+            yield b"{}"
+
+        found = self.received(hurried, pieces(), pause=0.15)
+        assert found.startswith(b"HTTP/1.1 422 ")
 
     def test_a_body_that_comes_byte_by_byte_for_ever_is_closed(self, hurried):
         head = self.HEAD + b"Content-Length: 1000000\r\n\r\n"

@@ -267,10 +267,54 @@ class TestWire:
             wire.sendall(data)
             return file.read()
 
+    UPGRADE = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+    )
+
+    def submit(self, body, more=b""):
+        return (
+            b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"%sContent-Length: %d\r\n\r\n%s" % (more, len(body), body)
+        )
+
+    def test_an_upgrade_is_not_taken_up_and_the_body_is_read(self, server):
+        """As Java's client and `curl --http2` offer it, on a connection that goes on."""
+        body = b'{"service": "mail", "delay": 3600}'
+        chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        head = self.submit(b"", self.UPGRADE).replace(
+            b"Content-Length: 0", b"Transfer-Encoding: chunked"
+        )
+        last = self.GET.replace(b"Host", b"Upgrade: x\r\nConnection: close, upgrade\r\nHost")
+        text = self.talk(server, self.submit(body, self.UPGRADE) * 3 + head + chunked + last)
+        assert text.count(b"HTTP/1.1 201 Created") == 4
+        assert text.count(b"HTTP/1.1 200 OK") == 1
+
+    def test_a_body_behind_an_upgrade_is_never_a_request(self, server):
+        inner = b"PUT /v1/services/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        outer = self.submit(inner, self.UPGRADE + b"Accept: */*\r\n")
+        last = self.GET.replace(b"Host", b"Connection: close\r\nHost")
+        with server.connect() as wire, wire.makefile("rb") as file:
+            half = outer.index(b"\r\n\r\n") + 4
+            wire.sendall(outer[:half])
+            wire.sendall(outer[half:] + last)
+            text = file.read()
+        assert text.count(b"HTTP/1.1 ") == 2
+        assert text.startswith(b"HTTP/1.1 400 ")
+
+    def test_thousands_of_upgrades_at_once_are_declined(self, server):
+        one = self.GET.replace(b"Host", b"Upgrade: x\r\nConnection: upgrade\r\nHost")
+        last = self.GET.replace(b"Host", b"Connection: close\r\nHost")
+        assert self.talk(server, one * 3000 + last).count(b"HTTP/1.1 200 OK") == 3001
+
+    def test_it_is_no_proxy(self, server):
+        head = b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n"
+        assert self.talk(server, head + self.GET).startswith(b"HTTP/1.1 405 ")
+
     def test_an_old_client_is_answered_and_the_connection_closed(self, server):
         text = self.talk(server, b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
         assert text.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert text.endswith(b'{"status":"ok"}')
+        assert text.endswith(b'{"status":"ok"}\n')
 
     def test_a_head_has_no_body(self, server):
         head = self.GET.replace(b"GET", b"HEAD").replace(b"Host", b"Connection: close\r\nHost")

@@ -2,12 +2,14 @@
 
 import json
 import re
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from receivers import answering
 from tickwheel.web.app import Limits
+from tickwheel.web.route import JSON, NDJSON
 from web.serving import MOMENT, UNKNOWN_ID, Api
 
 FIELDS = [
@@ -273,6 +275,22 @@ class TestLimits:
         assert small.post("/v1/tasks/batch", [item] * 3, status=200).json["stored"] == 3
         small.post("/v1/tasks/batch", [item] * 4).refused(413, "too_large")
         assert len(small.get("/v1/tasks").json["items"]) == 3
+
+    @pytest.mark.parametrize(
+        ("piece", "media"),
+        [(b"0,", JSON), (b"{},", JSON), (b"0\n", NDJSON), (b"\n", NDJSON), (b"\r\n", NDJSON)],
+    )
+    def test_a_batch_of_millions_is_refused_before_they_are_made(self, make_api, piece, media):
+        api = make_api(limits=Limits(body=8 << 20, batch=100))
+        body = piece * ((8 << 20) // len(piece) - 2)
+        if media == JSON:
+            body = b"[" + body + b"0]"
+        tracemalloc.start()
+        try:
+            api.post("/v1/tasks/batch", body, media=media).refused(413, "too_large")
+            assert tracemalloc.get_traced_memory()[1] < 5 * len(body)
+        finally:
+            tracemalloc.stop()
 
     def test_a_payload_of_a_batch_that_is_too_large_refuses_itself_only(self, small):
         good, bad = {"service": "mail"}, {"service": "mail", "payload": "x" * 99}
@@ -705,11 +723,11 @@ class TestRoutes:
     @pytest.mark.parametrize(
         ("method", "path", "allowed"),
         [
-            ("DELETE", "/v1/tasks", "GET, POST"),
-            ("PATCH", "/v1/services/mail", "DELETE, GET, PUT"),
+            ("DELETE", "/v1/tasks", "GET, HEAD, POST"),
+            ("PATCH", "/v1/services/mail", "DELETE, GET, HEAD, PUT"),
             ("GET", "/v1/tasks/x/cancel", "POST"),
-            ("POST", "/healthz", "GET"),
-            ("BREW", "/v1/wheel", "GET"),
+            ("POST", "/healthz", "GET, HEAD"),
+            ("BREW", "/v1/wheel", "GET, HEAD"),
         ],
     )
     def test_another_method_is_405_and_says_which_are_taken(self, strict, method, path, allowed):

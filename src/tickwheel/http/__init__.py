@@ -9,7 +9,7 @@ nothing: what comes back is what was sent. It knows nothing of tasks.
 """
 
 from tickwheel.http.connect import Address
-from tickwheel.http.errors import BadAnswer, ConnectFailed, HttpError, TimedOut
+from tickwheel.http.errors import BadAnswer, ConnectFailed, HttpError, NoRoom, TimedOut
 from tickwheel.http.message import Response
 from tickwheel.http.pool import Pool
 
@@ -18,6 +18,7 @@ __all__ = [
     "BadAnswer",
     "ConnectFailed",
     "HttpError",
+    "NoRoom",
     "Pool",
     "Response",
     "TimedOut",

@@ -8,6 +8,7 @@ must be for.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
@@ -15,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.errors import TickwheelError
-from tickwheel.http.errors import ConnectFailed
+from tickwheel.http.errors import ConnectFailed, NoRoom
 from tickwheel.http.http1 import Http1Connection
 from tickwheel.http.http2 import Http2Connection
 
@@ -32,6 +33,8 @@ class Address(NamedTuple):
     port: int
     family: int
 
+
+OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # not the target's
 
 Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
 
@@ -69,7 +72,11 @@ class Connector:
             tls.set_alpn_protocols(self._protocols)
 
     async def connect(self, target: Target) -> Http1Connection | Http2Connection:
-        """Return a connection for requests to a target's origin; ConnectFailed without one."""
+        """Return a connection for requests to a target's origin; ConnectFailed without one.
+
+        NoRoom is the one that says nothing of the target: this process has no descriptor left,
+        this machine no port or memory.
+        """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._timeout
         addresses = await self._addresses(target)
@@ -83,6 +90,8 @@ class Connector:
                 reason = f"no connection in {self._timeout:g} s"
             except OSError as error:
                 reason = reason_of(error)
+                if error.errno in OURS:
+                    raise NoRoom(f"cannot connect to {target.where}: {reason}") from error
         raise ConnectFailed(f"cannot connect to {target.where}: {reason}")
 
     async def _addresses(self, target: Target) -> Sequence[Address]:

@@ -18,6 +18,10 @@ class ConnectFailed(HttpError):
     """No connection could be made: nothing was sent."""
 
 
+class NoRoom(ConnectFailed):
+    """No connection could be made for want of something here: nothing is known of the server."""
+
+
 class TimedOut(HttpError, TimeoutError):
     """The request's time ran out; it may have been received."""
 

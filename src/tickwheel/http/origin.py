@@ -92,7 +92,7 @@ class Origin:
         except BaseException as error:
             self._places -= 1
             if self._alone and isinstance(error, ConnectFailed):
-                self._fail_waiters(str(error))  # they waited for this one
+                self._fail_waiters(error)  # they waited for this one
             self.room()
             self._look()
             raise
@@ -225,11 +225,11 @@ class Origin:
         if moments:
             self._watch(min(moments))
 
-    def _fail_waiters(self, message: str) -> None:
+    def _fail_waiters(self, error: ConnectFailed) -> None:
         while self._waiters:
             waiter, _ = self._waiters.popitem(last=False)
             if not waiter.done():
-                waiter.set_exception(ConnectFailed(message))
+                waiter.set_exception(type(error)(str(error)))
 
     def _look(self) -> None:
         """Say so when nothing is left."""
@@ -247,7 +247,9 @@ class Origin:
     def close(self) -> None:
         """Close what is idle, fail what is under way and who waits."""
         self._closed = True
-        self._fail_waiters(f"no connection to {self.target.where}: the pool was closed")
+        self._fail_waiters(
+            ConnectFailed(f"no connection to {self.target.where}: the pool was closed")
+        )
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

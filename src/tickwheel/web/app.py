@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.scheduler import Scheduler
     from tickwheel.web.access import Access, Guard
     from tickwheel.web.route import Route
+    from tickwheel.web.siblings import Siblings
     from tickwheel.web.tracing import Tracing
 
     Message = MutableMapping[str, Any]
@@ -50,6 +51,7 @@ ONCE = (
 )  # fmt: skip
 PROBLEM = b"application/problem+json"
 UNKNOWN = "unknown"
+BODIES = 256 << 20  # bytes of all bodies that are being read at once
 
 
 class Limits(NamedTuple):
@@ -84,6 +86,8 @@ class App:
         self.version = tickwheel.__version__
         self.requests: Counter[tuple[str, str, int]] = Counter()
         self.durations: dict[str, Histogram] = {}
+        self.siblings: Siblings | None = None  # one worker of several has
+        self.reading = 0  # bytes of bodies that have come in part
         self._here_only = here_only
         self._tracing = tracing
         self._router = Router(ROUTES)
@@ -224,12 +228,20 @@ class App:
         if message["type"] == "http.request" and not message.get("more_body"):
             return checked_size(body, limit)
         parts, size = [body], len(body)
-        while message.get("more_body"):
-            message = await receive()  # the protocol sees to it that it comes, or breaks off
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > limit:
-                raise Refused("too_large", f"a body may have {limit} bytes, this one has more")
+        self.reading += size
+        try:
+            while message.get("more_body"):
+                message = await receive()  # the protocol sees to it that it comes, or breaks off
+                part = message.get("body", b"")
+                parts.append(part)
+                size += len(part)
+                self.reading += len(part)
+                if size > limit:
+                    raise Refused("too_large", f"a body may have {limit} bytes, this one has more")
+                if self.reading > max(BODIES, limit):
+                    raise Refused("overloaded", "too many large bodies are being read at once")
+        finally:
+            self.reading -= size
         if message["type"] == "http.disconnect":
             raise Gone
         return b"".join(parts)
@@ -247,7 +259,7 @@ class App:
         if reply.status == 204:
             body = b""
         else:
-            body = value if isinstance(value, bytes) else self._encode(value)
+            body = value if isinstance(value, bytes) else self._encode(value) + b"\n"
         headers = [
             (b"content-type", reply.media),
             (b"content-length", str(len(body)).encode()),
@@ -287,6 +299,13 @@ def pairs(query: bytes) -> list[tuple[str, str]]:
 
 def checked_media(route: Route, headers: Headers) -> str:
     """Return the body's media type; raise when it is not one that is taken."""
+    coding = headers.get(b"content-encoding", b"identity")
+    if coding.strip().lower() != b"identity":
+        raise Refused(
+            "unsupported_media_type",
+            f"content-encoding: a body is taken as it is, not as {coding.decode('latin-1')!r:.100}",
+            [(b"accept-encoding", b"identity")],
+        )
     text = headers.get(b"content-type", b"").decode("latin-1")
     media = text.partition(";")[0].strip().lower()
     accepted = route.raw or (JSON,)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tickwheel.web import types, views
-from tickwheel.web.metrics import exposition
+from tickwheel.web.metrics import Family, exposition, families_of, merged
 from tickwheel.web.route import Call, Reply, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tickwheel.web.siblings import Siblings
 
 READY_SECONDS = 2.0
 COUNT_SECONDS = 1.0
@@ -76,12 +81,31 @@ async def readyz(call: Call) -> Reply:
 
 async def metrics(call: Call) -> Reply:
     """Return the metrics, in Prometheus' text form."""
-    counts = None
-    with suppress(ConnectionError, TimeoutError):  # without them, when the store is away
+    siblings = call.app.siblings
+    families = await (own_metrics(call) if siblings is None else all_metrics(call, siblings))
+    media = b"text/plain; version=0.0.4; charset=utf-8"
+    return Reply(exposition(families).encode(), media=media)
+
+
+async def own_metrics(call: Call) -> list[Family]:
+    """Return the families of this process, the only one."""
+    return families_of(call.app, await counted(call), call.access.within)
+
+
+async def all_metrics(call: Call, siblings: Siblings) -> list[Family]:
+    """Return the families of all workers that answer, while the store is asked."""
+    within = call.access.within
+    counts, told = await asyncio.gather(counted(call), siblings.ask(within))
+    own = families_of(call.app, counts, within, siblings.number)
+    return merged(own, {**told, siblings.number: own}, siblings.workers)
+
+
+async def counted(call: Call) -> Mapping[str, int] | None:
+    """Return how many tasks the store has, or None when it does not answer."""
+    with suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(COUNT_SECONDS):
-            counts = await call.scheduler.counts()
-    text = exposition(call.app, counts, call.access.within)
-    return Reply(text.encode(), media=b"text/plain; version=0.0.4; charset=utf-8")
+            return await call.scheduler.counts()
+    return None
 
 
 async def openapi(call: Call) -> Reply:

@@ -1,9 +1,15 @@
-"""Metrics in Prometheus' text form, made from what the node and the server count anyway."""
+"""Metrics in Prometheus' text form, made from what the node and the server count anyway.
+
+A family is one metric with all its samples. What belongs to the process carries, where several
+serve, the label `worker`; what belongs to the store is the same from each of them, and has none.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tickwheel.durable.flow import BreakerState
 from tickwheel.durable.task import TRANSITIONS, State, namespace_of
@@ -18,45 +24,95 @@ if TYPE_CHECKING:
     Sample = tuple[Labels, float]
 
 
-class Page:
-    """Lines of the text form; each metric once, with what it means."""
+class Family(msgspec.Struct, array_like=True):
+    """One metric: its head, and its samples as lines of the text form."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    kind: str
+    name: str
+    meaning: str
+    lines: list[str]
+    shared: bool = False  # of the store, so that one process tells it for all
+
+
+class Page:
+    """The families of one process, in order."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        self.families: list[Family] = []
+        self._own: Labels = {} if worker is None else {"worker": worker}
 
     def add(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
-        """Add a counter or a gauge."""
-        self._head(kind, name, meaning)
-        for labels, value in samples:
-            self.lines.append(f"{name}{written(labels)} {number(value)}")
+        """Add a counter or a gauge of the process."""
+        self._add(kind, name, meaning, [({**self._own, **labels}, n) for labels, n in samples])
+
+    def share(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
+        """Add a counter or a gauge of the store."""
+        self._add(kind, name, meaning, samples)
+        self.families[-1].shared = True
 
     def histograms(
         self, name: str, meaning: str, histograms: Iterable[tuple[Labels, Histogram]]
     ) -> None:
-        """Add a histogram for each set of labels."""
-        self._head("histogram", name, meaning)
-        for labels, histogram in histograms:
+        """Add a histogram of the process for each set of labels."""
+        lines = []
+        for given, histogram in histograms:
+            labels = {**self._own, **given}
             for bound, count in histogram.cumulative():
                 le = "+Inf" if bound == math.inf else f"{bound:g}"
-                self.lines.append(f"{name}_bucket{written({**labels, 'le': le})} {count}")
-            self.lines.append(f"{name}_sum{written(labels)} {number(histogram.sum)}")
-            self.lines.append(f"{name}_count{written(labels)} {histogram.count}")
+                lines.append(f"{name}_bucket{written({**labels, 'le': le})} {count}")
+            lines.append(f"{name}_sum{written(labels)} {number(histogram.sum)}")
+            lines.append(f"{name}_count{written(labels)} {histogram.count}")
+        self.families.append(Family("histogram", name, meaning, lines))
 
-    def _head(self, kind: str, name: str, meaning: str) -> None:
-        self.lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+    def _add(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
+        lines = [f"{name}{written(labels)} {number(value)}" for labels, value in samples]
+        self.families.append(Family(kind, name, meaning, lines))
 
 
-def exposition(app: App, counts: Mapping[str, int] | None, within: str | None = None) -> str:
+def families_of(
+    app: App,
+    counts: Mapping[str, int] | None,
+    within: str | None = None,
+    worker: int | None = None,
+) -> list[Family]:
     """Return all metrics of this process; of services, with `within`, that namespace's only.
 
-    `counts` is what the store has, or None when it does not answer.
+    - `counts` is what the store has, or None when it does not answer.
+    - `worker` is the process's number where several serve.
     """
-    page = Page()
+    page = Page(worker)
     add_tasks(page, app, counts)
     add_services(page, app, within)
     add_wheel(page, app)
     add_requests(page, app)
-    return "\n".join(page.lines) + "\n"
+    return page.families
+
+
+def merged(own: list[Family], told: Mapping[int, list[Family]], workers: int) -> list[Family]:
+    """Return the families of all workers that told theirs, and which of them did.
+
+    - `own` is what the process that was asked has, which gives the order; `told` has it, too.
+    - A family that only others have, being of another version, comes after them.
+    """
+    whole = {one.name: msgspec.structs.replace(one, lines=[]) for one in own}
+    for number in sorted(told):
+        for one in told[number]:
+            empty = msgspec.structs.replace(one, lines=[])
+            whole.setdefault(one.name, empty).lines.extend(one.lines)
+    page = Page()
+    page.add(
+        "gauge", "tickwheel_worker_up", "Whether the worker's samples are among these.",
+        [({"worker": number}, number in told) for number in range(workers)],
+    )  # fmt: skip
+    return [*whole.values(), *page.families]
+
+
+def exposition(families: Iterable[Family]) -> str:
+    """Return families in the text form."""
+    lines = []
+    for one in families:
+        lines += [f"# HELP {one.name} {one.meaning}", f"# TYPE {one.name} {one.kind}", *one.lines]
+    return "\n".join(lines) + "\n"
 
 
 def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
@@ -84,11 +140,11 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
         "tickwheel_lateness_seconds", "How long after its due time an attempt began.",
         [({}, node.dispatch.lateness)],
     )  # fmt: skip
-    page.add(
+    page.share(
         "gauge", "tickwheel_tasks", "Tasks in the store; an estimate from 100,000 on.",
         [({"state": state}, count) for state, count in (counts or {}).items()],
     )  # fmt: skip
-    page.add(
+    page.share(
         "gauge", "tickwheel_store_up", "Whether the store answers.", [({}, counts is not None)]
     )
     held, waiting = len(node.loader.held), sum(node.loader.waiting.values())
@@ -105,7 +161,7 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
         "gauge", "tickwheel_shards_owned", "Shards that this node owns.",
         [({}, len(node.coordinator.owned()))],
     )  # fmt: skip
-    page.add("gauge", "tickwheel_nodes", "Nodes that live.", [({}, node.coordinator.nodes())])
+    page.share("gauge", "tickwheel_nodes", "Nodes that live.", [({}, node.coordinator.nodes())])
     page.add(
         "gauge", "tickwheel_clock_offset_seconds", "How far the store's clock is ahead of ours.",
         [({}, getattr(node.store, "offset_ms", 0.0) / 1000)],

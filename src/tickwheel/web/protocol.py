@@ -10,6 +10,7 @@ import sys
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -18,9 +19,15 @@ from tickwheel.web.types import Problem
 if TYPE_CHECKING:
     import asyncio
 
-MAX_HEAD = 65_536  # bytes of a request's line and headers
-PATIENCE_SECONDS = 60.0  # for one request to have come, from its beginning on
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+    from tickwheel.web.lobby import Lobby
+
+MAX_HEAD = 65_536  # bytes of a request's line and headers
+PATIENCE_SECONDS = 60.0  # for a request's head to have come, and each time for more of its body
+PROGRESS = 65_536  # bytes of a body that must have come by then, unless it has ended
+
+OFFERS = frozenset({b"upgrade", b"http2-settings"})  # of another protocol: not taken up
 CONTINUE = b"HTTP/1.1 100 "
 HEAD, BODY, NOTHING = "head", "body", ""
 
@@ -63,12 +70,13 @@ class Cork:
 class Protocol(HttpToolsProtocol):
     """A connection whose other end may be anybody."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
+    def __init__(self, lobby: Lobby, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._lobby = lobby
         self._awaiting = NOTHING
-        self._piece = 0
-        self._head = 0  # bytes that have come since it began, or since a piece of its body
+        self._head = 0  # bytes that have come after the piece it began in, or one of its body
         self._size = 0  # bytes of its line and headers
+        self._came = 0  # bytes of its body since the last look
         self._alarm: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
@@ -78,30 +86,65 @@ class Protocol(HttpToolsProtocol):
         self._wire = transport
         self._cork = Cork(transport)
         self.transport = self._cork  # type: ignore[assignment]
-        self._watch()
+        if self._lobby.enter(self):
+            self._watch()
+        else:
+            self.refuse(503, "overloaded", "too many connections", "retry-after: 1\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
+        self._lobby.leave(self)
         self._unwatch()
         self._unstick()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take what has come; what has only begun must be ended soon."""
-        self._piece = len(data)
-        self._head += self._piece
-        super().data_received(data)
+        self._head += len(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._awaiting == NOTHING:
-            if self._alarm is not None:
-                self._unwatch()
+            if self._alarm is None and not self._answering():
+                self._watch()  # empty lines are no request
         elif self._head > MAX_HEAD:
             self._refuse_head()  # also what follows a body, or is around it, without end
         elif self._alarm is None:
             self._watch()
 
+    def _feed(self, data: bytes) -> None:
+        """Parse it; the parser stops at a head that offers an upgrade, and skips its body."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if self.parser.get_method() == b"CONNECT":
+                    self.refuse(405, "method_not_allowed", "CONNECT: this is no proxy")
+                    return
+                data = self._declined() + data[offer.args[0] :]
+            except httptools.HttpParserError:
+                self.send_400_response("this is no HTTP request, or one that is malformed")
+                return
+            else:
+                return
+
+    def _declined(self) -> bytes:
+        """Return the head without its offer, for a parser that begins anew: it is not taken up."""
+        head = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url,
+                                    self.parser.get_http_version().encode())]  # fmt: skip
+        for name, value in self.headers:
+            if name == b"connection":
+                kept = [word for word in value.split(b",") if word.strip().lower() not in OFFERS]
+                head.append(b"connection:" + b",".join(kept))
+            elif name not in OFFERS:
+                head.append(name + b": " + value)
+        self.parser = parser_of(self)
+        return b"\r\n".join(head) + b"\r\n\r\n"
+
     def on_message_begin(self) -> None:
-        """Begin to count."""
-        self._awaiting, self._head, self._size = HEAD, self._piece, 0
+        """Begin to count, and to wait anew."""
+        if self._alarm is not None:
+            self._unwatch()
+        self._awaiting, self._head, self._size, self._came = HEAD, 0, 0, 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -118,6 +161,7 @@ class Protocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Begin to count anew: only what is not body is bounded here."""
         self._head = 0
+        self._came += len(body)
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
@@ -125,17 +169,26 @@ class Protocol(HttpToolsProtocol):
         if self._size > MAX_HEAD:
             self._refuse_head()
             return
+        if self.parser.should_upgrade():
+            return  # it will come once more, without the offer
         self._awaiting = BODY
+        self._lobby.busy(self)
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         """See to it that all of it was written."""
         self._cork.flush()
+        if not self.pipeline:
+            self._lobby.idle(self)
         super().on_response_complete()
 
     def on_message_complete(self) -> None:
         """Be done with waiting."""
+        if self.parser.should_upgrade():
+            return
         self._awaiting = NOTHING
+        if self._alarm is not None:
+            self._unwatch()
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -162,11 +215,19 @@ class Protocol(HttpToolsProtocol):
             self._stuck.cancel()
             self._stuck = None
 
+    def _answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def dismiss(self) -> None:
+        """Hang up: its place is needed, and it waits for a request."""
+        self._wire.abort()
+
     def send_400_response(self, msg: str) -> None:
         """Say that this was no HTTP, as everything else that is wrong is said."""
         self.refuse(400, "bad_request", msg)
 
-    def refuse(self, status: int, code: str, detail: str) -> None:
+    def refuse(self, status: int, code: str, detail: str, more: str = "") -> None:
         """Answer what never became a request, and hang up."""
         self._unwatch()
         if self.transport.is_closing():
@@ -176,7 +237,7 @@ class Protocol(HttpToolsProtocol):
         body = msgspec.json.encode(told)
         self.transport.write(
             f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/problem+json\r\n"
-            f"content-length: {len(body)}\r\nx-request-id: {secrets.token_hex(8)}\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: {secrets.token_hex(8)}\r\n{more}"
             "connection: close\r\n\r\n".encode()
             + body
         )
@@ -195,7 +256,17 @@ class Protocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._alarm = None
-        if self._awaiting == BODY:
-            self.transport.close()  # the application hears that the caller has left
+        if self._awaiting == BODY and self._came >= PROGRESS:
+            self._came = 0
+            self._watch()
+        elif self.pipeline or (self._answering() and self.cycle.response_started):
+            self.transport.close()  # in the middle of an answer there is no place for another
         else:
             self.refuse(408, "timeout", f"no request within {PATIENCE_SECONDS:g} s")
+
+
+def parser_of(protocol: Protocol) -> httptools.HttpRequestParser:
+    """Return a parser such as uvicorn's own: a request behind the last one is not heeded."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import msgspec.inspect
 
 from tickwheel.web.problems import Refused
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+WHOLE = re.compile("-?[0-9]{1,18}")
 METHODS = None  # beside the parts of a path, which are all strings
 
 
@@ -115,6 +118,7 @@ class Route:
         self.missing = missing
         self.parts = path.removeprefix("/").split("/")
         self._decoder = msgspec.json.Decoder(takes) if takes is not None and not raw else None
+        self._numbers = whole_numbers(query) if query is not None else frozenset()
 
     def decode(self, body: bytes) -> Any:
         """Return the body as its type; raise when it is none."""
@@ -137,10 +141,27 @@ class Route:
             if pairs:
                 raise Refused("invalid", f"there is no parameter {pairs[0][0]!r:.100} here")
             return None
+        values: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in values:
+                raise Refused("invalid", f"in the query: {name!r:.100} is given twice")
+            whole = name in self._numbers and WHOLE.fullmatch(value)
+            values[name] = int(value) if whole else value
         try:
-            return msgspec.convert(dict(pairs), self.query, strict=False)
+            return msgspec.convert(values, self.query)
         except msgspec.ValidationError as error:
             raise Refused("invalid", f"in the query: {error}") from None
+
+
+def whole_numbers(query: Any) -> frozenset[str]:
+    """Return the names of a query's fields that are whole numbers, which come as text."""
+    fields = msgspec.inspect.type_info(query).fields  # type: ignore[attr-defined]
+    number = msgspec.inspect.IntType
+    return frozenset(
+        field.encode_name
+        for field in fields
+        if any(isinstance(one, number) for one in getattr(field.type, "types", [field.type]))
+    )
 
 
 def check_utf8(body: bytes) -> None:
@@ -185,7 +206,7 @@ class Router:
             raise Refused("not_found", f"there is nothing at {path!r:.200}")
         route = routes.get(method)
         if route is None:
-            allowed = ", ".join(sorted(routes))
+            allowed = ", ".join(sorted({*routes, "HEAD"} if "GET" in routes else routes))
             raise Refused(
                 "method_not_allowed",
                 f"{path!r:.200} takes {allowed}, not {method!r:.20}",

@@ -14,7 +14,8 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 
@@ -23,12 +24,15 @@ from tickwheel.durable.scheduler import Scheduler
 from tickwheel.errors import TickwheelError
 from tickwheel.web.access import Guard
 from tickwheel.web.app import App, Limits
+from tickwheel.web.lobby import Lobby, places
 from tickwheel.web.logs import set_up
+from tickwheel.web.metrics import families_of
 from tickwheel.web.protocol import Protocol
+from tickwheel.web.siblings import Siblings
 from tickwheel.web.tracing import Tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tickwheel.config import Config
 
@@ -36,10 +40,29 @@ logger = logging.getLogger("tickwheel.web")
 
 BACKLOG = 2_048
 KEEP_ALIVE_SECONDS = 75
-# How a worker gets the socket that all listen on, and a pipe that ends with its supervisor.
 INHERITED = "TICKWHEEL_INHERITED"
 REFUSED = 2
 FAILED = 1
+
+
+class Inherited(NamedTuple):
+    """What a worker has from its supervisor, in the variable INHERITED."""
+
+    listener: int  # the socket that all listen on
+    lifeline: int  # a pipe that ends with the supervisor
+    number: int  # of this worker, from 0 on
+    workers: int  # how many there are
+    directory: str  # where each has a socket for its siblings
+
+    def written(self) -> str:
+        """Return it as the value of a variable."""
+        return ",".join(map(str, self))
+
+    @classmethod
+    def read(cls, text: str) -> Inherited:
+        """Return what was written."""
+        listener, lifeline, number, workers, directory = text.split(",", 4)
+        return cls(int(listener), int(lifeline), int(number), int(workers), directory)
 
 
 class Refusal(TickwheelError, ValueError):
@@ -59,14 +82,14 @@ def run(config: Config) -> int:
             return supervise(config, listening(config))
         if inherited is None:
             return start(config, listening(config))
-        listener, lifeline = map(int, inherited.split(","))
-        return start(config, socket.socket(fileno=listener), lifeline)
+        found = Inherited.read(inherited)
+        return start(config, socket.socket(fileno=found.listener), found)
     except (TickwheelError, OSError, ImportError, ValueError) as error:
         logger.error("cannot start: %s", error)  # noqa: TRY400
         return REFUSED if isinstance(error, Refusal) else FAILED
 
 
-def start(config: Config, listener: socket.socket, lifeline: int | None = None) -> int:
+def start(config: Config, listener: socket.socket, inherited: Inherited | None = None) -> int:
     """Run the loop of one process."""
     factory = None
     with contextlib.suppress(ImportError):
@@ -78,7 +101,7 @@ def start(config: Config, listener: socket.socket, lifeline: int | None = None) 
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(serve(config, listener, lifeline))
+        runner.run(serve(config, listener, inherited))
     return 0
 
 
@@ -102,7 +125,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def serve(config: Config, listener: socket.socket, lifeline: int | None = None) -> None:
+async def serve(
+    config: Config, listener: socket.socket, inherited: Inherited | None = None
+) -> None:
     """Run scheduler and API until SIGTERM or SIGINT, or until the supervisor is gone."""
     scheduler = Scheduler(
         config.store, dispatch=not config.submit_only, coordinator=config.coordinator,
@@ -130,15 +155,14 @@ async def serve(config: Config, listener: socket.socket, lifeline: int | None = 
             tracing.follow(scheduler.node.channels)
         server = Server(uvicorn_config(config, app), app)
         load(server.config, config)
-        if lifeline is None:
+        if inherited is None:
             announce(config, listener)
-        else:
-            asyncio.get_running_loop().add_reader(lifeline, server.abandoned, lifeline)
-        with server.signals():
-            await server.serve([listener])
-            grace = server.grace_left(config.grace)
-            logger.info("stopping: up to %g s for what is under way", grace)
-            await scheduler.stop(grace)
+        async with server.among_siblings(inherited):
+            with server.signals():
+                await server.serve([listener])
+                grace = server.grace_left(config.grace)
+                logger.info("stopping: up to %g s for what is under way", grace)
+                await scheduler.stop(grace)
     except BaseException:
         if scheduler.running:
             await scheduler.stop(0)
@@ -150,8 +174,10 @@ async def serve(config: Config, listener: socket.socket, lifeline: int | None = 
 
 def uvicorn_config(config: Config, app: App) -> uvicorn.Config:
     """Return what uvicorn is to do."""
+    lobby = Lobby(places(config.max_connections), SystemClock())
     return uvicorn.Config(
-        app, http=Protocol, ws="none", lifespan="off", loop="none", interface="asgi3",
+        app, http=partial(Protocol, lobby),  # type: ignore[arg-type]
+        ws="none", lifespan="off", loop="none", interface="asgi3",
         log_config=None, access_log=False, server_header=False, date_header=True,
         proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, round(config.grace)),
@@ -184,6 +210,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)
         self._app = app
+        self._orphaned = False
         self._clock = SystemClock()
         self._told_at = self._clock.time()
 
@@ -204,6 +231,25 @@ class Server(uvicorn.Server):
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
+    @contextlib.asynccontextmanager
+    async def among_siblings(self, inherited: Inherited | None) -> AsyncIterator[None]:
+        """Be one worker of several, if it is: tell the others what it counts, and ask them."""
+        if inherited is None:
+            yield
+            return
+        _, lifeline, number, workers, directory = inherited
+        app = self._app
+        siblings = Siblings(
+            number, workers, directory, lambda within: families_of(app, None, within, number)
+        )
+        asyncio.get_running_loop().add_reader(lifeline, self.abandoned, lifeline)
+        await siblings.open()
+        app.siblings = siblings
+        try:
+            yield
+        finally:
+            siblings.close(last=self._orphaned)
+
     def _told(self) -> None:
         if self.should_exit:
             self._told_again()
@@ -215,6 +261,7 @@ class Server(uvicorn.Server):
     def abandoned(self, lifeline: int) -> None:
         """The supervisor is gone: stop, as if it had said so."""
         asyncio.get_running_loop().remove_reader(lifeline)
+        self._orphaned = True
         if not self.should_exit:
             logger.warning("the supervisor is gone: stopping")
             self._told()

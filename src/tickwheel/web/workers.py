@@ -11,7 +11,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from tickwheel.clock import SystemClock
-from tickwheel.web.server import FAILED, INHERITED, REFUSED, announce
+from tickwheel.web.server import FAILED, INHERITED, REFUSED, Inherited, announce
+from tickwheel.web.siblings import meeting_place
 
 if TYPE_CHECKING:
     import socket
@@ -28,15 +29,20 @@ KILL_SECONDS = 15.0  # beyond the grace time
 
 def supervise(config: Config, listener: socket.socket) -> int:
     """Run the workers until told to stop; return the exit code."""
-    return asyncio.run(Workers(config, listener).run())
+    with meeting_place() as directory:
+        return asyncio.run(Workers(config, listener, directory).run())
 
 
 class Workers:
-    """Starts as many processes as the configuration says, and keeps that many running."""
+    """Starts as many processes as the configuration says, and keeps that many running.
 
-    def __init__(self, config: Config, listener: socket.socket) -> None:
+    Each has a number from 0 on, which one that takes another's place has, too.
+    """
+
+    def __init__(self, config: Config, listener: socket.socket, directory: str) -> None:
         self._config = config
         self._listener = listener
+        self._directory = directory
         self._stopping = asyncio.Event()
         self._processes: set[asyncio.subprocess.Process] = set()
         self._clock = SystemClock()
@@ -64,7 +70,8 @@ class Workers:
         pause = PAUSE_SECONDS / 2
         while True:
             shared = self._listener.fileno(), self._lifeline
-            environ = {**os.environ, INHERITED: ",".join(map(str, shared))}
+            inherited = Inherited(*shared, number, self._config.workers, self._directory)
+            environ = {**os.environ, INHERITED: inherited.written()}
             if self._config.node is not None:
                 environ["TICKWHEEL_NODE"] = f"{self._config.node}-{number}"
             process = await asyncio.create_subprocess_exec(

@@ -23,10 +23,11 @@ from tickwheel.durable.channel import Answer
 from tickwheel.durable.channels.signature import check_secret, sign
 from tickwheel.durable.channels.target import host_of
 from tickwheel.durable.histogram import Histogram
+from tickwheel.durable.log import logger
 from tickwheel.durable.service import PLACEHOLDER
 from tickwheel.durable.task import Event, at, namespace_of
 from tickwheel.errors import TargetRefused
-from tickwheel.http import HttpError, Pool
+from tickwheel.http import HttpError, NoRoom, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,6 +48,7 @@ EXCERPT = 500  # characters of a body that an error shows
 LONGEST_MS = 24 * 3600 * 1000  # that a callee may ask to be left alone
 CONNECTIONS = 10_000  # to one origin: a service's own concurrency bounds them before
 PLANS = 10_000
+PAUSE_MS = 1000  # before a call that could not be made for want of something here
 
 HEADERS, HEADER_NAME, HEADER_VALUE = 50, 100, 4096  # how many, and how long they may be
 OURS = frozenset({"content-type", "content-encoding", "user-agent", "traceparent", "tracestate"})
@@ -155,11 +157,21 @@ class HttpChannel:
             )
         except TargetRefused as error:
             return failed(str(error))
+        except NoRoom as error:
+            return self._put_off(task, error)
         except HttpError as error:
             return failed(told(error, plan))
         finally:
             plan.latency.observe(self._stopwatch.time() - began)
         return answer_to(response, plan, self._clock.time_ns())
+
+    def _put_off(self, task: Task, error: NoRoom) -> Answer:
+        """Try again soon: it is not the service that has failed."""
+        logger.error(
+            "task %s is put off by %g s: %s; does this process have enough file descriptors?",
+            task.id, PAUSE_MS / 1000, error, extra={"service": task.service},
+        )  # fmt: skip
+        return Answer(Event.SNOOZE, error=str(error), after_ms=PAUSE_MS)
 
     def forget(self, name: str) -> None:
         """Let go of what is kept of a service that was deleted."""
