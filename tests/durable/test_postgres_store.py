@@ -34,6 +34,7 @@ from tickwheel.durable.stores import (
     postgres_insert,
     postgres_pool,
     postgres_registry,
+    postgres_schedules,
     postgres_schema,
 )
 from tickwheel.durable.stores import postgres_statements as sql
@@ -323,8 +324,8 @@ STATEMENTS = {
     "replay": sql.REPLAY,
     "replay_holders": sql.REPLAY_HOLDERS,
     "prune": sql.PRUNE,
-    "pending_firings": sql.PENDING_FIRINGS,
-    "fire": sql.FIRE,
+    "pending_firings": postgres_schedules.PENDING_FIRINGS,
+    "fire": postgres_schedules.FIRE,
     "in_use": postgres_registry.IN_USE,
     "forget": postgres_registry.OLD,
     "forget_lines": postgres_registry.OLD_LINES,

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.store import LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
+from tickwheel.durable.stores import postgres_schedules as schedules
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
 from tickwheel.durable.stores.postgres_insert import insert, keyed
 from tickwheel.durable.stores.postgres_listener import Listener
 from tickwheel.durable.stores.postgres_pool import (
+    ID,
     AnswerLost,
     Pool,
     clean,
     place_of,
     transaction,
+    valid,
 )
 from tickwheel.durable.stores.postgres_registry import PostgresRegistry
-from tickwheel.durable.stores.postgres_schedules import cancel_pending, fired, later_each_time
 from tickwheel.durable.stores.postgres_schema import PATIENCE_SECONDS, migrate
 from tickwheel.durable.stores.postgres_transaction import insert_on, insert_on_now
+from tickwheel.durable.stores.postgres_unclaimed import TURNS, changed_where, verdicts
 from tickwheel.durable.stores.rows import (
-    STATES,
     last_of_each,
     may_hold,
     merged,
@@ -40,10 +40,10 @@ from tickwheel.durable.task import SHARDS, Attempt, Due, Event, State, Taken, Ta
 from tickwheel.errors import Locked, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
     from tickwheel.clock import Clock
-    from tickwheel.durable.schedule import Firing
+    from tickwheel.durable.schedule import Firing, Schedule
     from tickwheel.durable.store import Replay, Wanted, Window
     from tickwheel.durable.stores.postgres_pool import Connection
     from tickwheel.durable.task import Ending, Filter, Lease, Page, Repeated, Submission
@@ -57,10 +57,8 @@ CLOCK_SECONDS = 2.0  # the database's clock is looked at so often when nothing e
 SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to look at
 MOMENT_MS = 100  # a claim waits so long for what is locked
 WHY_SECONDS = 2.0  # and so long to learn why it did not get a task; those that it got are waiting
-TURNS = 8  # of what another process was quicker with each time
 WORDS = 7_900  # bytes that a notification can carry
 ALL = "*"
-ID = re.compile("[0-9a-f]{32}")
 LAST_ID = "f" * 32
 
 
@@ -350,63 +348,19 @@ class PostgresStore:
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
         """Cancel what is unclaimed."""
-        return await self._verdicts(ids, State.CANCELLED, sql.cancel())
+        return await verdicts(self, ids, State.CANCELLED, sql.cancel())
 
     async def cancel_where(self, filter: Filter, limit: int) -> list[str]:
         """Cancel up to `limit` unclaimed tasks that the filter holds for."""
-        return await self._where(filter, limit, sql.cancel)
+        return await changed_where(self, filter, limit, sql.cancel)
 
     async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
         """Make what is unclaimed due at another time."""
-        return await self._verdicts(ids, State.DELAY, sql.reschedule(), due_at_ms)
+        return await verdicts(self, ids, State.DELAY, sql.reschedule(), due_at_ms)
 
     async def reschedule_where(self, filter: Filter, due_at_ms: int, limit: int) -> list[str]:
         """Reschedule up to `limit` unclaimed tasks due at another time."""
-        return await self._where(filter, limit, sql.reschedule, due_at_ms)
-
-    async def _verdicts(
-        self, ids: Sequence[str], state: State, statement: str, *values: Any
-    ) -> list[Verdict | None]:
-        """Execute a statement on unclaimed tasks, and say for each id whether it won."""
-        won: set[str] = set()
-        states: dict[str, str] = {}
-        left = sorted(valid(ids))
-        for _ in range(TURNS):
-            if left:
-                rows = await self.fetch(statement, left, *values)
-                won |= {task_id for (task_id,) in rows}
-                left = [one for one in left if one not in won]
-            if left:
-                states |= pairs(await self.fetch(sql.STATES_BY_ID, left))
-            # Running a moment ago, unclaimed again by now: that one can still be had.
-            left = [one for one in left if states.get(one) == State.DELAY]
-            if not left:
-                break
-        return [
-            Verdict(one, True, state)
-            if one in won
-            else Verdict(one, False, STATES[states[one]])
-            if one in states
-            else None
-            for one in ids
-        ]
-
-    async def _where(
-        self, filter: Filter, limit: int, statement: Callable[[str], str], *moved: int
-    ) -> list[str]:
-        """Execute a statement on unclaimed tasks that a filter holds for, not yet due as wished."""
-        now_ms = int(self.now_ms())
-        for _ in range(TURNS):
-            query, values = sql.unclaimed(filter, now_ms, limit, *moved)
-            ids = sorted(task_id for (task_id,) in await self.fetch(query, *values))
-            if not ids:
-                return []
-            given = sql.Values(ids, *moved)
-            changed = statement(sql.matching(filter, now_ms, given))
-            rows = await self.fetch(changed, *given.list)
-            if rows:
-                return [task_id for (task_id,) in rows]
-        return []
+        return await changed_where(self, filter, limit, sql.reschedule, due_at_ms)
 
     async def get(self, ids: Sequence[str]) -> list[Task | None]:
         """Return tasks, live or final."""
@@ -478,7 +432,8 @@ class PostgresStore:
 
     async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
         """Become the owner of these shards, whoever was; return their new epochs."""
-        return pairs(await self.fetch(sql.TAKE, node, [*shards]))
+        rows: Any = await self.fetch(sql.TAKE, node, [*shards])
+        return dict(rows)
 
     async def counts(self) -> dict[str, int]:
         """Return how many tasks are live and final; from 100,000 on an estimate."""
@@ -490,41 +445,22 @@ class PostgresStore:
 
     async def schedules(self) -> list[Schedule]:
         """Return all schedules by name."""
-        return [Schedule._make(row) for row in await self.fetch(sql.SCHEDULES)]
+        return await self.run(schedules.read)
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
         """Store a schedule; when it changes, its pending firings are cancelled with it."""
-
-        async def work(connection: Connection) -> Schedule:
-            rows = await connection.fetch(sql.SCHEDULE, schedule.name)
-            stored = [Schedule._make(row) for row in rows]
-            if stored and stored[0].same_as(schedule):
-                return stored[0]
-            await cancel_pending(connection, schedule.name)
-            await connection.fetch(sql.PUT_SCHEDULE, *schedule)
-            return schedule
-
-        return await self._transaction(work)
+        return await self._transaction(lambda connection: schedules.put(connection, schedule))
 
     async def delete_schedule(self, name: str) -> bool:
         """Delete a schedule and cancel its pending firings; whether there was one."""
-
-        async def work(connection: Connection) -> bool:
-            gone = await connection.fetch(sql.DELETE_SCHEDULE, name)
-            await cancel_pending(connection, name)
-            return bool(gone)
-
-        return await self._transaction(work)
+        return await self._transaction(lambda connection: schedules.delete(connection, name))
 
     async def fire(self, firings: Sequence[Firing]) -> list[bool]:
         """Insert each firing's task, unless its schedule has changed or fired since; who won."""
         self._opened()
-        places = later_each_time(firings)
-        if not places:
+        if not firings:
             return []
-        rows = await self.fetch(sql.FIRE, *zip(*(fired(firings[at]) for at in places), strict=True))
-        won = {places[number] for (number,) in rows}
-        return [at in won for at in range(len(firings))]
+        return await self.run(lambda connection: schedules.fire(connection, firings))
 
     def listen(self, heard: Callable[[], None]) -> None:
         """Call `heard()` on the running loop when another process has stored something soon due.
@@ -596,13 +532,3 @@ async def replayed(
             answers |= {row[0]: Taken(task_of(row[1:])) for row in holders}
         left = [one for one in left if one.id in taken and one.id not in answers]
     return answers
-
-
-def pairs(rows: Iterable[Any]) -> dict[Any, Any]:
-    """Return rows of two columns as a mapping."""
-    return dict(rows)
-
-
-def valid(ids: Iterable[str]) -> list[str]:
-    """Return what can be an id, each once: no other is known to any store."""
-    return [one for one in dict.fromkeys(ids) if ID.fullmatch(one)]

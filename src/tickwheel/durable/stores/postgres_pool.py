@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -56,6 +57,8 @@ DURABLE = """
 # SQLSTATE classes and codes of a server that cannot be reached, or will not read or write.
 WORLD = ("08", "28", "40", "53", "57", "58", "3D000", "25006", "25P03", "55P03", "42501", "XX")
 AGAIN = ("40001", "40P01")
+
+ID = re.compile("[0-9a-f]{32}")
 
 
 class AnswerLost(StoreUnavailable):
@@ -206,6 +209,11 @@ async def as_hex(connection: Any) -> None:
     await connection.set_type_codec(
         "uuid", schema="pg_catalog", encoder=bytes.fromhex, decoder=bytes.hex, format="binary"
     )
+
+
+def valid(ids: Iterable[str]) -> list[str]:
+    """Return what can be an id, each once: no other is known to any store."""
+    return [one for one in dict.fromkeys(ids) if ID.fullmatch(one)]
 
 
 # After these the connection is of no use: shut down, or not (any more) where one can write.

@@ -1,25 +1,104 @@
-"""Schedules on PostgreSQL: what a firing must still find as it was, and what goes with a change."""
+"""Schedules on PostgreSQL: they are put, deleted and fired, each in one transaction."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.schedule import firing_keys
+from tickwheel.durable.schedule import Schedule, firing_keys
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.rows import inserted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tickwheel.durable.schedule import Firing, Schedule
+    from tickwheel.durable.schedule import Firing
     from tickwheel.durable.stores.postgres_pool import Connection
+
+_COLUMNS = (
+    "name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,"
+    " enabled, priority, max_attempts, timeout_ms"
+)
+SCHEDULES = f"SELECT {_COLUMNS} FROM schedule ORDER BY name"  # noqa: S608
+SCHEDULE = f"SELECT {_COLUMNS} FROM schedule WHERE name = $1 FOR UPDATE"  # noqa: S608
+PUT = f"""
+    INSERT INTO schedule ({_COLUMNS}) VALUES ($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13)
+    ON CONFLICT (name) DO UPDATE SET {
+    ", ".join(f"{name} = EXCLUDED.{name}" for name in _COLUMNS.split(", ")[1:])
+}
+"""  # noqa: S608
+DELETE = "DELETE FROM schedule WHERE name = $1 RETURNING name"
+PENDING_FIRINGS = """
+    SELECT id FROM task WHERE key >= $1 AND key < $2 AND state = 'delay' ORDER BY key, service
+"""
+# Several firings of one schedule, all as it was read, come in order of their times: all win.
+_FIRED = (
+    "text", "text", "bytea", "text", "bigint", "text", "text", "bigint", "bigint", "bigint",
+    *sql.SENT,
+)  # fmt: skip
+FIRE = f"""
+    WITH firing AS MATERIALIZED (
+        SELECT * FROM unnest({
+    ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_FIRED, 1))
+}) WITH ORDINALITY AS f (name, does, sends, cron, interval_ms, tz, missed, made_at_ms,
+            fired_until_ms, until_ms, {sql.GIVEN}, number)
+    ), open AS MATERIALIZED (
+        SELECT {_COLUMNS} FROM schedule s
+        WHERE s.name = ANY ($1::text[]) AND s.enabled ORDER BY s.name FOR UPDATE
+    ), won AS MATERIALIZED (
+        SELECT f.* FROM firing f
+        JOIN open o ON o.name = f.name AND o.fired_until_ms < f.until_ms
+            AND o.fired_until_ms = f.fired_until_ms
+            AND (o.service, o.payload, o.tz, o.missed, o.created_at_ms)
+                = (f.does, f.sends, f.tz, f.missed, f.made_at_ms)
+            AND o.cron IS NOT DISTINCT FROM f.cron
+            AND o.interval_ms IS NOT DISTINCT FROM f.interval_ms
+    ), moved AS (
+        UPDATE schedule s SET fired_until_ms = w.until_ms
+        FROM (SELECT DISTINCT ON (name) name, until_ms FROM won ORDER BY name, until_ms DESC) w
+        WHERE s.name = w.name
+    ), stored AS (
+        INSERT INTO task ({sql.GIVEN})
+        SELECT {sql.GIVEN} FROM won WHERE id IS NOT NULL ON CONFLICT DO NOTHING
+    )
+    SELECT number - 1 FROM won
+"""  # noqa: S608
+
+
+async def read(connection: Connection) -> list[Schedule]:
+    """Return all schedules by name."""
+    return list(map(Schedule._make, await connection.fetch(SCHEDULES)))
+
+
+async def put(connection: Connection, schedule: Schedule) -> Schedule:
+    """Store a schedule; when it changes, its pending firings are cancelled with it."""
+    stored = [*map(Schedule._make, await connection.fetch(SCHEDULE, schedule.name))]
+    if stored and stored[0].same_as(schedule):
+        return stored[0]
+    await cancel_pending(connection, schedule.name)
+    await connection.fetch(PUT, *schedule)
+    return schedule
+
+
+async def delete(connection: Connection, name: str) -> bool:
+    """Delete a schedule and cancel its pending firings; whether there was one."""
+    gone = await connection.fetch(DELETE, name)
+    await cancel_pending(connection, name)
+    return bool(gone)
 
 
 async def cancel_pending(connection: Connection, name: str) -> None:
     """Cancel the firings of a schedule that nobody has claimed yet."""
-    rows = await connection.fetch(sql.PENDING_FIRINGS, *firing_keys(name))
+    rows = await connection.fetch(PENDING_FIRINGS, *firing_keys(name))
     if rows:
         await connection.fetch(sql.cancel(), sorted(task_id for (task_id,) in rows))
+
+
+async def fire(connection: Connection, firings: Sequence[Firing]) -> list[bool]:
+    """Insert each firing's task, unless its schedule has changed or fired since; who won."""
+    places = later_each_time(firings)
+    columns = zip(*(fired(firings[at]) for at in places), strict=True)
+    won = {places[number] for (number,) in await connection.fetch(FIRE, *columns)}
+    return [at in won for at in range(len(firings))]
 
 
 def was(one: Schedule) -> tuple[Any, ...]:

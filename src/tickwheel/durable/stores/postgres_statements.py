@@ -37,7 +37,7 @@ GIVEN = (
     " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
 )
 GIVEN_COLUMNS = GIVEN.split(", ")
-_SENT = ("uuid", "text", "bytea", "text", "bigint", "integer", "integer", "integer", "bigint",
+SENT = ("uuid", "text", "bytea", "text", "bigint", "integer", "integer", "integer", "bigint",
          "bigint", "bigint", "bigint", "uuid")  # fmt: skip
 _KEPT = (
     "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
@@ -61,7 +61,7 @@ _BYTES = {
 
 def given(first: int) -> str:
     """Return the rows to insert, from the parameter `first` on, as `g`."""
-    arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_SENT, first))
+    arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(SENT, first))
     return f"unnest({arrays}) AS g ({GIVEN})"
 
 
@@ -558,54 +558,6 @@ COUNTS = f"""
         (SELECT reltuples::bigint FROM pg_class WHERE oid = 'backlog'::regclass)
     FROM (SELECT count(*) AS n FROM (SELECT 1 FROM task LIMIT {MANY}) t) live,
         (SELECT count(*) AS n FROM (SELECT 1 FROM backlog LIMIT {MANY}) b) final
-"""
-
-_SCHEDULE = (
-    "name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,"
-    " enabled, priority, max_attempts, timeout_ms"
-)
-SCHEDULES = f"SELECT {_SCHEDULE} FROM schedule ORDER BY name"
-SCHEDULE = f"SELECT {_SCHEDULE} FROM schedule WHERE name = $1 FOR UPDATE"
-PUT_SCHEDULE = f"""
-    INSERT INTO schedule ({_SCHEDULE}) VALUES ($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13)
-    ON CONFLICT (name) DO UPDATE SET {
-    ", ".join(f"{name} = EXCLUDED.{name}" for name in _SCHEDULE.split(", ")[1:])
-}
-"""
-DELETE_SCHEDULE = "DELETE FROM schedule WHERE name = $1 RETURNING name"
-PENDING_FIRINGS = """
-    SELECT id FROM task WHERE key >= $1 AND key < $2 AND state = 'delay' ORDER BY key, service
-"""
-# Several firings of one schedule, all as it was read, come in order of their times: all win.
-_FIRED = (
-    "text", "text", "bytea", "text", "bigint", "text", "text", "bigint", "bigint", "bigint", *_SENT
-)  # fmt: skip
-FIRE = f"""
-    WITH firing AS MATERIALIZED (
-        SELECT * FROM unnest({
-    ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_FIRED, 1))
-}) WITH ORDINALITY AS f (name, does, sends, cron, interval_ms, tz, missed, made_at_ms,
-            fired_until_ms, until_ms, {GIVEN}, number)
-    ), open AS MATERIALIZED (
-        SELECT {_SCHEDULE} FROM schedule s
-        WHERE s.name = ANY ($1::text[]) AND s.enabled ORDER BY s.name FOR UPDATE
-    ), won AS MATERIALIZED (
-        SELECT f.* FROM firing f
-        JOIN open o ON o.name = f.name AND o.fired_until_ms < f.until_ms
-            AND o.fired_until_ms = f.fired_until_ms
-            AND (o.service, o.payload, o.tz, o.missed, o.created_at_ms)
-                = (f.does, f.sends, f.tz, f.missed, f.made_at_ms)
-            AND o.cron IS NOT DISTINCT FROM f.cron
-            AND o.interval_ms IS NOT DISTINCT FROM f.interval_ms
-    ), moved AS (
-        UPDATE schedule s SET fired_until_ms = w.until_ms
-        FROM (SELECT DISTINCT ON (name) name, until_ms FROM won ORDER BY name, until_ms DESC) w
-        WHERE s.name = w.name
-    ), stored AS (
-        INSERT INTO task ({GIVEN})
-        SELECT {GIVEN} FROM won WHERE id IS NOT NULL ON CONFLICT DO NOTHING
-    )
-    SELECT number - 1 FROM won
 """
 
 CHANNELS = "SELECT 'task'::regclass::oid::bigint"

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.registry import Audit, Token
-from tickwheel.durable.task import FINAL, Page, Repeated, State, Taken, Task
+from tickwheel.durable.task import FINAL, Page, Repeated, State, Taken, Task, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 
     from tickwheel.durable.task import Lease, Submission
 
@@ -52,6 +52,20 @@ def rounds(keys: Iterable[Hashable]) -> list[list[int]]:
 def may_hold(state: State | None, table: str) -> bool:
     """Say whether tasks of this state can be in this table."""
     return state is None or (state in FINAL) == (table == "backlog")
+
+
+def verdicts_on(
+    ids: Iterable[str], won: Container[str], state: State, states: Mapping[str, str]
+) -> list[Verdict | None]:
+    """Say for each id whether it won, and the state that it has; None for one that is unknown."""
+    return [
+        Verdict(one, True, state)
+        if one in won
+        else Verdict(one, False, STATES[states[one]])
+        if one in states
+        else None
+        for one in ids
+    ]
 
 
 def last_of_each(leases: Iterable[Lease]) -> list[Lease]:

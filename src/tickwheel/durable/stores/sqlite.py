@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import WallClock
 from tickwheel.durable.log import logger
-from tickwheel.durable.schedule import Schedule, firing_keys
 from tickwheel.durable.store import LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
+from tickwheel.durable.stores import sqlite_schedules as schedules
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke
 from tickwheel.durable.stores.rows import (
-    STATES,
     Filling,
-    inserted,
     last_of_each,
     may_hold,
     merged,
@@ -30,6 +28,7 @@ from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_dr
 from tickwheel.durable.stores.sqlite_insert import insert
 from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
 from tickwheel.durable.stores.sqlite_schema import migrate
+from tickwheel.durable.stores.sqlite_unclaimed import cancelled, moved, verdicts
 from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Reader, Writer
 from tickwheel.durable.task import (
     SHARDS,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tickwheel.clock import Clock
-    from tickwheel.durable.schedule import Firing
+    from tickwheel.durable.schedule import Firing, Schedule
     from tickwheel.durable.store import Replay, Wanted, Window
     from tickwheel.durable.stores.sqlite_connection import Connection, Row
     from tickwheel.durable.task import Ending, Filter, Repeated, Submission
@@ -308,9 +307,8 @@ class SqliteStore:
         """Cancel what is unclaimed."""
 
         def work(connection: Connection) -> list[Verdict | None]:
-            return verdicts(
-                connection, ids, cancelled(connection, ids, self._now()), State.CANCELLED
-            )
+            won = cancelled(connection, ids, self._now())
+            return verdicts(connection, ids, won, State.CANCELLED)
 
         return await self._write(Rank.CLAIM, work)
 
@@ -331,7 +329,8 @@ class SqliteStore:
         """Make what is unclaimed due at another time."""
 
         def work(connection: Connection) -> list[Verdict | None]:
-            return verdicts(connection, ids, self._move(connection, ids, due_at_ms), State.DELAY)
+            won = moved(connection, ids, due_at_ms, self._now())
+            return verdicts(connection, ids, won, State.DELAY)
 
         return await self._write(Rank.CLAIM, work)
 
@@ -344,13 +343,10 @@ class SqliteStore:
             rows = connection.run(
                 sql.UNCLAIMED.format(where=where), {**values, "moved": due_at_ms, "limit": limit}
             )
-            return list(self._move(connection, [task_id for (task_id,) in rows], due_at_ms))
+            ids = [task_id for (task_id,) in rows]
+            return list(moved(connection, ids, due_at_ms, self._now()))
 
         return await self._write(Rank.CLAIM, work)
-
-    def _move(self, connection: Connection, ids: Sequence[str], due_at_ms: int) -> set[str]:
-        values = {"ids": json.dumps(ids), "due": due_at_ms, "now": self._now()}
-        return {task_id for (task_id,) in connection.run(sql.RESCHEDULE, values)}
 
     async def get(self, ids: Sequence[str]) -> list[Task | None]:
         """Return tasks, live or final."""
@@ -468,22 +464,13 @@ class SqliteStore:
 
     async def schedules(self) -> list[Schedule]:
         """Return all schedules by name."""
-
-        def work(connection: Connection) -> list[Schedule]:
-            return [schedule_of(row) for row in connection.run(sql.SCHEDULES)]
-
-        return await self._read(work)
+        return await self._read(schedules.read)
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
         """Store a schedule; when it changes, its pending firings are cancelled with it."""
 
         def work(connection: Connection) -> Schedule:
-            stored = [schedule_of(row) for row in connection.run(sql.SCHEDULE, (schedule.name,))]
-            if stored and stored[0].same_as(schedule):
-                return stored[0]
-            self._cancel_pending(connection, schedule.name)
-            connection.run(sql.PUT_SCHEDULE, schedule)
-            return schedule
+            return schedules.put(connection, schedule, self._now())
 
         return await self._write(Rank.SUBMIT, work)
 
@@ -491,33 +478,15 @@ class SqliteStore:
         """Delete a schedule and cancel its pending firings; whether there was one."""
 
         def work(connection: Connection) -> bool:
-            self._cancel_pending(connection, name)
-            return bool(connection.run(sql.DELETE_SCHEDULE, (name,)))
+            return schedules.delete(connection, name, self._now())
 
         return await self._write(Rank.SUBMIT, work)
-
-    def _cancel_pending(self, connection: Connection, name: str) -> None:
-        rows = connection.run(sql.PENDING_FIRINGS, firing_keys(name))
-        cancelled(connection, [task_id for (task_id,) in rows], self._now())
 
     async def fire(self, firings: Sequence[Firing]) -> list[bool]:
         """Insert each firing's task unless the schedule has fired until then; who won."""
-
-        def work(connection: Connection) -> list[bool]:
-            won = []
-            until: dict[Schedule, int] = {}  # what the firings before it have moved it to
-            for schedule, until_ms, task in firings:
-                values = {**schedule._asdict(), "payload": schedule.body, "until": until_ms}
-                values["fired_until_ms"] = until.get(schedule, schedule.fired_until_ms)
-                fired = connection.run(sql.FIRE, values)
-                won.append(bool(fired))
-                if fired:
-                    until[schedule] = until_ms
-                if fired and task is not None:
-                    connection.run_many(sql.INSERT, [inserted(task)])
-            return won
-
-        return await self._write(Rank.SUBMIT, work)
+        return await self._write(
+            Rank.SUBMIT, lambda connection: schedules.fire(connection, firings)
+        )
 
     def listen(self, heard: Callable[[], None]) -> None:
         """Call `heard()` on the running loop when another process pokes this one."""
@@ -534,11 +503,6 @@ class SqliteStore:
         self._poke.send()
 
 
-def schedule_of(row: Row) -> Schedule:
-    """Return a row of schedule columns as a schedule."""
-    return Schedule._make(row)._replace(enabled=bool(row[9]))
-
-
 def still(leases: Sequence[Lease], rows: Sequence[Row]) -> list[bool]:
     """Say for each lease whether its attempt is among those that were changed."""
     changed = {(task_id, attempt, epoch) for task_id, attempt, epoch in rows}
@@ -551,31 +515,3 @@ def firsts(replays: Sequence[Replay]) -> list[Replay]:
     for one in replays:
         seen.setdefault(one.id, one)
     return list(seen.values())
-
-
-def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> set[str]:
-    """Move unclaimed tasks to the backlog; return which."""
-    if not ids:
-        return set()
-    values = {"ids": json.dumps(list(ids)), "now": now_ms}
-    won = {task_id for (task_id,) in connection.run(sql.CANCEL, values)}
-    connection.run(sql.CANCEL_LIVE, values)
-    return won
-
-
-def verdicts(
-    connection: Connection, ids: Sequence[str], won: set[str], state: State
-) -> list[Verdict | None]:
-    """Say for each id whether it won, and the state that it has."""
-    others = [task_id for task_id in ids if task_id not in won]
-    states: dict[str, str] = {}
-    if others:
-        states = dict(connection.run(sql.STATES_BY_ID, {"ids": json.dumps(others)}))
-    return [
-        Verdict(one, True, state)
-        if one in won
-        else Verdict(one, False, STATES[states[one]])
-        if one in states
-        else None
-        for one in ids
-    ]

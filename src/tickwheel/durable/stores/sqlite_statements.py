@@ -293,24 +293,3 @@ COUNTS = {
     "live": f"SELECT count(*) FROM (SELECT 1 FROM task LIMIT {_MANY})",
     "final": f"SELECT count(*) FROM (SELECT 1 FROM backlog LIMIT {_MANY})",
 }
-
-SCHEDULES = """
-    SELECT name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,
-        enabled, priority, max_attempts, timeout_ms
-    FROM schedule ORDER BY name
-"""
-SCHEDULE = SCHEDULES.replace("ORDER BY name", "WHERE name = ?")
-PUT_SCHEDULE = """
-    INSERT OR REPLACE INTO schedule VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
-"""
-DELETE_SCHEDULE = "DELETE FROM schedule WHERE name = ? RETURNING name"
-PENDING_FIRINGS = """
-    SELECT id FROM task WHERE key >= ? AND key < ? AND state = 'delay'
-"""
-FIRE = """
-    UPDATE schedule SET fired_until_ms = :until
-    WHERE name = :name AND fired_until_ms = :fired_until_ms AND fired_until_ms < :until AND enabled
-        AND (service, payload, cron, interval_ms, tz, missed, created_at_ms) IS
-            (:service, :payload, :cron, :interval_ms, :tz, :missed, :created_at_ms)
-    RETURNING name
-"""

@@ -1,0 +1,85 @@
+"""Schedules on SQLite: they are put, deleted and fired, each within the writer's transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tickwheel.durable.schedule import Schedule, firing_keys
+from tickwheel.durable.stores import sqlite_statements as sql
+from tickwheel.durable.stores.rows import inserted
+from tickwheel.durable.stores.sqlite_unclaimed import cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.durable.schedule import Firing
+    from tickwheel.durable.stores.sqlite_connection import Connection, Row
+
+SCHEDULES = """
+    SELECT name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,
+        enabled, priority, max_attempts, timeout_ms
+    FROM schedule ORDER BY name
+"""
+SCHEDULE = SCHEDULES.replace("ORDER BY name", "WHERE name = ?")
+PUT = """
+    INSERT OR REPLACE INTO schedule VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
+"""
+DELETE = "DELETE FROM schedule WHERE name = ? RETURNING name"
+PENDING_FIRINGS = """
+    SELECT id FROM task WHERE key >= ? AND key < ? AND state = 'delay'
+"""
+FIRE = """
+    UPDATE schedule SET fired_until_ms = :until
+    WHERE name = :name AND fired_until_ms = :fired_until_ms AND fired_until_ms < :until AND enabled
+        AND (service, payload, cron, interval_ms, tz, missed, created_at_ms) IS
+            (:service, :payload, :cron, :interval_ms, :tz, :missed, :created_at_ms)
+    RETURNING name
+"""
+
+
+def read(connection: Connection) -> list[Schedule]:
+    """Return all schedules by name."""
+    return [schedule_of(row) for row in connection.run(SCHEDULES)]
+
+
+def put(connection: Connection, schedule: Schedule, now_ms: int) -> Schedule:
+    """Store a schedule; when it changes, its pending firings are cancelled with it."""
+    stored = [schedule_of(row) for row in connection.run(SCHEDULE, (schedule.name,))]
+    if stored and stored[0].same_as(schedule):
+        return stored[0]
+    cancel_pending(connection, schedule.name, now_ms)
+    connection.run(PUT, schedule)
+    return schedule
+
+
+def delete(connection: Connection, name: str, now_ms: int) -> bool:
+    """Delete a schedule and cancel its pending firings; whether there was one."""
+    cancel_pending(connection, name, now_ms)
+    return bool(connection.run(DELETE, (name,)))
+
+
+def cancel_pending(connection: Connection, name: str, now_ms: int) -> None:
+    """Cancel the firings of a schedule that nobody has claimed yet."""
+    rows = connection.run(PENDING_FIRINGS, firing_keys(name))
+    cancelled(connection, [task_id for (task_id,) in rows], now_ms)
+
+
+def fire(connection: Connection, firings: Sequence[Firing]) -> list[bool]:
+    """Insert each firing's task unless the schedule has fired until then; who won."""
+    won = []
+    until: dict[Schedule, int] = {}  # what the firings before it have moved it to
+    for schedule, until_ms, task in firings:
+        values = {**schedule._asdict(), "payload": schedule.body, "until": until_ms}
+        values["fired_until_ms"] = until.get(schedule, schedule.fired_until_ms)
+        fired = connection.run(FIRE, values)
+        won.append(bool(fired))
+        if fired:
+            until[schedule] = until_ms
+        if fired and task is not None:
+            connection.run_many(sql.INSERT, [inserted(task)])
+    return won
+
+
+def schedule_of(row: Row) -> Schedule:
+    """Return a row of schedule columns as a schedule."""
+    return Schedule._make(row)._replace(enabled=bool(row[9]))
