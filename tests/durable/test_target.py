@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from receivers import Receiver
 from tickwheel import ManualClock
-from tickwheel.durable.channels import target
+from tickwheel.durable.channels import lookups, target
 from tickwheel.durable.channels.target import KEEP_NAMES, KEEP_SECONDS, LAST_KNOWN_SECONDS, Targets
 from tickwheel.errors import TargetRefused
 from tickwheel.http import Address, Pool
@@ -297,7 +297,7 @@ class TestResolving:
                  "017700000001", "localhost", "0"]
     )  # fmt: skip
     async def test_what_the_systems_own_resolver_makes_of_them_is_refused_too(self, host):
-        found = await target.Lookups()(host, 80)
+        found = await lookups.Lookups()(host, 80)
         targets = Targets(lookup=answering([one[4][0] for one in found]))
         assert found
         with pytest.raises(TargetRefused, match=r"loopback|unspecified"):
@@ -560,7 +560,7 @@ class Zone:
         self._asked = threading.Semaphore(0)
         self.error = None
         self.now = self.most = 0
-        monkeypatch.setattr(target.socket, "getaddrinfo", self._getaddrinfo)
+        monkeypatch.setattr(lookups.socket, "getaddrinfo", self._getaddrinfo)
 
     def _getaddrinfo(self, host, port, **_):
         with self._lock:
@@ -604,12 +604,12 @@ class TestLookups:
     def narrow(self, monkeypatch):
         """Two prompt ones, two hung ones, and no patience."""
         for name, value in (("PROMPT", 2), ("HUNG", 2), ("PROMPT_SECONDS", 0)):
-            monkeypatch.setattr(target, name, value)
+            monkeypatch.setattr(lookups, name, value)
 
     async def test_names_that_are_not_resolved_hold_up_no_other(self, zone, monkeypatch):
-        monkeypatch.setattr(target, "PROMPT_SECONDS", 0.01)
+        monkeypatch.setattr(lookups, "PROMPT_SECONDS", 0.01)
         targets = Targets()
-        dead = asking(targets, target.PROMPT + 36)
+        dead = asking(targets, lookups.PROMPT + 36)
         await zone.asked(len(dead))
         assert await targets.resolve("example.com", 80)
         zone.revive()
@@ -655,29 +655,29 @@ class TestLookups:
         zone.revive()
         await asyncio.wait(dead)
         assert list(targets._lookup._slow) == ["dead-0.example"]
-        monkeypatch.setattr(target, "PROMPT_SECONDS", 60)
+        monkeypatch.setattr(lookups, "PROMPT_SECONDS", 60)
         zone.error = None
         assert await targets.resolve("dead-0.example", 80)
         assert not targets._lookup._slow
 
     async def test_so_many_slow_names_are_remembered_and_no_more(self, zone, narrow):
-        lookups = target.Lookups()
+        asker = lookups.Lookups()
         for number in range(KEEP_NAMES + 10):
-            lookups._note(f"{number}.example", slow=True)
-        assert len(lookups._slow) == KEEP_NAMES
-        assert "0.example" not in lookups._slow
+            asker._note(f"{number}.example", slow=True)
+        assert len(asker._slow) == KEEP_NAMES
+        assert "0.example" not in asker._slow
 
     async def test_one_that_is_cancelled_leaves_no_complaint_and_no_place_taken(
         self, zone, narrow, caplog
     ):
-        lookups = target.Lookups()
+        asker = lookups.Lookups()
         for _ in range(10):
-            waiting = asyncio.create_task(lookups("dead.example", 80))
+            waiting = asyncio.create_task(asker("dead.example", 80))
             await zone.asked(1)
             waiting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await waiting
-        assert (lookups._prompt._value, lookups._hung._value) == (2, 2)
+        assert (asker._prompt._value, asker._hung._value) == (2, 2)
         assert not caplog.records
 
     async def test_what_getaddrinfo_raises_is_raised(self, zone):

@@ -8,112 +8,34 @@ name is looked up once, here, and the connection goes to the addresses that this
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import socket
-import threading
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.clock import Clock, SystemClock
+from tickwheel.durable.channels.addresses import (
+    METADATA,
+    METADATA_NAMES,
+    IPAddress,
+    IPNetwork,
+    embedded_in,
+    special,
+)
+from tickwheel.durable.channels.lookups import KEEP_NAMES, PROMPT_SECONDS, Lookups
 from tickwheel.errors import TargetRefused
 from tickwheel.http import Address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-IPAddress = IPv4Address | IPv6Address
-IPNetwork = IPv4Network | IPv6Network
-CIDR = str | IPv4Network | IPv6Network
+CIDR = str | IPNetwork
 Found = tuple[str, int]  # an address as text, and its family
 
 MAX_URL = 2048
 KEEP_SECONDS = 5.0  # that what a name led to is used without a look
 LAST_KNOWN_SECONDS = 3600.0  # that it is used after that, while no server of names answers
-KEEP_NAMES = 1024
-PROMPT_SECONDS = 1.0  # a lookup that takes longer counts as hung
-PROMPT = 64  # lookups at the same time
-HUNG = 192  # and hung ones beside them
-
-# Not left to `ipaddress`, whose opinion of what is private differs from one Python to the next.
-SPECIAL: tuple[tuple[IPNetwork, str], ...] = tuple(
-    (ip_network(network), what)
-    for network, what in (
-        ("0.0.0.0/8", "unspecified"),
-        ("10.0.0.0/8", "private"),
-        ("100.64.0.0/10", "shared by a carrier's customers"),
-        ("127.0.0.0/8", "loopback"),
-        ("169.254.0.0/16", "link-local"),
-        ("172.16.0.0/12", "private"),
-        ("192.0.0.0/24", "reserved"),
-        ("192.0.2.0/24", "for documentation"),
-        ("192.88.99.0/24", "a 6to4 relay"),
-        ("192.168.0.0/16", "private"),
-        ("198.18.0.0/15", "for benchmarks"),
-        ("198.51.100.0/24", "for documentation"),
-        ("203.0.113.0/24", "for documentation"),
-        ("224.0.0.0/4", "multicast"),
-        ("255.255.255.255/32", "broadcast"),
-        ("240.0.0.0/4", "reserved"),
-        ("::/128", "unspecified"),
-        ("::1/128", "loopback"),
-        ("::/96", "an IPv4 address in disguise"),
-        ("::ffff:0:0/96", "an IPv4 address in disguise"),
-        ("::ffff:0:0:0/96", "an IPv4 address in disguise"),
-        ("64:ff9b::/96", "an IPv4 address behind NAT64"),
-        ("64:ff9b:1::/48", "an IPv4 address behind NAT64"),
-        ("2001::/32", "an IPv4 address behind Teredo"),
-        ("2001:2::/48", "for benchmarks"),
-        ("2001::/23", "reserved"),
-        ("2001:db8::/32", "for documentation"),
-        ("2002::/16", "an IPv4 address behind 6to4"),
-        ("3fff::/20", "for documentation"),
-        ("fc00::/7", "private"),
-        ("fe80::/10", "link-local"),
-        ("fec0::/10", "site-local"),
-        ("ff00::/8", "multicast"),
-    )
-)
-GLOBAL_UNICAST = ip_network("2000::/3")  # all else of IPv6 is not given out
 LOOPBACKS = (ip_address("127.0.0.1"), ip_address("::1"))
-
-# What a cloud tells a machine about itself, credentials among it: whoever asks from here gets it.
-METADATA = frozenset(
-    map(
-        ip_address,
-        (
-            "169.254.169.254",
-            "169.254.170.2",
-            "169.254.170.23",
-            "169.254.0.23",
-            "169.254.42.42",
-            "100.100.100.200",
-            "168.63.129.16",
-            "192.0.0.192",
-            "fd00:ec2::254",
-            "fd00:ec2::23",
-            "fd20:ce::254",
-            "fd00:c1::a9fe:a9fe",
-            "fd00:42::42",
-            "fe80::a9fe:a9fe",
-        ),
-    )
-)
-METADATA_NAMES = frozenset(
-    {
-        "instance-data.ec2.internal",
-        "metadata.goog",
-        "metadata.google.internal",
-        "metadata.tencentyun.com",
-    }
-)
 
 _URL = re.compile(r"(?:https?)://([^/?#]*)(?:[/?][^#]*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[^\[\]@]*\]|[^\[\]@:]*)(?::([0-9]{1,5}))?")
@@ -271,71 +193,6 @@ class Targets:
         return next(filter(None, map(self._refusal, inside)), None)
 
 
-class Lookups:
-    """Asks the system for the addresses of names, each on a thread that keeps no process alive.
-
-    - At most `PROMPT` at once, for a lookup cannot be stopped. One that hangs makes room for
-      others, until `HUNG` of them do.
-    - A name whose last lookup hung is looked up among the hung ones: names that no server answers
-      for hold up no others.
-    - For one event loop.
-    """
-
-    def __init__(self) -> None:
-        self._prompt = asyncio.Semaphore(PROMPT)
-        self._hung = asyncio.Semaphore(HUNG)
-        self._slow: dict[str, None] = {}  # names whose last lookup hung, the oldest first
-
-    async def __call__(self, host: str, port: int) -> Iterable[tuple[Any, ...]]:
-        """Return what getaddrinfo does."""
-        place = self._hung if host in self._slow else self._prompt
-        await place.acquire()
-        try:
-            answer = on_a_thread(host, port)
-            await asyncio.wait([answer], timeout=PROMPT_SECONDS)
-            self._note(host, slow=not answer.done())
-            if not answer.done() and place is self._prompt and not self._hung.locked():
-                await self._hung.acquire()  # at once, as it is not locked
-                place.release()
-                place = self._hung
-            return await answer
-        finally:
-            place.release()
-
-    def _note(self, host: str, slow: bool) -> None:
-        self._slow.pop(host, None)
-        if slow:
-            if len(self._slow) >= KEEP_NAMES:
-                del self._slow[next(iter(self._slow))]
-            self._slow[host] = None
-
-
-def on_a_thread(host: str, port: int) -> asyncio.Future[list[tuple[Any, ...]]]:
-    """Look a name up on a daemon thread: an executor's are waited for when the process ends."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[list[tuple[Any, ...]]] = loop.create_future()
-
-    def ask() -> None:
-        answer: list[tuple[Any, ...]] | Exception
-        try:
-            answer = [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        except Exception as error:  # noqa: BLE001
-            answer = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, answer)
-
-    def tell(answer: list[tuple[Any, ...]] | Exception) -> None:
-        if future.done():
-            return
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
-
-    threading.Thread(target=ask, name="tickwheel-lookup", daemon=True).start()
-    return future
-
-
 def is_unanswered(answer: asyncio.Task[list[Found]]) -> bool:
     """Say whether a lookup hangs, or ended because no server of names answered."""
     if not answer.done():
@@ -432,51 +289,6 @@ def address_of(sockaddr: tuple[Any, ...]) -> IPAddress | None:
     if isinstance(address, IPv6Address) and address.scope_id is not None:
         return None
     return address
-
-
-def special(address: IPAddress, inside: tuple[IPv4Address, ...]) -> str | None:
-    """Return what is special about an address that is not public, None about one that is."""
-    for network, what in SPECIAL:
-        if address in network:
-            return what
-    if inside:
-        return "an IPv4 address behind ISATAP"
-    return None if address.version == 4 or address in GLOBAL_UNICAST else "reserved"
-
-
-def embedded_in(address: IPAddress) -> tuple[IPv4Address, ...]:
-    """Return the IPv4 addresses that an IPv6 address may lead to, by any of the known ways."""
-    if isinstance(address, IPv4Address):
-        return ()
-    number = int(address)
-    low = IPv4Address(number & 0xFFFFFFFF)
-    if number >> 32 in (0, 0xFFFF, 0xFFFF0000, 0x64FF9B << 64):
-        return () if number <= 1 else (low,)  # :: and ::1 are what they are
-    if number >> 80 == 0x64FF9B0001:
-        return nat64(number)
-    if number >> 112 == 0x2002:
-        return (IPv4Address(number >> 80 & 0xFFFFFFFF),)
-    if number >> 96 == 0x20010000:  # the server's, and the client's with all bits turned
-        return IPv4Address(number >> 64 & 0xFFFFFFFF), IPv4Address(~number & 0xFFFFFFFF)
-    if number >> 32 & 0xFDFFFFFF == 0x5EFE:
-        return (low,)
-    return ()
-
-
-def nat64(number: int) -> tuple[IPv4Address, ...]:
-    """Return what an address of the local NAT64 prefix may lead to.
-
-    The prefix may have 48, 56, 64 or 96 bits, and bits 64 to 71 are skipped (RFC 6052): which it is
-    cannot be seen, so that each counts, save those that only zeros make.
-    """
-    upper, lower = number >> 64, number & (1 << 56) - 1
-    found = {
-        (upper & 0xFFFF) << 16 | lower >> 40,
-        (upper & 0xFF) << 24 | lower >> 32,
-        lower >> 24,
-        number & 0xFFFFFFFF,
-    }
-    return tuple(IPv4Address(one) for one in sorted(found) if one >> 24) or (IPv4Address(0),)
 
 
 def hinted(why: str) -> str:
