@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,9 @@ from durable_peers import LIBRARIES, Amount, measure
 from durable_report import OURS, page, tables
 from durable_stage import Stage
 from jvm import Missing, last_line
+from output import DOCS, save, some, tell
 from report import goal_table
 from results import Results
-from wheel import DOCS, tell
 
 CASE = Path(__file__).with_name("durable_case.py")
 LIMIT_SECONDS = 180.0
@@ -228,20 +227,6 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def some(parser: argparse.ArgumentParser, option: str, names: tuple[str, ...]) -> None:
-    """An option that takes some of these names, or all unless told."""
-
-    def chosen(text: str) -> list[str]:
-        words = text.split(",")
-        unknown = [word for word in words if word not in names]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}")
-        return words
-
-    help_text = f"some of {','.join(names)}"
-    parser.add_argument(option, type=chosen, default=list(names), help=help_text)
-
-
 def whole(arguments: argparse.Namespace) -> bool:
     """Whether nothing was left out."""
     everything = (list(PARTS), list(STORES), list(LIBRARIES))
@@ -260,19 +245,12 @@ def show(results: Results) -> None:
 
 def found_versions(run: Run) -> dict[str, str]:
     """Python, the drivers, the servers and the libraries."""
-    found = machine.versions()
-    found.pop("uvloop", None)
-    for package in ("apsw", "asyncpg"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
+    found = machine.versions("apsw", "asyncpg")
     return found | run.stage.versions() | run.versions
 
 
 def write(results: Results, versions: dict[str, str], directory: Path) -> None:
     """Write durable.json, durable.md and durable.svg."""
-    directory.mkdir(parents=True, exist_ok=True)
     where, all_goals = machine.describe(), goals(results, list(LIBRARIES))
     record: dict[str, Any] = {
         "machine": where,
@@ -280,14 +258,13 @@ def write(results: Results, versions: dict[str, str], directory: Path) -> None:
         **results.as_json(),
         "goals": [asdict(goal) for goal in all_goals],
     }
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    (directory / "durable.json").write_text(text + "\n")
-    (directory / "durable.md").write_text(page(results, all_goals, GUARANTEES, where, versions))
-    try:
-        durable_plot.draw(results, directory / "durable.svg")
-    except ImportError as error:
-        print(f"no plot: {error}")
-    print(f"written: {', '.join(path.name for path in sorted(directory.glob('durable.*')))}")
+    save(
+        directory,
+        "durable",
+        record,
+        page(results, all_goals, GUARANTEES, where, versions),
+        lambda path: durable_plot.draw(results, path),
+    )
 
 
 if __name__ == "__main__":

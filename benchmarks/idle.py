@@ -21,10 +21,10 @@ from typing import Any
 import idle_plot
 import machine
 from idle_report import LABELS, PACKETS, SIZE, goals, page, show
+from output import DOCS, save
 from results import Results
 
 CASE = Path(__file__).with_name("idle_case.py")
-DOCS = Path(__file__).parents[1] / "docs" / "benchmarks"
 
 
 @dataclass(frozen=True)
@@ -107,22 +107,20 @@ def run(what: str, name: str, *options: object) -> Any:
 
 def write(results: Results, directory: Path) -> None:
     """Write idle.json, idle.md and idle.svg."""
-    directory.mkdir(parents=True, exist_ok=True)
     where, versions = machine.describe(), machine.versions()
-    versions.pop("uvloop", None)
     record = {
         "machine": where,
         "versions": versions,
         **results.as_json(),
         "goals": [asdict(goal) for goal in goals(results)],
     }
-    (directory / "idle.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    (directory / "idle.md").write_text(page(results, where, versions))
-    try:
-        idle_plot.draw(results, directory / "idle.svg")
-    except ImportError as error:
-        print(f"no plot: {error}")
-    print(f"written: {', '.join(path.name for path in sorted(directory.glob('idle.*')))}")
+    save(
+        directory,
+        "idle",
+        record,
+        page(results, where, versions),
+        lambda path: idle_plot.draw(results, path),
+    )
 
 
 def tell(line: str) -> None:

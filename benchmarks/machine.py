@@ -19,15 +19,18 @@ def describe() -> dict[str, str]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Python and the Python packages of the contestants."""
-    found = {"Python": platform.python_version()}
-    for package in ("tickwheel", "uvloop"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+def versions(*packages: str) -> dict[str, str]:
+    """Python, tickwheel and these packages."""
+    found = {package: installed(package) for package in ("tickwheel", *packages)}
+    return {"Python": platform.python_version(), **found}
+
+
+def installed(package: str) -> str:
+    """The version of a Python package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def processor() -> str:

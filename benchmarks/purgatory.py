@@ -18,11 +18,11 @@ from pathlib import Path
 
 import machine
 import purgatory_plot
+from output import DOCS, save
 from purgatory_report import CASES, CLOSED, DESIGNS, LABELS, goals, holds, page, show
 from results import Results
 
 CASE = Path(__file__).with_name("purgatory_case.py")
-DOCS = Path(__file__).parents[1] / "docs" / "benchmarks"
 
 Figures = dict[str, float]
 
@@ -113,23 +113,20 @@ def add(results: Results, rate: int, design: str, figures: Figures) -> None:
 
 def write(measured: dict[str, Results], directory: Path) -> None:
     """Write purgatory.json, purgatory.md and purgatory.svg."""
-    directory.mkdir(parents=True, exist_ok=True)
     where, versions = machine.describe(), machine.versions()
-    versions.pop("uvloop", None)
     record = {
         "machine": where,
         "versions": versions,
         "cases": {case: results.as_json() for case, results in measured.items()},
         "goals": [asdict(goal) for goal in goals(measured)],
     }
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    (directory / "purgatory.json").write_text(text + "\n")
-    (directory / "purgatory.md").write_text(page(measured, where, versions))
-    try:
-        purgatory_plot.draw(measured, directory / "purgatory.svg")
-    except ImportError as error:
-        print(f"no plot: {error}")
-    print(f"written: {', '.join(path.name for path in sorted(directory.glob('purgatory.*')))}")
+    save(
+        directory,
+        "purgatory",
+        record,
+        page(measured, where, versions),
+        lambda path: purgatory_plot.draw(measured, path),
+    )
 
 
 def tell(line: str) -> None:

@@ -10,7 +10,6 @@ the figures and the page into docs/benchmarks; one that is cut short by an optio
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -20,22 +19,20 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import machine
 import service_beanstalkd
-from durable import some
 from durable_peers import LIBRARIES, Amount, measure
 from durable_stage import Stage
 from jvm import Missing
+from output import DOCS, save, some, tell
 from report import goal_table
 from results import Results
 from service_goals import DUE_RATE, LEAST_SUBMITS, STORES, best_connections, goals
 from service_processes import Server, Sink, bare_client, load, sleep_until
 from service_report import OURS, page, tables
-from wheel import DOCS, tell
 
 PARTS = ("single", "paced", "batch", "callbacks", "lateness", "peers")
 PEERS = ("celery", "huey", "huey_sqlite", "apscheduler", "beanstalkd")
@@ -371,18 +368,12 @@ def whole(arguments: argparse.Namespace) -> bool:
 
 def found_versions(run: Run) -> dict[str, str]:
     """Python, the libraries, the servers and the peers."""
-    found = machine.versions()
-    for package in ("apsw", "asyncpg", "uvicorn", "httptools", "msgspec", "aiohttp"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found | run.stage.versions() | run.versions
+    packages = ("uvloop", "apsw", "asyncpg", "uvicorn", "httptools", "msgspec", "aiohttp")
+    return machine.versions(*packages) | run.stage.versions() | run.versions
 
 
 def write(results: Results, versions: dict[str, str], directory: Path) -> None:
     """Write service.json and service.md."""
-    directory.mkdir(parents=True, exist_ok=True)
     where, all_goals = machine.describe(), goals(results)
     record: dict[str, Any] = {
         "machine": where,
@@ -390,10 +381,7 @@ def write(results: Results, versions: dict[str, str], directory: Path) -> None:
         **results.as_json(),
         "goals": [asdict(goal) for goal in all_goals],
     }
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    (directory / "service.json").write_text(text + "\n")
-    (directory / "service.md").write_text(page(results, all_goals, GUARANTEES, where, versions))
-    print(f"written: {', '.join(path.name for path in sorted(directory.glob('service.*')))}")
+    save(directory, "service", record, page(results, all_goals, GUARANTEES, where, versions))
 
 
 if __name__ == "__main__":

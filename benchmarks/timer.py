@@ -17,20 +17,19 @@ import sys
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jvm
 import machine
 import timer_plot
 from jvm import JVM_PEERS, JvmPeer, Missing
+from output import DOCS, save, some_of, tell
 from report import goal_table
 from results import Results
 from timer_contestants import LARGEST
 from timer_goals import goals
 from timer_report import Measured, missing, page, section_text
 from timer_sections import JVM, SECTIONS, Section
-from wheel import DOCS, tell
 
 CASE = Path(__file__).with_name("timer_case.py")
 JVM_SECTIONS = ("schedule", "fire")
@@ -129,18 +128,9 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Measure the timers beside others.")
     parser.add_argument("--quick", action="store_true", help="smaller and once, within a minute")
-    parser.add_argument("--only", type=keys, help=f"some of {','.join(SECTIONS)}")
+    parser.add_argument("--only", type=some_of(SECTIONS), help=f"some of {','.join(SECTIONS)}")
     parser.add_argument("--output", type=Path, help="directory for JSON, plot and page")
     return parser.parse_args()
-
-
-def keys(text: str) -> list[str]:
-    """The sections in `schedule,fire`."""
-    chosen = text.split(",")
-    unknown = [key for key in chosen if key not in SECTIONS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}")
-    return chosen
 
 
 def empty_results(section: Section) -> Results:
@@ -248,9 +238,8 @@ def note_jvm(
 
 def write(measured: Measured, peers: dict[str, JvmPeer], directory: Path) -> None:
     """Write timer.json, timer.md and timer.svg."""
-    directory.mkdir(parents=True, exist_ok=True)
     where, all_goals = machine.describe(), goals(measured)
-    versions = machine.versions() | {"APScheduler": installed("apscheduler")}
+    versions = machine.versions("uvloop") | {"APScheduler": machine.installed("apscheduler")}
     versions |= {"Java": jvm.java_version() or "not installed"}
     versions |= {peer.label: peer.version for peer in peers.values() if peer.version}
     record = {
@@ -259,21 +248,13 @@ def write(measured: Measured, peers: dict[str, JvmPeer], directory: Path) -> Non
         "sections": {key: results.as_json() for key, results in measured.items()},
         "goals": [asdict(goal) for goal in all_goals],
     }
-    (directory / "timer.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    (directory / "timer.md").write_text(page(measured, all_goals, where, versions))
-    try:
-        timer_plot.draw(measured, directory / "timer.svg")
-    except ImportError as error:
-        print(f"no plot: {error}")
-    print(f"written: {', '.join(path.name for path in sorted(directory.glob('timer.*')))}")
-
-
-def installed(package: str) -> str:
-    """The version of a Python package."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    save(
+        directory,
+        "timer",
+        record,
+        page(measured, all_goals, where, versions),
+        lambda path: timer_plot.draw(measured, path),
+    )
 
 
 if __name__ == "__main__":

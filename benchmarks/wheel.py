@@ -27,6 +27,7 @@ from cache import Growth
 from contestants import CONTESTANTS
 from goals import goals, power
 from jvm import JVM_PEERS, JvmPeer, Missing
+from output import DOCS, save, some_of, tell
 from page import missing, page
 from report import goal_table, growth_table, size_table
 from results import Results
@@ -34,7 +35,6 @@ from scenarios import SCENARIOS, takes_part
 from workload import LARGEST, SIZES
 
 CASE = Path(__file__).with_name("case.py")
-DOCS = Path(__file__).parents[1] / "docs" / "benchmarks"
 
 LABELS = {
     "native": "tickwheel, native",
@@ -112,7 +112,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the wheels beside other timers.")
     parser.add_argument("--quick", action="store_true", help="10^4 and 10^5 once, within a minute")
     parser.add_argument("--sizes", type=sizes, help="numbers of pending timers, e.g. 10000,100000")
-    parser.add_argument("--only", type=names, help=f"some of {','.join(LABELS)}")
+    parser.add_argument("--only", type=some_of(LABELS), help=f"some of {','.join(LABELS)}")
     parser.add_argument("--repetitions", type=int, help="3 unless told")
     parser.add_argument("--output", type=Path, help="directory for JSON, plot and page")
     return parser.parse_args()
@@ -121,15 +121,6 @@ def parse() -> argparse.Namespace:
 def sizes(text: str) -> list[int]:
     """The sizes in `10000,100000`."""
     return [int(size) for size in text.split(",")]
-
-
-def names(text: str) -> list[str]:
-    """The contestants in `native,kafka`."""
-    chosen = text.split(",")
-    unknown = [name for name in chosen if name not in LABELS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}")
-    return chosen
 
 
 def whole(arguments: argparse.Namespace) -> bool:
@@ -224,9 +215,8 @@ def write(
     results: Results, growth: list[Growth], peers: dict[str, JvmPeer], directory: Path
 ) -> None:
     """Write wheel.json, wheel.md and wheel.svg."""
-    directory.mkdir(parents=True, exist_ok=True)
     where, all_goals = machine.describe(), goals(results)
-    versions = machine.versions() | {"Java": jvm.java_version() or "not installed"}
+    versions = machine.versions("uvloop") | {"Java": jvm.java_version() or "not installed"}
     versions |= {peer.label: peer.version for peer in peers.values() if peer.version}
     record = {
         "machine": where,
@@ -235,21 +225,13 @@ def write(
         "goals": [asdict(goal) for goal in all_goals],
         "growth": [asdict(one) for one in growth],
     }
-    (directory / "wheel.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    (directory / "wheel.md").write_text(page(results, all_goals, growth, where, versions))
-    try:
-        plot.draw(results, directory / "wheel.svg")
-    except ImportError as error:
-        print(f"no plot: {error}")
-    print(f"written: {', '.join(path.name for path in sorted(directory.glob('wheel.*')))}")
-
-
-def tell(line: str) -> None:
-    """Say what is going on; on a terminal, over what was said before."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-    elif line:
-        print(line, file=sys.stderr, flush=True)
+    save(
+        directory,
+        "wheel",
+        record,
+        page(results, all_goals, growth, where, versions),
+        lambda path: plot.draw(results, path),
+    )
 
 
 if __name__ == "__main__":
