@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plot import drawing
 from results import Results
 
 OURS, OTHERS = "#c2185b", "#90a4ae"
@@ -17,16 +18,10 @@ PANELS = {
 
 def draw(results: Results, path: Path) -> None:
     """Write the plot as SVG; ImportError without matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
     labels = results.labels
     names = [name for name in reversed(labels) if name in results.runs[0]]
-    with plt.rc_context({"svg.hashsalt": "tickwheel", "svg.fonttype": "none", "font.size": 10}):
-        height = 1.2 + 0.32 * len(names)
-        picture, axes = plt.subplots(1, len(PANELS), figsize=(12, height), sharey=True)
+    height = 1.2 + 0.32 * len(names)
+    with drawing(path, 1, len(PANELS), figsize=(12, height), sharey=True) as (picture, axes):
         for axis, (column, title) in zip(axes, PANELS.items(), strict=True):
             values = [results.figure(0, name, column) or 0.0 for name in names]
             colours = [OURS if name in MINE else OTHERS for name in names]
@@ -39,5 +34,3 @@ def draw(results: Results, path: Path) -> None:
             axis.set_title(title, loc="left", fontsize=11)
             axis.spines[["top", "right"]].set_visible(False)
         picture.tight_layout()
-        picture.savefig(path, metadata={"Date": None, "Creator": None})
-        plt.close(picture)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from idle_report import LABELS, PACKETS, added_up, figure
+from plot import drawing
 from results import Results
 
 OURS, OTHERS = "#c2185b", "#90a4ae"
@@ -13,18 +14,12 @@ MINE = ("tracker", "many", "hand")
 
 def draw(results: Results, path: Path) -> None:
     """Write the plot as SVG; ImportError without matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
     panels = {
         "ns per packet": lambda name: figure(results, name, "packet"),
         f"% of a core at {PACKETS:,} packets a second": lambda name: added_up(results, name),
     }
     names = list(reversed(LABELS))
-    with plt.rc_context({"svg.hashsalt": "tickwheel", "svg.fonttype": "none", "font.size": 10}):
-        picture, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    with drawing(path, 1, 2, figsize=(11, 4), sharey=True) as (picture, axes):
         for axis, (title, value) in zip(axes, panels.items(), strict=True):
             values = [value(name) for name in names]
             colours = [OURS if name in MINE else OTHERS for name in names]
@@ -40,5 +35,3 @@ def draw(results: Results, path: Path) -> None:
             axis.set_title(title, loc="left", fontsize=11)
             axis.spines[["top", "right"]].set_visible(False)
         picture.tight_layout()
-        picture.savefig(path, metadata={"Date": None, "Creator": None})
-        plt.close(picture)

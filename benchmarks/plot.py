@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +33,24 @@ STYLES: dict[str, tuple[str, str, float]] = {
 """Name -> colour, marker, width: one hue per kind, ours the strongest."""
 
 
-def draw(results: Results, path: Path) -> None:
-    """Write the plot as SVG; ImportError without matplotlib."""
+@contextmanager
+def drawing(path: Path, *grid: int, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes, written as SVG once they are drawn; ImportError without matplotlib."""
     import matplotlib as mpl
 
     mpl.use("svg")
     import matplotlib.pyplot as plt
 
     with plt.rc_context({"svg.hashsalt": "tickwheel", "svg.fonttype": "none", "font.size": 10}):
-        figure, axes = plt.subplots(2, 2, figsize=(10, 8), sharex=True)
+        figure, axes = plt.subplots(*grid, **options)
+        yield figure, axes
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+        plt.close(figure)
+
+
+def draw(results: Results, path: Path) -> None:
+    """Write the plot as SVG; ImportError without matplotlib."""
+    with drawing(path, 2, 2, figsize=(10, 8), sharex=True) as (figure, axes):
         for axis, (operation, title) in zip(axes.flat, PANELS.items(), strict=True):
             draw_panel(axis, results, operation, title)
         for axis in axes[1]:
@@ -49,8 +60,6 @@ def draw(results: Results, path: Path) -> None:
         lines, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(lines, labels, loc="lower center", ncols=4, frameon=False)
         figure.tight_layout(rect=(0, 0.09, 1, 1))
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
-        plt.close(figure)
 
 
 def draw_panel(axis: Any, results: Results, operation: str, title: str) -> None:

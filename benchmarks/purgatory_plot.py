@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from plot import drawing
 from purgatory_report import CASES, CLOSED, LABELS
 from results import Results
 
@@ -14,13 +15,7 @@ STYLES = {"tickwheel": ("#c2185b", "o", 2.6), "old": ("#6d4c41", "^", 1.4)}
 
 def draw(measured: dict[str, Results], path: Path) -> None:
     """Write the plot as SVG; ImportError without matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context({"svg.hashsalt": "tickwheel", "svg.fonttype": "none", "font.size": 10}):
-        figure, axes = plt.subplots(2, 3, figsize=(12, 7), sharex=True)
+    with drawing(path, 2, 3, figsize=(12, 7), sharex=True) as (figure, axes):
         for row, (case, results) in zip(axes, measured.items(), strict=True):
             for axis, (name, title) in zip(row, PANELS.items(), strict=True):
                 draw_panel(axis, results, name, f"{CASES[case].title}: {title}")
@@ -29,8 +24,6 @@ def draw(measured: dict[str, Results], path: Path) -> None:
         lines, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(lines, labels, loc="lower center", ncols=2, frameon=False)
         figure.tight_layout(rect=(0, 0.06, 1, 1))
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
-        plt.close(figure)
 
 
 def draw_panel(axis: Any, results: Results, name: str, title: str) -> None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,7 @@ def lateness(client: Client, count: int, seconds: float) -> dict[str, Any]:
         time.sleep(max(0.0, began + number * seconds / count - time.time()))
         dues[number] = time.time() + DELAY
         client.put(number, DELAY)
-    ran = wait_for(dues, time.time() + DELAY + PATIENCE)
+    ran = ledger.wait_for(dues, time.time() + DELAY + PATIENCE)
     late = sorted((at - dues[number]) * 1000 for number, at in ran.items())
     quantiles = {"p50_ms": quantile(late, 0.50), "p99_ms": quantile(late, 0.99)}
     return quantiles | {
@@ -170,20 +170,10 @@ def burst_rate(client: Client, count: int) -> tuple[float, int]:
         client.put(number, 0)
     if time.time() > due:
         raise Missing("the submits of the burst took longer than expected")
-    ran = wait_for(numbers, due + PATIENCE)
+    ran = ledger.wait_for(numbers, due + PATIENCE)
     if not ran:
         raise Missing("none of the burst has run")
     return len(ran) / (max(ran.values()) - due), count - len(ran)
-
-
-def wait_for(numbers: Iterable[int], limit: float) -> dict[int, float]:
-    """Those that have run, once all have or the limit has come."""
-    wanted = set(numbers)
-    while True:
-        ran = {number: at for number, at in ledger.read().items() if number in wanted}
-        if len(ran) == len(wanted) or time.time() > limit:
-            return ran
-        time.sleep(0.1)
 
 
 def work(host: str) -> None:

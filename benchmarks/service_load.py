@@ -35,10 +35,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, answered: Callable[[Connection, int, bytes], None]) -> None:
         self.sent_at = 0.0
-        self.tag = 0
         self._answered = answered
         self._data = b""
-        self._lost: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._write: Callable[[bytes], None] = transport.write  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plot import STYLES
+from plot import STYLES, drawing
 from results import Results
 from timer_report import Measured
 from timer_sections import SECTIONS
@@ -25,13 +25,7 @@ QUANTILES = {"p50_ms": 1.0, "p99_ms": 0.6, "max_ms": 0.3}
 
 def draw(measured: Measured, path: Path) -> None:
     """Write the plot as SVG; ImportError without matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context({"svg.hashsalt": "tickwheel", "svg.fonttype": "none", "font.size": 10}):
-        figure, axes = plt.subplots(2, 2, figsize=(10, 8))
+    with drawing(path, 2, 2, figsize=(10, 8)) as (figure, axes):
         if results := measured.get("schedule"):
             draw_lines(axes[0, 0], results, "schedule", "schedule, 1–600 s")
             draw_lines(axes[0, 1], results, "cancel", "cancel, random order, until swept")
@@ -43,8 +37,6 @@ def draw(measured: Measured, path: Path) -> None:
             title = "lateness at p50, p99 and max, ms"
             draw_bars(axes[1, 1], results, QUANTILES, title, SECTIONS["lateness"].names)
         figure.tight_layout(rect=(0, 0.09, 1, 1))
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
-        plt.close(figure)
 
 
 def draw_lines(axis: Any, results: Results, operation: str, title: str) -> None:

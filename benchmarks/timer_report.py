@@ -37,13 +37,13 @@ def page(
 def section_text(section: Section, results: Results) -> str:
     """A section with its tables."""
     tables = [
-        f"{counted(section, results, size)}:\n\n{section_table(section, results, size)}\n"
+        f"{counted(section, size)}:\n\n{section_table(section, results, size)}\n"
         for size in results.sizes()
     ]
     return "\n".join([f"# {section.title}\n", f"{section.note}\n", *tables])
 
 
-def counted(section: Section, results: Results, size: int) -> str:
+def counted(section: Section, size: int) -> str:
     """What the size counts."""
     if section.key == "server":
         return f"{size:,} connections"

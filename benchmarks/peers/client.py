@@ -83,7 +83,7 @@ def warm_up(peer: Peer) -> None:
     """Wait for the worker to run a few tasks."""
     numbers = range(-FIRST, 0)
     peer.submit(dict.fromkeys(numbers, time.time()))
-    if len(wait_for(numbers, time.time() + WARM_SECONDS)) < len(numbers):
+    if len(ledger.wait_for(numbers, time.time() + WARM_SECONDS)) < len(numbers):
         raise TimeoutError(f"its worker did not run {FIRST} tasks within {WARM_SECONDS:.0f} s")
 
 
@@ -92,7 +92,7 @@ def lateness(peer: Peer, count: int, seconds: float, rate: float) -> Figures:
     first = time.time() + LEAD + 1.5 * count / rate
     dues = {number: first + number * seconds / count for number in range(count)}
     peer.submit(dues)
-    ran = wait_for(dues, max(dues.values()) + PATIENCE)
+    ran = ledger.wait_for(dues, max(dues.values()) + PATIENCE)
     late = sorted((at - dues[number]) * 1000 for number, at in ran.items())
     if not late:
         raise TimeoutError("none of the tasks has run")
@@ -108,20 +108,10 @@ def burst_rate(peer: Peer, count: int, rate: float) -> tuple[float, int]:
     peer.submit(dict.fromkeys(numbers, due))
     if time.time() > due:
         raise TimeoutError("the submits of the burst took longer than expected")
-    ran = wait_for(numbers, due + PATIENCE)
+    ran = ledger.wait_for(numbers, due + PATIENCE)
     if not ran:
         raise TimeoutError("none of the burst has run")
     return len(ran) / (max(ran.values()) - due), count - len(ran)
-
-
-def wait_for(numbers: Any, limit: float) -> dict[int, float]:
-    """The tasks with these numbers, once all have run, or those that have by the limit."""
-    wanted = set(numbers)
-    while True:
-        ran = {number: at for number, at in ledger.read().items() if number in wanted}
-        if len(ran) == len(wanted) or time.time() > limit:
-            return ran
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -28,3 +29,13 @@ def read() -> dict[int, float]:
         number, at = line.split()
         found.setdefault(int(number), float(at))
     return found
+
+
+def wait_for(numbers: Iterable[int], limit: float) -> dict[int, float]:
+    """The tasks with these numbers, once all have run, or those that have by the limit."""
+    wanted = set(numbers)
+    while True:
+        ran = {number: at for number, at in read().items() if number in wanted}
+        if len(ran) == len(wanted) or time.time() > limit:
+            return ran
+        time.sleep(0.1)
