@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import secrets
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -199,5 +197,7 @@ def header_of(text: str) -> tuple[str, str]:
 
 
 def new_secret() -> str:
-    """Return a new secret for signatures, as Standard Webhooks writes them."""
-    return f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode('ascii')}"
+    """Return a new secret for signatures."""
+    from tickwheel.durable.channels import signature  # noqa: PLC0415 - not for --help
+
+    return signature.new_secret()

@@ -47,12 +47,6 @@ class Connection(Protocol):
     def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute one statement for each row of values."""
 
-    def changes(self) -> int:
-        """Return how many rows the last statement changed."""
-
-    def interrupt(self) -> None:
-        """Stop the statement that is under way, from another thread."""
-
     def close(self) -> None:
         """Close it."""
 
@@ -71,16 +65,12 @@ class StandardConnection:
         except sqlite3.Error as error:
             raise translated(error, path) from error
         self._path = path
-        self._changes = 0
 
     def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
         try:
-            cursor = self._connection.execute(statement, values)
-            rows = cursor.fetchall()
+            return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise translated(error, self._path) from error
-        self._changes = cursor.rowcount
-        return rows
 
     def run_until(
         self, full: Callable[[Row], bool], statement: str, values: dict[str, Any]
@@ -93,15 +83,9 @@ class StandardConnection:
 
     def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         try:
-            self._changes = self._connection.executemany(statement, rows).rowcount
+            self._connection.executemany(statement, rows)
         except sqlite3.Error as error:
             raise translated(error, self._path) from error
-
-    def changes(self) -> int:
-        return self._changes
-
-    def interrupt(self) -> None:
-        self._connection.interrupt()
 
     def close(self) -> None:
         self._connection.close()
@@ -140,12 +124,6 @@ class ApswConnection:
             self._connection.executemany(statement, rows)
         except apsw.Error as error:
             raise translated(error, self._path) from error
-
-    def changes(self) -> int:
-        return self._connection.changes()
-
-    def interrupt(self) -> None:
-        self._connection.interrupt()
 
     def close(self) -> None:
         self._connection.close()
