@@ -59,6 +59,20 @@ async def pages_of(store, which, final, limit=1_000):
             return pages
 
 
+def unclaimed_that(which, tasks, store):
+    """The names of the unclaimed ones that a filter holds for."""
+    at = now(store)
+    return {
+        name for name, one in tasks.items() if one.state is State.DELAY and holds(which, one, at)
+    }
+
+
+async def end_all(store):
+    """End what runs, and cancel the rest."""
+    await store.record([ending(one) for one in await store.running(ALL)])
+    await store.cancel(ids_of(await everything(store, final=False)))
+
+
 class TestGet:
     async def test_tasks_live_or_final_in_the_order_asked_for(self, store, epochs):
         live = await stored(store, task(store), later(store))
@@ -232,11 +246,7 @@ class TestCancelWhere:
         async def check(parts):
             tasks = await various(store, epochs)
             which = made(parts, now(store))
-            expected = {
-                name
-                for name, one in tasks.items()
-                if one.state is State.DELAY and holds(which, one, now(store))
-            }
+            expected = unclaimed_that(which, tasks, store)
             won = await store.cancel_where(which, 100)
             assert sorted(won) == sorted(tasks[name].id for name in expected), which
             after = await store.get([one.id for one in tasks.values()])
@@ -245,9 +255,7 @@ class TestCancelWhere:
                     assert is_now.state is State.CANCELLED
                 else:
                     assert is_now == was
-            running = await store.running(ALL)
-            await store.record([ending(one) for one in running])
-            await store.cancel(ids_of(await everything(store, final=False)))
+            await end_all(store)
 
         for parts in INDEXED:
             await check(parts)
@@ -272,11 +280,7 @@ class TestRescheduleWhere:
         async def check(parts):
             tasks = await various(store, epochs)
             which = made(parts, now(store))
-            expected = {
-                name
-                for name, one in tasks.items()
-                if one.state is State.DELAY and holds(which, one, now(store))
-            }
+            expected = unclaimed_that(which, tasks, store)
             moved = now(store) + 5 * HOUR
             won = await store.reschedule_where(which, moved, 100)
             assert sorted(won) == sorted(tasks[name].id for name in expected), which
@@ -288,9 +292,7 @@ class TestRescheduleWhere:
                     )
                 else:
                     assert is_now == was
-            running = await store.running(ALL)
-            await store.record([ending(one) for one in running])
-            await store.cancel(ids_of(await everything(store, final=False)))
+            await end_all(store)
 
         for parts in INDEXED:
             await check(parts)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -31,6 +32,44 @@ def waiting(app, **options):
         return what
 
     return wait, begun, goes_on
+
+
+def noting(stage, app):
+    """A coroutine function that notes when it is called."""
+
+    @app.task
+    async def note():
+        stage.called()
+
+    return note
+
+
+async def both_permits_are_there(stage, wait, begun, goes_on):
+    """After three that have ended, two more begin at once."""
+    goes_on.clear()
+    for what in ("one more", "and another"):
+        await wait.submit(what)
+    await stage.settle()
+    assert len(begun) == 5
+    goes_on.set()
+    await stage.settle()
+
+
+@asynccontextmanager
+async def paused(stage):
+    """A service in the pause of its breaker: two calls have failed, eight hang, ten tasks wait."""
+    held = Held()
+    app, callee = calling(stage, held)
+    async with app:
+        await app.put_service(
+            "s", endpoint=URL, concurrency=20, timeout=3600, backoff=600,
+            breaker={"failures": 2, "pause": 10, "max_pause": 60},
+        )  # fmt: skip
+        await app.submit_many([{"service": "s"}] * 10)
+        await stage.settle()
+        held.give(BROKEN, 2)
+        await app.submit_many([{"service": "s"}] * 10)
+        yield app, callee, held
 
 
 class TestOrder:
@@ -212,13 +251,7 @@ class TestPermits:
             goes_on.set()
             await stage.settle()
             assert [what for what, _ in begun] == ["a", "b", "c"]
-            goes_on.clear()
-            for what in ("d", "e"):
-                await wait.submit(what)
-            await stage.settle()
-            assert len(begun) == 5, "both permits are there again"
-            goes_on.set()
-            await stage.settle()
+            await both_permits_are_there(stage, wait, begun, goes_on)
 
     async def test_replacing_a_task_that_waits_for_a_permit_costs_none(self, stage):
         app = stage.app()
@@ -233,13 +266,7 @@ class TestPermits:
             goes_on.set()
             await stage.settle()
             assert [what for what, _ in begun] == ["a", "b", "e"]
-            goes_on.clear()
-            for what in ("f", "g"):
-                await wait.submit(what)
-            await stage.settle()
-            assert len(begun) == 5, "both permits are there again"
-            goes_on.set()
-            await stage.settle()
+            await both_permits_are_there(stage, wait, begun, goes_on)
 
     @pytest.mark.parametrize("threads", [2, 5])
     async def test_a_plain_function_with_a_long_queue_leaves_threads_to_the_others(
@@ -545,11 +572,7 @@ class TestDeadline:
 
     async def test_the_moment_itself_is_in_time(self, stage):
         app = stage.app()
-
-        @app.task
-        async def note():
-            stage.called()
-
+        note = noting(stage, app)
         async with app:
             await note.submit(delay=5, deadline=5)
             await stage.advance(5)
@@ -557,11 +580,7 @@ class TestDeadline:
 
     async def test_a_deadline_before_it_is_due_expires_it_then(self, stage):
         app = stage.app()
-
-        @app.task
-        async def note():
-            stage.called()
-
+        note = noting(stage, app)
         async with app:
             task = await note.submit(delay=5, deadline=1)
             await stage.advance(5)
@@ -601,11 +620,7 @@ class TestDeadline:
 
     async def test_one_without_a_deadline_runs_however_late(self, stage):
         app = stage.app()
-
-        @app.task
-        async def note():
-            stage.called()
-
+        note = noting(stage, app)
         await app.start()
         await note.submit(delay=5)
         await stage.kill(app)
@@ -642,11 +657,7 @@ class TestClaims:
     async def test_a_claim_before_the_stores_time_is_refused_and_armed_again(self, stage):
         """The node believes that it is later than the store does: it must not ask and ask."""
         app = stage.app()
-
-        @app.task
-        async def note():
-            stage.called()
-
+        note = noting(stage, app)
         async with app:
             task = await note.submit(delay=5)
             await stage.settle()
@@ -714,11 +725,7 @@ class TestClaims:
 
     async def test_a_node_that_has_lost_its_shards_without_knowing_claims_nothing(self, stage):
         app = stage.app()
-
-        @app.task
-        async def note():
-            stage.called()
-
+        note = noting(stage, app)
         async with app:
             task = await note.submit(delay=5)
             await stage.settle()
@@ -775,11 +782,7 @@ class TestClaims:
 
     async def test_one_that_another_process_moved_far_away_leaves_memory(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
-
-        @app.task
-        async def note():
-            stage.called()
-
+        note = noting(stage, app)
         async with app, other:
             task = await note.submit(delay=5)
             await stage.settle()
@@ -910,17 +913,7 @@ class TestServices:
         assert len(callee.calls) == 21
 
     async def test_an_answer_from_before_the_pause_is_no_probe(self, stage):
-        held = Held()
-        app, callee = calling(stage, held)
-        async with app:
-            await app.put_service(
-                "s", endpoint=URL, concurrency=20, timeout=3600, backoff=600,
-                breaker={"failures": 2, "pause": 10, "max_pause": 60},
-            )  # fmt: skip
-            await app.submit_many([{"service": "s"}] * 10)
-            await stage.settle()
-            held.give(BROKEN, 2)
-            await app.submit_many([{"service": "s"}] * 10)
+        async with paused(stage) as (app, callee, held):
             await stage.advance(10)
             assert len(callee.calls) == 11, "one probe"
             held.give(BROKEN, 4)  # those of before, which have hung until now
@@ -938,17 +931,7 @@ class TestServices:
                 await stage.settle()
 
     async def test_calls_that_hang_from_before_do_not_keep_it_from_coming_back(self, stage):
-        held = Held()
-        app, callee = calling(stage, held)
-        async with app:
-            await app.put_service(
-                "s", endpoint=URL, concurrency=20, timeout=3600, backoff=600,
-                breaker={"failures": 2, "pause": 10, "max_pause": 60},
-            )  # fmt: skip
-            await app.submit_many([{"service": "s"}] * 10)
-            await stage.settle()
-            held.give(BROKEN, 2)
-            await app.submit_many([{"service": "s"}] * 10)
+        async with paused(stage) as (_, callee, held):
             await stage.advance(9)
             callee.answer = OK  # it works again, but for the eight that hang
             await stage.advance(2)
