@@ -118,7 +118,10 @@ class Terminals:
     def run(self, command):
         self.shell.stdin.write(f"{self.real(command)}\necho; echo '{END}'\n")
         self.shell.stdin.flush()
-        lines = list(iter(self.shell.stdout.readline, f"{END}\n"))
+        lines = []
+        while (line := self.shell.stdout.readline()) != f"{END}\n":
+            assert line, f"the shell has ended: {command}"
+            lines.append(line)
         return lines[:-1] if lines[-1:] == ["\n"] else lines
 
     def close(self):
@@ -144,7 +147,7 @@ def until(condition):
 @pytest.fixture
 def terminals(tmp_path):
     made = Terminals(tmp_path)
-    watchdog = threading.Timer(55, made.shell.kill)  # then what is read of it ends
+    watchdog = threading.Timer(120, made.shell.kill)  # then what is read of it ends
     watchdog.start()
     yield made
     watchdog.cancel()
