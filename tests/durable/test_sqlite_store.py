@@ -650,6 +650,14 @@ asyncio.run(main())
         await store.close()
         assert Path(place.address).read_bytes() == text
 
+    async def test_a_file_that_cannot_be_used_is_closed_again(self, place):
+        path = Path(place.address).resolve()
+        path.write_bytes(b"Dear diary, " * 1_000)
+        with pytest.raises(StoreUnavailable) as failure:  # which keeps the frames that failed
+            await place.store().open()
+        assert path not in [each.resolve() for each in Path("/proc/self/fd").iterdir()]
+        del failure
+
     async def test_an_empty_file_becomes_a_database(self, place):
         Path(place.address).touch()
         store = place.store()

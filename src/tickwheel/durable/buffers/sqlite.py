@@ -7,7 +7,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.buffers.rows import Key, Row, RowBuffer
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver, set_wal
+from tickwheel.durable.stores.sqlite_connection import (
+    DRIVERS,
+    closed_on_error,
+    default_driver,
+    set_wal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,14 +60,11 @@ class SqliteBuffer(RowBuffer):
     def _connection(self) -> Connection:
         if self._opened is None:
             connection = DRIVERS[default_driver()](self._path)
-            try:
+            with closed_on_error(connection):
                 set_wal(connection)
                 connection.run("PRAGMA synchronous = FULL")
                 for statement in SCHEMA:
                     connection.run(statement)
-            except BaseException:
-                connection.close()
-                raise
             self._opened = connection
         return self._opened
 

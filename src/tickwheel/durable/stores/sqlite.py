@@ -24,7 +24,13 @@ from tickwheel.durable.stores.rows import (
     merged,
     task_of,
 )
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver, set_wal
+from tickwheel.durable.stores.sqlite_connection import (
+    DRIVERS,
+    SAFE,
+    closed_on_error,
+    default_driver,
+    set_wal,
+)
 from tickwheel.durable.stores.sqlite_insert import insert
 from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
 from tickwheel.durable.stores.sqlite_schema import migrate
@@ -91,7 +97,8 @@ class SqliteStore:
         """Open the file, or make it, and bring its tables to this version's form."""
         await asyncio.to_thread(self._prepare)
         reading = self._connect()
-        reading.run("PRAGMA query_only = ON")
+        with closed_on_error(reading):
+            reading.run("PRAGMA query_only = ON")
         self._reader = Reader(reading)
         self._checkpointer = Checkpointer(self._connect()) if self._apart else None
         committed = self._checkpointer.written if self._checkpointer else lambda: None
@@ -123,9 +130,10 @@ class SqliteStore:
 
     def _connect(self) -> Connection:
         connection = self._connect_class(str(self.path))
-        set_wal(connection)
-        for pragma in sql.PRAGMAS:
-            connection.run(pragma)
+        with closed_on_error(connection):
+            set_wal(connection)
+            for pragma in sql.PRAGMAS:
+                connection.run(pragma)
         return connection
 
     def _check_file(self) -> None:
@@ -156,9 +164,10 @@ class SqliteStore:
     def _connect_writer(self) -> Connection:
         connection = self._connect()
         pages = WAL_PAGES if self._apart else SMALL_WAL_PAGES
-        connection.run(f"PRAGMA wal_autocheckpoint = {pages}")
-        for statement in sql.SCRATCH:
-            connection.run(statement)
+        with closed_on_error(connection):
+            connection.run(f"PRAGMA wal_autocheckpoint = {pages}")
+            for statement in sql.SCRATCH:
+                connection.run(statement)
         return connection
 
     @property

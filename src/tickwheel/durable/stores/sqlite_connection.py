@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.errors import StoreUnavailable
@@ -23,7 +23,7 @@ else:
     HAS_APSW = True
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Row = tuple[Any, ...]
 
@@ -138,6 +138,16 @@ DRIVERS: dict[str, type[StandardConnection | ApswConnection]] = {
 def default_driver() -> str:
     """Return "apsw" where it is installed, else "sqlite3"."""
     return "apsw" if "apsw" in DRIVERS else "sqlite3"
+
+
+@contextmanager
+def closed_on_error(connection: Connection) -> Iterator[None]:
+    """Close a connection that cannot be made ready: whoever asked for it never gets it."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def up_to(full: Callable[[Row], bool], rows: Iterable[Row]) -> list[Row]:
