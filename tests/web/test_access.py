@@ -125,6 +125,12 @@ class TestTokens:
         api.token("read")
         api.get("/v1/tasks").refused(401, "unauthorized")
 
+    def test_revoking_the_last_token_opens_nothing(self, api):
+        token = api.token("read")
+        api.get("/v1/tasks", token=token, status=200)  # and nobody asks without one
+        api.revoke(token)
+        api.get("/v1/tasks").refused(401, "unauthorized")
+
     def test_a_wrong_token_is_refused_though_none_is_needed(self, api):
         token = f"tw_{'0' * 12}_{'x' * 43}"
         api.get("/v1/tasks", token=token).refused(401, "unauthorized")

@@ -61,7 +61,6 @@ class Guard:
         self._directory = directory
         self._local = local
         self._open_access = open_access
-        self._closed = False  # a token has been there: revoking the last one opens nothing
         self._rate = rate
         self._clock = SystemClock()
         self._buckets: dict[str, tuple[float, float]] = {}  # what is left, and when that was
@@ -74,8 +73,7 @@ class Guard:
     @property
     def open(self) -> bool:
         """Whether no token is needed."""
-        self._closed |= bool(self._directory.tokens)
-        return self._open_access or (self._local and not self._closed)
+        return self._open_access or (self._local and not self._directory.had_tokens)
 
     def admit(self, headers: Mapping[bytes, bytes], now_ms: float) -> Access:
         """Return what a request with these headers may do; raise when it is nothing."""
