@@ -29,6 +29,15 @@ async def for_ever(begun=None, ended=None):
             ended.set()
 
 
+def ever_longer(begun):
+    """Timeouts, until a coroutine has begun in time: one that has not is cancelled unseen."""
+    for doubled in range(15):
+        yield 0.001 * 2**doubled
+        if begun.is_set():
+            return
+    pytest.fail("no coroutine has begun")
+
+
 @pytest.fixture
 def loop():
     with LoopThread() as loop:
@@ -92,19 +101,27 @@ class TestRun:
         assert loop.run(give(1)) == 1
 
     def test_a_timeout_cancels_the_coroutine_and_waits_for_its_end(self, loop):
-        ended = threading.Event()
-        with pytest.raises(TimeoutError, match=r"not done after 0.001 s"):
-            loop.run(for_ever(ended=ended), timeout=0.001)
-        assert ended.is_set()
+        begun, ended = threading.Event(), threading.Event()
+        for timeout in ever_longer(begun):
+            with pytest.raises(TimeoutError, match=f"not done after {timeout} s"):
+                loop.run(for_ever(begun, ended), timeout=timeout)
+            assert ended.is_set() == begun.is_set()
 
     def test_a_coroutine_of_no_time_may_still_end_well(self, loop):
+        begun = threading.Event()
+
         async def stubborn():
+            begun.set()
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 return "nevertheless"
 
-        assert loop.run(stubborn(), timeout=0.001) == "nevertheless"
+        for timeout in ever_longer(begun):
+            try:
+                assert loop.run(stubborn(), timeout=timeout) == "nevertheless"
+            except TimeoutError:
+                assert not begun.is_set()
 
     def test_the_coroutines_own_timeout_is_its_own(self, loop):
         async def fail():

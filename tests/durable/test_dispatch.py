@@ -206,10 +206,11 @@ class TestPermits:
             assert (await app.stats())["running"] == 2
             await pass_by.submit()
             await stage.settle()
-            assert [call[1] for call in stage.calls] == [0, 1, "coroutine"]
+            assert {call[1] for call in stage.calls[:2]} == {0, 1}  # threads are in no order
+            assert [call[1] for call in stage.calls[2:]] == ["coroutine"]
             door.open()
             await stage.advance(1)
-        assert [call[1] for call in stage.calls] == [0, 1, "coroutine", 2, 3]
+        assert sorted(call[1] for call in stage.calls[3:]) == [2, 3]
 
     async def test_one_plain_function_that_takes_all_threads_leaves_the_others_unclaimed(
         self, stage
