@@ -191,7 +191,9 @@ def _live(loop: asyncio.AbstractEventLoop) -> None:
                 task.cancel()
             _run(loop, asyncio.wait(tasks))
         _run(loop, loop.shutdown_asyncgens())
-        _run(loop, loop.shutdown_default_executor())
+        with contextlib.suppress(RuntimeError):
+            # It starts a thread, which some Pythons refuse at exit; the executor's have ended then.
+            _run(loop, loop.shutdown_default_executor())
     finally:
         loop.close()
 
