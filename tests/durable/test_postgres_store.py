@@ -1607,6 +1607,45 @@ class TestASubmitInTheUsersTransaction:
         (running,) = await claim(store, await stored(store, task(store, key="k")), epochs)
         assert await way(Submission(later(store, key="k"), "replace")) == [Taken(running)]
 
+    async def test_an_open_one_that_was_refused_keeps_no_end_from_being_written(
+        self, store, user, epochs
+    ):
+        (running,) = await claim(store, await stored(store, task(store, key="k")), epochs)
+        await user.execute("BEGIN")
+        for on_conflict in ("reject", "keep", "replace"):
+            given = Submission(later(store, key="k"), on_conflict)
+            assert await store.insert_on(user, given) == Taken(running)
+        assert await store.renew([lease(running, running.lease_until_ms + SECOND)]) == [True]
+        assert await store.record([ending(running)]) == [True]
+
+    async def test_a_holder_that_is_claimed_meanwhile_is_not_replaced(
+        self, store, user, epochs, postgres_url
+    ):
+        (given,) = await stored(store, task(store, key="k"))
+        async with connected(postgres_url) as second, connected(postgres_url) as watching:
+            await second.execute(
+                f"BEGIN; UPDATE task SET state = 'running' WHERE key = '{given.key}'"
+            )
+            replacing = asyncio.create_task(
+                store.insert_on(user, Submission(later(store, key="k"), "replace"))
+            )
+            await blocked(watching)
+            await second.execute("COMMIT")
+            assert await replacing == Taken(given._replace(state=State.RUNNING))
+
+    async def test_a_holder_that_ends_meanwhile_leaves_the_key(
+        self, store, user, epochs, postgres_url
+    ):
+        (holder,) = await stored(store, later(store, key="k"))
+        given = later(store, key="k")
+        async with connected(postgres_url) as second, connected(postgres_url) as watching:
+            await second.execute("BEGIN; DELETE FROM task")
+            replacing = asyncio.create_task(store.insert_on(user, Submission(given, "replace")))
+            await blocked(watching)
+            await second.execute("COMMIT")
+            assert await replacing == given
+        assert await store.get([holder.id, given.id]) == [None, given]
+
     async def test_an_open_one_keeps_no_shard_from_its_new_owner(self, store, user, epochs):
         await user.execute("BEGIN")
         await store.insert_on(user, Submission(task(store, shard=2)))

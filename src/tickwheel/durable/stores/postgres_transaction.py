@@ -30,9 +30,18 @@ RETURNED = ", ".join(
     f"translate({name}::text, '-', '') AS {name}" if name in {"id", "replay_of"} else name
     for name in sql.LIVE.split(", ")
 )
-# What it does not give itself is then as in a new row: no failures, no error.
 REPLACED = ("payload", "due_at_ms", "priority", "max_attempts", "timeout_ms", "deadline_at_ms",
-            "updated_at_ms", "failures", "error")  # fmt: skip
+            "updated_at_ms")  # fmt: skip
+_HOLDER = "t.key = (SELECT key FROM given) AND t.service = (SELECT service FROM given)"
+# Not DO UPDATE … WHERE: that locks the holder of the key also where it leaves it as it is, and the
+# end of a running one could not be written before the user's transaction ends.
+REPLACE = f"""
+    UPDATE task t SET {", ".join(f"{name} = g.{name}" for name in REPLACED)},
+        failures = 0, error = NULL
+    FROM given g
+    WHERE {_HOLDER} AND t.state = 'delay' AND NOT EXISTS (SELECT 1 FROM stored)
+    RETURNING {sql.of("t", sql.LIVE)}
+"""  # noqa: S608
 
 
 def insert_statement(submission: Submission, style: str = "$1") -> tuple[str, list[Any]]:
@@ -52,26 +61,25 @@ def insert_statement(submission: Submission, style: str = "$1") -> tuple[str, li
         values.append(value)
         return f"{'%s' if style == '%s' else f'${len(values)}'}::{kind}"
 
-    task, on_conflict = submission.task, submission.on_conflict
+    task, replaces = submission.task, submission.on_conflict == "replace"
     marks = ", ".join(mark(value, kind) for value, kind in zip(inserted(task), KINDS, strict=True))
-    insert = f"INSERT INTO task ({sql.GIVEN}) VALUES ({marks})"  # noqa: S608
     if task.key is None:
+        insert = f"INSERT INTO task ({sql.GIVEN}) VALUES ({marks})"  # noqa: S608
         return f"{insert} RETURNING true AS stored, {RETURNED}", values
-    if on_conflict == "replace":
-        changes = ", ".join(f"{name} = EXCLUDED.{name}" for name in REPLACED)
-        settled = f"DO UPDATE SET {changes} WHERE task.state = 'delay'"
-    else:
-        settled = "DO NOTHING"
+    replaced = f", replaced AS ({REPLACE})" if replaces else ""
+    others = "UNION ALL SELECT * FROM replaced" if replaces else ""
+    # One that was unclaimed a moment ago, and could not be replaced: the next look tells.
+    keeps = " AND t.state <> 'delay'" if replaces else ""
     statement = f"""
-        WITH stored AS (
-            {insert} ON CONFLICT (key, service) WHERE key IS NOT NULL {settled}
+        WITH given ({sql.GIVEN}) AS (SELECT {marks}), stored AS (
+            INSERT INTO task ({sql.GIVEN}) SELECT {sql.GIVEN} FROM given
+            ON CONFLICT (key, service) WHERE key IS NOT NULL DO NOTHING
             RETURNING {sql.LIVE}
-        )
-        SELECT true AS stored, {RETURNED} FROM stored
+        ){replaced}, done AS (SELECT * FROM stored {others})
+        SELECT true AS stored, {RETURNED} FROM done
         UNION ALL
-        SELECT false AS stored, {RETURNED} FROM task
-        WHERE key = {mark(task.key, "text")} AND service = {mark(task.service, "text")}
-            AND NOT EXISTS (SELECT 1 FROM stored)
+        SELECT false AS stored, {RETURNED} FROM task t
+        WHERE {_HOLDER}{keeps} AND NOT EXISTS (SELECT 1 FROM done)
     """  # noqa: S608
     return statement, values
 
