@@ -172,6 +172,16 @@ async def run(store, epochs, *tasks, node="n1"):
     return await claim(store, tasks, epochs, node)
 
 
+async def answered(method, items):
+    """The answers of `record`, `renew` or `accept`: again while a transaction has a task locked."""
+    answers = await method(items)
+    while None in answers:
+        left = [at for at, answer in enumerate(answers) if answer is None]
+        for at, answer in zip(left, await method([items[at] for at in left]), strict=True):
+            answers[at] = answer
+    return answers
+
+
 def ending(task, event=Event.FINISH, *, at_ms=None, due_at_ms=None, **fields):
     """The end of a running task's attempt, as feedback would write it."""
     at_ms = task.started_at_ms + 5 if at_ms is None else at_ms

@@ -259,9 +259,9 @@ class TestClaim:
         not_yet = [later(store) for _ in range(100)]
         await stored(store, *due, *not_yet)
         asked = [wanted(one) for one in (*not_yet, *reversed(due))]
-        tasks, rest = await store.claim(asked, "n1", epochs)
-        assert sorted(ids_of(tasks)) == sorted(ids_of(due))
-        assert sorted(rest) == sorted(due_of(one) for one in not_yet)
+        claims = await store.claim(asked, "n1", epochs)
+        assert sorted(ids_of(claims.tasks)) == sorted(ids_of(due))
+        assert sorted(claims.later) == sorted(due_of(one) for one in not_yet)
 
     async def test_of_nothing_there_is_nothing(self, store, epochs):
         assert await store.claim([], "n1", epochs) == Claims([], [])

@@ -275,3 +275,13 @@ def answer_lost(method, times=1):
         return answer
 
     return call
+
+
+def locking(method, ids):
+    """Stand in for `record`, `renew` or `accept` while a transaction has locked these tasks."""
+
+    async def call(items):
+        answers = iter(await method([one for one in items if one.id not in ids]))
+        return [None if one.id in ids else next(answers) for one in items]
+
+    return call

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from durable.callee import ACCEPTED, BROKEN, OK, URL, Held, calling
-from durable.stage import DAY, HOUR, SHARDS, START_MS, StagedStore, away, until
-from tickwheel.durable import State
+from durable.stage import DAY, HOUR, SHARDS, START_MS, StagedStore, away, locking, until
+from tickwheel.durable import State, feedback
 from tickwheel.durable.task import Event
-from tickwheel.errors import AttemptOver, UnknownTask
+from tickwheel.errors import AttemptOver, Locked, UnknownTask
 
 pytestmark = pytest.mark.asyncio
 
@@ -98,6 +98,48 @@ class TestAccepted:
             assert watched.body == b""
             await app.feedback(task.id, "progress", attempt=1)
             assert app.node.feedback._left[task.id].body == b""
+
+    async def test_one_whose_task_is_locked_is_noted_when_it_is_no_more(self, stage):
+        app, _ = calling(stage, ACCEPTED)
+        async with app:
+            flush, ids = app.node.feedback._accepts, set()
+            flush._flush = locking(app.node.store.accept, ids)
+            await app.put_service("s", endpoint=URL, feedback_timeout=DAY)
+            task = await app.submit("s", delay=1)
+            ids.add(task.id)
+            await stage.advance(2)
+            assert (await app.get(task.id)).lease_until_ms - stage.now_ms < HOUR * 1000
+            ids.clear()
+            await until(lambda: app.node.feedback.ended[Event.ACCEPT])  # it tries in real time
+            assert (await app.get(task.id)).lease_until_ms - stage.now_ms > HOUR * 1000
+
+    @pytest.mark.parametrize("outcome", ["finished", "progress"])
+    async def test_feedback_waits_for_a_transaction_that_has_the_task_but_not_for_ever(
+        self, stage, monkeypatch, outcome
+    ):
+        monkeypatch.setattr(feedback, "LOCKED_SECONDS", (0.001,) * 5)
+        app, _ = calling(stage, ACCEPTED)
+        async with app:
+            task = await accepted(stage, app)
+            node, tries = app.node, []
+
+            def locked(method, times):
+                async def call(items):
+                    tries.append(1)
+                    return [None] if len(tries) <= times else await method(items)
+
+                return call
+
+            record, accept = node.store.record, node.store.accept
+            node.store.record = locked(record, 6)
+            node.feedback._accepts._flush = locked(accept, 6)
+            with pytest.raises(Locked, match="did not let go in time"):
+                await app.feedback(task.id, outcome, attempt=1)
+            assert len(tries) == 6
+            tries.clear()
+            node.store.record = locked(record, 5)
+            node.feedback._accepts._flush = locked(accept, 5)
+            assert (await app.feedback(task.id, outcome, attempt=1)).won
 
     async def test_the_breaker_hears_that_the_service_works(self, stage):
         app, callee = calling(stage, BROKEN)

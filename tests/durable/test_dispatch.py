@@ -12,6 +12,7 @@ from durable.callee import BROKEN, GONE, OK, REFUSED, URL, Held, calling
 from durable.stage import HOUR, START, START_MS, away
 from tickwheel.durable import Snooze, State, current_task
 from tickwheel.durable.loader import WINDOW
+from tickwheel.durable.store import Claims
 from tickwheel.durable.task import Due, Event
 from tickwheel.errors import StoreUnavailable
 
@@ -723,6 +724,60 @@ class TestClaims:
             done = await app.get(task.id)
             assert (done.state, done.failures) == (State.FINISHED, 0)
         assert len(stage.calls) == 1
+
+    async def test_what_is_locked_when_it_comes_due_is_asked_for_again_soon(self, stage):
+        """And then each second, as the loader finds it; nobody else waits for that."""
+        app = stage.app()
+        asked, ids = [], set()
+
+        @app.task
+        async def note(number):
+            stage.called(number)
+
+        async with app:
+            store = app._node.store
+            claim = store.claim
+
+            async def locking(wanted, *rest):
+                locked = [one.due for one in wanted if one.due.id in ids]
+                asked.extend(stage.seconds for _ in locked)
+                free = [one for one in wanted if one.due.id not in ids]
+                return (await claim(free, *rest))._replace(locked=tuple(locked))
+
+            store.claim = locking
+            locked = await note.submit(0, delay=1.3)
+            ids.add(locked.id)
+            for number in range(1, 5):
+                await note.submit(number, delay=number / 2)
+            await stage.advance(1.405)
+            assert asked == pytest.approx([1.3 + 0.02 * n for n in range(6)], abs=0.003)
+            await stage.advance(4)
+            assert 12 <= len(asked) <= 18, "some at first, then one each second"
+            assert app._node.stats()["services"]["note"]["running"] == 0
+            ids.clear()
+            await stage.advance(1.1)
+        assert [number for _, number in stage.calls] == [1, 2, 3, 4, 0]
+        assert [at for at, *_ in stage.calls[:4]] == pytest.approx([0.5, 1, 1.5, 2], abs=0.005)
+
+    async def test_one_that_is_locked_for_a_moment_is_hardly_late(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note():
+            stage.called()
+
+        async with app:
+            store = app._node.store
+            claim = store.claim
+
+            async def locked(wanted, *_):
+                store.claim = claim
+                return Claims([], [], tuple(one.due for one in wanted))
+
+            await note.submit(delay=1.3)  # between two looks of the loader
+            store.claim = locked
+            await stage.advance(1.5)
+        assert stage.calls == [(pytest.approx(1.32, abs=0.003),)]
 
     async def test_a_node_that_has_lost_its_shards_without_knowing_claims_nothing(self, stage):
         app = stage.app()

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from durable.stage import SHARDS, START_MS, answer_lost, away, until
+from durable.stage import SHARDS, START_MS, answer_lost, away, locking, until
 from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task, feedback
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.feedback import ending_of, lost
@@ -421,6 +421,52 @@ class TestWriting:
             assert len(await app.attempts(task.id)) == 2
         assert [at for at, *_ in stage.calls] == pytest.approx([0, 5], abs=1.1)
 
+    async def test_an_outcome_whose_task_is_locked_waits_alone(self, stage):
+        app = stage.app()
+        ids = set()
+
+        @app.task
+        async def work(number):
+            return number
+
+        async with app:
+            store = app._node.store
+            store.record = locking(store.record, ids)
+            tasks = [await work.submit(number, delay=1) for number in range(3)]
+            ids.add(tasks[1].id)
+            await stage.advance(2)
+            states = [(await app.get(task.id)).state for task in tasks]
+            assert states == [State.FINISHED, State.RUNNING, State.FINISHED]
+            ids.clear()
+            await until(lambda: not app._node.feedback.unrecorded)  # it tries in real time
+            done = await app.get(tasks[1].id)
+            assert (done.state, done.result, done.attempt) == (State.FINISHED, 1, 1)
+        assert not [one for one in stage.logged if one.levelno >= logging.WARNING]
+
+    async def test_one_that_stays_locked_is_told_once(self, stage, monkeypatch):
+        monkeypatch.setattr(feedback, "LOCKED_SECONDS", (0.001,) * len(feedback.LOCKED_SECONDS))
+        app = stage.app()
+        asked = []
+
+        @app.task
+        async def work():
+            pass
+
+        async def locked(endings):
+            asked.append(endings)
+            return [None] * len(endings)
+
+        async with app:
+            store = app._node.store
+            record, store.record = store.record, locked
+            task = await work.submit()
+            await until(lambda: len(asked) > 20)
+            store.record = record
+            await until(lambda: not app._node.feedback.unrecorded)
+        (told,) = [one for one in stage.logged if one.levelno == logging.WARNING]
+        assert task.id in told.getMessage()
+        assert "another transaction has locked the task" in told.getMessage()
+
     async def test_outcomes_are_written_in_batches(self, stage):
         app = stage.app()
 
@@ -740,6 +786,75 @@ class TestLeases:
             node.store.get = get
             assert (await app.get(task.id)).state is State.FINISHED
         assert len(stage.calls) == 1
+
+    async def test_a_lease_that_cannot_be_renewed_for_now_keeps_no_other_from_it(self, stage):
+        app = stage.app()
+        goes_on = asyncio.Event()
+        ids = set()
+
+        @app.task(timeout=None)
+        async def long():
+            await goes_on.wait()
+
+        async def lease_of(task):
+            return ((await app.get(task.id)).lease_until_ms - stage.now_ms) / 1000
+
+        async with app:
+            store = app._node.store
+            store.renew = locking(store.renew, ids)
+            locked, free = await long.submit(), await long.submit()
+            ids.add(locked.id)
+            await stage.advance(60)
+            assert await lease_of(locked) == pytest.approx(10, abs=1)
+            assert await lease_of(free) > 50
+            ids.clear()
+            await stage.advance(5)
+            assert await lease_of(locked) > 60
+            goes_on.set()
+
+    async def test_what_was_left_is_ended_though_our_own_leases_cannot_be_renewed(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+
+        @app.task(timeout=None)
+        async def long():
+            await asyncio.Event().wait()
+
+        async with app:
+            node = app._node
+            task = await taken_away(app, note, stage)
+            node.feedback.doubt()
+            await long.submit()
+            await stage.settle()
+            node.store.renew = away(node.store.renew, 1_000_000)
+            await stage.advance(80)
+            assert (await app.get(task.id)).state is State.FINISHED
+
+    async def test_a_lost_one_that_is_locked_is_ended_when_it_is_no_more(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        asked = []
+        async with app:
+            node = app._node
+            locked, free = [await taken_away(app, note, stage) for _ in range(2)]
+            node.feedback.doubt()
+            await stage.settle()
+            ids = {locked.id}
+            record = locking(node.store.record, ids)
+
+            async def counted(endings):
+                asked.extend(one.id for one in endings if one.lost)
+                return await record(endings)
+
+            node.store.record = counted
+            await stage.advance(25)
+            assert (await app.get(locked.id)).state is State.RUNNING
+            assert (await app.get(free.id)).state is State.FINISHED
+            assert 9 <= asked.count(locked.id) <= 11, "each second"
+            ids.clear()
+            await stage.advance(1.1)
+            done = await app.get(locked.id)
+            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
 
     async def test_shards_that_were_away_for_a_moment_are_swept_again(self, stage):
         """The numbers are the same, the epochs are not: somebody had them in between."""

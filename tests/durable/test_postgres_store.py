@@ -121,8 +121,30 @@ async def blocked(user, sessions=1):
     await until(waiting)
 
 
+async def lock(user, task):
+    """Have a transaction of the user's lock a task, until it ends."""
+    await user.execute(f"BEGIN; SELECT 1 FROM task WHERE id = '{task.id}' FOR UPDATE")
+
+
 def dies(*_, **__):
     raise ConnectionResetError("the connection was cut")
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Cuts the connection when a statement begins."""
+
+    def cut(statement):
+        real = asyncpg.Connection.fetch
+
+        async def fetch(connection, query, *values, **options):
+            if query == statement:
+                return dies()
+            return await real(connection, query, *values, **options)
+
+        monkeypatch.setattr(asyncpg.Connection, "fetch", fetch)
+
+    return cut
 
 
 class TestATakeover:
@@ -197,81 +219,88 @@ class TestAClaim:
 
     async def test_a_locked_row_does_not_keep_the_others(self, store, user, epochs):
         locked, *free = await stored(store, *[task(store) for _ in range(5)])
-        await user.execute(f"BEGIN; SELECT 1 FROM task WHERE id = '{locked.id}' FOR UPDATE")
+        await lock(user, locked)
         claims = await store.claim(list(map(wanted, [locked, *free])), "n1", epochs)
         assert {one.id for one in claims.tasks} == {one.id for one in free}
-        assert claims.later == []
+        assert (claims.later, claims.locked) == ([], (due_of(locked),))
         await user.execute("ROLLBACK")
         await claim(store, [locked], epochs)
 
-    async def test_what_is_locked_for_a_moment_is_waited_for(
-        self, store, user, epochs, monkeypatch
-    ):
-        monkeypatch.setattr(postgres, "MOMENT_MS", 30_000)
-        (given,) = await stored(store, task(store))
-        await user.execute(f"BEGIN; SELECT 1 FROM task WHERE id = '{given.id}' FOR UPDATE")
-        claiming = asyncio.create_task(store.claim([wanted(given)], "n1", epochs))
-        await blocked(user)
-        await user.execute("ROLLBACK")
-        assert [one.id for one in (await claiming).tasks] == [given.id]
-
-    async def test_what_was_moved_meanwhile_is_later(self, store, user, epochs, monkeypatch):
-        monkeypatch.setattr(postgres, "MOMENT_MS", 30_000)
+    async def test_what_was_moved_meanwhile_is_later(self, store, user, epochs):
         (given,) = await stored(store, task(store))
         due = given.due_at_ms + HOUR
         await user.execute(f"BEGIN; UPDATE task SET due_at_ms = {due}")
-        claiming = asyncio.create_task(store.claim([wanted(given)], "n1", epochs))
-        await blocked(user)
+        assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [], (due_of(given),))
         await user.execute("COMMIT")
-        assert await claiming == Claims([], [due_of(given)._replace(due_at_ms=due)])
-
-    @pytest.fixture
-    def cut(self, monkeypatch):
-        """Cuts the connection when a statement has been answered, or when it begins."""
-
-        def cut(store, statement, *, after):
-            real = asyncpg.Connection.fetch
-
-            async def fetch(connection, query, *values, **options):
-                if query != statement:
-                    return await real(connection, query, *values, **options)
-                if after:
-                    await real(connection, query, *values, **options)
-                    await connection.execute("COMMIT")
-                return dies()
-
-            monkeypatch.setattr(asyncpg.Connection, "fetch", fetch)
-
-        return cut
-
-    async def test_one_whose_answer_is_lost_is_an_error_also_when_it_waited(
-        self, store, user, epochs, monkeypatch, cut
-    ):
-        """Else nobody would look for what it claimed."""
-        monkeypatch.setattr(postgres, "MOMENT_MS", 30_000)
-        locked, free = await stored(store, task(store), task(store))
-        cut(store, sql.CLAIM_LOCKED, after=True)
-        await user.execute(f"BEGIN; SELECT 1 FROM task WHERE id = '{locked.id}' FOR UPDATE")
-        claiming = asyncio.create_task(store.claim([wanted(locked), wanted(free)], "n1", epochs))
-        await blocked(user)
-        await user.execute("ROLLBACK")
-        with pytest.raises(StoreUnavailable, match="the connection was cut"):
-            await claiming
-        assert {one.id for one in await store.running(ALL)} == {locked.id, free.id}
+        moved = due_of(given)._replace(due_at_ms=due)
+        assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [moved])
 
     async def test_what_it_got_is_not_lost_with_the_reason_why_it_did_not_get_the_rest(
         self, store, epochs, cut
     ):
         given, not_yet = await stored(store, task(store), later(store))
-        cut(store, sql.UNCLAIMED, after=False)
+        cut(sql.UNCLAIMED)
         claims = await store.claim([wanted(given), wanted(not_yet)], "n1", epochs)
         assert [one.id for one in claims.tasks] == [given.id]
-        assert claims.later == []
+        assert (claims.later, claims.locked) == ([], ())
 
     async def test_it_goes_by_the_databases_clock(self, store, epochs):
         (given,) = await stored(store, task(store, late=-HOUR))
         store.clock._ahead_ms += 2 * HOUR  # this host is wrong
         assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [due_of(given)])
+
+
+class TestALockedTask:
+    """A transaction of the user's has the row of a running task: that delays its own end alone."""
+
+    async def test_its_end_is_to_be_asked_for_again_and_the_others_are_written(
+        self, store, user, epochs
+    ):
+        locked, *free = await claim(
+            store, await stored(store, *[task(store) for _ in range(5)]), epochs
+        )
+        gone = ending(free[0])._replace(attempt=9)
+        await lock(user, locked)
+        ends = [ending(free[0]), ending(locked), *map(ending, free[1:]), gone]
+        assert await store.record(ends) == [True, None, True, True, True, False]
+        await user.execute("ROLLBACK")
+        assert await store.record([ending(locked)]) == [True]
+        assert await store.record([ending(locked)]) == [False]
+
+    @pytest.mark.parametrize("how", ["renew", "accept"])
+    async def test_so_is_its_lease(self, store, user, epochs, how):
+        locked, free = await claim(store, await stored(store, task(store), task(store)), epochs)
+        until_ms = int(store.now_ms()) + HOUR
+        leases = [lease(locked, until_ms), lease(free, until_ms)]
+        leases.append(leases[0]._replace(attempt=9))
+        await lock(user, locked)
+        assert await getattr(store, how)(leases) == [None, True, False]
+        await user.execute("ROLLBACK")
+        assert await getattr(store, how)(leases) == [True, True, False]
+
+    async def test_one_that_is_lost_has_to_be_over_to_be_asked_for_again(self, store, user, epochs):
+        (given,) = await claim(store, await stored(store, task(store)), epochs)
+        await lock(user, given)
+        over = given.lease_until_ms + 1
+        ends = [
+            ending(given, Event.RETRY, at_ms=at, lost=True) for at in (over, given.lease_until_ms)
+        ]
+        assert [await store.record([one]) for one in ends] == [[None], [False]]
+
+    async def test_what_was_written_is_not_lost_with_the_reason_why_the_rest_was_not(
+        self, store, user, epochs, cut
+    ):
+        locked, free = await claim(store, await stored(store, task(store), task(store)), epochs)
+        await lock(user, locked)
+        cut(sql.LOCKED)
+        assert await store.record([ending(free), ending(locked)]) == [True, None]
+
+    async def test_all_ends_are_one_statement_while_nothing_is_locked(
+        self, store, epochs, monkeypatch
+    ):
+        running = await claim(store, await stored(store, *[task(store) for _ in range(9)]), epochs)
+        monkeypatch.setattr(sql, "LOCKED", "no such statement")
+        assert await store.record(list(map(ending, running))) == [True] * 9
 
 
 FILTERS = {
@@ -306,9 +335,9 @@ STATEMENTS = {
     "unused": sql.UNUSED,
     "due": sql.DUE,
     "claim": sql.CLAIM,
-    "claim_locked": sql.CLAIM_LOCKED,
     "unclaimed": sql.UNCLAIMED,
     "record": sql.RECORD,
+    "locked": sql.LOCKED,
     "renew": sql.RENEW,
     "accept": sql.ACCEPT,
     "accepted": sql.ACCEPTED,
@@ -591,10 +620,15 @@ class TestANodeOfTheVersionBefore:
         assert [one.due_at_ms for one in await store.get([given.id])] == [0]
         assert await user.fetchval("SELECT count(*) FROM accepted") == 0
 
-    async def test_an_ending_that_waits_for_an_accept_knows_about_when_it_was_due(
-        self, store, other, user, epochs
+    async def test_an_ending_that_meets_an_accept_knows_about_when_it_was_due(
+        self, store, other, user, epochs, monkeypatch
     ):
-        """It sees the task as the accept has left it, but not the row beside it."""
+        """It sees the task as the accept has left it, but not the row beside it.
+
+        That takes an accept that commits while the statement is on its way to the task: here it
+        waits there.
+        """
+        monkeypatch.setattr(sql, "RECORD", sql.RECORD.replace("SKIP LOCKED", ""))
         (running,) = await claim(store, await stored(store, task(store)), epochs)
         at = int(store.now_ms())
         accepting = asyncio.Event()

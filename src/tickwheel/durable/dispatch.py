@@ -25,7 +25,7 @@ from tickwheel.durable.task import Event
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tickwheel import AsyncTimer, Entry, Handle
     from tickwheel.durable.channel import Channel
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 LAST_SECONDS = 1.0  # for what was cancelled to end
 LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
+LOCKED_SECONDS = 0.02  # what a transaction has locked when it comes due is asked for so often
+LOCKED_MS = 200  # for so long; then the loader finds it, each second
 
 
 class Running:
@@ -272,6 +274,7 @@ class Dispatch:
             if due.id not in got:
                 self._undo(service, turn)
         self._rearm(batch, claims.later)
+        self._ask_again(claims.locked)
         places = {due.id: place for place, (due, *_) in enumerate(batch)}
         now_ms = self._store.now_ms()
         for task in sorted(claims.tasks, key=lambda task: places[task.id]):
@@ -291,6 +294,17 @@ class Dispatch:
             self._paused_until = self._timer.time() + self._pause
         else:
             self._pause = 0.0
+
+    def _ask_again(self, locked: Sequence[Due]) -> None:
+        """Line those up once more, soon, that a transaction has locked just when they came due."""
+        since = self._store.now_ms() - LOCKED_MS
+        for due in locked:
+            if due.due_at_ms > since:
+                self._timer.call_later(LOCKED_SECONDS, self._home.call, self._line_up, due)
+
+    def _line_up(self, due: Due) -> None:
+        if due.id not in self._loader.held:  # otherwise it has been found, or moved
+            self._loader.add(due)
 
     def _send(self, task: Task, service: Service, turn: int, asked: float) -> None:
         """Begin an attempt that was claimed; `asked` is when that was asked for."""

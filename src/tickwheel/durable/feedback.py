@@ -1,7 +1,8 @@
 """Step 4: how an attempt ended, into the store: finished, retried, failed; or its lease ran out.
 
 Outcomes are written in batches, and kept until the store has taken them: only then, or when the
-lease is over, is a task anybody else's.
+lease is over, is a task anybody else's. One whose task a transaction of somebody else's has locked
+waits for that alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from contextlib import contextmanager
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.durable.batch import Batch
 from tickwheel.durable.channel import Answer
@@ -19,10 +20,10 @@ from tickwheel.durable.log import logger
 from tickwheel.durable.service import Service
 from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS
 from tickwheel.durable.task import COUNTED, Due, Ending, Event, Lease, State
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import Locked, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.dispatch import Running
@@ -30,12 +31,17 @@ if TYPE_CHECKING:
     from tickwheel.durable.store import Store
     from tickwheel.durable.task import Task
 
+T = TypeVar("T")
+
 RENEW_SECONDS = 5.0
 BEHIND = 100
 SWEEP_MS = 60_000  # how often to look for tasks that run nowhere, whatever is known
 AHEAD_MS = 90_000  # a sweep finds the leases that end within that: the next one comes before
 ERROR = 16_000  # characters of an error that are kept: of a longer one its ends
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # between tries to write an outcome; the last repeats
+LOCKED_MS = 1_000  # a lost one that a transaction has locked is looked at again after that
+LOCKED_SECONDS = (0.005, 0.02, 0.1, 0.25, 0.5, 1.0)  # the same where a transaction has the task
+LONG = len(LOCKED_SECONDS) - 1  # after so many tries it is no matter of a moment
 
 
 class Feedback:
@@ -52,8 +58,10 @@ class Feedback:
         self._coordinator = coordinator
         self._loader = loader
         self._services = services
-        self._accepts: Batch[Lease, bool] = Batch(store.accept, bound=sys.maxsize)
-        self._batch: Batch[Ending, bool] = Batch(self._record, bound=sys.maxsize, weigh=weight)
+        self._accepts: Batch[Lease, bool | None] = Batch(store.accept, bound=sys.maxsize)
+        self._batch: Batch[Ending, bool | None] = Batch(
+            self._record, bound=sys.maxsize, weigh=weight
+        )
         self._all_written = asyncio.Event()
         self._swept: frozenset[tuple[int, int]] = frozenset()
         self._left: dict[str, Task] = {}  # running by the store, and not here
@@ -85,10 +93,10 @@ class Feedback:
         future.add_done_callback(partial(self._written, task, ending, tries))
 
     def _written(
-        self, task: Task, ending: Ending, tries: int, future: asyncio.Future[bool]
+        self, task: Task, ending: Ending, tries: int, future: asyncio.Future[bool | None]
     ) -> None:
-        """See what became of an ending; as long as the store is away, write it again."""
-        error = future.exception()
+        """See what became of an ending; until the store has taken it, write it again."""
+        error = obstacle(future)
         if error is not None:
             if self._closed:
                 return
@@ -96,11 +104,10 @@ class Feedback:
                 # It cannot be stored as it is: then without what the function gave.
                 why = f"its end could not be stored: {error!r}"
                 ending = ending._replace(result_body=None, error=storable(ascii(why)))
-            if tries == 0:
+            if tries == (LONG if isinstance(error, Locked) else 0):
                 logger.warning("the end of task %s is yet to be written: %s", task.id, error)
-            pause = AGAIN_SECONDS[min(tries, len(AGAIN_SECONDS) - 1)]
             loop = asyncio.get_running_loop()
-            loop.call_later(pause, self._write, task, ending, tries + 1)
+            loop.call_later(pause_after(error, tries), self._write, task, ending, tries + 1)
             return
         self.unrecorded.discard(task.id)
         if not self.unrecorded:
@@ -132,16 +139,17 @@ class Feedback:
         future = self._accepts.add(lease)
         future.add_done_callback(partial(self._accepted, task, lease, tries))
 
-    def _accepted(self, task: Task, lease: Lease, tries: int, future: asyncio.Future[bool]) -> None:
-        error = future.exception()
+    def _accepted(
+        self, task: Task, lease: Lease, tries: int, future: asyncio.Future[bool | None]
+    ) -> None:
+        error = obstacle(future)
         if error is None:
             if future.result():  # otherwise feedback was quicker
                 self.ended[Event.ACCEPT] += 1
                 self._await(task, lease.until_ms)
         elif not self._closed and self._store.now_ms() < (task.lease_until_ms or 0):
-            pause = AGAIN_SECONDS[min(tries, len(AGAIN_SECONDS) - 1)]
             loop = asyncio.get_running_loop()
-            loop.call_later(pause, self._write_accept, task, lease, tries + 1)
+            loop.call_later(pause_after(error, tries), self._write_accept, task, lease, tries + 1)
         else:
             logger.warning("task %s was accepted, which could not be noted: %s", task.id, error)
             self.doubt()
@@ -170,12 +178,12 @@ class Feedback:
             if not accepted(task):  # the call itself is still under way
                 until = max(until, task.lease_until_ms or 0)
             lease = Lease(task.id, task.attempt, task.epoch, until)
-            if not await self._accepts.add(lease):
+            if not await patiently(self._accepts, lease):
                 return None
             self._await(task, until)
             return Ending(task.id, task.attempt, task.epoch, event, now, until, task.failures)
         ending = ending_of(task, service, Answer(event, **what), now)
-        if not await self._batch.add(ending):
+        if not await patiently(self._batch, ending):
             return None
         self._ended(task, ending)
         return ending
@@ -202,7 +210,7 @@ class Feedback:
         if due_at_ms <= self._loader.holds_until():
             self._loader.add(Due(task.id, due_at_ms, task.service, task.priority, task.shard))
 
-    async def _record(self, endings: list[Ending]) -> list[bool]:
+    async def _record(self, endings: list[Ending]) -> Sequence[bool | None]:
         return await self._store.record(endings)
 
     def doubt(self) -> None:
@@ -212,7 +220,15 @@ class Feedback:
 
     async def step(self) -> float:
         """Renew our leases, and end those that have run out; return how long until the next."""
-        await self._renew()
+        try:
+            await self._renew()
+        except StoreUnavailable:
+            await self._see_to_others()  # they can do nothing for what is wrong with ours
+            raise
+        return await self._see_to_others()
+
+    async def _see_to_others(self) -> float:
+        """Find what runs nowhere, and end it once its lease is over; return how long until then."""
         owned = frozenset(self._coordinator.owned().items())
         shards = frozenset(shard for shard, _ in owned)
         now = self._store.now_ms()
@@ -256,21 +272,21 @@ class Feedback:
     async def _expire(self, shards: frozenset[int]) -> float:
         """End what was left once its lease is over; return how long until the next one is."""
         now = int(self._store.now_ms())
-        over: list[tuple[Task, Ending]] = []
+        over: dict[str, tuple[Task, Ending]] = {}
         while self._ends and self._ends[0][0] < now and len(over) < BATCH:
             until_ms, task_id = heappop(self._ends)
             task = self._left.get(task_id)
-            if task is None or (task.lease_until_ms or 0) != until_ms:
+            if task is None or (task.lease_until_ms or 0) > until_ms:
                 continue  # it has ended, or goes on
             if task.shard in shards:
-                over.append((task, lost(task, self._services.get(task.service), now)))
+                over[task_id] = task, lost(task, self._services.get(task.service), now)
             else:
                 del self._left[task_id]
         if over:
             try:
-                await self._end_lost(over)
+                await self._end_lost([*over.values()])
             except BaseException:
-                for task, _ in over:
+                for task, _ in over.values():
                     heappush(self._ends, (task.lease_until_ms or 0, task.id))
                 raise
         wait = (self._ends[0][0] + 1 - now) / 1000 if self._ends else RENEW_SECONDS
@@ -280,6 +296,9 @@ class Feedback:
         won = await self._store.record([ending for _, ending in over])
         others = []
         for (task, ending), ours in zip(over, won, strict=True):
+            if ours is None:
+                heappush(self._ends, (ending.at_ms + LOCKED_MS, task.id))
+                continue
             self._left.pop(task.id, None)
             if not ours:
                 others.append(task.id)
@@ -318,6 +337,33 @@ class Feedback:
         while self.unrecorded:
             self._all_written.clear()
             await self._all_written.wait()
+
+
+def obstacle(future: asyncio.Future[bool | None]) -> BaseException | None:
+    """Return why the store has not taken what it was given; None: it has answered."""
+    error = future.exception()
+    if error is None and future.result() is None:
+        return Locked("another transaction has locked the task")
+    return error
+
+
+def pause_after(error: BaseException, tries: int) -> float:
+    """Return how long to wait before the next try."""
+    pauses = LOCKED_SECONDS if isinstance(error, Locked) else AGAIN_SECONDS
+    return pauses[min(tries, len(pauses) - 1)]
+
+
+async def patiently(batch: Batch[T, bool | None], item: T) -> bool:
+    """Return the store's answer; a transaction that has locked the task is waited for, some 2 s."""
+    for pause in LOCKED_SECONDS:
+        answer = await batch.add(item)
+        if answer is not None:
+            return answer
+        await asyncio.sleep(pause)
+    answer = await batch.add(item)
+    if answer is None:
+        raise Locked("another transaction has locked the task, and did not let go in time")
+    return answer
 
 
 def weight(ending: Ending) -> int:

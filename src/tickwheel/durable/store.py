@@ -50,10 +50,14 @@ class Wanted(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """What a claim gave: tasks now running here, and those that are due at another time."""
+    """What a claim gave: tasks now running here, and those that are due at another time.
+
+    `locked`: unclaimed and due, but a transaction under way has them; ask again.
+    """
 
     tasks: list[Task]
     later: list[Due]
+    locked: tuple[Due, ...] = ()
 
 
 class Replay(NamedTuple):
@@ -131,22 +135,27 @@ class Store(Protocol):
 
         A claimed task is `running`, its attempt one higher, with node, epoch and lease. One that
         is unclaimed but due at another time than it was loaded with, or not yet due, is `later`.
+        What a transaction of somebody else's has locked is not waited for: nobody else has to.
         """
 
-    async def record(self, endings: Sequence[Ending]) -> list[bool]:
+    async def record(self, endings: Sequence[Ending]) -> Sequence[bool | None]:
         """End attempts; for each whether it won, that is, was the running attempt of its task.
 
-        Of several endings of one attempt the first wins.
+        Of several endings of one attempt the first wins. None: a transaction of somebody else's has
+        the task locked; nothing was changed, and it is to be asked again.
         """
 
-    async def renew(self, leases: Sequence[Lease]) -> list[bool]:
-        """Move leases, not of accepted ones; for each whether it is still the running attempt."""
+    async def renew(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
+        """Move leases, not of accepted ones; for each whether it is still the running attempt.
 
-    async def accept(self, leases: Sequence[Lease]) -> list[bool]:
+        None as above.
+        """
+
+    async def accept(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
         """Let attempts go on without the node, until the lease's end.
 
-        For each whether the attempt is still the running one. It may be accepted again: that moves
-        the end. The due time is shown as it was, also when the task has ended.
+        For each whether the attempt is still the running one; None as above. It may be accepted
+        again: that moves the end. The due time is shown as it was, also when the task has ended.
         """
 
     async def services(self) -> list[str]:

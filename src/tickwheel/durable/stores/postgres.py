@@ -37,7 +37,7 @@ from tickwheel.durable.stores.rows import (
     task_of,
 )
 from tickwheel.durable.task import SHARDS, Attempt, Due, Event, State, Taken, Task, Verdict
-from tickwheel.errors import Locked, StoreUnavailable
+from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
@@ -55,8 +55,7 @@ T = TypeVar("T")
 KEYED_LANES = 3  # connections that may wait for keys that other transactions hold
 CLOCK_SECONDS = 2.0  # the database's clock is looked at so often when nothing else does
 SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to look at
-MOMENT_MS = 100  # a claim waits so long for what is locked
-WHY_SECONDS = 2.0  # and so long to learn why it did not get a task; those that it got are waiting
+WHY_SECONDS = 2.0  # to learn why a task was not changed; those that were are waiting
 WORDS = 7_900  # bytes that a notification can carry
 ALL = "*"
 LAST_ID = "f" * 32
@@ -173,10 +172,8 @@ class PostgresStore:
         """Execute one statement, which is a transaction of its own, and return its rows."""
         return await self.run(lambda connection: connection.fetch(statement, *values), seconds)
 
-    async def _transaction(
-        self, work: Callable[[Connection], Awaitable[T]], lock_ms: int | None = None
-    ) -> T:
-        return await self.run(lambda connection: transaction(connection, work, lock_ms=lock_ms))
+    async def _transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        return await self.run(lambda connection: transaction(connection, work))
 
     async def insert(
         self,
@@ -229,63 +226,45 @@ class PostgresStore:
         return [Due._make(row[1:]) for row in rows if row[1] is not None]
 
     async def claim(self, wanted: Sequence[Wanted], node: str, epochs: Mapping[int, int]) -> Claims:
-        """Claim what is unclaimed, due, and in a shard of that epoch.
-
-        What a transaction under way has locked is waited for, but only for a moment, and after all
-        the others were claimed. What it then lets go, the loader finds within a second. An answer
-        to that second claim which is lost is an error of the whole: nobody knows what it claimed.
-        """
+        """Claim what is unclaimed, due, and in a shard of that epoch; nothing is waited for."""
         self._opened()
         rows = sorted(
             (due.id, due.due_at_ms, timeout_ms, due.shard, epochs[due.shard])
             for due, timeout_ms in wanted
             if due.shard in epochs and ID.fullmatch(due.id)
         )
-        claims, locked = await self._claim(sql.CLAIM, rows, node)
-        if locked:
-            with contextlib.suppress(Locked):  # then it has claimed nothing
-                more, _ = await self._claim(sql.CLAIM_LOCKED, locked, node)
-                claims = Claims(claims.tasks + more.tasks, claims.later + more.later)
-        return claims
-
-    async def _claim(
-        self, statement: str, rows: Sequence[WantedRow], node: str
-    ) -> tuple[Claims, list[WantedRow]]:
-        """Claim; return also which rows only a lock can have kept from it."""
         if not rows:
-            return Claims([], []), []
+            return Claims([], [])
         checked = {row[3]: row[4] for row in rows}
         columns = zip(*rows, strict=True)
         values = [*checked], [*checked.values()], *columns, node, LEASE_MARGIN_MS
-
-        async def work(connection: Connection) -> list[Sequence[Any]]:
-            return await self._timed(connection, statement, *values)
-
-        waits = statement is sql.CLAIM_LOCKED
-        claimed = await (self._transaction(work, MOMENT_MS) if waits else self.run(work))
+        claimed = await self.run(lambda one: self._timed(one, sql.CLAIM, *values))
         tasks = [task_of(row[1:]) for row in claimed if row[1] is not None]
         missing = {row[0]: row for row in rows} if len(tasks) < len(rows) else {}
         for task in tasks:
             missing.pop(task.id, None)
-        if not missing:
-            return Claims(tasks, []), []
+        return await self._missed(tasks, missing, claimed[0][0]) if missing else Claims(tasks, [])
+
+    async def _missed(
+        self, tasks: list[Task], missing: Mapping[str, WantedRow], now_ms: float
+    ) -> Claims:
+        """Return what was claimed, and why the others were not."""
         numbers = [row[4] for row in missing.values()]
         try:
             found = await self.fetch(sql.UNCLAIMED, [*missing], numbers, seconds=WHY_SECONDS)
         except StoreUnavailable:  # what was claimed is; the loader finds the others
-            return Claims(tasks, []), []
+            return Claims(tasks, [])
         unclaimed = [Due._make(row) for row in found]
-        now_ms = claimed[0][0]
         later = [
             due
             for due in unclaimed
             if due.due_at_ms > now_ms or due.due_at_ms != missing[due.id][1]
         ]
-        apart = {due.id for due in unclaimed} - {due.id for due in later}
-        return Claims(tasks, later), [row for row in rows if row[0] in apart]
+        moved = {due.id for due in later}
+        return Claims(tasks, later, tuple(due for due in unclaimed if due.id not in moved))
 
-    async def record(self, endings: Sequence[Ending]) -> list[bool]:
-        """End attempts; who won."""
+    async def record(self, endings: Sequence[Ending]) -> list[bool | None]:
+        """End attempts; who won. Nothing is waited for."""
         self._opened()
         rows = [
             (one.id, one.attempt, one.epoch, str(one.event), str(one.state), one.at_ms,
@@ -304,24 +283,47 @@ class PostgresStore:
 
         one_statement = len(turns) == 1
         won = await (self.run(work) if one_statement else self._transaction(work))
-        return [number in won for number in range(len(rows))]
+        return await self._answers(
+            [number in won for number in range(len(rows))],
+            [(one.id, one.attempt, one.epoch, one.at_ms if one.lost else None) for one in endings],
+        )
 
-    async def renew(self, leases: Sequence[Lease]) -> list[bool]:
+    async def renew(self, leases: Sequence[Lease]) -> list[bool | None]:
         """Move leases; for each whether the attempt is still the running one."""
         return await self._still(sql.RENEW, leases)
 
-    async def accept(self, leases: Sequence[Lease]) -> list[bool]:
+    async def accept(self, leases: Sequence[Lease]) -> list[bool | None]:
         """Let attempts go on without the node; for each whether it is still the running one."""
         return await self._still(sql.ACCEPT, leases)
 
-    async def _still(self, statement: str, leases: Sequence[Lease]) -> list[bool]:
+    async def _still(self, statement: str, leases: Sequence[Lease]) -> list[bool | None]:
         self._opened()
         if not leases:
             return []
         given = sorted(last_of_each(leases))
         rows = await self.fetch(statement, *zip(*given, strict=True))
         still = {tuple(row) for row in rows}
-        return [(one.id, one.attempt, one.epoch) in still for one in leases]
+        return await self._answers(
+            [(one.id, one.attempt, one.epoch) in still for one in leases],
+            [(one.id, one.attempt, one.epoch, None) for one in leases],
+        )
+
+    async def _answers(
+        self, done: list[bool], asked: Sequence[tuple[str, int, int, int | None]]
+    ) -> list[bool | None]:
+        """Return what was done, and None for what was not since another transaction has its row."""
+        answers: list[bool | None] = [*done]
+        left = [(*one, at) for at, one in enumerate(asked) if not done[at]]
+        if not left:
+            return answers
+        try:
+            rows = await self.fetch(sql.LOCKED, *zip(*left, strict=True), seconds=WHY_SECONDS)
+            locked = [at for (at,) in rows]
+        except StoreUnavailable:  # what was done is; the others are to ask again
+            locked = [at for *_, at in left]
+        for at in locked:
+            answers[at] = None
+        return answers
 
     async def services(self) -> list[str]:
         """Return the services that live tasks have, by name."""

@@ -172,32 +172,27 @@ _WANTED = (
 )
 
 
-def _claim(locked: str) -> str:
-    return f"""
-        WITH {_held(1)}, {_MOMENT}, free AS MATERIALIZED (
-            SELECT t.id, w.timeout_ms, w.epoch, {_NOW} AS now_ms
-            FROM {_WANTED}
-            CROSS JOIN LATERAL (
-                SELECT t.id FROM task t
-                WHERE t.id = w.id AND t.state = 'delay' AND t.due_at_ms = w.due_at_ms
-                    AND t.due_at_ms <= {_NOW}
-                FOR NO KEY UPDATE {locked}
-            ) t
-            WHERE w.shard {_IN_HELD}
-        ), claimed AS (
-            UPDATE task t SET state = 'running', attempt = t.attempt + 1, node = $8,
-                epoch = f.epoch, started_at_ms = f.now_ms, updated_at_ms = f.now_ms,
-                lease_until_ms = f.now_ms + coalesce(t.timeout_ms, f.timeout_ms) + $9::bigint
-            FROM free f WHERE t.id = f.id
-            RETURNING {of("t", LIVE)}
-        )
-        SELECT m.exact_ms, c.* FROM moment m LEFT JOIN claimed c ON true
-    """
-
-
 # Rows that a transaction under way has locked are left out: one would keep all the others waiting.
-CLAIM = _claim("SKIP LOCKED")
-CLAIM_LOCKED = _claim("")
+CLAIM = f"""
+    WITH {_held(1)}, {_MOMENT}, free AS MATERIALIZED (
+        SELECT t.id, w.timeout_ms, w.epoch, {_NOW} AS now_ms
+        FROM {_WANTED}
+        CROSS JOIN LATERAL (
+            SELECT t.id FROM task t
+            WHERE t.id = w.id AND t.state = 'delay' AND t.due_at_ms = w.due_at_ms
+                AND t.due_at_ms <= {_NOW}
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) t
+        WHERE w.shard {_IN_HELD}
+    ), claimed AS (
+        UPDATE task t SET state = 'running', attempt = t.attempt + 1, node = $8,
+            epoch = f.epoch, started_at_ms = f.now_ms, updated_at_ms = f.now_ms,
+            lease_until_ms = f.now_ms + coalesce(t.timeout_ms, f.timeout_ms) + $9::bigint
+        FROM free f WHERE t.id = f.id
+        RETURNING {of("t", LIVE)}
+    )
+    SELECT m.exact_ms, c.* FROM moment m LEFT JOIN claimed c ON true
+"""
 UNCLAIMED = """
     SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard
     FROM unnest($1::uuid[], $2::bigint[]) AS w (id, epoch)
@@ -205,6 +200,7 @@ UNCLAIMED = """
     JOIN shard s ON s.shard = t.shard AND s.epoch = w.epoch
 """
 
+# Here, too, one that is locked would keep all the others waiting, and so it is with leases.
 RECORD = f"""
     WITH won AS MATERIALIZED (
         SELECT e.*, t.node, t.started_at_ms, t.was_due_at_ms, t.accepted
@@ -218,7 +214,7 @@ RECORD = f"""
             FROM task t
             WHERE t.id = e.id AND t.state = 'running' AND t.attempt = e.attempt
                 AND t.epoch = e.epoch AND (NOT e.lost OR t.lease_until_ms < e.at_ms)
-            FOR UPDATE
+            FOR UPDATE SKIP LOCKED
         ) t
     ), logged AS (
         INSERT INTO attempt
@@ -255,7 +251,7 @@ def _still(changes: str, noted: str = "") -> str:
             CROSS JOIN LATERAL (
                 SELECT t.shard, t.due_at_ms FROM task t WHERE t.id = l.id AND t.state = 'running'
                     AND t.attempt = l.attempt AND t.epoch = l.epoch
-                FOR NO KEY UPDATE
+                FOR NO KEY UPDATE SKIP LOCKED
             ) t
         ){noted}
         UPDATE task t SET {changes} FROM still s WHERE t.id = s.id
@@ -263,6 +259,18 @@ def _still(changes: str, noted: str = "") -> str:
     """
 
 
+# Which of those that such a statement did not change only a lock can have kept from it; $4 is when
+# the lease must have been over, or null.
+LOCKED = """
+    SELECT e.number
+    FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[], $5::integer[])
+        AS e (id, attempt, epoch, over_at_ms, number)
+    CROSS JOIN LATERAL (
+        SELECT 1 FROM task t WHERE t.id = e.id AND t.state = 'running' AND t.attempt = e.attempt
+            AND t.epoch = e.epoch AND (e.over_at_ms IS NULL OR t.lease_until_ms < e.over_at_ms)
+        LIMIT 1
+    ) t
+"""
 # One that was accepted stays so, though the node that sent it renews what it had.
 RENEW = _still(f"lease_until_ms = CASE WHEN {_ACCEPTED} THEN t.lease_until_ms ELSE s.until_ms END")
 # Accepted again, it was due when it was before the first time. A row of an attempt before this one
