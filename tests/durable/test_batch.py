@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tickwheel.durable.batch import Batch
+from tickwheel.durable.batch import Batch, Room
 from tickwheel.errors import Overloaded, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -149,3 +149,29 @@ async def test_some_megabytes_are_a_batch_however_few_they_are():
     batch = Batch(flush, weigh=lambda item: item << 20)
     await asyncio.gather(*map(batch.add, [1, 1, 1, 1, 1, 3, 0, 2, 9, 1]))
     assert flush.batches == [[1, 1, 1, 1], [1, 3], [0, 2, 9], [1]]
+
+
+async def test_more_bytes_waiting_than_there_is_room_for_are_refused():
+    flush = Flush()
+    flush.goes_on.clear()
+    room = Room(100, 1_000)
+    batch, other = (Batch(flush, weigh=lambda item: item, room=room) for _ in range(2))
+    under_way = [batch.add(1), other.add(1)]
+    await asyncio.sleep(0)
+    waiting = [batch.add(400), other.add(500)]
+    with pytest.raises(Overloaded, match="900 bytes"):
+        batch.add(101)
+    beyond = batch.add(101, beyond=True)
+    waiting.append(beyond)
+    flush.goes_on.set()
+    assert await asyncio.gather(*under_way, *waiting) == [2, 2, 800, 1000, 202]
+    assert (room.items, room.bytes) == (0, 0)
+
+
+async def test_one_that_is_larger_than_all_the_room_may_wait_alone():
+    flush = Flush()
+    batch = Batch(flush, weigh=lambda item: item, room=Room(100, 1_000))
+    first = batch.add(5_000)
+    with pytest.raises(Overloaded):
+        batch.add(1)
+    assert await first == 10_000

@@ -792,6 +792,24 @@ class TestKeys:
                 await patient.insert([*map(Submission, given)], {}, again=again)
         assert await patient.get([one.id for one in given]) == [None, None]
 
+    async def test_one_that_is_not_patient_is_given_up_soon(self, patient, held):
+        given = Submission(later(patient, key="held"))
+        with pytest.raises(Locked, match="another transaction holds"):
+            await patient.insert([given], {}, patient=False)
+
+    async def test_those_that_wait_long_keep_no_place_from_those_that_do_not(
+        self, patient, user, held
+    ):
+        stuck = [
+            asyncio.create_task(patient.insert([Submission(later(patient, key="held"))], {}))
+            for _ in range(20)
+        ]
+        await blocked(user, postgres.KEYED_LANES)
+        given = later(patient, key="free")
+        assert await patient.insert([Submission(given)], {}, patient=False) == [given]
+        await user.execute("COMMIT")
+        assert await asyncio.gather(*stuck) == [[Taken(held)]] * 20
+
     async def test_a_short_wait_is_for_one_transaction_only(self, patient, user, held):
         with pytest.raises(Locked):
             await patient.insert([Submission(later(patient, key="held"))] * 2, {})
@@ -992,12 +1010,12 @@ class TestAnAnswerThatWasLost:
         """Cut the connection in the first insert, before or after its commit."""
         real, calls = postgres.insert, []
 
-        async def cut(connection, submissions, epochs, *, again):
+        async def cut(connection, submissions, epochs, *, again, **options):
             calls.append(again)
             if len(calls) > 1:
-                return await real(connection, submissions, epochs, again=again)
+                return await real(connection, submissions, epochs, again=again, **options)
             if after:
-                await real(connection, submissions, epochs, again=again)
+                await real(connection, submissions, epochs, again=again, **options)
             return dies()
 
         monkeypatch.setattr(postgres, "insert", cut)

@@ -10,6 +10,7 @@ import pytest
 
 from durable.stage import DAY, HOUR, START, START_MS, answer_lost, away
 from tickwheel.durable import State, Task, current_task
+from tickwheel.durable.batch import QUEUE_BYTES
 from tickwheel.durable.submit import CHUNK, MAX_BODY
 from tickwheel.durable.task import MAX_AT_MS, Idempotency, shard_of
 from tickwheel.errors import (
@@ -17,6 +18,7 @@ from tickwheel.errors import (
     KeyTaken,
     Locked,
     OutOfRange,
+    Overloaded,
     StoreUnavailable,
     UnknownService,
     UnknownTask,
@@ -509,6 +511,33 @@ class TestKeys:
             held.set()
             await keyed
 
+    async def test_a_key_that_is_locked_holds_up_no_other_key_and_no_named_request(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store = app._node.store
+            held, insert = asyncio.Event(), store.insert
+
+            async def locked(submissions, *args, patient=True, **options):
+                if any(one.task.key == "held" for one in submissions):
+                    if patient:
+                        await held.wait()
+                    raise Locked("another transaction has the key 'held'")
+                return await insert(submissions, *args, **options)
+
+            store.insert = locked
+            for turn in range(3):
+                waits = asyncio.ensure_future(note.submit("a", key="held", delay=9))
+                beside = [note.submit(n, key=f"{turn} {n}", delay=9) for n in range(20)]
+                named = {"delay": 9, "idempotency": Idempotency("me", f"r{turn}", "d")}
+                beside.append(app._node.submit.submit(app._build("note", b"1", named)))
+                assert len(await asyncio.gather(*beside)) == 21
+                assert not waits.done()
+                held.set()
+                with pytest.raises(Locked):
+                    await waits
+                held.clear()
+
     async def test_what_replaces_has_all_its_tries_and_no_old_error(self, stage):
         app = stage.app()
 
@@ -679,6 +708,49 @@ class TestCommits:
             tasks = await asyncio.gather(*(note.submit(n, delay=HOUR) for n in range(256)))
             assert app._node.store._writer.commits - before <= 3
             assert len({task.id for task in tasks}) == 256
+
+    async def test_while_the_store_stands_still_no_more_than_some_megabytes_wait(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store = app._node.store
+            goes_on, insert = asyncio.Event(), store.insert
+
+            async def slow(*args, **options):
+                await goes_on.wait()
+                return await insert(*args, **options)
+
+            store.insert = slow
+            large = "x" * 1_000_000
+            waiting = [
+                asyncio.ensure_future(note.submit(large, key=f"{n}" if n % 2 else None, delay=HOUR))
+                for n in range(100)
+            ]
+            await stage.settle()
+            refused = [one for one in waiting if one.done()]
+            assert {type(one.exception()) for one in refused} == {Overloaded}
+            taken = (len(waiting) - len(refused)) * 1_000_000
+            assert QUEUE_BYTES - 2**20 <= taken <= QUEUE_BYTES + 2**24
+            with pytest.raises(Overloaded):
+                await app.submit_many([note.request(large, delay=HOUR)])
+            goes_on.set()
+            await asyncio.wait(waiting)
+            assert len(await app.submit_many([note.request("a", delay=HOUR)])) == 1
+            room = app._node.submit._room
+            assert (room.items, room.bytes) == (0, 0)
+
+    async def test_many_at_once_are_never_too_many_for_themselves(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            submit = app._node.submit
+            submit._room._most_bytes = 1_000_000
+            large = "x" * 400_000
+            answers = await app.submit_many(
+                [note.request(large, key=f"{n}" if n % 2 else None, delay=HOUR) for n in range(9)]
+            )
+            assert all(isinstance(answer, Task) for answer in answers)
+            assert (submit._room.items, submit._room.bytes) == (0, 0)
 
     async def test_it_is_stored_when_it_is_acknowledged(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)

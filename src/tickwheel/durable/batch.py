@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -15,7 +16,41 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 QUEUE = 100_000  # items that may wait
+QUEUE_BYTES = 64 << 20  # and what they may weigh together
 HEAVY = 4 << 20  # bytes of one batch
+
+
+class Room:
+    """How much may wait: so many items, and so many bytes of them; beyond that, `Overloaded`.
+
+    One that is larger than all the room may wait alone.
+    """
+
+    def __init__(self, most: int = QUEUE, most_bytes: int = QUEUE_BYTES) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self.items = 0
+        self.bytes = 0
+
+    def take(self, weight: int, *, beyond: bool = False) -> None:
+        """Let one more wait; `beyond`: also when there is no room, for it was let in before."""
+        if not beyond:
+            self.check(weight)
+        self.items += 1
+        self.bytes += weight
+
+    def check(self, weight: int = 0) -> None:
+        """Raise when there is no room for one more of that weight."""
+        if self.items >= self._most or (self.items and self.bytes + weight > self._most_bytes):
+            raise Overloaded(
+                f"{self.items} ({self.bytes} bytes) are waiting to be stored already: there is room"
+                f" for {self._most}, or {self._most_bytes} bytes"
+            )
+
+    def give(self, items: int, weight: int) -> None:
+        """So many wait no longer."""
+        self.items -= items
+        self.bytes -= weight
 
 
 class Batch(Generic[T, R]):
@@ -25,7 +60,8 @@ class Batch(Generic[T, R]):
     - `add` returns the item's answer, once its batch is done.
     - A batch that fails is split until the item that is to blame fails alone; when the store is
       unavailable, all of it fails.
-    - More than `bound` waiting: `Overloaded`.
+    - One that is `Locked` is `aside`'s, if that is given: the next batch does not wait for it.
+    - More than `bound` waiting: `Overloaded`; or more than the `room` that it shares with others.
     """
 
     def __init__(
@@ -35,23 +71,23 @@ class Batch(Generic[T, R]):
         limit: int = 1_000,
         bound: int = QUEUE,
         weigh: Callable[[T], int] | None = None,
+        room: Room | None = None,
+        aside: Callable[[list[tuple[T, asyncio.Future[R]]]], None] | None = None,
     ) -> None:
         self._flush = flush
         self._limit = limit
-        self._bound = bound
         self._weigh = weigh
+        self._room = Room(bound, sys.maxsize) if room is None else room
+        self._aside = aside
         self._queue: deque[tuple[T, asyncio.Future[R]]] = deque()
         self._worker: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, item: T) -> asyncio.Future[R]:
-        """Add an item; the future is its answer."""
-        if len(self._queue) >= self._bound:
-            raise Overloaded(
-                f"{len(self._queue)} are waiting to be stored already, which is the limit"
-            )
+    def add(self, item: T, *, beyond: bool = False) -> asyncio.Future[R]:
+        """Add an item; the future is its answer. `beyond`: whatever waits already."""
+        self._room.take(self._weigh(item) if self._weigh is not None else 0, beyond=beyond)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._queue.append((item, future))
@@ -78,12 +114,16 @@ class Batch(Generic[T, R]):
         while self._queue and len(batch) < self._limit and weight < HEAVY:
             batch.append(self._queue.popleft())
             weight += self._weigh(batch[-1][0]) if self._weigh is not None else 0
+        self._room.give(len(batch), weight)
         return batch
 
     async def _do(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
         try:
             answers = await self._flush([item for item, _ in batch])
         except Exception as error:  # noqa: BLE001
+            if self._aside is not None and isinstance(error, Locked):
+                self._aside(batch)
+                return
             away = isinstance(error, StoreUnavailable) and not isinstance(error, Locked)
             if len(batch) > 1 and not away:
                 middle = len(batch) // 2

@@ -100,6 +100,7 @@ class Store(Protocol):
         epochs: Mapping[int, int],
         *,
         again: bool = False,
+        patient: bool = True,
     ) -> list[Task | Taken | Repeated | None]:
         """Store tasks, all in one commit; the answers are in their order.
 
@@ -111,6 +112,8 @@ class Store(Protocol):
         - `Repeated` when its idempotency key was used before, in another batch or in this one; then
           nothing is stored. A submission that is refused, with `Taken` or None, has not used it.
           One that `keep` or `replace` settles has, for the task that has the key.
+        - What another transaction holds, a key or the name of a request, is `Locked`: for a single
+          submission that is `patient` after some seconds, otherwise after a moment.
         """
 
     async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel.arguments import bounded, nanoseconds
-from tickwheel.durable.batch import HEAVY, Batch
+from tickwheel.durable.aside import Aside
+from tickwheel.durable.batch import HEAVY, Batch, Room
 from tickwheel.durable.outcome import milliseconds
 from tickwheel.durable.service import check_name
 from tickwheel.durable.task import (
@@ -30,7 +31,7 @@ from tickwheel.durable.task import (
 from tickwheel.errors import KeyReused, KeyTaken, Locked, OutOfRange, UnknownTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.loader import Loader
@@ -67,13 +68,20 @@ class Submit:
         self._services = services or {}
         self._max_body = max_body
         self._ids = Ids()
-        self._plain: Batch[Submission, Stored] = Batch(self._insert, limit=CHUNK, weigh=weight)
-        self._keyed: Batch[Submission, Stored] = Batch(self._insert, limit=CHUNK, weigh=weight)
+        self._room = Room()
+        self._aside: Aside[Submission, Stored] = Aside(self._insert, names, weight, self._room)
+        self._plain, self._named, self._keyed = (self._lane() for _ in range(3))
         self._turn = random.randrange(store.shards)  # noqa: S311 - each process begins elsewhere
         self._own_shard = -1  # one for a whole batch, which then checks a single epoch
         self._untold: set[int] = set()
         self._telling: asyncio.Task[None] | None = None
         self.submitted = 0
+
+    def _lane(self) -> Batch[Submission, Stored]:
+        """Return a batch: what is locked in one of them leaves it, and waits beside."""
+        return Batch(
+            self._insert, limit=CHUNK, weigh=weight, room=self._room, aside=self._aside.put
+        )
 
     def build(
         self,
@@ -151,12 +159,29 @@ class Submit:
 
     async def stored(self, submission: Submission) -> Stored:
         """Store one task, with whatever else is waiting; return the store's own answer."""
-        return await (self._keyed if alone(submission) else self._plain).add(submission)
+        return await self._add(submission)
+
+    def _add(self, submission: Submission, *, beyond: bool = False) -> asyncio.Future[Stored]:
+        """Choose the lane: a user's transaction may hold a key for long, a request's name not."""
+        if submission.task.key is not None:
+            lane = self._keyed
+        elif submission.idempotency is not None:
+            lane = self._named
+        else:
+            return self._plain.add(submission, beyond=beyond)
+        if self._aside.knows(submission):
+            return self._aside.add(submission, beyond=beyond)
+        return lane.add(submission, beyond=beyond)
 
     async def submit_many(
         self, submissions: Iterable[Submission], progress: Callable[[int], object]
     ) -> list[Task | Refused]:
-        """Store many, in commits of a thousand; for each the task, or why it was refused."""
+        """Store many, in commits of a thousand; for each the task, or why it was refused.
+
+        When too much waits to be stored, none of them is begun with: `Overloaded`. Later there
+        are never more than some thousands of them on the way.
+        """
+        self._room.check()
         answers: list[Task | Refused] = []
         chunk: list[Submission] = []
         heavy = 0
@@ -191,12 +216,16 @@ class Submit:
         """Store a thousand: those with keys by their own lane, where one waits alone."""
         plain = [one for one in chunk if not alone(one)]
         named = [one for one in chunk if alone(one) and one.task.key is None]
+        at_once = plain + named
+        for one in at_once:
+            self._room.take(weight(one), beyond=True)
         first, second, *rest = await asyncio.gather(
             self._insert(plain) if plain else asyncio.sleep(0, []),
             self._store_named(named) if named else asyncio.sleep(0, []),
-            *(self.submit(one) for one in chunk if one.task.key is not None),
+            *(self._submit_anyway(one) for one in chunk if one.task.key is not None),
             return_exceptions=True,
         )
+        self._room.give(len(at_once), sum(map(weight, at_once)))
         for failed in (first, second):
             if isinstance(failed, BaseException):
                 raise failed
@@ -218,7 +247,7 @@ class Submit:
             answers = await self._insert(named)
         except Locked:
             gathered = await asyncio.gather(
-                *(self.submit(one) for one in named), return_exceptions=True
+                *(self._submit_anyway(one) for one in named), return_exceptions=True
             )
             return cast("list[Task | Refused]", gathered)
         settled: list[Task | Refused] = []
@@ -228,6 +257,10 @@ class Submit:
             except (KeyReused, UnknownTask) as refused:
                 settled.append(refused)
         return settled
+
+    async def _submit_anyway(self, submission: Submission) -> Task:
+        """Store one of many, which is let in already, however much waits."""
+        return self.settled(submission, await self._add(submission, beyond=True))
 
     def settled(self, submission: Submission, answer: Stored) -> Task:
         """Return the task that a submit comes to; raise when its key is taken."""
@@ -245,18 +278,21 @@ class Submit:
             holder.id,
         )
 
-    async def _insert(self, submissions: Sequence[Submission]) -> list[Stored]:
+    async def _insert(
+        self, submissions: Sequence[Submission], *, patient: bool = False
+    ) -> list[Stored]:
         """Store a batch; what was meant for a shard that is lost meanwhile goes by chance."""
         owned = self._coordinator.owned()
         self._own_shard = random.choice(list(owned)) if owned else -1  # noqa: S311
         soon = self._loader.holds_until()
         shards = {one.task.shard for one in submissions if one.task.due_at_ms <= soon}
         epochs = {shard: owned[shard] for shard in shards if shard in owned}
-        answers = await self._store.insert(submissions, epochs)
+        answers = await self._store.insert(submissions, epochs, patient=patient)
         lost = [place for place, answer in enumerate(answers) if answer is None]
         if lost:
             moved = [self._moved(submissions[place]) for place in lost]
-            for place, answer in zip(lost, await self._store.insert(moved, {}), strict=True):
+            again = await self._store.insert(moved, {}, patient=patient)
+            for place, answer in zip(lost, again, strict=True):
                 answers[place] = answer
         self.submitted += len(answers)
         soon, held = self._loader.holds_until(), self._loader.held
@@ -299,8 +335,9 @@ class Submit:
 
     async def drained(self) -> None:
         """Wait until nothing is on its way into the store."""
-        await self._plain.drained()
-        await self._keyed.drained()
+        for lane in (self._plain, self._named, self._keyed):
+            await lane.drained()
+        await self._aside.drained()
         if self._telling is not None:
             await asyncio.wait([self._telling])
 
@@ -308,6 +345,15 @@ class Submit:
 def alone(submission: Submission) -> bool:
     """Say whether a submit may have to wait for another's transaction: then no other waits too."""
     return submission.task.key is not None or submission.idempotency is not None
+
+
+def names(submission: Submission) -> Iterator[tuple[str, str, str]]:
+    """Give what another transaction may hold: a submission's key, and its request's name."""
+    task, named = submission.task, submission.idempotency
+    if task.key is not None:
+        yield "key", task.service, task.key
+    if named is not None:
+        yield "request", named.caller, named.key
 
 
 def repeated(submission: Submission, answer: Repeated) -> Task:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEYED_LANES = 3  # connections that may wait for keys that other transactions hold
+BRIEF_LANES = 3  # and those that may do so for a moment
 CLOCK_SECONDS = 2.0  # the database's clock is looked at so often when nothing else does
 SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to look at
 WHY_SECONDS = 2.0  # to learn why a task was not changed; those that were are waiting
@@ -84,6 +85,7 @@ class PostgresStore:
         self._listener: Listener | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._lanes = asyncio.Semaphore(KEYED_LANES)
+        self._brief_lanes = asyncio.Semaphore(BRIEF_LANES)
         self._tables = 0
         self._heard: Callable[[], None] | None = None
         self._untold: set[int] = set()
@@ -181,24 +183,32 @@ class PostgresStore:
         epochs: Mapping[int, int],
         *,
         again: bool = False,
+        patient: bool = True,
     ) -> list[Task | Taken | Repeated | None]:
         """Store tasks, all in one commit.
 
         One with a key or a name of its request may wait for another transaction, up to 2 s, and is
-        `Locked` then; several are after 0.1 s. Better not in one batch with the rest.
+        `Locked` then; several are after 0.05 s, and so is one that is not `patient`. Better not in
+        one batch with the rest.
         """
         self._opened()
         if not submissions:
             return []
-        lane = self._lanes if keyed(submissions) else contextlib.nullcontext()
-        async with lane:
+        count = keyed(submissions)
+        patient = count == 0 or (patient and count == 1)
+        lane = self._lanes if patient else self._brief_lanes
+        async with lane if count else contextlib.nullcontext():
             try:
                 return await self.run(
-                    lambda connection: insert(connection, submissions, epochs, again=again)
+                    lambda connection: insert(
+                        connection, submissions, epochs, again=again, patient=patient
+                    )
                 )
             except AnswerLost:
                 return await self.run(
-                    lambda connection: insert(connection, submissions, epochs, again=True)
+                    lambda connection: insert(
+                        connection, submissions, epochs, again=True, patient=patient
+                    )
                 )
 
     async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Answers = list[Task | Taken | Repeated | None]
     Settled = dict[str, Task | Taken]
 
-LOCK_MS = 100  # several with keys wait so long for one; a single one as long as the session does
+LOCK_MS = 50  # what is not patient waits so long for a key; the rest as long as the session does
 COPY_FROM = 32  # rows: COPY is as fast as a statement from about here on, then twice as fast
 COPY_CHECKED_FROM = 128  # the same where epochs are checked, which takes a transaction
 TURNS = 8  # a key that changes hands more often while it is looked at is given up
@@ -52,11 +52,12 @@ async def insert(
     epochs: Mapping[int, int],
     *,
     again: bool,
+    patient: bool,
 ) -> Answers:
     """Store tasks, all in one commit; the answers are in their order.
 
-    Several with keys do not wait long for one that another transaction holds: they are `Locked`,
-    and have to come one by one.
+    Unless they are `patient`, those with keys wait only a moment for one that another transaction
+    holds: they are `Locked`, and have to come one by one.
     """
 
     async def all_of(connection: Connection) -> Answers:
@@ -65,10 +66,9 @@ async def insert(
     async def the_rest(connection: Connection) -> Answers:
         return await insert_rest(connection, submissions, epochs)
 
-    count = keyed(submissions)
-    if again or count:
+    if again or keyed(submissions):
         work = the_rest if again else all_of
-        return await transaction(connection, work, lock_ms=LOCK_MS if count > 1 else None)
+        return await transaction(connection, work, lock_ms=None if patient else LOCK_MS)
     return await insert_plain(connection, [one.task for one in submissions], epochs)
 
 

@@ -191,8 +191,10 @@ class SqliteStore:
         epochs: Mapping[int, int],
         *,
         again: bool = False,
+        patient: bool = True,
     ) -> list[Task | Taken | Repeated | None]:
-        """Store tasks, all in one commit."""
+        """Store tasks, all in one commit; there is one writer, and nobody else holds a key."""
+        del patient
 
         def work(connection: Connection) -> list[Task | Taken | Repeated | None]:
             return insert(connection, submissions, epochs, again=again, now_ms=self._now())

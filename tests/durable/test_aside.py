@@ -1,0 +1,169 @@
+"""Aside: one whose key another transaction holds waits alone; whoever came with it does not."""
+
+import asyncio
+
+import pytest
+
+from tickwheel.durable import aside
+from tickwheel.durable.aside import Aside
+from tickwheel.durable.batch import Batch, Room
+from tickwheel.errors import Locked, Overloaded, StoreUnavailable
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+
+class Store:
+    """Doubles items; those that are held are locked, at once or, for the patient, when told."""
+
+    def __init__(self, held=()):
+        self.held = set(held)
+        self.given_up = asyncio.Event()
+        self.batches = []
+        self.waiting = []
+
+    async def __call__(self, items, *, patient=False):
+        self.batches.append(items)
+        if not self.held.isdisjoint(items):
+            if patient:
+                self.waiting += items
+                await self.given_up.wait()
+            if not self.held.isdisjoint(items):
+                raise Locked(f"held: {items}")
+        await asyncio.sleep(0)
+        return [2 * item for item in items]
+
+
+class Stage:
+    def __init__(self, held=()):
+        self.store = Store(held)
+        self.room = Room(1_000, 10_000)
+        self.aside = Aside(self.store, lambda item: [item], lambda _: 10, self.room)
+        self.batch = Batch(self.store, weigh=lambda _: 10, room=self.room, aside=self.aside.put)
+
+    async def settle(self):
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+
+async def test_those_that_came_with_it_are_stored_and_only_it_waits():
+    stage = Stage(held={3})
+    answers = [stage.batch.add(item) for item in range(100)]
+    await stage.settle()
+    assert [item for item, answer in enumerate(answers) if not answer.done()] == [3]
+    assert stage.store.waiting == [3]
+    stage.store.held.clear()
+    stage.store.given_up.set()
+    assert await asyncio.gather(*answers) == [2 * item for item in range(100)]
+
+
+async def test_the_next_batch_does_not_wait_for_it():
+    stage = Stage(held={3})
+    waits = stage.batch.add(3)
+    await stage.settle()
+    assert await stage.batch.add(4) == 8
+    assert not waits.done()
+    stage.store.given_up.set()
+    with pytest.raises(Locked, match="held"):
+        await waits
+
+
+async def test_what_was_locked_is_known_until_it_has_been_stored():
+    stage = Stage(held={3})
+    assert not stage.aside.knows(3)
+    waits = stage.batch.add(3)
+    await stage.settle()
+    assert stage.aside.knows(3)
+    assert not stage.aside.knows(4)
+    stage.store.given_up.set()
+    with pytest.raises(Locked):
+        await waits
+    assert stage.aside.knows(3)
+    stage.store.held.clear()
+    assert await stage.aside.add(3) == 6
+    assert not stage.aside.knows(3)
+
+
+async def test_what_was_locked_is_known_for_a_while_only(monkeypatch):
+    monkeypatch.setattr(aside, "KNOWN_SECONDS", 0)
+    stage = Stage(held={3})
+    stage.store.given_up.set()
+    with pytest.raises(Locked):
+        await stage.batch.add(3)
+    assert not stage.aside.knows(3)
+
+
+async def test_no_more_names_are_known_than_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(aside, "NAMES", 2)
+    stage = Stage(held=range(10))
+    stage.store.given_up.set()
+    answers = await asyncio.gather(*map(stage.batch.add, range(10)), return_exceptions=True)
+    assert all(isinstance(answer, Locked) for answer in answers)
+    assert sum(map(stage.aside.knows, range(10))) == 2
+
+
+async def test_a_few_wait_at_a_time_and_the_others_not_for_ever(monkeypatch):
+    monkeypatch.setattr(aside, "PATIENCE_SECONDS", 0.01)
+    stage = Stage(held=range(5))
+    answers = [stage.aside.add(item) for item in range(5)]
+    done, _ = await asyncio.wait(answers[aside.PLACES :])
+    assert all("no place" in str(answer.exception()) for answer in done)
+    assert stage.store.waiting == [*range(aside.PLACES)]
+    stage.store.held.clear()
+    stage.store.given_up.set()
+    assert await asyncio.gather(*answers[: aside.PLACES]) == [0, 2]
+
+
+async def test_when_the_store_is_away_all_of_them_hear_it():
+    stage = Stage(held={3})
+
+    async def away(items, *, patient=False):
+        raise StoreUnavailable("away")
+
+    stage.aside = Aside(away, lambda item: [item], lambda _: 10, stage.room)
+    stage.batch = Batch(stage.store, aside=stage.aside.put)
+    answers = await asyncio.gather(*map(stage.batch.add, range(20)), return_exceptions=True)
+    assert {str(answer) for answer in answers} == {"away"}
+
+
+async def test_one_that_cannot_be_stored_fails_alone():
+    stage = Stage(held={3})
+
+    async def picky(items, *, patient=False):
+        if 5 in items:
+            raise ValueError("bad")
+        return [2 * item for item in items]
+
+    stage.aside = Aside(picky, lambda item: [item], lambda _: 10, stage.room)
+    stage.batch = Batch(stage.store, aside=stage.aside.put)
+    answers = await asyncio.gather(*map(stage.batch.add, range(20)), return_exceptions=True)
+    assert str(answers.pop(5)) == "bad"
+    assert answers == [2 * item for item in range(20) if item != 5]
+
+
+async def test_what_waits_takes_room_until_it_is_answered():
+    stage = Stage(held={3, 4})
+    answers = [stage.batch.add(item) for item in (3, 4, 5)]
+    await stage.settle()
+    assert (stage.room.items, stage.room.bytes) == (2, 20)
+    stage.store.given_up.set()
+    await asyncio.wait(answers)
+    assert (stage.room.items, stage.room.bytes) == (0, 0)
+
+
+async def test_without_room_one_that_is_known_to_be_locked_is_refused():
+    stage = Stage(held={3})
+    stage.room.take(9_999)
+    with pytest.raises(Overloaded):
+        stage.aside.add(3)
+
+
+async def test_drained_waits_for_those_that_wait():
+    stage = Stage(held={3})
+    waits = stage.batch.add(3)
+    await stage.settle()
+    drained = asyncio.ensure_future(stage.aside.drained())
+    await stage.settle()
+    assert not drained.done()
+    stage.store.given_up.set()
+    await drained
+    assert isinstance(waits.exception(), Locked)
