@@ -181,7 +181,7 @@ class Submit:
         When too much waits to be stored, none of them is begun with: `Overloaded`. Later there
         are never more than some thousands of them on the way.
         """
-        self._room.check()
+        self._room.check(HEAVY)
         answers: list[Task | Refused] = []
         chunk: list[Submission] = []
         heavy = 0
