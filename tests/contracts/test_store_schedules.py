@@ -18,6 +18,7 @@ from contracts.stores import (
     task,
 )
 from tickwheel.durable.schedule import Firing
+from tickwheel.durable.store import PAGE_BYTES
 from tickwheel.durable.task import (
     State,
 )
@@ -37,6 +38,75 @@ class TestSchedules:
         assert found == [early, hourly, nightly]
         assert [one.enabled for one in found] == [True, True, False]
         assert all(isinstance(one.enabled, bool) for one in found)
+
+    async def test_one_is_read_by_its_name(self, store):
+        nightly, other = schedule(store, enabled=False), schedule(store, "a/nightly")
+        await put(store, nightly, other)
+        assert await store.schedule("nightly") == nightly
+        assert await store.schedule("a/nightly") == other
+        assert await store.schedule("nightl") is None
+
+    async def test_they_are_read_page_by_page(self, store):
+        schedules = [schedule(store, name) for name in ("B", "a", "a/b", "c", "é")]
+        await put(store, *reversed(schedules))
+        assert await store.schedules(limit=2) == schedules[:2]
+        assert await store.schedules(after="a", limit=2) == schedules[2:4]
+        assert await store.schedules(after="b") == schedules[3:]
+        assert await store.schedules(after="é") == []
+
+    async def test_a_page_ends_where_its_payloads_are_many_bytes(self, store):
+        large = [schedule(store, f"s{n}", body=b"x" * (PAGE_BYTES // 2)) for n in range(5)]
+        await put(store, *large)
+        assert await store.schedules() == large[:2]
+        assert await store.schedules(after="s1") == large[2:4]
+        assert await store.schedules(after="s3") == large[4:]
+
+    async def test_one_that_alone_fills_a_page_is_a_page(self, store):
+        large = schedule(store, body=b"x" * (PAGE_BYTES + 1))
+        await put(store, large, schedule(store, "z"))
+        assert await store.schedules() == [large]
+
+    async def test_a_namespace_has_its_own(self, store):
+        names = ["a", "a.", "a/", "a/x", "a/y", "a0", "b/x", "z"]
+        schedules = {name: schedule(store, name) for name in names if name != "a/"}
+        await put(store, *schedules.values())
+
+        async def found(namespace, **page):
+            return [one.name for one in await store.schedules(namespace=namespace, **page)]
+
+        assert await found("a") == ["a/x", "a/y"]
+        assert await found("a", limit=1) == ["a/x"]
+        assert await found("a", after="a/x") == ["a/y"]
+        assert await found("a", after="a/y") == []
+        assert await found("") == ["a", "a.", "a0", "z"]
+        assert await found("", after="a.", limit=1) == ["a0"]
+        assert await found("nobody") == []
+
+    async def test_the_one_that_submits_to_a_service_is_found(self, store):
+        await put(store, schedule(store, "b", service="sms"), schedule(store, "a", service="sms"))
+        assert await store.scheduled("sms") == "a"
+        assert await store.scheduled("mail") is None
+
+    async def test_the_registrys_number_rises_when_one_is_changed_or_deleted(self, store):
+        first = schedule(store)
+        numbers = [await store.registry.version()]
+
+        async def rose():
+            numbers.append(await store.registry.version())
+            return numbers[-1] > numbers[-2]
+
+        await put(store, first)
+        assert await rose()
+        await put(store, first)
+        assert not await rose()
+        await store.fire([firing(store, first, first.fired_until_ms + 5)])
+        assert not await rose()
+        await put(store, first._replace(tz="UTC"))
+        assert await rose()
+        await store.delete_schedule(first.name)
+        assert await rose()
+        await store.delete_schedule(first.name)
+        assert not await rose()
 
     async def test_a_changed_one_takes_the_place_of_the_old(self, store):
         first = schedule(store)

@@ -372,6 +372,86 @@ class TestChanging:
             await stage.advance(30)
         assert [due for _, due, _ in stage.calls] == [13.0, 25.0]
 
+    @pytest.mark.parametrize("missed", ["once", "all", "skip"])
+    async def test_no_firing_of_one_that_another_process_made_is_missed(self, stage, missed):
+        app, other = stage.app(), stage.app(dispatch=False)
+        noting(stage, app)
+        async with app, other:
+            await stage.advance(5.5)
+            await other.put_schedule("s", "note", ["new"], interval=0.5, missed=missed)
+            await stage.advance(5)
+        assert dues(stage) == [6 + n / 2 for n in range(10)]
+
+    @pytest.mark.parametrize("missed", ["once", "skip"])
+    async def test_what_falls_due_before_its_node_hears_of_it_is_late_and_not_missed(
+        self, tmp_path, missed
+    ):
+        clock = ManualClock(start=START)
+        store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=clock)
+        await store.open()
+        owner = Owner(store, await store.take(range(SHARDS), "n"))
+        await owner.recurring.step()
+        now = int(store.now_ms())
+        await store.put_schedule(Schedule("s", "note", b"[]", None, 1_000, "UTC", missed, now, now))
+        assert await owner.run(clock, 5) == []
+        await owner.recurring.step()  # it looks, and has not been told
+        owner.recurring.changed()
+        await owner.recurring.step()
+        assert await owner.run(clock, 0) == [now + n * 1_000 for n in range(1, 6)]
+        await store.close()
+
+    async def test_one_made_while_no_node_looked_has_missed_firings(self, tmp_path):
+        clock = ManualClock(start=START)
+        store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=clock)
+        await store.open()
+        owner = Owner(store, await store.take(range(SHARDS), "n"))
+        await owner.recurring.step()
+        now = int(store.now_ms())
+        await store.put_schedule(Schedule("s", "note", b"[]", None, 1_000, "UTC", "skip", now, now))
+        assert await owner.run(clock, 30.5) == []  # suspended, say
+        await owner.recurring.step()
+        owner.recurring.changed()
+        await owner.recurring.step()
+        assert await owner.run(clock, 0) == [now + 30_000]
+        await store.close()
+
+    async def test_a_change_that_comes_while_they_are_read_makes_them_read_again(self, tmp_path):
+        store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=ManualClock(start=START))
+        await store.open()
+        owner = Owner(store, await store.take(range(SHARDS), "n"))
+        read, reads = store.schedules, []
+
+        async def changing(**page):
+            reads.append(page)
+            if len(reads) == 1:
+                owner.recurring.changed()
+            return await read(**page)
+
+        store.schedules = changing
+        for _ in range(3):
+            await owner.recurring.step()
+        assert len(reads) == 2
+        await store.close()
+
+    async def test_they_are_read_again_after_a_read_that_failed(self, tmp_path):
+        store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=ManualClock(start=START))
+        await store.open()
+        owner = Owner(store, await store.take(range(SHARDS), "n"))
+        now = int(store.now_ms())
+        await store.put_schedule(Schedule("s", "note", b"[]", None, 1_000, "UTC", "once", now, now))
+        read = store.schedules
+
+        async def failing(**_):
+            raise StoreUnavailable("away")
+
+        store.schedules = failing
+        with pytest.raises(StoreUnavailable):
+            await owner.recurring.step()
+        store.schedules = read
+        await owner.recurring.step()
+        assert (await store.schedule("s")).fired_until_ms > now
+        await store.close()
+
     async def test_the_same_again_changes_nothing(self, stage):
         app = stage.app()
         note = noting(stage, app)

@@ -82,11 +82,9 @@ class Administration(ABC):
     async def delete_service(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Delete a service that has no live tasks, and that no schedule names."""
         node = self._started()
-        for schedule in await node.store.schedules():
-            if schedule.service == name:
-                raise ServiceInUse(
-                    f"the schedule {schedule.name!r} submits to {name!r}: delete it before"
-                )
+        schedule = await node.store.scheduled(name)
+        if schedule is not None:
+            raise ServiceInUse(f"the schedule {schedule!r} submits to {name!r}: delete it before")
         audit = self._audit(node, actor, "service.delete", name, request)
         if not await node.store.registry.delete_service(name, audit):
             raise UnknownService(f"no service is named {name!r:.100}")

@@ -119,11 +119,15 @@ class Node:
                 step.start()
 
     def _services_changed(self) -> None:
-        """Read what is due of services that are new, or may be called again; send it."""
+        """Read what is due of services that are new, or may be called again; send it.
+
+        What was changed may have been a schedule, too.
+        """
         for name in self.dispatch.flows.keys() - self.services.keys():
             self.dispatch.forget(name)
             for channel in self.channels.values():
                 channel.forget(name)
+        self.schedules_changed()
         self.loader.rescan()
         self._steps["loader"].wake()
         self._steps["dispatch"].wake()

@@ -2,7 +2,8 @@
 
 A firing is stored some seconds before it is due, together with the note that it has been, in one
 transaction: so none doubles, however many nodes try. What no node was there for is missed: it runs
-once, all of it, or not at all, as the schedule says.
+once, all of it, or not at all, as the schedule says. What falls due between a put and the moment
+when the node that fires hears of it is late, and never missed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tickwheel.durable.schedule import Firing, firing_key
 from tickwheel.durable.task import State, Task, at, hashed_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.schedule import Schedule
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 LEAD_MS = 5_000  # a firing is stored so long before it is due
 MISSED_MS = 1_000  # due longer ago than that, nobody was there for it
 LOOK_SECONDS = 1.0
-READ_MS = 10_000  # the schedules are read again; another process may have changed them
+READ_MS = 60_000  # they are read again, though nothing was told: older versions tell nothing
+THERE_MS = 10_000  # a node that has not looked for longer was not there
 BATCH = 1_000
 DAY_MS = 86_400_000
 
@@ -40,6 +42,9 @@ class Recurring:
         self._schedules: dict[str, Schedule] = {}
         self._next: dict[str, int] = {}  # when each fires next
         self._owned: frozenset[int] = frozenset()
+        self._there: frozenset[int] = frozenset()  # shards that were seen to without a pause
+        self._looked_at_ms = -1
+        self._heard_of: set[str] = set()  # put while this node was there: none is missed
         self._told: set[tuple[str, int]] = set()
         self._read_at_ms = -1
 
@@ -51,8 +56,13 @@ class Recurring:
         """Store what is due within the lead; return how long until the next look."""
         owned = self._coordinator.owned()
         if not owned:
+            self._owned = self._there = frozenset()
             return LOOK_SECONDS
         now = int(self._store.now_ms())
+        if not 0 <= now - self._looked_at_ms < THERE_MS:
+            self._there = frozenset()
+        self._looked_at_ms = now
+        self._heard_of.clear()
         if owned.keys() != self._owned or not 0 <= now - self._read_at_ms < READ_MS:
             await self._read(frozenset(owned), now)
         firings: list[Firing] = []
@@ -65,23 +75,43 @@ class Recurring:
 
     async def _read(self, owned: frozenset[int], now: int) -> None:
         """Read the schedules, and keep those that are this node's to see to."""
-        known = self._schedules
-        self._schedules = {}
-        for schedule in await self._store.schedules():
-            if schedule.enabled and hashed_shard(schedule.name, self._store.shards) in owned:
-                self._schedules[schedule.name] = schedule
-                if schedule != known.get(schedule.name):
-                    self._arm(schedule)
-                ahead = schedule.name, schedule.fired_until_ms
-                if schedule.fired_until_ms > now + DAY_MS and ahead not in self._told:
-                    self._told.add(ahead)
-                    logger.warning(
-                        "the schedule %r has fired until %s: the clock was ahead once; put it anew",
-                        schedule.name,
-                        at(schedule.fired_until_ms),
-                    )
+        self._read_at_ms = now
+        try:
+            found = [one async for one in self._enabled(owned)]
+        except BaseException:
+            self.changed()
+            raise
+        known, self._schedules = self._schedules, {one.name: one for one in found}
+        for schedule in found:
+            was = known.get(schedule.name)
+            if schedule != was:
+                self._arm(schedule)
+            if was is None or was.created_at_ms != schedule.created_at_ms:
+                self._hear_of(schedule)
+            ahead = schedule.name, schedule.fired_until_ms
+            if schedule.fired_until_ms > now + DAY_MS and ahead not in self._told:
+                self._told.add(ahead)
+                logger.warning(
+                    "the schedule %r has fired until %s: the clock was ahead once; put it anew",
+                    schedule.name,
+                    at(schedule.fired_until_ms),
+                )
         self._next = {name: self._next[name] for name in self._schedules if name in self._next}
-        self._owned, self._read_at_ms = owned, now
+        self._owned = self._there = owned
+
+    async def _enabled(self, owned: frozenset[int]) -> AsyncIterator[Schedule]:
+        """Read the schedules that fire, and are of these shards, page by page."""
+        after = ""
+        while page := await self._store.schedules(after=after):
+            for schedule in page:
+                if schedule.enabled and hashed_shard(schedule.name, self._store.shards) in owned:
+                    yield schedule
+            after = page[-1].name
+
+    def _hear_of(self, schedule: Schedule) -> None:
+        """Note one that was put, or put anew, while this node was there and did not know it yet."""
+        if hashed_shard(schedule.name, self._store.shards) in self._there:
+            self._heard_of.add(schedule.name)
 
     def _arm(self, schedule: Schedule) -> None:
         """Note when it fires next; one whose rule is of no use here is left out, and named."""
@@ -109,7 +139,7 @@ class Recurring:
         """Give the firings that are to be stored now, in order."""
         rule = schedule.rule
         fired_until = schedule.fired_until_ms
-        if schedule.missed != "all":
+        if schedule.missed != "all" and schedule.name not in self._heard_of:
             first = next(rule.between(fired_until, now - MISSED_MS), None)
             if first is not None:  # one for all that were missed, or only the note that they were
                 fired_until = now - MISSED_MS

@@ -69,7 +69,10 @@ class Registry(Protocol):
     """The contract; `tests/contracts/test_registry.py` is its other half."""
 
     async def version(self) -> int:
-        """Return a number that rises with every change of a service or a token. It is cheap."""
+        """Return a number that rises with every change of a service, a token or a schedule.
+
+        It is cheap.
+        """
 
     async def services(self) -> list[ServiceRow]:
         """Return all services by name."""

@@ -221,17 +221,32 @@ class Store(Protocol):
     async def counts(self) -> dict[str, int]:
         """Return how many "live" and "final" tasks there are; an estimate from 100,000 on."""
 
-    async def schedules(self) -> list[Schedule]:
-        """Return all schedules by name."""
+    async def schedules(
+        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
+    ) -> list[Schedule]:
+        """Return schedules by name, from the first behind `after` on; none: that was all.
+
+        Of one namespace, or of all. Up to `limit` of them, or those that reach `PAGE_BYTES`.
+        """
+
+    async def schedule(self, name: str) -> Schedule | None:
+        """Return one schedule."""
+
+    async def scheduled(self, service: str) -> str | None:
+        """Return the name of a schedule that submits to this service, if there is one."""
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
         """Store a schedule and return it; when it changes, its pending firings are cancelled.
 
-        One that does the same as that which is stored (`same_as`) leaves it as it was.
+        - One that does the same as that which is stored (`same_as`) leaves it as it was.
+        - Other processes are told, as of a change in the registry, whose number rises with it.
         """
 
     async def delete_schedule(self, name: str) -> bool:
-        """Delete a schedule and cancel its pending firings; whether there was one."""
+        """Delete a schedule and cancel its pending firings; whether there was one.
+
+        Other processes are told, as they are of one that was put.
+        """
 
     async def fire(self, firings: Sequence[Firing]) -> list[bool]:
         """Insert each firing's task, unless the schedule has changed or fired since it was read.

@@ -18,7 +18,7 @@ from tickwheel.durable.function import OPTIONS, Request, TaskFunction
 from tickwheel.durable.progress import showing
 from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.service import check_name, seconds_of
-from tickwheel.durable.store import BATCH, Replay
+from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay
 from tickwheel.durable.submit import Refused, later_ms, moment_ms
 from tickwheel.durable.task import (
     Attempt,
@@ -484,7 +484,32 @@ class Verbs(Administration):
 
     async def schedules(self) -> Schedules:
         """Return all schedules, by name."""
-        return await self._started().store.schedules()
+        found: Schedules = []
+        after: str | None = ""
+        while after is not None:
+            page, after = await self.schedules_page(after=after, limit=BATCH)
+            found += page
+        return found
+
+    async def schedules_page(
+        self, *, namespace: str | None = None, after: str = "", limit: int = 100
+    ) -> tuple[Schedules, str | None]:
+        """Return some schedules, by name, and the name behind which the next ones are, or None.
+
+        A page ends earlier than `limit` says when its payloads are large.
+        """
+        store = self._started().store
+        found = await store.schedules(namespace=namespace, after=after, limit=limit + 1)
+        more = len(found) > limit or sum(len(one.body) for one in found) >= PAGE_BYTES
+        page = found[:limit]
+        return page, page[-1].name if more else None
+
+    async def get_schedule(self, name: str) -> Schedule:
+        """Return a schedule."""
+        schedule = await self._started().store.schedule(name)
+        if schedule is None:
+            raise UnknownSchedule(f"no schedule is named {name!r:.100}")
+        return schedule
 
     async def counts(self) -> dict[str, int]:
         """Return how many "live" and "final" tasks the store has; from 100,000 on an estimate."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.store import LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
+from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
 from tickwheel.durable.stores import postgres_schedules as schedules
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
@@ -455,17 +455,35 @@ class PostgresStore:
             "final": final if final < sql.MANY else max(final, final_estimate),
         }
 
-    async def schedules(self) -> list[Schedule]:
-        """Return all schedules by name."""
-        return await self.run(schedules.read)
+    async def schedules(
+        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
+    ) -> list[Schedule]:
+        """Return schedules by name, from the first behind `after` on."""
+        return await self.run(
+            lambda connection: schedules.read(connection, namespace, after, limit)
+        )
+
+    async def schedule(self, name: str) -> Schedule | None:
+        """Return one schedule."""
+        return await self.run(lambda connection: schedules.read_one(connection, name))
+
+    async def scheduled(self, service: str) -> str | None:
+        """Return the name of a schedule that submits to this service."""
+        return await self.run(lambda connection: schedules.scheduled(connection, service))
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
         """Store a schedule; when it changes, its pending firings are cancelled with it."""
-        return await self._transaction(lambda connection: schedules.put(connection, schedule))
+        stored = await self._transaction(lambda connection: schedules.put(connection, schedule))
+        if stored is schedule:
+            await self.registry.tell()
+        return stored
 
     async def delete_schedule(self, name: str) -> bool:
         """Delete a schedule and cancel its pending firings; whether there was one."""
-        return await self._transaction(lambda connection: schedules.delete(connection, name))
+        gone = await self._transaction(lambda connection: schedules.delete(connection, name))
+        if gone:
+            await self.registry.tell()
+        return gone
 
     async def fire(self, firings: Sequence[Firing]) -> list[bool]:
         """Insert each firing's task, unless its schedule has changed or fired since; who won."""

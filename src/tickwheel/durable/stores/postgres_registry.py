@@ -182,9 +182,13 @@ class PostgresRegistry:
 
         answer = await self._store._transaction(noted)
         if answer:
-            with contextlib.suppress(StoreUnavailable):  # they look by themselves within a second
-                await self._store.fetch(NOTIFY, self._store.channel(CHANNEL), "")
+            await self.tell()
         return answer
+
+    async def tell(self) -> None:
+        """Tell the other processes that something has changed."""
+        with contextlib.suppress(StoreUnavailable):  # they look by themselves within a second
+            await self._store.fetch(NOTIFY, self._store.channel(CHANNEL), "")
 
     async def audit(
         self, *, namespace: str | None, cursor: int | None, limit: int

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.schedule import Schedule, firing_keys
+from tickwheel.durable.store import PAGE_BYTES
 from tickwheel.durable.stores import postgres_statements as sql
-from tickwheel.durable.stores.rows import inserted
+from tickwheel.durable.stores.postgres_registry import BUMP
+from tickwheel.durable.stores.rows import inserted, schedules_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +20,21 @@ _COLUMNS = (
     "name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,"
     " enabled, priority, max_attempts, timeout_ms"
 )
-SCHEDULES = f"SELECT {_COLUMNS} FROM schedule ORDER BY name"  # noqa: S608
-SCHEDULE = f"SELECT {_COLUMNS} FROM schedule WHERE name = $1 FOR UPDATE"  # noqa: S608
+# Names of other namespaces are passed over without a look at what they submit.
+SCHEDULES = f"""
+    SELECT {_COLUMNS} FROM (
+        SELECT *, sum(octet_length(payload)) OVER (ORDER BY name) - octet_length(payload) AS filled
+        FROM (
+            SELECT {_COLUMNS} FROM schedule
+            WHERE name > $1 AND name < $2 AND ($3::boolean OR strpos(name, '/') = 0)
+            ORDER BY name LIMIT $4::bigint
+        ) found
+    ) page
+    WHERE filled < $5::bigint ORDER BY name
+"""  # noqa: S608
+SCHEDULE = f"SELECT {_COLUMNS} FROM schedule WHERE name = $1"  # noqa: S608
+LOCKED = f"{SCHEDULE} FOR UPDATE"
+SCHEDULED = "SELECT name FROM schedule WHERE service = $1 ORDER BY name LIMIT 1"
 PUT = f"""
     INSERT INTO schedule ({_COLUMNS}) VALUES ($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13)
     ON CONFLICT (name) DO UPDATE SET {
@@ -64,18 +79,37 @@ FIRE = f"""
 """  # noqa: S608
 
 
-async def read(connection: Connection) -> list[Schedule]:
-    """Return all schedules by name."""
-    return list(map(Schedule._make, await connection.fetch(SCHEDULES)))
+async def read(
+    connection: Connection, namespace: str | None, after: str, limit: int
+) -> list[Schedule]:
+    """Return schedules by name, from the first behind `after` on."""
+    values = *schedules_in(namespace, after), limit, PAGE_BYTES
+    return list(map(Schedule._make, await connection.fetch(SCHEDULES, *values)))
+
+
+async def read_one(connection: Connection, name: str) -> Schedule | None:
+    """Return one schedule."""
+    rows = await connection.fetch(SCHEDULE, name)
+    return Schedule._make(rows[0]) if rows else None
+
+
+async def scheduled(connection: Connection, service: str) -> str | None:
+    """Return the name of a schedule that submits to this service."""
+    rows = await connection.fetch(SCHEDULED, service)
+    return rows[0][0] if rows else None
 
 
 async def put(connection: Connection, schedule: Schedule) -> Schedule:
-    """Store a schedule; when it changes, its pending firings are cancelled with it."""
-    stored = [*map(Schedule._make, await connection.fetch(SCHEDULE, schedule.name))]
+    """Store a schedule; when it changes, its pending firings are cancelled with it.
+
+    The number that others look at comes last: nothing is waited for while it is locked.
+    """
+    stored = [*map(Schedule._make, await connection.fetch(LOCKED, schedule.name))]
     if stored and stored[0].same_as(schedule):
         return stored[0]
     await cancel_pending(connection, schedule.name)
     await connection.fetch(PUT, *schedule)
+    await connection.fetch(BUMP)
     return schedule
 
 
@@ -83,6 +117,8 @@ async def delete(connection: Connection, name: str) -> bool:
     """Delete a schedule and cancel its pending firings; whether there was one."""
     gone = await connection.fetch(DELETE, name)
     await cancel_pending(connection, name)
+    if gone:
+        await connection.fetch(BUMP)
     return bool(gone)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Answer = Task | Taken | Repeated | None
 
 STATES = {str(state): state for state in State}
+LAST_NAME = "\U0010ffff" * 2  # no name is behind it
 BODY, RESULT = map(Task._fields.index, ("body", "result_body"))
 MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
 
@@ -109,6 +110,17 @@ def merged(pages: list[tuple[list[Task], str | None]], limit: int, most_bytes: i
 def names_in(namespace: str) -> tuple[str, str]:
     """Return the range, its end left out, that all names of a namespace are in."""
     return f"{namespace}/", f"{namespace}0"  # "0" is the next character after "/"
+
+
+def schedules_in(namespace: str | None, after: str) -> tuple[str, str, bool]:
+    """Return what the names of schedules are between, and whether any such name is one.
+
+    Otherwise those that have a namespace are not.
+    """
+    if not namespace:
+        return after, LAST_NAME, namespace is None
+    first, before = names_in(namespace)
+    return max(after, first), before, True
 
 
 def name_of(submission: Submission) -> tuple[str, str] | None:

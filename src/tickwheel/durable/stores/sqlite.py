@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import WallClock
 from tickwheel.durable.log import logger
-from tickwheel.durable.store import LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
+from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
 from tickwheel.durable.stores import sqlite_schedules as schedules
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke
@@ -473,9 +473,21 @@ class SqliteStore:
 
         return await self._read(work)
 
-    async def schedules(self) -> list[Schedule]:
-        """Return all schedules by name."""
-        return await self._read(schedules.read)
+    async def schedules(
+        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
+    ) -> list[Schedule]:
+        """Return schedules by name, from the first behind `after` on."""
+        return await self._read(
+            lambda connection: schedules.read(connection, namespace, after, limit)
+        )
+
+    async def schedule(self, name: str) -> Schedule | None:
+        """Return one schedule."""
+        return await self._read(lambda connection: schedules.read_one(connection, name))
+
+    async def scheduled(self, service: str) -> str | None:
+        """Return the name of a schedule that submits to this service."""
+        return await self._read(lambda connection: schedules.scheduled(connection, service))
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
         """Store a schedule; when it changes, its pending firings are cancelled with it."""
@@ -483,7 +495,10 @@ class SqliteStore:
         def work(connection: Connection) -> Schedule:
             return schedules.put(connection, schedule, self._now())
 
-        return await self._write(Rank.SUBMIT, work)
+        stored = await self._write(Rank.SUBMIT, work)
+        if stored is schedule:
+            self._poke.send()
+        return stored
 
     async def delete_schedule(self, name: str) -> bool:
         """Delete a schedule and cancel its pending firings; whether there was one."""
@@ -491,7 +506,10 @@ class SqliteStore:
         def work(connection: Connection) -> bool:
             return schedules.delete(connection, name, self._now())
 
-        return await self._write(Rank.SUBMIT, work)
+        gone = await self._write(Rank.SUBMIT, work)
+        if gone:
+            self._poke.send()
+        return gone
 
     async def fire(self, firings: Sequence[Firing]) -> list[bool]:
         """Insert each firing's task unless the schedule has fired until then; who won."""

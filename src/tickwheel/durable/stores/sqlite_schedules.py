@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.schedule import Schedule, firing_keys
+from tickwheel.durable.store import PAGE_BYTES
 from tickwheel.durable.stores import sqlite_statements as sql
-from tickwheel.durable.stores.rows import inserted
+from tickwheel.durable.stores.rows import Filling, inserted, schedules_in
+from tickwheel.durable.stores.sqlite_registry import BUMP
 from tickwheel.durable.stores.sqlite_unclaimed import cancelled
 
 if TYPE_CHECKING:
@@ -15,12 +17,18 @@ if TYPE_CHECKING:
     from tickwheel.durable.schedule import Firing
     from tickwheel.durable.stores.sqlite_connection import Connection, Row
 
-SCHEDULES = """
+SCHEDULE = """
     SELECT name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,
         enabled, priority, max_attempts, timeout_ms
-    FROM schedule ORDER BY name
+    FROM schedule WHERE name = ?
 """
-SCHEDULE = SCHEDULES.replace("ORDER BY name", "WHERE name = ?")
+# Names of other namespaces are passed over without a look at what they submit.
+SCHEDULES = SCHEDULE.replace(
+    "name = ?",
+    """name > :after AND name < :before AND (:any OR instr(name, '/') = 0)
+    ORDER BY name LIMIT :limit""",
+)
+SCHEDULED = "SELECT name FROM schedule WHERE service = ? ORDER BY name LIMIT 1"
 PUT = """
     INSERT OR REPLACE INTO schedule VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
 """
@@ -37,25 +45,44 @@ FIRE = """
 """
 
 
-def read(connection: Connection) -> list[Schedule]:
-    """Return all schedules by name."""
-    return [schedule_of(row) for row in connection.run(SCHEDULES)]
+def read(connection: Connection, namespace: str | None, after: str, limit: int) -> list[Schedule]:
+    """Return schedules by name, from the first behind `after` on."""
+    after, before, any_name = schedules_in(namespace, after)
+    values = {"after": after, "before": before, "any": any_name, "limit": limit}
+    rows = connection.run_until(Filling(PAGE_BYTES), SCHEDULES, values)
+    return [schedule_of(row) for row in rows]
+
+
+def read_one(connection: Connection, name: str) -> Schedule | None:
+    """Return one schedule."""
+    rows = connection.run(SCHEDULE, (name,))
+    return schedule_of(rows[0]) if rows else None
+
+
+def scheduled(connection: Connection, service: str) -> str | None:
+    """Return the name of a schedule that submits to this service."""
+    rows = connection.run(SCHEDULED, (service,))
+    return rows[0][0] if rows else None
 
 
 def put(connection: Connection, schedule: Schedule, now_ms: int) -> Schedule:
     """Store a schedule; when it changes, its pending firings are cancelled with it."""
-    stored = [schedule_of(row) for row in connection.run(SCHEDULE, (schedule.name,))]
-    if stored and stored[0].same_as(schedule):
-        return stored[0]
+    stored = read_one(connection, schedule.name)
+    if stored is not None and stored.same_as(schedule):
+        return stored
     cancel_pending(connection, schedule.name, now_ms)
     connection.run(PUT, schedule)
+    connection.run(BUMP)
     return schedule
 
 
 def delete(connection: Connection, name: str, now_ms: int) -> bool:
     """Delete a schedule and cancel its pending firings; whether there was one."""
     cancel_pending(connection, name, now_ms)
-    return bool(connection.run(DELETE, (name,)))
+    gone = bool(connection.run(DELETE, (name,)))
+    if gone:
+        connection.run(BUMP)
+    return gone
 
 
 def cancel_pending(connection: Connection, name: str, now_ms: int) -> None:
