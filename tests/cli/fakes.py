@@ -56,6 +56,7 @@ ANSWERS = {
     "put_service": service(),
     "delete_service": None,
     "schedules": [schedule()],
+    "schedules_page": Page([schedule()], None),
     "get_schedule": schedule(),
     "put_schedule": schedule(),
     "delete_schedule": None,

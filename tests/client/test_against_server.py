@@ -197,6 +197,14 @@ def test_schedules_are_put_read_and_deleted(client):
     client.put_schedule("hourly", "double", interval=HOUR, enabled=False)
     assert client.get_schedule("hourly").interval == 3600
     assert [one.name for one in client.schedules()] == ["hourly", "nightly"]
+    first = client.schedules_page(limit=1)
+    assert [one.name for one in first.items] == ["hourly"]
+    rest = client.schedules_page(cursor=first.next_cursor)
+    assert ([one.name for one in rest.items], rest.next_cursor) == (["nightly"], None)
+    assert [one.name for one in client.all(client.iterate_schedules(limit=1))] == [
+        "hourly",
+        "nightly",
+    ]
     for name in ("nightly", "hourly"):
         assert client.delete_schedule(name) is None
         with pytest.raises(errors.UnknownSchedule):

@@ -133,7 +133,13 @@ def test_every_verb_asks_what_the_api_has(client, server):
             "/v1/backlog/replay",
             {"service": "s", "force": True},
         ),
-        (lambda: client.schedules(), "GET", "/v1/schedules", None),
+        (lambda: client.schedules(), "GET", "/v1/schedules?limit=1000", None),
+        (
+            lambda: client.schedules_page(cursor="a b", limit=2),
+            "GET",
+            "/v1/schedules?cursor=a+b&limit=2",
+            None,
+        ),
         (lambda: client.get_schedule("n"), "GET", "/v1/schedules/n", None),
         (
             lambda: client.put_schedule("n", "s", [1], interval=timedelta(hours=1)),

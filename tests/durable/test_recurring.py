@@ -9,8 +9,8 @@ import pytest
 from durable.stage import DAY, HOUR, MINUTE, SHARDS, START, START_MS, until
 from tickwheel import ManualClock
 from tickwheel.durable import Schedule, State, current_task
-from tickwheel.durable.recurring import LEAD_MS, Recurring
-from tickwheel.durable.schedule import Firing
+from tickwheel.durable.recurring import Recurring
+from tickwheel.durable.schedule import LEAD_MS, Firing
 from tickwheel.durable.store import Wanted, Window
 from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.durable.stores.sqlite_writer import Rank
@@ -217,6 +217,26 @@ class TestFiring:
             await stage.advance(15)
             assert set(reckoned) == {"soon"}
         assert dues(stage) == [100.0]
+
+
+class TestNext:
+    """A schedule made at 0 with an interval of 1 s, at 100.5 s."""
+
+    @pytest.mark.parametrize(
+        ("fired_until", "next_at"),
+        [
+            (105.0, 101.0),  # what is stored ahead is still to come
+            (101.0, 101.0),
+            (100.5, 101.0),
+            (100.0, 101.0),
+            (99.0, 100.0),  # it is late
+            (1_000.0, 1_001.0),  # the clock was ahead once: nothing is stored so far ahead
+        ],
+    )
+    async def test_it_is_the_first_firing_that_is_still_to_come(self, fired_until, next_at):
+        until_ms = START_MS + round(fired_until * 1000)
+        made = Schedule("s", "note", b"[]", None, 1_000, "UTC", "once", until_ms, START_MS)
+        assert made.next_ms(START_MS + 100_500) == START_MS + round(next_at * 1000)
 
 
 class TestMissed:

@@ -209,7 +209,7 @@ class Town:
             api.service("mail", token=token, enabled=False, secret=SECRET)
             api.service(f"only-{name}", token=token, enabled=False)
             body = {"service": "mail", "interval": 3600, "payload": name, "enabled": False}
-            api.put("/v1/schedules/daily", body, token=token, status=200)
+            api.put("/v1/schedules/daily", body, token=token, status=201)
             self.tasks[name] = api.submit(payload=name, key="k", token=token)
             done = api.submit(payload=name, token=token)["id"]
             api.post(f"/v1/tasks/{done}/cancel", token=token, status=200)
@@ -274,7 +274,9 @@ class TestNamespaces:
         assert {one["payload"] for one in items("/v1/tasks?key=k&service=mail")} == {who}
         assert {one["id"] for one in items("/v1/backlog")} == {town.final[who]}
         assert {one["name"] for one in items("/v1/services")} == {"mail", f"only-{who}"}
-        assert {one["payload"] for one in items("/v1/schedules")} == {who}
+        for path in ("/v1/schedules", "/v1/schedules?limit=1", "/v1/schedules?cursor=a"):
+            assert {one["payload"] for one in items(path)} == {who}
+        assert items("/v1/schedules?cursor=daily") == []
         shown = "default" if who == "plain" else who
         assert {one["namespace"] for one in items("/v1/audit")} == {shown}
 

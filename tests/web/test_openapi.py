@@ -63,7 +63,7 @@ def server(tmp_path_factory):
         final = [server.submit()["id"] for _ in range(3)]
         for task_id in final:
             server.post(f"/v1/tasks/{task_id}/cancel", status=200)
-        server.put("/v1/schedules/daily", {"service": "mail", "cron": "0 0 1 1 *"}, status=200)
+        server.put("/v1/schedules/daily", {"service": "mail", "cron": "0 0 1 1 *"}, status=201)
         server.known = live + final
         yield server
 

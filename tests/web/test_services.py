@@ -304,7 +304,7 @@ class TestAudit:
         api = either_api
         api.service()
         api.put("/v1/services/mail", {"endpoint": ENDPOINT}, headers={"x-request-id": "r-1"})
-        api.put("/v1/schedules/daily", {"service": "mail", "interval": 9}, status=200)
+        api.put("/v1/schedules/daily", {"service": "mail", "interval": 9}, status=201)
         api.delete("/v1/schedules/daily", status=204)
         api.post("/v1/tasks/cancel", {"service": "mail"}, status=200)
         api.delete("/v1/services/mail", status=204)

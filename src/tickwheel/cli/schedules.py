@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tickwheel.cli.output import Output, examples, printing
-from tickwheel.cli.remote import remote, schedule_names, service_names
+from tickwheel.cli.remote import limits, paged, remote, schedule_names, service_names
 from tickwheel.cli.types import DURATION, PAYLOAD
 
 if TYPE_CHECKING:
@@ -20,12 +20,13 @@ def schedules() -> None:
 
 
 @schedules.command("list", epilog=examples("tickwheel schedules list"))
+@limits
 @printing
 @remote
-def list_schedules(*, client: Client, out: Output) -> None:
-    """List all schedules, by name."""
+def list_schedules(*, client: Client, out: Output, limit: int | None, cursor: str | None) -> None:
+    """List schedules, by name."""
     out.items(
-        client.schedules(),
+        paged(client.schedules_page, limit, cursor),
         ("name", "service", "cron", "interval", "next_at", "enabled", "tz"),
     )
 

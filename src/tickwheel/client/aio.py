@@ -47,13 +47,14 @@ if TYPE_CHECKING:
     import ssl
     from typing import Self
 
-    from tickwheel.client.values import Page
+    from tickwheel.client.values import Page, Schedule
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Requests = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
 Batch = list[Stored]  # inside the class `list` is a verb
+Schedules = list["Schedule"]
 
 
 def awaited(
@@ -227,7 +228,8 @@ class AsyncClient:
     iterate_backlog = turning(calls.backlog)
     replay = awaited(calls.replay)
     replay_where = awaited(calls.replay_where)
-    schedules = awaited(calls.schedules)
+    schedules_page = awaited(calls.schedules_page)
+    iterate_schedules = turning(calls.schedules_page)
     get_schedule = awaited(calls.get_schedule)
     put_schedule = awaited(calls.put_schedule)
     delete_schedule = awaited(calls.delete_schedule)
@@ -237,6 +239,10 @@ class AsyncClient:
     stats = awaited(calls.stats)
     audit = awaited(calls.audit)
     health = awaited(calls.health)
+
+    async def schedules(self) -> Schedules:
+        """Return all schedules, by name."""
+        return [one async for one in self.iterate_schedules(limit=1_000)]
 
     def submit_many(
         self,

@@ -311,9 +311,13 @@ def replay_where(
     return Call(request, lambda answer: int(answer["replayed"]))
 
 
-def schedules() -> Call[list[Schedule]]:
-    """Return all schedules, by name."""
-    return Call(Request("GET", "/v1/schedules"), all_of(Schedule.of))
+def schedules_page(*, cursor: str | None = None, limit: int = 100) -> Call[Page[Schedule]]:
+    """Return schedules, by name; `next_cursor` of a page is the `cursor` of the next.
+
+    A page ends earlier than `limit` says when its payloads are large.
+    """
+    query = {"cursor": cursor, "limit": bounded("limit", limit, 1, 1_000)}
+    return Call(Request("GET", asked("/v1/schedules", query)), page_of(Schedule.of))
 
 
 def get_schedule(name: str) -> Call[Schedule]:

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     import ssl
     from typing import Self
 
-    from tickwheel.client.values import Page
+    from tickwheel.client.values import Page, Schedule
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Batch = list[Stored]  # inside the class `list` is a verb
+Schedules = list["Schedule"]
 
 
 def blocking(call: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
@@ -149,7 +150,8 @@ class Client:
     iterate_backlog = turning(calls.backlog)
     replay = blocking(calls.replay)
     replay_where = blocking(calls.replay_where)
-    schedules = blocking(calls.schedules)
+    schedules_page = blocking(calls.schedules_page)
+    iterate_schedules = turning(calls.schedules_page)
     get_schedule = blocking(calls.get_schedule)
     put_schedule = blocking(calls.put_schedule)
     delete_schedule = blocking(calls.delete_schedule)
@@ -159,6 +161,10 @@ class Client:
     stats = blocking(calls.stats)
     audit = blocking(calls.audit)
     health = blocking(calls.health)
+
+    def schedules(self) -> Schedules:
+        """Return all schedules, by name."""
+        return [*self.iterate_schedules(limit=1_000)]
 
     def submit_many(
         self,

@@ -133,7 +133,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """A part of a list, newest first, and the cursor of the next part (None: that was all)."""
+    """A part of a list, and the cursor of the next part (None: that was all)."""
 
     items: list[T]
     next_cursor: str | None

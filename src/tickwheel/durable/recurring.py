@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.log import logger
-from tickwheel.durable.schedule import Firing, firing_key
+from tickwheel.durable.schedule import LEAD_MS, Firing, firing_key
 from tickwheel.durable.task import State, Task, at, hashed_shard
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.store import Store
     from tickwheel.durable.submit import Submit
 
-LEAD_MS = 5_000  # a firing is stored so long before it is due
 MISSED_MS = 1_000  # due longer ago than that, nobody was there for it
 LOOK_SECONDS = 1.0
 READ_MS = 60_000  # they are read again, though nothing was told: older versions tell nothing

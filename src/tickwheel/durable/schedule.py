@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tickwheel.durable.task import Task
 
 
+LEAD_MS = 5_000  # a firing is stored so long before it is due
+
+
 class Schedule(NamedTuple):
     """When to submit what: exactly one of `cron` and `interval_ms` is given.
 
@@ -47,8 +50,13 @@ class Schedule(NamedTuple):
 
     @property
     def next_at(self) -> datetime:
-        """When the first firing is due that has not been submitted yet."""
+        """When the first firing is due that is not stored yet: they are, five seconds ahead."""
         return at(self.rule.after(self.fired_until_ms))
+
+    def next_ms(self, now_ms: int) -> int:
+        """Return when it fires next, whether that firing is stored already or not."""
+        stored_ahead = now_ms < self.fired_until_ms <= now_ms + LEAD_MS
+        return self.rule.after(now_ms if stored_ahead else self.fired_until_ms)
 
     @property
     def payload(self) -> Any:

@@ -63,6 +63,16 @@ class Call:
         """Return the full name of what the path names."""
         return self.access.name(self.params["name"])
 
+    def payload(self, given: msgspec.Raw) -> bytes:
+        """Return a payload as it came; raise when it is too large."""
+        most = self.app.limits.payload
+        payload = bytes(given)
+        if len(payload) > most:
+            raise Refused(
+                "too_large", f"a payload may have {most} bytes, this one has {len(payload)}"
+            )
+        return payload
+
     @property
     def who(self) -> dict[str, str]:
         """Who does it, for the audit log."""

@@ -82,25 +82,28 @@ async def delete_service(call: Call) -> Reply:
     return Reply(None, 204)
 
 
-async def schedules_of(call: Call) -> list[Schedule]:
-    """Return the schedules of the caller's namespace."""
-    schedules = await call.scheduler.schedules()
-    return [one for one in schedules if namespace_of(one.name) == call.access.namespace]
+def shown(call: Call, schedule: Schedule) -> types.Schedule:
+    """Return a schedule as it is shown."""
+    return views.schedule_view(schedule, call.node.store.now_ms())
 
 
 async def list_schedules(call: Call) -> Reply:
-    """Return all schedules, by name."""
-    schedules = await schedules_of(call)
-    return Reply(types.SchedulePage([views.schedule_view(one) for one in schedules]))
+    """Return schedules, by name."""
+    query: types.ListSchedules = call.query
+    schedules, last = await call.scheduler.schedules_page(
+        namespace=call.access.namespace, limit=query.limit,
+        after="" if query.cursor is None else call.access.name(query.cursor),
+    )  # fmt: skip
+    cursor = None if last is None else views.local_name(last)
+    return Reply(types.SchedulePage([shown(call, one) for one in schedules], cursor))
 
 
 async def get_schedule(call: Call) -> Reply:
     """Return a schedule."""
-    name = checked_name(call)
-    for schedule in await schedules_of(call):
-        if schedule.name == name:
-            return Reply(views.schedule_view(schedule))
-    raise UnknownSchedule(f"no schedule is named {call.params['name']!r:.120}")
+    schedule = await call.node.store.schedule(checked_name(call))
+    if schedule is None:
+        raise UnknownSchedule(f"no schedule is named {call.params['name']!r:.120}")
+    return Reply(shown(call, schedule))
 
 
 async def put_schedule(call: Call, body: types.PutSchedule) -> Reply:
@@ -109,13 +112,15 @@ async def put_schedule(call: Call, body: types.PutSchedule) -> Reply:
     service = call.access.name(body.service)
     if await call.scheduler.known_service(service) is None:
         raise UnknownService(f"no service is named {body.service!r:.120}")
+    payload = call.payload(body.payload)
+    known = await call.node.store.schedule(name) is not None
     schedule = await call.scheduler.put_schedule(
-        name, service, raw=bytes(body.payload), cron=body.cron, interval=body.interval,
+        name, service, raw=payload, cron=body.cron, interval=body.interval,
         tz=body.tz, missed=body.missed, enabled=body.enabled, priority=body.priority,
         timeout=body.timeout, max_attempts=body.max_attempts,
     )  # fmt: skip
     await call.scheduler.note("schedule.put", name, **call.who)
-    return Reply(views.schedule_view(schedule))
+    return Reply(shown(call, schedule), 200 if known else 201)
 
 
 async def delete_schedule(call: Call) -> Reply:
@@ -134,11 +139,12 @@ ROUTES = [
           gives={200: types.Service, 201: types.Service}),
     Route("DELETE", "/v1/services/{name}", delete_service, scope="admin", gives={204: None},
           problems=(404, 409)),
-    Route("GET", "/v1/schedules", list_schedules, scope="read", gives={200: types.SchedulePage}),
+    Route("GET", "/v1/schedules", list_schedules, scope="read", query=types.ListSchedules,
+          gives={200: types.SchedulePage}),
     Route("GET", "/v1/schedules/{name}", get_schedule, scope="read", gives={200: types.Schedule},
           problems=(404,)),
     Route("PUT", "/v1/schedules/{name}", put_schedule, scope="admin", takes=types.PutSchedule,
-          gives={200: types.Schedule}),
+          gives={200: types.Schedule, 201: types.Schedule}),
     Route("DELETE", "/v1/schedules/{name}", delete_schedule, scope="admin", gives={204: None},
           problems=(404,)),
 ]  # fmt: skip

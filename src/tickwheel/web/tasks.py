@@ -62,15 +62,9 @@ def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -
         raise UnknownService(f"no service is named {body.service!r:.120}")
     if body.delay is not None and body.due_at is not None:
         raise Refused("invalid", "give delay or due_at, not both")
-    payload = bytes(body.payload)
-    if len(payload) > call.app.limits.payload:
-        raise Refused(
-            "too_large",
-            f"a payload may have {call.app.limits.payload} bytes, this one has {len(payload)}",
-        )
     return call.node.submit.build(
-        service.name, payload, default_attempts=service.max_attempts, delay=body.delay,
-        at=body.due_at, key=body.key, on_conflict=body.on_conflict,
+        service.name, call.payload(body.payload), default_attempts=service.max_attempts,
+        delay=body.delay, at=body.due_at, key=body.key, on_conflict=body.on_conflict,
         max_attempts=body.max_attempts, priority=body.priority, timeout=body.timeout,
         deadline=body.deadline, idempotency=idempotency,
     )  # fmt: skip

@@ -184,6 +184,13 @@ class ListBacklog(Taken, kw_only=True, frozen=True):
     limit: Limit = 100
 
 
+class ListSchedules(Taken, kw_only=True, frozen=True):
+    """The query of a list of schedules."""
+
+    cursor: Key | None = None
+    limit: Limit = 100
+
+
 class ListAudit(Taken, kw_only=True, frozen=True):
     """The query of the audit log."""
 
@@ -338,10 +345,10 @@ class Schedule(Given, frozen=True):
 
 
 class SchedulePage(Given, frozen=True):
-    """All schedules, by name."""
+    """Schedules, by name."""
 
     items: list[Schedule]
-    next_cursor: None = None
+    next_cursor: str | None
 
 
 class Node(Given, frozen=True):

@@ -81,10 +81,10 @@ def service_view(
     )  # fmt: skip
 
 
-def schedule_view(schedule: Schedule) -> types.Schedule:
+def schedule_view(schedule: Schedule, now_ms: float) -> types.Schedule:
     """Return a schedule as it is shown."""
     try:
-        next_at = moment(schedule.rule.after(schedule.fired_until_ms)) if schedule.enabled else None
+        next_at = moment(schedule.next_ms(int(now_ms))) if schedule.enabled else None
     except (ValueError, OverflowError):
         next_at = None
     return types.Schedule(

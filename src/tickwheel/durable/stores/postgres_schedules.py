@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.durable.schedule import Schedule, firing_keys
 from tickwheel.durable.store import PAGE_BYTES
 from tickwheel.durable.stores import postgres_statements as sql
+from tickwheel.durable.stores.postgres_pool import clean
 from tickwheel.durable.stores.postgres_registry import BUMP
 from tickwheel.durable.stores.rows import inserted, schedules_in
 
@@ -83,7 +84,7 @@ async def read(
     connection: Connection, namespace: str | None, after: str, limit: int
 ) -> list[Schedule]:
     """Return schedules by name, from the first behind `after` on."""
-    values = *schedules_in(namespace, after), limit, PAGE_BYTES
+    values = *schedules_in(namespace, clean(after) or ""), limit, PAGE_BYTES
     return list(map(Schedule._make, await connection.fetch(SCHEDULES, *values)))
 
 
