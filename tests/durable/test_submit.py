@@ -1004,3 +1004,46 @@ class TestIdempotency:
             await app.submit("note", "x" * 98)
             with pytest.raises(ValueError, match="100 bytes"):
                 await app.submit("note", "x" * 99)
+
+
+class TestSeveralNodes:
+    """What is due soon stays where it was submitted, as long as there are permits for it."""
+
+    def two(self, app):
+        """As if another node had a part of the permits, and half of the shards."""
+        node = app._node
+        owned = dict(node.coordinator.owned())
+        ours = {shard: epoch for shard, epoch in owned.items() if shard % 2}
+        node.coordinator.nodes = lambda: 2
+        node.coordinator.owned = lambda: ours
+        return ours
+
+    async def stored(self, stage, count, **options):
+        """The shards that so many tasks got, and those that are ours."""
+        app = stage.app()
+        note = note_of(stage, app, concurrency=8)
+        async with app:
+            await stage.settle()
+            ours = self.two(app)
+            tasks = await app.submit_many([note.request(n, **options) for n in range(count)])
+            app._node.dispatch.quit()
+        return [task.shard for task in tasks], ours
+
+    @pytest.mark.parametrize("delay", [0, 30])
+    async def test_more_than_its_part_is_divided_among_all(self, stage, delay):
+        shards, ours = await self.stored(stage, 100, delay=delay)
+        assert set(shards[:4]) <= ours.keys()
+        assert len({*shards} - ours.keys()) > 1
+
+    @pytest.mark.parametrize("delay", [0, 30])
+    async def test_no_more_than_its_part_stays_here(self, stage, delay):
+        shards, ours = await self.stored(stage, 4, delay=delay)
+        assert set(shards) <= ours.keys()
+
+    async def test_one_node_keeps_all(self, stage):
+        app = stage.app()
+        note = note_of(stage, app, concurrency=1)
+        async with app:
+            await stage.settle()
+            tasks = await app.submit_many([note.request(n) for n in range(100)])
+        assert len({task.shard for task in tasks}) == 1

@@ -129,8 +129,8 @@ class Scheduler(Verbs):
         - `name`: what its tasks are stored under; by default the function's own name.
         - `max_attempts`: calls in all. `backoff`: a `Backoff`, seconds, or a list of seconds.
         - `timeout`: seconds that one attempt may take, or None.
-        - `concurrency`: how many of them this process runs at once; `enabled=False`: none, they
-          wait.
+        - `concurrency`: how many of them all processes together run at once; each has an equal
+          part, and one at least. `enabled=False`: none, they wait.
         """
         if function is None:
             return lambda function: self._register(function, **options)

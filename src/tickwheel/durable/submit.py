@@ -17,6 +17,7 @@ from tickwheel.durable.aside import Aside
 from tickwheel.durable.batch import HEAVY, Batch, Room
 from tickwheel.durable.outcome import milliseconds
 from tickwheel.durable.service import check_name
+from tickwheel.durable.share import Share
 from tickwheel.durable.task import (
     MAX_AT_MS,
     Due,
@@ -73,6 +74,7 @@ class Submit:
         self._plain, self._named, self._keyed = (self._lane() for _ in range(3))
         self._turn = random.randrange(store.shards)  # noqa: S311 - each process begins elsewhere
         self._own_shard = -1  # one for a whole batch, which then checks a single epoch
+        self._share = Share()
         self._untold: set[int] = set()
         self._telling: asyncio.Task[None] | None = None
         self.submitted = 0
@@ -129,7 +131,7 @@ class Submit:
         attempts = default_attempts
         if max_attempts is not None:
             attempts = bounded("max_attempts", max_attempts, 1, 10_000)
-        shard = self._shard(due_at_ms, hashed=hashed or self._shared(service))
+        shard = self._shard(due_at_ms, hashed=hashed or self._shared(service, due_at_ms))
         task = Task(
             self._ids.make(now_ms, shard), service, body, key, State.DELAY, due_at_ms, shard,
             priority, 0, 0, attempts, timeout_ms,
@@ -137,10 +139,19 @@ class Submit:
         )  # fmt: skip
         return Submission(task, on_conflict, idempotency)
 
-    def _shared(self, name: str) -> bool:
-        """Say whether every node is to have its part of the tasks, as it has of the rate."""
-        service = self._services.get(name)
-        return service is not None and service.rate is not None and self._coordinator.nodes() > 1
+    def _shared(self, name: str, due_at_ms: int) -> bool:
+        """Say whether every node is to have its part of the tasks.
+
+        It is when they have a rate, which is divided among the nodes, and when this node would have
+        more of them than its part of the concurrency.
+        """
+        service, nodes = self._services.get(name), self._coordinator.nodes()
+        if service is None or nodes <= 1:
+            return False
+        if service.rate is not None or due_at_ms > self._loader.holds_until():
+            return True
+        permits = max(1, service.concurrency // nodes)
+        return not self._share.keep(name, due_at_ms, self._loader.waiting[name], permits)
 
     def _shard(self, due_at_ms: int, *, hashed: bool) -> int:
         """Choose a shard: one of our own for what is due soon, else each in turn."""
@@ -294,6 +305,7 @@ class Submit:
             again = await self._store.insert(moved, {}, patient=patient)
             for place, answer in zip(lost, again, strict=True):
                 answers[place] = answer
+        self._share.forget_until(self._store.now_ms())
         self.submitted += len(answers)
         soon, held = self._loader.holds_until(), self._loader.held
         for answer in answers:
