@@ -786,6 +786,62 @@ class TestCancel:
         assert await store.cancel([]) == []
 
 
+class TestExpire:
+    async def test_what_waits_past_its_deadline_is_failed(self, store):
+        at = now(store)
+        overdue = task(store, deadline_at_ms=at - 1, key="k")
+        not_yet_due = later(store, deadline_at_ms=at - 1)
+        await stored(store, overdue, not_yet_due)
+        expired = await store.expire(ALL, 10)
+        assert sorted(expired) == sorted(map(due_of, (overdue, not_yet_due)))
+        assert await store.expire(ALL, 10) == []
+        for given in (overdue, not_yet_due):
+            final = await one(store, given.id)
+            assert final.error == "expired: its deadline has passed"
+            assert final.updated_at_ms >= at
+            same = {"state": State.FAILED, "error": final.error}
+            assert final == given._replace(**same, updated_at_ms=final.updated_at_ms)
+            assert await store.attempts(given.id) == []
+        (again,) = await insert(store, task(store, key="k"))
+        assert again.key == "k"  # nobody has it any more
+
+    async def test_nothing_else_is(self, store, epochs):
+        at = now(store)
+        running = await run(store, epochs, task(store, deadline_at_ms=at - 1))
+        await stored(store, task(store), task(store, deadline_at_ms=at + HOUR))
+        await stored(store, later(store, deadline_at_ms=at + HOUR))
+        assert await store.expire(ALL, 10) == []
+        assert len(await everything(store, final=False)) == 3 + len(running)
+
+    async def test_only_the_shards_asked_for(self, store):
+        at = now(store)
+        tasks = [task(store, shard=shard, deadline_at_ms=at - 1) for shard in ALL]
+        await stored(store, *tasks)
+        assert [due.id for due in await store.expire([1], 10)] == [tasks[1].id]
+        assert len(await everything(store, final=True)) == 1
+
+    async def test_a_limit_leaves_the_latest_deadlines_for_the_next_time(self, store):
+        at = now(store)
+        tasks = [task(store, deadline_at_ms=at - 1 - age) for age in range(5)]
+        await stored(store, *tasks)
+        for expected in (tasks[3:], tasks[1:3], tasks[:1], []):
+            found = await store.expire(ALL, 2)
+            assert sorted(due.id for due in found) == sorted(ids_of(expected))
+
+    async def test_one_that_was_tried_before_keeps_its_log_and_its_error(self, store, epochs):
+        given = task(store, deadline_at_ms=now(store) - 1)
+        await ended(store, epochs, given, event=Event.RETRY, error="refused", failures=1)
+        assert len(await store.expire(ALL, 10)) == 1
+        final = await one(store, given.id)
+        assert final.error == "expired: its deadline has passed\nrefused"
+        assert (final.state, final.attempt, final.failures) == (State.FAILED, 1, 1)
+        assert [row.event for row in await store.attempts(given.id)] == [Event.RETRY]
+
+    async def test_no_shards_no_tasks(self, store):
+        await stored(store, task(store, deadline_at_ms=now(store) - 1))
+        assert await store.expire([], 10) == []
+
+
 class TestReschedule:
     async def test_what_is_unclaimed_is_due_at_another_time(self, store):
         overdue, not_yet = await stored(store, task(store, key="k"), later(store))
@@ -874,6 +930,7 @@ CALLS = {
     "cancel_where": lambda store: store.cancel_where(Filter(service="mail"), 1),
     "reschedule": lambda store: store.reschedule([NOBODY], 0),
     "reschedule_where": lambda store: store.reschedule_where(Filter(service="mail"), 0, 1),
+    "expire": lambda store: store.expire(ALL, 1),
     "get": lambda store: store.get([NOBODY]),
     "find": lambda store: store.find(EVERYTHING, final=None, cursor=None, limit=1),
     "attempts": lambda store: store.attempts(NOBODY),

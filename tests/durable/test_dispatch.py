@@ -561,7 +561,7 @@ class TestDeadline:
             await wait.submit("holds the permit")
             await stage.settle()
             task = await wait.submit("late", deadline=5)
-            await stage.advance(6)
+            await stage.advance(5.001)
             assert (await app.get(task.id)).state is State.READY
             goes_on.set()
             await stage.settle()

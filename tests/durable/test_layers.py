@@ -18,7 +18,7 @@ LAYERS = [
     "schedule channel coordinator registry batch",
     "store function aside configuration",
     "steps loader recurring submit feedback directory",
-    "dispatch administration",
+    "dispatch administration expiry",
     "node verbs",
     "blocking",
     "scheduler",

@@ -347,6 +347,7 @@ STATEMENTS = {
     "services": sql.SERVICES,
     "cancel": sql.cancel(),
     "reschedule": sql.reschedule(),
+    "expire": sql.EXPIRE,
     "states": sql.STATES_BY_ID,
     "get": sql.BY_ID,
     "attempts": sql.ATTEMPTS,

@@ -416,6 +416,8 @@ async def everything_that_a_store_does(store):
     await store.fire([firing(store, nightly, at)])
     await store.schedules()
     await store.delete_schedule(nightly.name)
+    await stored(store, task(store, deadline_at_ms=at - 1))
+    assert len(await store.expire(ALL, 10)) == 1
     await store.prune(at - HOUR, 10)
     await store.counts()
 

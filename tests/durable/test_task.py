@@ -46,6 +46,7 @@ class TestTransitions:
                 Event.CLAIM: State.RUNNING,
                 Event.CANCEL: State.CANCELLED,
                 Event.RESCHEDULE: State.DELAY,
+                Event.EXPIRE: State.FAILED,
             },
             State.RUNNING: {
                 Event.ACCEPT: State.RUNNING,

@@ -25,7 +25,7 @@ from tickwheel.durable.task import Event
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tickwheel import AsyncTimer, Entry, Handle
     from tickwheel.durable.channel import Channel
@@ -152,6 +152,12 @@ class Dispatch:
         entry = self._loader.held[due.id]
         heappush(line, (-due.priority, due.due_at_ms, due.id, next(self._turns), due, entry))
         self._loader.waiting[due.service] += 1
+
+    def tidy(self, names: Iterable[str]) -> None:
+        """Let those out of the lines of these services that are held no more."""
+        for name in names:
+            if line := self._ready.get(name):
+                self._tidy(name, line)
 
     def _tidy(self, name: str, line: Line) -> None:
         """Take those out of a line that were cancelled or moved while they waited."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.aio import AsyncTimer
 from tickwheel.durable.directory import Directory
 from tickwheel.durable.dispatch import Dispatch
+from tickwheel.durable.expiry import Expiry
 from tickwheel.durable.feedback import Feedback
 from tickwheel.durable.loader import Loader
 from tickwheel.durable.log import logger
@@ -73,6 +74,7 @@ class Node:
             store, coordinator, self.loader, self.feedback, services, channels, self._timer, name
         )
         self._recurring = Recurring(store, coordinator, self.submit)
+        self._expiry = Expiry(store, coordinator, self.loader, self.feedback, self._timer)
         self._steps = {
             step_name: Step(step_name, work, self._timer)
             for step_name, work in (
@@ -82,6 +84,7 @@ class Node:
                 ("dispatch", self.dispatch.step),
                 ("feedback", self.feedback.step),
                 ("recurring", self._recurring.step),
+                ("expiry", self._expiry.step),
                 ("prune", self._prune),
             )
         }
@@ -98,6 +101,7 @@ class Node:
         self.feedback.wake_within = self._steps["feedback"].wake_within
         self.directory.changed = self._services_changed
         self.dispatch.gone = self._gone
+        self._expiry.tidy = self.dispatch.tidy
         self.loader.earlier = lambda due_at_ms: dispatch.wake_within(
             (due_at_ms - self.store.now_ms()) / 1000
         )
@@ -174,7 +178,7 @@ class Node:
         return self._leaving
 
     async def _leave(self) -> None:
-        names = ("dispatch", "recurring", "prune", "loader", "coordinator")
+        names = ("dispatch", "recurring", "expiry", "prune", "loader", "coordinator")
         await asyncio.gather(*(self._steps[name].stop(PATIENCE_SECONDS) for name in names))
         try:
             await self.coordinator.stop()  # ends count without shards: others may have them now

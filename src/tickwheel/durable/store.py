@@ -191,6 +191,12 @@ class Store(Protocol):
     async def reschedule_where(self, filter: Filter, due_at_ms: int, limit: int) -> list[str]:
         """Reschedule up to `limit` unclaimed tasks due at another time; return their ids."""
 
+    async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
+        """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed.
+
+        They were not called: their attempts are what they were. Returns them; none: that was all.
+        """
+
     async def get(self, ids: Sequence[str]) -> list[Task | None]:
         """Return tasks, live or final; None for ids that are unknown."""
 

@@ -52,6 +52,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.DELAY, Event.CLAIM): State.RUNNING,
     (State.DELAY, Event.CANCEL): State.CANCELLED,
     (State.DELAY, Event.RESCHEDULE): State.DELAY,
+    (State.DELAY, Event.EXPIRE): State.FAILED,
     (State.RUNNING, Event.ACCEPT): State.RUNNING,
     (State.RUNNING, Event.FINISH): State.FINISHED,
     (State.RUNNING, Event.RETRY): State.DELAY,

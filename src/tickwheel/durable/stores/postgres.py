@@ -374,6 +374,10 @@ class PostgresStore:
         """Reschedule up to `limit` unclaimed tasks due at another time."""
         return await changed_where(self, filter, limit, sql.reschedule, due_at_ms)
 
+    async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
+        """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed."""
+        return [Due._make(row) for row in await self.fetch(sql.EXPIRE, [*shards], limit)]
+
     async def get(self, ids: Sequence[str]) -> list[Task | None]:
         """Return tasks, live or final."""
         rows = await self.fetch(sql.BY_ID, valid(ids))

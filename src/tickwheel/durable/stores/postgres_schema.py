@@ -170,6 +170,12 @@ MIGRATIONS: list[list[str]] = [
         # 'registry' rises with every change; 'service' is the highest version of any that is gone.
         "INSERT INTO setting VALUES ('registry', '0'), ('service', '0')",
     ],
+    [
+        # Only what has a deadline is in it, and a claim changes none of it.
+        """
+        CREATE INDEX task_deadline ON task (deadline_at_ms) WHERE deadline_at_ms IS NOT NULL
+        """,
+    ],
 ]
 LEAST = 1  # a program must know so many migrations to work with these tables
 

@@ -385,6 +385,25 @@ def reschedule(where: str = "true") -> str:
     """
 
 
+EXPIRED = "expired: its deadline has passed"
+# What somebody has locked is left for the next time: it may be about to be moved or cancelled.
+EXPIRE = f"""
+    WITH {_MOMENT}, late AS MATERIALIZED (
+        SELECT t.id FROM task t
+        WHERE t.deadline_at_ms < {_NOW} AND t.state = 'delay' AND t.shard = ANY ($1::integer[])
+        ORDER BY t.deadline_at_ms LIMIT $2::bigint
+        FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM task t USING late l WHERE t.id = l.id
+        RETURNING t.id, t.service, t.payload, t.key, 'failed', t.due_at_ms, t.shard, t.priority,
+            t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
+            t.created_at_ms, {_NOW}, t.replay_of, '{EXPIRED}' || coalesce(chr(10) || t.error, ''),
+            t.node, t.epoch
+    )
+    INSERT INTO backlog ({_KEPT}) SELECT * FROM gone
+    RETURNING id, due_at_ms, service, priority, shard
+"""
+
 STATES_BY_ID = """
     SELECT id, state FROM task WHERE id = ANY ($1::uuid[])
     UNION ALL SELECT id, state FROM backlog WHERE id = ANY ($1::uuid[])

@@ -11,7 +11,7 @@ from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.task import FINAL, Page, Repeated, State, Taken, Task, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
     from tickwheel.durable.task import Lease, Submission
 
@@ -77,16 +77,22 @@ def last_of_each(leases: Iterable[Lease]) -> list[Lease]:
 class Filling:
     """A page that fills: called with a row of it, says whether the page is full with that one."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._left = most_bytes
+    def __init__(self, most: int, weight: Callable[[Sequence[Any]], int] | None = None) -> None:
+        self._left = most
+        self._weight = weight or bytes_of
 
     @property
     def full(self) -> bool:
         return self._left <= 0
 
     def __call__(self, row: Sequence[Any]) -> bool:
-        self._left -= len(row[BODY]) + len((len(row) > RESULT and row[RESULT]) or "")
+        self._left -= self._weight(row)
         return self.full
+
+
+def bytes_of(row: Sequence[Any]) -> int:
+    """Return the bytes of a task's payload and result, whose row this is."""
+    return len(row[BODY]) + len((len(row) > RESULT and row[RESULT]) or "")
 
 
 def merged(pages: list[tuple[list[Task], str | None]], limit: int, most_bytes: int) -> Page:

@@ -64,6 +64,7 @@ T = TypeVar("T")
 WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, whatever the checkpointer does
 SMALL_WAL_PAGES = 4_000  # where only the writer may move it
 NEVER_MS = 2**63 - 1
+MOVED_BYTES = 4 << 20  # of payloads that are copied in one turn
 
 
 class SqliteStore:
@@ -358,6 +359,31 @@ class SqliteStore:
             return list(moved(connection, ids, due_at_ms, self._now()))
 
         return await self._write(Rank.CLAIM, work)
+
+    async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
+        """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed.
+
+        The reader looks for them: while there are none, nobody waits for it.
+        """
+        found = await self._read(lambda connection: self._past_deadline(connection, shards, limit))
+        if not found:
+            return []
+
+        def work(connection: Connection) -> list[Due]:
+            values = {"ids": json.dumps(found), "now": self._now()}
+            rows = connection.run(sql.EXPIRE, values)
+            connection.run(sql.EXPIRE_LIVE, values)
+            return [Due._make(row) for row in rows]
+
+        return await self._write(Rank.OUTCOME, work)
+
+    def _past_deadline(
+        self, connection: Connection, shards: Sequence[int], limit: int
+    ) -> list[str]:
+        """Return ids of tasks to expire: no more than it takes a moment to move."""
+        values = {"now": self._now(), "shards": json.dumps(list(shards)), "limit": limit}
+        full = Filling(MOVED_BYTES, lambda row: row[1])
+        return [row[0] for row in connection.run_until(full, sql.PAST_DEADLINE, values)]
 
     async def get(self, ids: Sequence[str]) -> list[Task | None]:
         """Return tasks, live or final."""

@@ -160,6 +160,13 @@ MIGRATIONS: list[list[str]] = [
         # What an accepted task was due at: it counts while the lease and the due time are alike.
         "ALTER TABLE task ADD COLUMN accepted_due_at_ms INTEGER",
     ],
+    [
+        # Only what could expire is in it: a task without a deadline costs nothing.
+        """
+        CREATE INDEX task_deadline ON task (deadline_at_ms)
+            WHERE deadline_at_ms IS NOT NULL AND state = 'delay'
+        """,
+    ],
 ]
 
 

@@ -193,6 +193,23 @@ RESCHEDULE = f"""
 """
 UNCLAIMED = "SELECT id FROM task WHERE state = 'delay' AND {where} LIMIT :limit"
 
+EXPIRED = "expired: its deadline has passed"
+PAST_DEADLINE = """
+    SELECT id, length(payload) FROM task
+    WHERE deadline_at_ms < :now AND state = 'delay'
+        AND shard IN (SELECT value FROM json_each(:shards))
+    ORDER BY deadline_at_ms LIMIT :limit
+"""
+EXPIRE = f"""
+    INSERT INTO backlog
+    SELECT id, service, payload, key, 'failed', due_at_ms, shard, priority, attempt, failures,
+        max_attempts, timeout_ms, deadline_at_ms, created_at_ms, :now, replay_of,
+        '{EXPIRED}' || coalesce(char(10) || error, ''), node, epoch, NULL, NULL
+    FROM task WHERE {IDS} AND state = 'delay' AND deadline_at_ms < :now
+    RETURNING id, due_at_ms, service, priority, shard
+"""
+EXPIRE_LIVE = f"DELETE FROM task WHERE {IDS} AND state = 'delay' AND deadline_at_ms < :now"
+
 LIVE_BY_ID = f"SELECT {SHOWN} FROM task t WHERE id IN (SELECT value FROM json_each(?))"
 FINAL_BY_ID = f"SELECT {FINAL} FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
 ATTEMPTS = "SELECT * FROM attempt WHERE task_id = ? ORDER BY attempt"
