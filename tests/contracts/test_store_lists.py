@@ -411,6 +411,15 @@ class TestReplay:
         assert await store.replay([], force=False) == []
 
 
+async def tried(store, epochs, given, times, *, at_ms):
+    """A task that has had so many attempts, the last of which ended it then."""
+    await stored(store, given)
+    for attempt in range(1, times + 1):
+        (running,) = await claim(store, [given], epochs)
+        event = Event.FINISH if attempt == times else Event.RETRY
+        assert await store.record([ending(running, event, at_ms=at_ms)]) == [True]
+
+
 class TestPrune:
     async def test_what_ended_before_leaves_with_its_attempts(self, store, epochs):
         at = now(store)
@@ -439,6 +448,33 @@ class TestPrune:
         before = now(store) + HOUR
         assert [await store.prune(before, 10) for _ in range(4)] == [10, 10, 5, 0]
         assert await everything(store) == []
+
+    async def test_of_those_with_many_attempts_fewer_go_at_once(self, store, epochs, monkeypatch):
+        change(monkeypatch, "PRUNE_ROWS", 10)
+        at = now(store)
+        for age in range(4):
+            await tried(store, epochs, task(store), 4, at_ms=at - age)
+        assert [await store.prune(at + HOUR, 100) for _ in range(3)] == [2, 2, 0]
+        assert await everything(store) == []
+
+    async def test_one_with_very_many_attempts_goes_in_parts(self, store, epochs, monkeypatch):
+        change(monkeypatch, "PRUNE_ROWS", 5)
+        at = now(store)
+        many, few = task(store), task(store)
+        await tried(store, epochs, many, 12, at_ms=at - 1)
+        await tried(store, epochs, few, 1, at_ms=at)
+        assert [await store.prune(at + HOUR, 100) for _ in range(3)] == [1, 1, 0]
+        assert await everything(store) == []
+        assert await store.attempts(many.id) == await store.attempts(few.id) == []
+
+    async def test_of_large_ones_fewer_go_at_once(self, store, epochs, monkeypatch):
+        change(monkeypatch, "PRUNE_ROWS", 10)
+        at = now(store)
+        for age in range(3):
+            await ended(store, epochs, task(store, body=b"x" * 65_536), at_ms=at - age)
+        small = await ended(store, epochs, *[task(store) for _ in range(3)], at_ms=at + 1)
+        assert [await store.prune(at + HOUR, 100) for _ in range(5)] == [1, 1, 1, 3, 0]
+        assert len(small) == 3
 
     async def test_the_oldest_leave_first(self, store, epochs):
         at = now(store)

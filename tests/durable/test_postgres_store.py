@@ -353,6 +353,8 @@ STATEMENTS = {
     "attempts": sql.ATTEMPTS,
     "replay": sql.REPLAY,
     "replay_holders": sql.REPLAY_HOLDERS,
+    "old": sql.OLD,
+    "prune_some": sql.PRUNE_SOME,
     "prune": sql.PRUNE,
     "pending_firings": postgres_schedules.PENDING_FIRINGS,
     "fire": postgres_schedules.FIRE,

@@ -168,7 +168,7 @@ class Node:
         pruned = await self.store.prune(before, PRUNE_ROWS)
         old = int(self.store.now_ms()) - IDEMPOTENCY_MS
         forgotten = await self.store.registry.prune(old, PRUNE_ROWS)
-        return 0.05 if PRUNE_ROWS in (pruned, forgotten) else PRUNE_SECONDS
+        return 0.05 if pruned or forgotten == PRUNE_ROWS else PRUNE_SECONDS
 
     def leave(self) -> asyncio.Future[None]:
         """Send nothing more, and give up the shards: other nodes may have them now."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LEASE_MARGIN_MS = 10_000  # a lease is the timeout and this
 BATCH = 1_000  # rows of one statement, at most
 SCAN = 10_000  # rows that a list looks at before it answers with a cursor
+PRUNE_ROWS = 2_000  # in one turn; 2 KiB of a payload or result count as a row
 PAGE_BYTES = 8 << 20  # of payloads and results: a page that has so many ends there
 
 
@@ -219,7 +220,11 @@ class Store(Protocol):
         """
 
     async def prune(self, before_ms: int, limit: int) -> int:
-        """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
+        """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts.
+
+        The oldest first, in turns of a bounded size: of those with many attempts or large payloads
+        fewer go at once. Returns how many went; 0: there are no more.
+        """
 
     async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
         """Become the owner of these shards, whoever was; return their new epochs."""

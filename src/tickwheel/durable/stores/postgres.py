@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
+from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, PAGE_BYTES, PRUNE_ROWS, SCAN, Claims
 from tickwheel.durable.stores import postgres_schedules as schedules
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
@@ -35,6 +35,7 @@ from tickwheel.durable.stores.rows import (
     merged,
     rounds,
     task_of,
+    turn_of,
 )
 from tickwheel.durable.task import SHARDS, Attempt, Due, Event, State, Taken, Task, Verdict
 from tickwheel.errors import StoreUnavailable
@@ -444,7 +445,19 @@ class PostgresStore:
 
     async def prune(self, before_ms: int, limit: int) -> int:
         """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
-        return len(await self.fetch(sql.PRUNE, before_ms, limit))
+
+        async def work(connection: Connection) -> int | None:
+            rows: Any = await connection.fetch(sql.OLD, before_ms, limit)
+            ids, in_parts = turn_of(rows, PRUNE_ROWS)
+            if in_parts:
+                part = await connection.fetch(sql.PRUNE_SOME, ids[0], PRUNE_ROWS)
+                if len(part) == PRUNE_ROWS:
+                    return None  # it has more
+            return len(await connection.fetch(sql.PRUNE, ids)) if ids else 0
+
+        while (count := await self._transaction(work)) is None:
+            pass
+        return count
 
     async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
         """Become the owner of these shards, whoever was; return their new epochs."""

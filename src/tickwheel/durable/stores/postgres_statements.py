@@ -560,10 +560,20 @@ REPLAY_HOLDERS = f"""
     JOIN task t ON t.key = b.key AND t.service = b.service
 """
 
+OLD = f"""
+    SELECT t.id, t.attempt, {_BYTES["backlog"]} FROM backlog t
+    WHERE t.updated_at_ms < $1 ORDER BY t.updated_at_ms LIMIT $2::bigint
+    FOR UPDATE SKIP LOCKED
+"""
+PRUNE_SOME = """
+    DELETE FROM attempt WHERE task_id = $1 AND attempt = ANY (ARRAY(
+        SELECT attempt FROM attempt WHERE task_id = $1 ORDER BY attempt LIMIT $2::bigint
+    ))
+    RETURNING attempt
+"""
 PRUNE = """
     WITH old AS MATERIALIZED (
-        SELECT id FROM backlog WHERE updated_at_ms < $1 ORDER BY updated_at_ms LIMIT $2::bigint
-        FOR UPDATE SKIP LOCKED
+        SELECT unnest($1::uuid[]) AS id
     ), logs AS (
         DELETE FROM attempt a USING old o WHERE a.task_id = o.id
     )

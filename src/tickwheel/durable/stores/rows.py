@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     Answer = Task | Taken | Repeated | None
 
+PAGE = 2048  # bytes that count as a row when they are deleted
 STATES = {str(state): state for state in State}
 LAST_NAME = "\U0010ffff" * 2  # no name is behind it
 BODY, RESULT = map(Task._fields.index, ("body", "result_body"))
@@ -93,6 +94,27 @@ class Filling:
 def bytes_of(row: Sequence[Any]) -> int:
     """Return the bytes of a task's payload and result, whose row this is."""
     return len(row[BODY]) + len((len(row) > RESULT and row[RESULT]) or "")
+
+
+def turn_of(rows: Sequence[tuple[str, int, int]], most: int) -> tuple[list[str], bool]:
+    """Return which final tasks to delete in one turn, of rows of id, attempts and bytes.
+
+    At least the first; then whether it has more attempts than a turn may take: it goes alone, its
+    attempts first, in parts.
+    """
+    ids: list[str] = []
+    left = most
+    for task_id, attempts, size in rows:
+        left -= pruned_rows(attempts, size)
+        if ids and left < 0:
+            break
+        ids.append(task_id)
+    return ids, bool(rows) and rows[0][1] > most
+
+
+def pruned_rows(attempts: int, size: int) -> int:
+    """Return how many rows a final task counts as when it is deleted."""
+    return 1 + attempts + size // PAGE
 
 
 def merged(pages: list[tuple[list[Task], str | None]], limit: int, most_bytes: int) -> Page:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import WallClock
 from tickwheel.durable.log import logger
-from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, PAGE_BYTES, SCAN, Claims
+from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, PAGE_BYTES, PRUNE_ROWS, SCAN, Claims
 from tickwheel.durable.stores import sqlite_schedules as schedules
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke
@@ -22,7 +22,9 @@ from tickwheel.durable.stores.rows import (
     last_of_each,
     may_hold,
     merged,
+    pruned_rows,
     task_of,
+    turn_of,
 )
 from tickwheel.durable.stores.sqlite_connection import (
     DRIVERS,
@@ -474,14 +476,23 @@ class SqliteStore:
     async def prune(self, before_ms: int, limit: int) -> int:
         """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
 
-        def work(connection: Connection) -> int:
-            rows = connection.run(sql.OLD, (before_ms, limit))
-            ids = json.dumps([task_id for (task_id,) in rows])
-            connection.run(sql.PRUNE_ATTEMPTS, (ids,))
-            connection.run(sql.PRUNE_BACKLOG, (ids,))
-            return len(rows)
+        def work(connection: Connection) -> int | None:
+            full = Filling(PRUNE_ROWS, lambda row: pruned_rows(*row[1:]))
+            values = {"before": before_ms, "limit": limit}
+            rows: Any = connection.run_until(full, sql.OLD, values)
+            ids, in_parts = turn_of(rows, PRUNE_ROWS)
+            if in_parts:
+                part = connection.run(sql.PRUNE_SOME, {"id": ids[0], "limit": PRUNE_ROWS})
+                if len(part) == PRUNE_ROWS:
+                    return None  # it has more
+            listed = (json.dumps(ids),)
+            connection.run(sql.PRUNE_ATTEMPTS, listed)
+            connection.run(sql.PRUNE_BACKLOG, listed)
+            return len(ids)
 
-        return await self._write(Rank.SUBMIT, work)
+        while (count := await self._write(Rank.PRUNE, work)) is None:
+            pass
+        return count
 
     async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
         """Become the owner of these shards, whoever was; return their new epochs."""

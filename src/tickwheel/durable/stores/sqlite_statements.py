@@ -296,7 +296,16 @@ REPLAY_TAKEN = f"""
     WHERE t.id <> r.new_id AND (:force OR b.replayed_as IS NULL) AND :now IS NOT NULL
 """
 
-OLD = "SELECT id FROM backlog WHERE updated_at_ms < ? ORDER BY updated_at_ms LIMIT ?"
+OLD = """
+    SELECT id, attempt, length(payload) + coalesce(length(result), 0) FROM backlog
+    WHERE updated_at_ms < :before ORDER BY updated_at_ms LIMIT :limit
+"""
+PRUNE_SOME = """
+    DELETE FROM attempt WHERE task_id = :id AND attempt IN (
+        SELECT attempt FROM attempt WHERE task_id = :id ORDER BY attempt LIMIT :limit
+    )
+    RETURNING attempt
+"""
 PRUNE_ATTEMPTS = "DELETE FROM attempt WHERE task_id IN (SELECT value FROM json_each(?))"
 PRUNE_BACKLOG = "DELETE FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
 

@@ -1,7 +1,7 @@
 """The writer: one thread that owns the connection that writes, and commits in groups.
 
 Whatever queued while the last commit ran goes into the next one: claims first, then outcomes, then
-submits. Nothing waits for a timer. When a job of a group fails, the group is rolled back and each
+submits, and what deletes old rows last. Nothing waits for a timer. When a job of a group fails, the group is rolled back and each
 of its jobs gets a transaction of its own, so that one fails alone.
 """
 
@@ -35,6 +35,7 @@ class Rank(IntEnum):
     CLAIM = 0
     OUTCOME = 1
     SUBMIT = 2
+    PRUNE = 3
 
 
 class Job(NamedTuple):
