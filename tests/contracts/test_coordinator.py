@@ -5,13 +5,15 @@ Every test runs on each kind: `solo` alone and with a lock file, `postgres`.
 
 import asyncio
 import contextlib
+import logging
 
 import pytest
 import pytest_asyncio
 
 from contracts.stores import Place, stored, task, wanted
+from tickwheel import ManualClock
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
-from tickwheel.durable.coordinators.solo import SoloCoordinator
+from tickwheel.durable.coordinators.solo import LOOK, PATIENCE, SoloCoordinator
 from tickwheel.durable.store import Claims
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -202,3 +204,59 @@ class TestSeveral:
         await first.stop()
         await until(lambda: len(second.owned) == SHARDS)
         assert all(second.owned[shard] > before[shard] for shard in range(SHARDS))
+
+
+class TestSoloWithoutALock:
+    """Nothing keeps a second one away: it must not go unnoticed, nor leave the shards to nobody."""
+
+    @pytest.fixture
+    def kind(self, request):
+        return request.param
+
+    pytestmark = pytest.mark.parametrize("kind", ["solo", "postgres"], indirect=True)
+
+    @pytest_asyncio.fixture
+    async def two(self, store):
+        """Two of them and their clock; the second has just taken what the first had."""
+        clock = ManualClock()
+        first, second = (SoloCoordinator(store, name, clock=clock) for name in "ab")
+        for one in (first, second):
+            await one.start(lambda: None)
+            await one.step()
+            assert len(one.owned()) == SHARDS
+        yield first, second, clock
+        for one in (first, second):
+            await one.stop()
+
+    async def test_who_has_lost_its_shards_says_so_and_gives_them_up(self, two, caplog):
+        first, second, _ = two
+        assert await first.step() == PATIENCE[0]
+        assert first.owned() == {}
+        (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+        assert line.getMessage().startswith("b has taken the shards, and a dispatches no more")
+        assert await second.step() == LOOK
+        assert len(second.owned()) == SHARDS
+
+    async def test_it_takes_them_back_after_a_while_however_often_it_is_woken(self, two, store):
+        first, second, clock = two
+        await second.stop()
+        await first.step()
+        assert await first.step() == PATIENCE[0]
+        assert first.owned() == {}
+        clock.advance(PATIENCE[0])
+        await first.step()
+        (given,) = await stored(store, task(store))
+        assert len((await store.claim([wanted(given)], "a", first.owned())).tasks) == 1
+        assert await first.step() == LOOK
+
+    async def test_each_time_it_waits_longer(self, two):
+        first, second, clock = two
+        waits = []
+        for _ in range(len(PATIENCE)):
+            waits.append(await first.step())
+            clock.advance(waits[-1])
+            await first.step()
+            await second.step()
+            clock.advance(PATIENCE[-1])
+            await second.step()
+        assert waits == list(PATIENCE)

@@ -2,6 +2,10 @@
 
 On SQLite a lock on a file says which process dispatches: the system frees it when that process
 ends, however it ends, and one that stands by gets it at that moment.
+
+Elsewhere nothing keeps a second process away, and the last to come has the shards. The other one
+notices, says so, and takes them back after a while: so none is left without an owner, whichever of
+the two was the mistake.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from tickwheel.clock import forkable
+from tickwheel.clock import SystemClock, forkable
 from tickwheel.durable.log import logger
 
 try:
@@ -24,22 +28,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from tickwheel.clock import Clock
     from tickwheel.durable.store import Store
 
 SOON = 0.5  # whoever has the shards may be about to end
 LONG = 3600.0  # nothing to do: `changed` says when there is
+LOOK = 2.0  # without a lock: whether the shards are still ours
+PATIENCE = (3.0, 6.0, 12.0, 30.0, 60.0)  # before they are taken back; the last repeats
 
 
 class SoloCoordinator:
     """Owns all shards; with `lock`, a path, only while it has that file's lock."""
 
-    def __init__(self, store: Store, node: str, lock: Path | None = None) -> None:
+    def __init__(
+        self, store: Store, node: str, lock: Path | None = None, clock: Clock | None = None
+    ) -> None:
         self._store = store
         self._node = node
         self._lock = FileLock(lock) if lock is not None and fcntl is not None else None
         self._owned: dict[int, int] = {}
         self._ours = self._lock is None
         self._waited = self._told = False
+        self._clock = clock or SystemClock()
+        self._losses = 0
+        self._back_at = 0.0
         self._changed: Callable[[], None] = lambda: None
 
     async def start(self, changed: Callable[[], None]) -> None:
@@ -61,8 +73,12 @@ class SoloCoordinator:
         return 1
 
     async def step(self) -> float:
-        """Take the shards when it has become their turn."""
+        """Take the shards when it has become their turn; without a lock, see that they are ours."""
+        if self._owned and self._lock is None:
+            return await self._look()
         if self._ours and not self._owned:
+            if (left := self._back_at - self._clock.time()) > 0:
+                return left
             self._owned = await self._store.take(range(self._store.shards), self._node)
             self._changed()
             if self._told:
@@ -73,7 +89,25 @@ class SoloCoordinator:
         elif not self._ours and not self._told:
             self._told = True
             logger.info("another process dispatches: %s stands by", self._node)
-        return LONG
+        return LOOK if self._ours and self._lock is None else LONG
+
+    async def _look(self) -> float:
+        """Give the shards up when another process has them; return when to look again."""
+        rows = await self._store.registry.shards()
+        others = {row.owner for row in rows if row.epoch != self._owned.get(row.shard)}
+        if not others:
+            return LOOK
+        pause = PATIENCE[min(self._losses, len(PATIENCE) - 1)]
+        self._losses += 1
+        self._owned = {}
+        self._back_at = self._clock.time() + pause
+        logger.error(
+            "%s has taken the shards, and %s dispatches no more: with the coordinator 'solo' only"
+            " one process may dispatch; they are taken back in %g s",
+            " and ".join(sorted(filter(None, others))) or "another process", self._node, pause,
+        )  # fmt: skip
+        self._changed()
+        return pause
 
     async def stop(self) -> None:
         """Let the next process have them."""

@@ -1,8 +1,8 @@
 """The writer: one thread that owns the connection that writes, and commits in groups.
 
 Whatever queued while the last commit ran goes into the next one: claims first, then outcomes, then
-submits, and what deletes old rows last. Nothing waits for a timer. When a job of a group fails, the group is rolled back and each
-of its jobs gets a transaction of its own, so that one fails alone.
+submits, and what deletes old rows last. Nothing waits for a timer. When a job of a group fails, the
+group is rolled back and each of its jobs gets a transaction of its own, so that one fails alone.
 """
 
 from __future__ import annotations
