@@ -120,6 +120,23 @@ class TestRate:
         assert flow.free(999) == 0
         assert flow.free(1_000) == 1
 
+    @pytest.mark.parametrize("breaker", [None, Breaker()])
+    def test_a_node_that_joins_ends_no_pause(self, breaker):
+        given = service(breaker=breaker)
+        flow = Flow(given, 0)
+        flow.hold(3600)
+        flow.fit(given, 2, 10)
+        assert flow.free(10) == 0
+        flow.fit(given, 1, 20)
+        assert flow.free(3600) == 1  # and it begins slowly
+
+    def test_a_breaker_that_is_taken_away_holds_nothing_back(self):
+        flow = Flow(service(breaker=Breaker(failures=1)), 0)
+        flow.heard(False, 0, flow.take(1, 0))
+        assert flow.free(0) == 0
+        flow.fit(service(breaker=None), 1, 0)
+        assert flow.free(0) > 0
+
     def test_it_is_divided_by_the_nodes_that_live(self):
         flow = Flow(service(rate=10), 0, nodes=5)
         flow.take(1, 0)

@@ -55,7 +55,8 @@ class Flow:
         self._refill(now)
         known = self.service
         anew = (service.version, service.endpoint, service.enabled)
-        if anew != (known.version, known.endpoint, known.enabled) or service.breaker is None:
+        left_alone = known.breaker is not None and service.breaker is None
+        if anew != (known.version, known.endpoint, known.enabled) or left_alone:
             # Somebody has seen to it: whatever it was held for, it gets another chance.
             self._close()
             self._begin_round()
