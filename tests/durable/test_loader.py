@@ -94,6 +94,13 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == [-17.5, 11]
 
+    @pytest.mark.parametrize("horizon", [0, 0.2, 1])
+    async def test_a_short_horizon_makes_nothing_late(self, shelf, horizon):
+        made = await shelf(horizon=horizon, scan=max(horizon / 3, 0.1))
+        await made.put(0.5, 1.5, 1.9)
+        await made.loader.step()
+        assert made.held() == [0.5, 1.5, 1.9]  # the next look is in a second
+
     async def test_a_task_committed_late_below_what_was_read_is_found(self, shelf):
         shelf = await shelf()
         await shelf.put(5)
@@ -193,6 +200,45 @@ class TestReading:
         assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
         for name, text in zip(["gone", "renamed", "new"], sorted(said[:2]) + said[2:], strict=True):
             assert f"{name!r}, which is no service or function here" in text
+
+
+class TestManyServices:
+    @pytest_asyncio.fixture
+    async def many(self, shelf):
+        """A shelf with a thousand services; what is asked of its store is noted."""
+        made = await shelf()
+        made.services.update({f"s{n}": Service(f"s{n}") for n in range(1_000)})
+        made.windows = []
+        due = made.store.due
+
+        def noted(windows, *rest):
+            made.windows.append([window.service for window in windows])
+            return due(windows, *rest)
+
+        made.store.due = noted
+        return made
+
+    async def test_those_without_a_task_are_not_read(self, many):
+        await many.put(1, service="s7")
+        await many.put(30, service="s8")
+        await many.put(3600, service="s9")
+        await many.put(1, service="a stranger")
+        await many.loader.step()
+        await many.loader.step()
+        assert [sorted(names) for names in many.windows] == [["s7", "s8"], ["s7"]]
+        assert many.held() == [1, 30]
+
+    async def test_one_that_gets_a_task_is_read_with_the_next_look(self, many):
+        await many.loader.step()
+        await many.put(0.5, service="s7")
+        await many.loader.step()
+        assert many.windows == [[], ["s7"]]
+        assert many.held() == [0.5]
+
+    async def test_one_that_is_overdue_and_waits_is_not_taken_for_empty(self, many):
+        await many.put(*[-1] * 5, service="s7")
+        await many.loader.step()
+        assert many.held() == [-1] * 5
 
 
 class TestWheel:

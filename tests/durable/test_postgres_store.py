@@ -345,6 +345,7 @@ STATEMENTS = {
     "running": sql.running(bounded=False),
     "running_bounded": sql.running(bounded=True),
     "services": sql.SERVICES,
+    "services_due": sql.SERVICES_DUE,
     "cancel": sql.cancel(),
     "reschedule": sql.reschedule(),
     "expire": sql.EXPIRE,
@@ -369,7 +370,7 @@ STATEMENTS = {
 }
 
 
-WALKS = {"running", "running_bounded", "services"}
+WALKS = {"running", "running_bounded", "services", "services_due"}
 
 
 class TestPlans:

@@ -419,6 +419,7 @@ async def everything_that_a_store_does(store):
     await stored(store, task(store, deadline_at_ms=at - 1))
     assert len(await store.expire(ALL, 10)) == 1
     await store.prune(at - HOUR, 10)
+    await store.services(at)
     await store.counts()
 
 

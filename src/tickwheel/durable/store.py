@@ -162,8 +162,11 @@ class Store(Protocol):
         again: that moves the end. The due time is shown as it was, also when the task has ended.
         """
 
-    async def services(self) -> list[str]:
-        """Return the services that live tasks have, by name."""
+    async def services(self, until_ms: int | None = None) -> list[str]:
+        """Return the services that live tasks have, by name.
+
+        `until_ms`: all that have one that is due by then; others only where telling costs too much.
+        """
 
     async def running(
         self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None

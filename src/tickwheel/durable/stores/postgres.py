@@ -336,9 +336,14 @@ class PostgresStore:
             answers[at] = None
         return answers
 
-    async def services(self) -> list[str]:
-        """Return the services that live tasks have, by name."""
-        return [name for (name,) in await self.fetch(sql.SERVICES)]
+    async def services(self, until_ms: int | None = None) -> list[str]:
+        """Return the services that live tasks have, by name.
+
+        With `until_ms` not those that have a few tasks, all due later.
+        """
+        if until_ms is None:
+            return [name for (name,) in await self.fetch(sql.SERVICES)]
+        return [name for (name,) in await self.fetch(sql.SERVICES_DUE, until_ms)]
 
     async def running(
         self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None

@@ -318,6 +318,19 @@ _SERVICES = """service AS (
         ) FROM service s WHERE s.service IS NOT NULL
     )"""
 SERVICES = f"WITH RECURSIVE {_SERVICES} SELECT service FROM service WHERE service IS NOT NULL"
+# Those with one due by $1. A service's tasks are in order shard by shard: so a few of them are
+# looked at, and one that has more is named in any case.
+_A_FEW = 64
+SERVICES_DUE = f"""
+    WITH RECURSIVE {_SERVICES}
+    SELECT s.service FROM service s CROSS JOIN LATERAL (
+        SELECT count(*) AS tasks, min(t.due_at_ms) AS first_ms FROM (
+            SELECT t.due_at_ms FROM task t WHERE t.service = s.service
+            ORDER BY t.service, t.shard, t.due_at_ms LIMIT {_A_FEW}
+        ) t
+    ) t
+    WHERE s.service IS NOT NULL AND (t.tasks = {_A_FEW} OR t.first_ms <= $1::bigint)
+"""
 # What runs was due when it was claimed, and what was accepted is due when its lease ends. The clock
 # may have been set back since: without an end given, a little beyond now.
 _SET_BACK_MS = 7_200_000

@@ -296,11 +296,15 @@ class SqliteStore:
 
         return await self._write(Rank.OUTCOME, work)
 
-    async def services(self) -> list[str]:
-        """Return the services that live tasks have, by name."""
+    async def services(self, until_ms: int | None = None) -> list[str]:
+        """Return the services that live tasks have, or tasks due by `until_ms`, by name."""
 
         def work(connection: Connection) -> list[str]:
-            return [name for (name,) in connection.run(sql.SERVICES_LIVE)]
+            if until_ms is None:
+                rows = connection.run(sql.SERVICES_LIVE)
+            else:
+                rows = connection.run(sql.SERVICES_DUE, (until_ms,))
+            return [name for (name,) in rows]
 
         return await self._read(work)
 
