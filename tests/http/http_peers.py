@@ -306,6 +306,26 @@ class Connection2(asyncio.Protocol):
         self.changed.set()
 
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def frame2(kind, flags=0, stream=0, payload=b""):
+    """A frame of HTTP/2, whatever it says."""
+    head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+    return head + payload
+
+
+async def request2(connection):
+    """Read a client's first words over HTTP/2, up to a request's head; return their frames."""
+    kinds = []
+    assert await connection.reader.readexactly(len(PREFACE)) == PREFACE
+    while 1 not in kinds:
+        head = await connection.reader.readexactly(9)
+        await connection.reader.readexactly(int.from_bytes(head[:3], "big"))
+        kinds.append(head[3])
+    return kinds
+
+
 def usage(signs):
     """What a certificate's key is for; Python asks for that from 3.13 on."""
     return x509.KeyUsage(

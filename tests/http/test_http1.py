@@ -430,9 +430,23 @@ async def test_a_mebibyte_in_chunks_of_one_byte_is_taken(stage):
 
 
 async def test_each_chunk_may_say_something_about_itself(stage):
-    answer = CHUNKED + (b"1;x=" + b"y" * 20_000 + b"\r\nx\r\n") * 20 + b"0\r\n\r\n"
+    chunk = b"64;x=" + b"y" * 1_500 + b"\r\n" + b"x" * 100 + b"\r\n"
+    answer = CHUNKED + chunk * 200 + b"0\r\n\r\n"
     server, pool = await stage.server(answering(answer)), stage.pool()
-    assert (await pool.request("GET", server.url(), timeout=20)).body == b"x" * 20
+    assert (await pool.request("GET", server.url(), timeout=20)).body == b"x" * 20_000
+
+
+async def test_chunks_that_say_much_about_little_are_a_bad_answer(stage):
+    async def endless(connection):
+        await connection.request()
+        await connection.send(CHUNKED)
+        while True:
+            await connection.send(b"1;x=" + b"y" * 20_000 + b"\r\nx\r\n")
+
+    server, pool = await stage.server(endless), stage.pool()
+    with pytest.raises(BadAnswer, match="more than 65536 bytes of headers or framing"):
+        await pool.request("GET", server.url())
+    await server.connections[0].ended.wait()
 
 
 async def test_long_headers_within_measure_are_taken(stage):

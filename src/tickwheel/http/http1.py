@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from tickwheel.http.exchange import Keeper
     from tickwheel.http.message import Request
 
-# Bytes that are not body, without one of the body between them: status line and headers, with all
-# 1xx before them; a chunk's line; trailers.
+# Bytes that are not body: status line and headers, with all 1xx before them; then the lines of
+# chunks, and trailers, beyond what the body makes up for.
 MAX_HEAD = 1 << 16
+FRAMING = 16  # bytes of it that each byte of the body makes up for: the smallest chunk has 5
+PORTION = 1 << 16  # bytes of a piece after which others in the loop have their turn
 JOINED = 1 << 16  # a longer body is not copied to be sent with its head
 BODILESS = (204, 304)
 
@@ -32,6 +34,8 @@ class Http1Connection(asyncio.Protocol):
     - `send` begins an exchange, `release` ends it: whoever is between the two has the connection.
     - An exchange that is released before its answer is whole costs the connection.
     - After an answer that forbids it, or a stray byte, `usable` is False for good.
+    - An answer cannot keep the loop: after each long piece others have their turn, and what it has
+      beside its body is bounded.
     """
 
     __slots__ = (
@@ -81,7 +85,7 @@ class Http1Connection(asyncio.Protocol):
         self._parsed = False  # and the parser knows it, too
         self._keep = False
         self._status = 0
-        self._framing = 0  # bytes since the last of the head or the body, at least
+        self._framing = 0  # bytes since the end of the head that no body makes up for, at least
         self._size = 0
         self._fields: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
@@ -151,7 +155,10 @@ class Http1Connection(asyncio.Protocol):
             self._unwanted()
             return
         self._begun = True
-        self._framing += len(data)  # until the parser finds an end of the head, or body, in it
+        size = len(data)
+        if size >= PORTION:
+            self._pause()
+        self._framing += size  # until the parser finds an end of the head, or body, in it
         error: HttpError | None = None
         try:
             self._parser.feed_data(data)  # type: ignore[union-attr]
@@ -231,12 +238,13 @@ class Http1Connection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         if not self._status:
             raise ValueError("an interim answer with a body")
-        self._framing = 0
+        size = len(data)
+        self._framing = max(self._framing - FRAMING * size, 0)
         if self._complete:  # of an answer that has none, or more than is wanted
             self._keep = False
             return
         self._body.append(data)
-        self._size += len(data)
+        self._size += size
         if self._size > self._max_body:
             self._complete = True
             self._keep = False
@@ -268,6 +276,16 @@ class Http1Connection(asyncio.Protocol):
         self._answer = None
         self._clear()
         answer.set_result(response)
+
+    def _pause(self) -> None:
+        """Read on in the loop's next pass: uvloop would read many such pieces in this one."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _unwanted(self) -> None:
         self.drop()

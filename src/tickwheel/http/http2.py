@@ -24,12 +24,13 @@ from h2.events import (
 from h2.exceptions import H2Error, TooManyStreamsError
 from h2.settings import SettingCodes, Settings
 
+from tickwheel.http.allowance import Allowance
 from tickwheel.http.errors import BadAnswer, HttpError, Unanswered
-from tickwheel.http.frames import Frames, Goaway
+from tickwheel.http.frames import MAX_HEAD, Frames, Goaway
 from tickwheel.http.message import Response, received
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from h2.events import Event
 
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
 
 STREAMS = 1  # until the server says how many it takes, which it does first of all
 MOST_STREAMS = 1_000  # whatever the server says
-STREAM_WINDOW = 1 << 20
+LEAST_WINDOW = 1 << 16
+STREAM_WINDOW = 1 << 20  # at most: what is longer than `max_body` is not wanted
 CONNECTION_WINDOW = 1 << 24
-MAX_HEAD = 1 << 16
+PORTION = 100  # frames, each some 30 µs, that are taken before others in the loop have their turn
+SENT_STEP = 8  # as a power of two, the bytes sent for which a server may send one frame back
 SILENCE = 5.0  # seconds in which a ping must be answered
 
 
@@ -52,6 +55,9 @@ class Http2Connection(asyncio.Protocol):
       `again`, and it closes after the last.
     - A stream given up without a sign of life since it began leads to a ping: no answer within
       5 s, and the connection is dropped. A dead one would otherwise be used for ever.
+    - A server that sends frame after frame cannot keep the loop: they are taken `PORTION` by
+      `PORTION`, and nothing is read meanwhile. Frames that bring no answer forward are counted;
+      one too many, and the connection is dropped.
     """
 
     def __init__(self, where: str, max_body: int) -> None:
@@ -66,6 +72,12 @@ class Http2Connection(asyncio.Protocol):
         self.held = 0  # streams that are reserved or open
         self.heard = 0  # how often something came
         self._frames = Frames()
+        self._allowance = Allowance(self.loop.time())
+        self._useful = 0  # frames of DATA that were, in the portion at hand
+        self._wider = False  # a window is, or may be
+        self._turn: asyncio.Handle | None = None  # of the next portion; nothing is read until then
+        self._deaf = False  # what still comes is not looked at
+        self._lost = False  # nothing comes any more
         self._streams: dict[int, Stream] = {}
         self._blocked: dict[Stream, None] = {}
         self._limit = STREAMS
@@ -76,7 +88,7 @@ class Http2Connection(asyncio.Protocol):
             client=True,
             initial_values={
                 SettingCodes.ENABLE_PUSH: 0,
-                SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                SettingCodes.INITIAL_WINDOW_SIZE: min(max(max_body, LEAST_WINDOW), STREAM_WINDOW),
                 SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD,
             },
         )
@@ -92,12 +104,9 @@ class Http2Connection(asyncio.Protocol):
 
     def retire(self) -> None:
         """Take no further stream, and close after the last."""
-        if self.usable:
-            self.usable = False
-            if self.keeper is not None:
-                self.keeper.lost(self)
+        self._give_up()
         if not self.held:
-            self._transport.close()
+            self._hang_up(self._transport.close)
 
     def fail(self, error: BaseException) -> None:
         """End it at once, and all that it carries with this error."""
@@ -111,12 +120,28 @@ class Http2Connection(asyncio.Protocol):
         with contextlib.suppress(H2Error):  # it has ended by an error, which said so
             self.h2.close_connection()
         self.flush()
-        self._transport.close()
+        self._hang_up(self._transport.close)
 
     def drop(self) -> None:
         """Close it at once."""
         self.usable = False
-        self._transport.abort()
+        self._hang_up(self._transport.abort)
+
+    def _give_up(self) -> None:
+        """Say that it can carry no further stream, if that is new."""
+        if self.usable:
+            self.usable = False
+            if self.keeper is not None:
+                self.keeper.lost(self)
+
+    def _hang_up(self, close: Callable[[], None]) -> None:
+        self._deaf = True
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        close()
+        if self._lost:
+            self._end()
 
     # For the streams.
 
@@ -127,6 +152,7 @@ class Http2Connection(asyncio.Protocol):
         self.h2.send_headers(number, fields_of(request), end_stream=bare)
         stream.outgoing_ended = bare
         self._streams[number] = stream
+        self._allowance.earn(Allowance.FOR_A_STREAM)
         return number
 
     def push(self, stream: Stream) -> None:
@@ -140,6 +166,7 @@ class Http2Connection(asyncio.Protocol):
             piece, stream.outgoing = stream.outgoing[:room], stream.outgoing[room:]
             ends = stream.last and not len(stream.outgoing)
             h2.send_data(stream.number, piece, end_stream=ends)
+            self._allowance.earn(len(piece) >> SENT_STEP)
             stream.outgoing_ended = ends
             self.flush()
         self._blocked.pop(stream, None)
@@ -156,19 +183,23 @@ class Http2Connection(asyncio.Protocol):
         self.held -= 1
         self._blocked.pop(stream, None)
         number = stream.number
+        broken_off = False
         if number and self._streams.pop(number, None) is not None:
             try:
                 self.h2.reset_stream(number, ErrorCodes.CANCEL)
             except H2Error:
                 pass  # it was closed by both, or with the connection
             else:
+                broken_off = True
                 self._doubt(stream)
             self.flush()
+        # What is on its way for a stream that was broken off is not held against the server.
+        self._allowance.settle(self.held, fill=broken_off)
         if self.usable:
             if self.keeper is not None:
                 self.keeper.room()
         elif not self.held:
-            self._transport.close()
+            self._hang_up(self._transport.close)
 
     def forget(self, stream: Stream) -> None:
         """Expect nothing further of a stream."""
@@ -183,38 +214,76 @@ class Http2Connection(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
         self.heard += 1
+        self._frames.feed(data)
+        if self._turn is None:
+            self._read()
+
+    def _read(self) -> None:
+        """Take a portion of what has come; the rest waits for its turn in the loop."""
+        paused, self._turn = self._turn is not None, None
         try:
-            for part in self._frames.feed(data):
-                if isinstance(part, Goaway):
-                    self._goaway(part)
-                    continue
-                for event in self.h2.receive_data(part):
-                    self._take(event)
+            self._take_portion()
         except (H2Error, ValueError) as error:
             self.flush()
             text = f"{self.where} did not answer in HTTP/2: {type(error).__name__}"
             self._broken(BadAnswer(text))
-            return
+        if self._wider:
+            self._wider = False
+            self._unblock()
         self.flush()
+        if not self._deaf:
+            self._read_on(paused)
+
+    def _read_on(self, paused: bool) -> None:
+        closing = self._transport.is_closing()  # by the server; what it has sent is not lost
+        if self._frames.more:
+            self._turn = self.loop.call_soon(self._read)
+            if not (paused or closing):
+                self._transport.pause_reading()
+        elif self._lost:
+            self._end()
+        elif paused and not closing:
+            self._transport.resume_reading()
+
+    def _take_portion(self) -> None:
+        frames = self._frames
+        parts = frames.take(PORTION)
+        if not self._allowance.spend(frames.price, self.loop.time()):
+            self._flooded()
+            return
+        self._useful = 0
+        for part in parts:
+            if isinstance(part, Goaway):
+                self._goaway(part)
+                continue
+            for event in self.h2.receive_data(part):
+                self._take(event)
+        if not self._allowance.spend(frames.data - self._useful, self.loop.time()):
+            self._flooded()
 
     def eof_received(self) -> None:
         self.retire()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._give_up()
+        if self._turn is None:  # otherwise there is an answer, perhaps, in what has come
+            self._end()
+
+    def _end(self) -> None:
         self._paused = False
-        if not self.gone.done():
-            self.gone.set_result(None)
+        if self.gone.done():
+            return
+        self.gone.set_result(None)
         if self._probe is not None:
             self._probe.cancel()
         for stream in list(self._streams.values()):
             stream.cut_off()
         self._streams.clear()
         self._blocked.clear()
-        if self.usable:
-            self.usable = False
-            if self.keeper is not None:
-                self.keeper.lost(self)
         if self.keeper is not None:
             self.keeper.ended(self)
 
@@ -231,11 +300,11 @@ class Http2Connection(asyncio.Protocol):
         if isinstance(event, RemoteSettingsChanged):
             self._settle()
         elif isinstance(event, WindowUpdated):
-            self._unblock()
+            self._wider = True
         elif isinstance(event, DataReceived):
             self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            if (stream := self._streams.get(event.stream_id)) is not None:
-                stream.on_data(event.data)
+            if (stream := self._streams.get(event.stream_id)) is not None and event.data:
+                self._useful += stream.on_data(event.data)
         elif isinstance(event, (ResponseReceived, StreamEnded, StreamReset)):
             stream = self._streams.get(event.stream_id)
             if stream is None:
@@ -251,7 +320,7 @@ class Http2Connection(asyncio.Protocol):
     def _settle(self) -> None:
         """Go by the server's settings."""
         self._limit = min(self.h2.remote_settings.max_concurrent_streams, MOST_STREAMS)
-        self._unblock()
+        self._wider = True
         if self.usable and self.keeper is not None:
             self.keeper.room()
 
@@ -270,14 +339,18 @@ class Http2Connection(asyncio.Protocol):
                 self._blocked.pop(stream, None)
 
     def _broken(self, error: HttpError) -> None:
-        if self.usable:
-            self.usable = False
-            if self.keeper is not None:
-                self.keeper.lost(self)
+        self._give_up()
         for stream in list(self._streams.values()):
             stream.fail(error)
         self._streams.clear()
-        self._transport.close()
+        self._hang_up(self._transport.close)
+
+    def _flooded(self) -> None:
+        with contextlib.suppress(H2Error):
+            self.h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+        self.flush()
+        self._broken(BadAnswer(f"{self.where} sends more HTTP/2 frames than an answer needs"))
+        self.drop()  # to end in good order takes two
 
     # Signs of life.
 
@@ -396,14 +469,16 @@ class Stream:
         self._headers = [pair for pair in headers if not pair[0].startswith(b":")]
         self._status = next(int(value) for name, value in headers if name == b":status")
 
-    def on_data(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> bool:
+        """Take a part of the body; False: it is not wanted any more."""
         limit = self._connection.max_body
         if self._size > limit:
-            return
+            return False
         self._body.append(data)
         self._size += len(data)
         if self._size > limit:
             self._finish(b"".join(self._body)[:limit], whole=False)
+        return True
 
     def on_end(self) -> None:
         if self.outgoing_ended:
