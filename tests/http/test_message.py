@@ -3,7 +3,15 @@
 import pytest
 
 from tickwheel.http import Response
-from tickwheel.http.message import REMEMBERED, RESERVED, Request, _names, _received, received
+from tickwheel.http.message import (
+    LONGEST_REMEMBERED,
+    REMEMBERED,
+    RESERVED,
+    Request,
+    _names,
+    _received,
+    received,
+)
 from tickwheel.http.url import parse
 
 TARGET = parse("http://a.example/")
@@ -54,6 +62,16 @@ def test_names_that_are_remembered_are_bounded():
         assert received([(b"X-%d" % number, b"1")]) == [(f"x-{number}", "1")]
     assert len(_names) <= REMEMBERED
     assert len(_received) <= REMEMBERED
+
+
+def test_what_a_server_names_does_not_stay_nor_keep_usual_names_out():
+    long = b"x" * (LONGEST_REMEMBERED + 1)
+    assert received([(long, b"1")]) == [(long.decode(), "1")]
+    for number in range(REMEMBERED * 2):
+        received([(b"x-%d" % number, b"1")])
+    received([(b"Content-Type", b"text/plain")])
+    assert _received[b"Content-Type"] == "content-type"
+    assert max(map(len, _received)) <= LONGEST_REMEMBERED
 
 
 def test_a_response_finds_its_headers_by_any_case():

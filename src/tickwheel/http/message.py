@@ -34,6 +34,7 @@ TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 WITH_BODY = frozenset(("PATCH", "POST", "PUT"))  # these say so when their body is empty
 REMEMBERED = 1_000  # words of each kind
+LONGEST_REMEMBERED = 40  # bytes of a name that a server chose
 
 _methods: set[str] = set()  # that were checked before
 _names: set[str] = set()  # of headers that were checked before
@@ -161,6 +162,8 @@ def received(fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
 def remembered(name: bytes) -> str:
     """Return a header's name in lower case; servers say the same few again and again."""
     text = name.decode("latin-1").lower()
-    if len(_received) < REMEMBERED:
+    if len(name) <= LONGEST_REMEMBERED:
+        if len(_received) >= REMEMBERED:
+            _received.clear()  # so that no server can use it up for the others
         _received[name] = text
     return text
