@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -96,7 +97,9 @@ def test_while_a_secret_is_replaced_both_are_believed(secret, call):
         ({"tickwheel_attempt": "two"}, "whole number"),
         ({"tickwheel_epoch": "-1"}, "whole number"),
         ({"tickwheel_due_at": "noon"}, "RFC 3339"),
+        ({"tickwheel_due_at": "0001-01-01T00:00:00+14:00"}, "RFC 3339"),
         ({"tickwheel_service": None}, "tickwheel-service is missing"),
+        ({"tickwheel_service": ""}, "tickwheel-service is empty"),
     ],
 )
 def test_a_call_that_no_server_makes_is_refused(receiver, call, headers, message):
@@ -104,6 +107,11 @@ def test_a_call_that_no_server_makes_is_refused(receiver, call, headers, message
     with pytest.raises(BadDelivery, match=message):
         receiver.receive(headers, body)
     assert receiver.answer(headers, body, pytest.fail).status == 400
+
+
+def test_a_call_of_a_task_without_an_id_is_refused(call):
+    headers, body = call(1, webhook_id="")
+    assert Receiver(unsigned=True).answer(headers, body, pytest.fail).status == 400
 
 
 def test_a_body_that_is_not_json_is_refused(receiver, call):
@@ -314,6 +322,53 @@ def test_coroutine_functions_are_awaited_on_a_loop_and_refused_without_one(secre
         receiver.answer(*call(1), handle)
     with pytest.raises(TypeError, match="needs an event loop"):
         Receiver(secret).answer(*call(1), handle)
+
+
+async def is_new(_):
+    return False
+
+
+class NewTo:
+    async def __call__(self, _):
+        return False
+
+
+@pytest.mark.parametrize(
+    "dedupe", [lambda task_id: is_new(task_id), partial(is_new), NewTo()],
+    ids=["lambda", "partial", "object"],
+)  # fmt: skip
+def test_whatever_returns_a_coroutine_is_awaited_before_a_task_counts_as_done(secret, call, dedupe):
+    async def handle(delivery):
+        return delivery.payload
+
+    receiver = Receiver(secret, dedupe=dedupe)
+    assert asyncio.run(receiver.answer_async(*call(7), handle)).body == b"7"
+    with pytest.raises(TypeError, match="needs an event loop"):
+        receiver.answer(*call(7), pytest.fail)
+
+
+@pytest.mark.parametrize("known", [False, 0, 1, "", "done", object(), ()])
+def test_what_a_store_may_not_say_of_a_task_is_an_error_and_not_an_answer(secret, call, known):
+    class Table(MemorySeen):
+        def begin(self, task_id):
+            return known
+
+    receiver = Receiver(secret, dedupe=Table())
+    with pytest.raises(TypeError, match=r"begin\(\) must return None for a new task"):
+        receiver.answer(*call(1), pytest.fail)
+    with pytest.raises(TypeError, match=r"begin\(\) must return"):
+        receiver.receive(*call(1))
+    with pytest.raises(TypeError, match=r"begin\(\) must return"):
+        asyncio.run(receiver.answer_async(*call(1), pytest.fail))
+
+
+@pytest.mark.parametrize("answer", [b"7", bytearray(b"7"), memoryview(b"7")])
+def test_a_store_s_answer_may_be_any_bytes(secret, call, answer):
+    class Table(MemorySeen):
+        def begin(self, task_id):
+            return answer
+
+    assert Receiver(secret, dedupe=Table()).answer(*call(1), pytest.fail).body == b"7"
 
 
 def test_a_handler_that_is_cancelled_has_not_done_its_task(receiver, call):

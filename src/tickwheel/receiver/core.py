@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import Clock, WallClock
@@ -21,7 +21,7 @@ from tickwheel.durable import serial
 from tickwheel.durable.channels.signature import InvalidSignature, check_secret, verify
 from tickwheel.durable.outcome import Retry
 from tickwheel.errors import TickwheelError
-from tickwheel.receiver.seen import Seen, seen_of
+from tickwheel.receiver.seen import Asked, Seen, seen_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,7 +168,7 @@ class Receiver:
         - A `duplicate` was done before: answer 200, and call neither.
         """
         delivery = self.read(headers, body)
-        known = here(self._seen.begin(delivery.task_id))
+        known = checked(here(self._seen.begin(delivery.task_id)))
         if known is True:
             raise InProgress(f"task {delivery.task_id} is being done")
         return delivery if known is None else delivery._replace(duplicate=True)
@@ -188,7 +188,7 @@ class Receiver:
         except (InvalidSignature, BadDelivery) as error:
             return refused(error)
         task_id = delivery.task_id
-        known = here(self._seen.begin(task_id))
+        known = checked(here(self._seen.begin(task_id)))
         if known is not None:
             return repeated(known, task_id)
         try:
@@ -212,7 +212,7 @@ class Receiver:
         except (InvalidSignature, BadDelivery) as error:
             return refused(error)
         task_id = delivery.task_id
-        known = await there(self._seen.begin(task_id))
+        known = checked(await there(self._seen.begin(task_id)))
         if known is not None:
             return repeated(known, task_id)
         try:
@@ -256,11 +256,26 @@ def finished(body: bytes) -> Reply:
     return Reply(200, [JSON], body) if body else Reply(204, [], b"")
 
 
-def repeated(known: object, task_id: str) -> Reply:
+def checked(known: object) -> bytes | Literal[True] | None:
+    """Return what `begin` of a `Seen` said; TypeError for what it may not say.
+
+    Taken for "done", a False, or a coroutine that nobody awaited, would lose the task.
+    """
+    if known is None or known is True:
+        return known
+    if isinstance(known, bytes | bytearray | memoryview):
+        return bytes(known)
+    raise TypeError(
+        "dedupe: begin() must return None for a new task, True for one under way, or the answer of"
+        f" one done as bytes, got {known!r:.100} ({type(known).__name__})"
+    )
+
+
+def repeated(known: bytes | Literal[True], task_id: str) -> Reply:
     """Return the reply to a call whose task is under way, or done."""
     if known is True:
         return problem(409, InProgress.code, f"task {task_id} is being done", 1)
-    reply = finished(known if isinstance(known, bytes) else b"")
+    reply = finished(known)
     return reply._replace(headers=[*reply.headers, ("tickwheel-duplicate", "true")])
 
 
@@ -285,7 +300,7 @@ def problem(status: int, code: str, detail: str, after: float | timedelta | None
 def here(answer: Any) -> Any:
     """Return an answer that is there already."""
     if inspect.isawaitable(answer):
-        if inspect.iscoroutine(answer):
+        if inspect.iscoroutine(answer) or isinstance(answer, Asked):
             answer.close()
         raise TypeError("a coroutine function needs an event loop: use receiver.starlette(...)")
     return answer
@@ -329,10 +344,9 @@ def is_coroutine_function(handler: Handler) -> bool:
 
 def header(headers: Mapping[str, str], name: str) -> str:
     """Return a header that must be there."""
-    try:
-        return headers[name]
-    except KeyError:
-        raise BadDelivery(f"the header {name} is missing") from None
+    if text := headers.get(name):
+        return text
+    raise BadDelivery(f"the header {name} is {'missing' if name not in headers else 'empty'}")
 
 
 def number(headers: Mapping[str, str], name: str) -> int:
@@ -348,6 +362,6 @@ def moment(headers: Mapping[str, str], name: str) -> datetime:
     text = header(headers, name)
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):  # the zone may lead out of the years that there are
         raise BadDelivery(f"{name} must be an RFC 3339 time, got {text!r:.50}") from None
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import OrderedDict
+from collections.abc import Awaitable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.arguments import bounded
@@ -30,6 +31,9 @@ class Seen(Protocol):
 
         Of two that begin at once, only one may hear None, unless the handler's transaction settles
         it. The answer is what `done` was given; b"" when there was none, or it was not kept.
+
+        Anything else, False say, is a TypeError, and the task is tried again: to take it for one
+        that was done would lose it.
         """
 
     def done(self, task_id: str, answer: bytes) -> Any:
@@ -109,19 +113,36 @@ class AskedSeen:
         self._is_done = is_done
 
     def begin(self, task_id: str) -> Any:
-        """Ask."""
-        if inspect.iscoroutinefunction(self._is_done):
-            return self._begin(task_id)
-        return b"" if self._is_done(task_id) else None
-
-    async def _begin(self, task_id: str) -> bytes | None:
-        return b"" if await self._is_done(task_id) else None
+        """Ask; an answer that is yet to come is there when this is awaited."""
+        answer = self._is_done(task_id)
+        # Only the answer tells: a lambda or an object may return a coroutine, too.
+        return Asked(answer) if inspect.isawaitable(answer) else known_if(answer)
 
     def done(self, task_id: str, answer: bytes) -> None:
         """It is the handler's to note."""
 
     def forget(self, task_id: str) -> None:
         """Nothing was noted."""
+
+
+class Asked(Awaitable[bytes | None]):
+    """What `begin` returns while the user's function has not answered."""
+
+    def __init__(self, answer: Awaitable[Any]) -> None:
+        self._answer = answer
+
+    def __await__(self) -> Generator[Any, Any, bytes | None]:
+        return known_if((yield from self._answer.__await__()))
+
+    def close(self) -> None:
+        """Nobody will wait for it."""
+        if inspect.iscoroutine(self._answer):
+            self._answer.close()
+
+
+def known_if(is_done: object) -> bytes | None:
+    """Return what `begin` says of a task that is done, or is new."""
+    return b"" if is_done else None
 
 
 def seen_of(dedupe: int | Seen | Callable[[str], Any]) -> Seen:
