@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from durable.callee import OK, REFUSED, URL, Held, calling
+from durable.callee import OK, REFUSED, URL, Callee, Held, calling
 from durable.stage import START_MS, StagedStore, away
 from tickwheel.durable import State
 from tickwheel.durable.configuration import configured, stored_form
@@ -33,6 +33,10 @@ async def remove(app, name):
         0, lambda connection: connection.run("DELETE FROM service WHERE name = ?", (name,))
     )
     await put(app, "another", json.dumps(GOOD))  # the registry has changed
+
+
+def not_from_here(service):
+    raise ValueError("not from here")
 
 
 class TestChanges:
@@ -224,6 +228,48 @@ class TestUnusable:
             failed = [record for record in stage.logged if "step" in record.getMessage()]
             assert not failed, "no step has failed"
 
+    async def test_one_that_must_not_be_called_from_here_holds_its_tasks_and_loses_no_attempt(
+        self, stage
+    ):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL, max_attempts=1, headers={"a": "b"})
+            task = await app.submit("s", delay=1)
+        stage.expects_errors = True
+        strict, callee = calling(stage)
+        callee.check = not_from_here
+        async with strict:
+            later = await strict.submit("s", delay=2)
+            await stage.advance(100)
+            assert callee.calls == []
+            for one in (task, later):
+                found = await strict.get(one.id)
+                assert (found.state, found.attempt, found.failures) == (State.READY, 0, 0)
+            service = await strict.get_service("s")
+            assert strict.node.directory.problem(service) == "not from here"
+            said = [one for one in stage.logged if "not from here" in one.getMessage()]
+            assert [record.levelno for record in said] == [logging.ERROR]
+        mended, callee = calling(stage)
+        async with mended:
+            await stage.advance(1)
+            assert len(callee.calls) == 2
+
+    async def test_what_such_a_one_keeps_secret_can_be_kept_by_a_put(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL, secret="whsec_hush", headers={"a": "b"})
+        stage.expects_errors = True
+        strict, callee = calling(stage)
+        callee.check, check = not_from_here, callee.check
+        async with strict:
+            callee.check = check
+            await strict.put_service(
+                "s", endpoint=f"{URL}new", secret="********", headers={"a": "********"}
+            )
+            service = await strict.get_service("s")
+            assert (service.secrets, service.headers) == (("whsec_hush",), (("a", "b"),))
+            assert strict.node.directory.problem(service) is None
+
     async def test_it_is_said_once_and_mended_by_the_next_put(self, stage):
         stage.expects_errors = True
         app, _ = calling(stage)
@@ -328,6 +374,10 @@ class TestSecrets:
             await stage.advance(100)
             assert [name for _, name, _ in callee.calls] == ["open"]
             assert (await wrong.get(task.id)).attempt == 0
+            later = await wrong.submit("sealed", delay=1)
+            await stage.advance(100)
+            assert (await wrong.get(later.id)).state is State.READY
+            assert len(callee.calls) == 1
             _, why = wrong.node.directory.unusable["sealed"]
             assert "TICKWHEEL_SECRET_KEY" in why
             assert "whsec_hush" not in repr(wrong.node.directory.unusable)
@@ -335,6 +385,7 @@ class TestSecrets:
         async with right:
             await stage.advance(1)
             assert (await right.get(task.id)).state is State.FINISHED
+            assert (await right.get(later.id)).state is State.FINISHED
         assert callee.services[0].secrets == ("whsec_hush",)
 
     async def test_a_placeholder_does_not_make_one_that_cannot_be_opened_lose_its_secret(
@@ -346,7 +397,7 @@ class TestSecrets:
         stage.expects_errors = True
         wrong, _ = calling(stage, secret_key=OTHER_KEY)
         async with wrong:
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match="TICKWHEEL_SECRET_KEY"):
                 await wrong.put_service("s", endpoint=f"{URL}new", secret="********")
         right, _ = calling(stage, secret_key=KEY)
         async with right:
@@ -360,7 +411,7 @@ class TestAlone:
     async def test_it_knows_tokens(self, stage):
         store = StagedStore(stage.path, shards=4, clock=stage.wall)
         await store.open()
-        directory = Directory(store.registry, {}, Vault(), {"http"}, store.now_ms)
+        directory = Directory(store.registry, {}, Vault(), {"http": Callee(stage)}, store.now_ms)
         token = Token("id", "name", "digest", "", ("read",), None, START_MS)
         await directory.refresh()
         assert directory.tokens == {}
@@ -376,7 +427,8 @@ class TestAlone:
         store = StagedStore(stage.path, shards=4, clock=stage.wall)
         await store.open()
         services = {"mine": Service("mine")}
-        directory, told = Directory(store.registry, services, Vault(), {"http"}, store.now_ms), []
+        channels, told = {"http": Callee(stage)}, []
+        directory = Directory(store.registry, services, Vault(), channels, store.now_ms)
         await directory.refresh()
         directory.changed = lambda: told.append(sorted(services))
         await directory.refresh()

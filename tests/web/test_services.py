@@ -341,3 +341,46 @@ class TestAudit:
 def test_every_route_that_changes_configuration_wants_the_scope_admin():
     changing = {route.scope for route in ROUTES if route.method in ("PUT", "DELETE")}
     assert changing == {"admin"}
+
+
+class TestUnusableHere:
+    """A mistake in this node's configuration is no fault of the service, nor of its tasks."""
+
+    @pytest.fixture
+    def elsewhere(self, sqlite_url):
+        """The store, in which a node that may call loopback has put a service."""
+        with Api(sqlite_url, secret_key="a key of 16 or more") as api:
+            api.service(secret=SECRET, max_attempts=7)
+        return sqlite_url
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"secret_key": "another key of 16 or more"}, "TICKWHEEL_SECRET_KEY"),
+            (
+                {"secret_key": "a key of 16 or more", "allow_private_targets": False},
+                "--allow-private-targets",
+            ),
+        ],
+    )
+    def test_its_tasks_are_taken_and_wait_and_it_says_why(self, elsewhere, options, told):
+        with Api(elsewhere, **options) as api:
+            shown = api.get("/v1/services/mail", status=200).json
+            assert told in shown["problem"]
+            assert shown["secret"] == "********"
+            assert api.get("/v1/services").json["items"] == [shown]
+            task = api.submit(delay=0)
+            assert task["max_attempts"] == 7
+            batch = api.post("/v1/tasks/batch", [{"service": "mail"}], status=200).json
+            assert batch["stored"] == 1
+            api.put("/v1/schedules/s", {"service": "mail", "interval": 3600}, status=200)
+            api.until(lambda: api.node.loader.waiting["mail"] == 2)
+            found = api.get(f"/v1/tasks/{task['id']}").json
+            assert (found["state"], found["attempt"], found["failures"]) == ("ready", 0, 0)
+
+    def test_a_put_that_would_keep_a_secret_that_cannot_be_opened_says_so(self, elsewhere):
+        with Api(elsewhere, secret_key="another key of 16 or more") as api:
+            answer = api.put("/v1/services/mail", {"endpoint": ENDPOINT, "secret": "********"})
+            assert "TICKWHEEL_SECRET_KEY" in answer.refused(422, "invalid")["detail"]
+            api.put("/v1/services/mail", {"endpoint": ENDPOINT, "secret": SECRET}, status=200)
+            assert api.get("/v1/services/mail").json["problem"] is None

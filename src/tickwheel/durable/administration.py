@@ -57,8 +57,8 @@ class Administration(ABC):
         audit = self._audit(node, actor, "service.put", name, request)
         for _ in range(TURNS):
             await node.directory.refresh()
-            stored = node.services.get(name)
-            service = self._checked(node, configured(name, given, stored), stored)
+            stored = node.directory.get(name)
+            service = self._checked(node, configured(name, given, stored))
             form = stored_form(service, node.vault.seal)
             # What the placeholder stands for was read: it must not have changed meanwhile.
             version = stored.version if stored is not None and kept(given) else None
@@ -68,9 +68,10 @@ class Administration(ABC):
                 return replace(service, version=row.version)
         raise Locked(f"the service {name!r} is changed by others all the time")
 
-    def _checked(self, node: Node, service: Service, stored: Service | None) -> Service:
+    def _checked(self, node: Node, service: Service) -> Service:
         """Return a service that can be stored; raise for what cannot be right."""
-        if stored is not None and stored.protocol == "local":
+        here = node.services.get(service.name)
+        if here is not None and here.protocol == "local":
             raise ValueError(f"{service.name!r} is a task function of this process")
         channel = node.channels.get(service.protocol)
         if channel is None or service.protocol == "local":
@@ -103,12 +104,15 @@ class Administration(ABC):
         return service
 
     async def known_service(self, name: str) -> Service | None:
-        """Return a service; one that is not known here may just have been made elsewhere."""
-        node = self._started()
-        service = node.services.get(name)
+        """Return a service, also one that cannot be used here: it holds its tasks until it can be.
+
+        One that is not known here may just have been made elsewhere.
+        """
+        directory = self._started().directory
+        service = directory.get(name)
         if service is None:
-            await node.directory.renewed()
-            service = node.services.get(name)
+            await directory.renewed()
+            service = directory.get(name)
         return service
 
     async def services(self) -> list[Service]:

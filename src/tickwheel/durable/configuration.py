@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.registry import ServiceRow
 
 MAX_SECRETS = 5
+UNREADABLE = "it is sealed with a key that this node does not have (TICKWHEEL_SECRET_KEY)"
 TIMEOUT = 30.0  # of what is called over a network, unless it says
 KEPT_APART = {"name", "version", "secrets", "headers"}
 PLAIN = [field.name for field in fields(Service) if field.name not in KEPT_APART]
@@ -73,6 +74,8 @@ def kept_secrets(secret: str | Sequence[str] | None, stored: Service | None) -> 
             raise TypeError("a secret must be a str")
         if one == PLACEHOLDER and (stored is None or not stored.secrets):
             raise ValueError("there is no stored secret to keep")
+        if one == PLACEHOLDER and stored and PLACEHOLDER in stored.secrets:
+            raise ValueError(f"the stored secret cannot be kept: {UNREADABLE}")
         secrets += stored.secrets if one == PLACEHOLDER and stored else [one]
     return tuple(dict.fromkeys(secrets))[:MAX_SECRETS]  # of too many the oldest go
 
@@ -90,6 +93,8 @@ def kept_headers(headers: Mapping[str, str], stored: Service | None) -> tuple[tu
             if name not in known:
                 raise ValueError(f"the header {name!r:.100} has no stored value to keep")
             value = known[name]  # noqa: PLW2901
+            if value == PLACEHOLDER:
+                raise ValueError(f"the header {name!r:.100} cannot be kept: {UNREADABLE}")
         found.append((name, value))
     return tuple(found)
 

@@ -18,8 +18,9 @@ from tickwheel.durable.service import PLACEHOLDER, Service
 from tickwheel.durable.task import namespace_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Mapping
 
+    from tickwheel.durable.channel import Channel
     from tickwheel.durable.registry import Registry, ServiceRow, Token
     from tickwheel.durable.vault import Vault
 
@@ -31,8 +32,9 @@ class Directory:
     """Reads the registry when it has changed.
 
     - `services` is the mapping that all steps share: task functions are in it, too, and stay.
-    - `unusable` has, by name, the services that are stored and cannot be used here, without their
-      secrets, and why; their tasks wait.
+    - `unusable` has, by name, the services that are stored and cannot be used here, and why: a key
+      is missing that opens their secrets, or their target must not be called from here. That is no
+      fault of their tasks: these are taken as for one that is disabled, and wait.
     """
 
     def __init__(
@@ -40,12 +42,12 @@ class Directory:
         registry: Registry,
         services: dict[str, Service],
         vault: Vault,
-        protocols: Container[str],
+        channels: Mapping[str, Channel],
         now_ms: Callable[[], float],
     ) -> None:
         self._registry = registry
         self._vault = vault
-        self._protocols = protocols
+        self._channels = channels
         self._now_ms = now_ms
         self._gone: dict[str, Service] = {}  # to be disabled, as soon as the store takes it
         self._version = -1
@@ -60,6 +62,18 @@ class Directory:
         self._last: dict[str, Service] = {}  # as they were read: what has not changed stays
         self.unusable: dict[str, tuple[Service, str]] = {}
         self.changed: Callable[[], None] = lambda: None
+
+    def get(self, name: str) -> Service | None:
+        """Return a service that there is, whether it can be used here or not."""
+        service = self.services.get(name)
+        if service is None and name in self.unusable:
+            service, _ = self.unusable[name]
+        return service
+
+    def problem(self, service: Service) -> str | None:
+        """Return why this service cannot be used here, or None when it can."""
+        known, why = self.unusable.get(service.name, (None, None))
+        return why if known is service else None
 
     async def step(self) -> float:
         """Look whether anything has changed; return when to look again."""
@@ -138,22 +152,33 @@ class Directory:
         stored: dict[str, Service] = {}
         for row in rows:
             last = self._last.get(row.name)
-            try:
-                if last is None or last.version != row.version:
-                    last = restored(row, self._vault.open)
-                service = last
-                if service.protocol == "local" or service.protocol not in self._protocols:
-                    raise ValueError(f"this node cannot send by {service.protocol!r}")
-            except Exception as error:  # noqa: BLE001
-                # Whatever is wrong with it, or was written by a later version: the others count.
-                why = str(error) or type(error).__name__
-                self.unusable[row.name] = shown_at_least(row), why
-                if row.name not in known:
-                    logger.error("the service %r cannot be used: %s", row.name, why)
-            else:
-                stored[row.name] = service
+            if last is None or last.version != row.version:
+                last = self._read(row)
+            if last is not None:
+                stored[row.name] = last
+            elif row.name not in known:
+                logger.error(
+                    "the service %r cannot be used, its tasks wait: %s", row.name,
+                    self.unusable[row.name][1], extra={"service": row.name},
+                )  # fmt: skip
         self._last = stored
         return stored
+
+    def _read(self, row: ServiceRow) -> Service | None:
+        """Return the service of a row; None: it is noted why that cannot be used here."""
+        service = None
+        # Whatever is wrong with it, or was written by a later version: the others count.
+        try:
+            service = restored(row, self._vault.open)
+            channel = self._channels.get(service.protocol)
+            if channel is None or service.protocol == "local":
+                raise ValueError(f"this node cannot send by {service.protocol!r}")  # noqa: TRY301
+            channel.check(service)
+        except Exception as error:  # noqa: BLE001
+            why = str(error) or type(error).__name__
+            self.unusable[row.name] = service or shown_at_least(row), why
+            return None
+        return service
 
     def close(self) -> None:
         """Leave the task functions alone in the mapping."""

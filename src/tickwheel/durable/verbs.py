@@ -151,7 +151,7 @@ class Verbs(Administration):
         self, service: str, body: bytes, options: Mapping[str, Any], *, hashed: bool = False
     ) -> Submission:
         node = self._started()
-        known = node.services.get(service)
+        known = node.directory.get(service)
         if known is None and node.dispatches:
             raise UnknownService(
                 f"no service or task function is named {service!r}; there are"

@@ -29,33 +29,29 @@ def checked_name(call: Call) -> str:
     return call.name()
 
 
-def view(call: Call, service: Service, problem: str | None = None) -> types.Service:
+def view(call: Call, service: Service) -> types.Service:
     """Return a service as it is shown."""
-    updated_at_ms = call.app.directory.updated_at_ms.get(service.name)
+    directory = call.app.directory
+    updated_at_ms = directory.updated_at_ms.get(service.name)
+    problem = directory.problem(service)
     return views.service_view(service, shown_form(service), updated_at_ms, problem)
 
 
 async def list_services(call: Call) -> Reply:
     """Return all services, by name."""
-    services: list[tuple[Service, str | None]] = [
-        *((one, None) for one in await call.scheduler.services()),
-        *call.app.directory.unusable.values(),
-    ]
-    own = [one for one in services if namespace_of(one[0].name) == call.access.namespace]
-    own.sort(key=lambda one: one[0].name)
-    return Reply(types.ServicePage([view(call, *one) for one in own]))
+    services = await call.scheduler.services()
+    services += [service for service, _ in call.app.directory.unusable.values()]
+    own = [one for one in services if namespace_of(one.name) == call.access.namespace]
+    own.sort(key=lambda one: one.name)
+    return Reply(types.ServicePage([view(call, one) for one in own]))
 
 
 async def get_service(call: Call) -> Reply:
     """Return a service."""
-    name = checked_name(call)
-    service = await call.scheduler.known_service(name)
-    unusable = call.app.directory.unusable.get(name)
-    if service is not None:
-        return Reply(view(call, service))
-    if unusable is None:
+    service = await call.scheduler.known_service(checked_name(call))
+    if service is None:
         raise missing(call)
-    return Reply(view(call, *unusable))
+    return Reply(view(call, service))
 
 
 def missing(call: Call) -> Refused:
@@ -67,7 +63,7 @@ def missing(call: Call) -> Refused:
 async def put_service(call: Call, body: types.PutService) -> Reply:
     """Make a service, or change it; it counts on every node at once."""
     name = checked_name(call)
-    known = await call.scheduler.known_service(name) or name in call.app.directory.unusable
+    known = await call.scheduler.known_service(name)
     config = msgspec.to_builtins(body)
     service = await call.scheduler.put_service(name, config, **call.who)
     return Reply(view(call, service), 200 if known else 201)

@@ -57,7 +57,7 @@ def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
 
 def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -> Submission:
     """Return what to store; raise for what cannot be right."""
-    service = call.node.services.get(call.access.name(body.service))
+    service = call.app.directory.get(call.access.name(body.service))
     if service is None:
         raise UnknownService(f"no service is named {body.service!r:.120}")
     if body.delay is not None and body.due_at is not None:
@@ -87,7 +87,7 @@ async def submit_batch(call: Call) -> Reply:
         try:
             item, idempotency = read_item(call, line)
             name = call.access.name(item.service)
-            if name not in call.node.services and not looked:
+            if not looked and call.app.directory.get(name) is None:
                 looked = True
                 await call.scheduler.known_service(name)
             submissions.append(build(call, item, idempotency))
