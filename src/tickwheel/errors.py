@@ -85,6 +85,12 @@ class ServiceInUse(TickwheelError, ValueError):
     code = "service_in_use"
 
 
+class ServiceChanged(TickwheelError, ValueError):
+    """The service is not of the version that it was to have: another has changed it meanwhile."""
+
+    code = "service_changed"
+
+
 class AttemptOver(TickwheelError, ValueError):
     """Feedback for an attempt that is not the running one: it changes nothing."""
 

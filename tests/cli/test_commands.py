@@ -9,7 +9,7 @@ import pytest
 from cli.fakes import AT, ID, service, task
 from tickwheel.cli.output import Output
 from tickwheel.client import ApiError, Attempt, Page, State, Verdict
-from tickwheel.errors import UnknownService, UnknownTask
+from tickwheel.errors import ServiceChanged, UnknownService, UnknownTask
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -270,7 +270,32 @@ def test_enable_and_disable_leave_the_rest_of_a_service_as_it_is(run, client, en
     assert (verb, args, config["enabled"]) == ("put_service", ("sums",), enabled)
     assert config["secret"] == "********"
     assert config["headers"] == {"x-a": "********"}
-    assert not {"name", "version", "updated_at"} & set(config)
+    assert config["version"] == 1
+    assert not {"name", "updated_at"} & set(config)
+
+
+@pytest.mark.parametrize("words", [["disable", "sums"], ["put", "sums", "--disabled"]])
+def test_a_service_that_another_has_changed_meanwhile_is_read_again(run, client, words):
+    reads = [service(), service(version=2, rate=5)]
+    client.get_service = lambda name: reads.pop(0)
+    put = client.put_service
+
+    def put_service(name, **config):
+        answer = put(name, **config)
+        if reads:
+            raise ServiceChanged("it has version 2")
+        return answer
+
+    client.put_service = put_service
+    assert run("services", *words).code == 0
+    first, second = (config for _, _, config in client.calls)
+    assert (first["version"], second["version"]) == (1, 2)
+    assert (second["rate"], second["enabled"]) == (5, False), "what the other has changed stays"
+
+
+def test_a_service_that_changes_all_the_time_is_given_up(run, client):
+    client.answers["put_service"] = ServiceChanged("it has version 7")
+    assert run("services", "disable", "sums").code == 4
 
 
 def test_put_changes_what_is_given_and_keeps_the_rest(run, client):
@@ -289,6 +314,7 @@ def test_put_makes_a_service_that_is_not_there(run, client):
     config = client.calls[-1][2]
     assert config == {
         "endpoint": "http://h/", "breaker": {"failures": 3}, "headers": {"X-A": "b: c"},
+        "version": 0,
     }  # fmt: skip
 
 

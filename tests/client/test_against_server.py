@@ -173,7 +173,13 @@ def test_services_are_put_read_and_deleted(client, callee):
     assert (made.name, made.rate, made.backoff["first"], made.enabled) == ("extra", 10, 2.0, True)
     assert callee.secret not in repr(made.document)
     assert made.headers == {"x-a": "********"}
-    changed = client.put_service("extra", **client.get_service("extra").config | {"enabled": False})
+    with pytest.raises(errors.ServiceChanged):
+        client.put_service("extra", **made.config, version=0)
+    changed = client.put_service(
+        "extra", **client.get_service("extra").config | {"enabled": False}, version=made.version
+    )
+    with pytest.raises(errors.ServiceChanged):
+        client.put_service("extra", **made.config, version=made.version)
     assert (changed.enabled, changed.version > made.version) == (False, True)
     assert "extra" in [service.name for service in client.services()]
     task = client.submit("extra", delay=3600)

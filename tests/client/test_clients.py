@@ -240,6 +240,7 @@ def test_health_is_an_answer_whatever_it_is_and_one_try(client, server):
         ("unknown_service", 422, errors.UnknownService),
         ("unknown_schedule", 404, errors.UnknownSchedule),
         ("service_in_use", 409, errors.ServiceInUse),
+        ("service_changed", 412, errors.ServiceChanged),
         ("attempt_over", 409, errors.AttemptOver),
         ("already_replayed", 409, errors.AlreadyReplayed),
         ("idempotency_key_reused", 422, errors.KeyReused),

@@ -343,6 +343,78 @@ def test_every_route_that_changes_configuration_wants_the_scope_admin():
     assert changing == {"admin"}
 
 
+class TestVersions:
+    """An ETag is a service's version; with If-Match no change undoes another's in silence."""
+
+    PATH = "/v1/services/mail"
+
+    def test_a_read_and_a_put_give_it_as_etag(self, api):
+        made = api.put(self.PATH, {"endpoint": ENDPOINT}, status=201)
+        assert made.headers["etag"] == f'"{made.json["version"]}"'
+        assert api.get(self.PATH).headers["etag"] == made.headers["etag"]
+        changed = api.put(self.PATH, {"endpoint": ENDPOINT}, status=200)
+        assert changed.headers["etag"] == api.get(self.PATH).headers["etag"]
+        assert changed.headers["etag"] != made.headers["etag"]
+
+    def test_a_change_of_what_has_changed_since_is_412_and_changes_nothing(self, either_api):
+        api = either_api
+        read = api.put(self.PATH, {"endpoint": ENDPOINT}).headers["etag"]
+        off = {"endpoint": ENDPOINT, "enabled": False}
+        api.put(self.PATH, off, headers={"if-match": read}, status=200)
+        late = api.put(self.PATH, {"endpoint": ENDPOINT, "rate": 5}, headers={"if-match": read})
+        assert "'mail'" in late.refused(412, "service_changed")["detail"]
+        found = api.get(self.PATH).json
+        assert (found["enabled"], found["rate"]) == (False, None)
+
+    def test_of_two_changes_at_once_one_wins(self, either_api):
+        read = either_api.put(self.PATH, {"endpoint": ENDPOINT}).headers["etag"]
+        options = {"headers": {"if-match": read}}
+        answers = either_api.together(*(
+            ("PUT", self.PATH, {"endpoint": ENDPOINT, "rate": rate}, options)
+            for rate in range(1, 6)
+        ))  # fmt: skip
+        assert sorted(answer.status for answer in answers) == [200, 412, 412, 412, 412]
+
+    def test_one_of_several_tags_any_and_a_weakened_one_match(self, api):
+        for tags in ('"77", {}', "*", "W/{}"):
+            read = api.put(self.PATH, {"endpoint": ENDPOINT}).headers["etag"]
+            headers = {"if-match": tags.format(read)}
+            api.put(self.PATH, {"endpoint": ENDPOINT}, headers=headers, status=200)
+
+    @pytest.mark.parametrize("tag", ['"1"', '"0"', "*", '""'])
+    def test_no_tag_matches_what_is_not_there(self, api, tag):
+        answer = api.put(self.PATH, {"endpoint": ENDPOINT}, headers={"if-match": tag})
+        answer.refused(412, "service_changed")
+        api.get(self.PATH, status=404)
+
+    def test_only_a_new_one_can_be_asked_for(self, api):
+        only_new = {"if-none-match": "*"}
+        api.put(self.PATH, {"endpoint": ENDPOINT}, headers=only_new, status=201)
+        answer = api.put(self.PATH, {"endpoint": ENDPOINT}, headers=only_new)
+        answer.refused(412, "service_changed")
+
+    @pytest.mark.parametrize(
+        "headers",
+        [{"if-match": "1"}, {"if-match": ""}, {"if-match": '"1" "2"'}, {"if-none-match": '"1"'},
+         {"if-match": '"1"', "if-none-match": "*"}],
+    )  # fmt: skip
+    def test_what_is_no_tag_is_400(self, strict, headers):
+        answer = strict.put(self.PATH, {"endpoint": ENDPOINT}, headers=headers)
+        answer.refused(400, "bad_request")
+
+    def test_names_are_those_of_the_callers_namespace(self, api):
+        token = api.token("admin", namespace="acme")
+        api.service(token=token)
+        late = api.put(
+            self.PATH, {"endpoint": ENDPOINT}, token=token, headers={"if-none-match": "*"}
+        )
+        assert "acme" not in late.refused(412, "service_changed")["detail"]
+        api.put("/v1/schedules/s", {"service": "mail", "interval": 60}, token=token)
+        told = api.delete(self.PATH, token=token).refused(409, "service_in_use")["detail"]
+        assert "'s'" in told
+        assert "acme" not in told
+
+
 class TestUnusableHere:
     """A mistake in this node's configuration is no fault of the service, nor of its tasks."""
 

@@ -31,7 +31,7 @@ EXITS = {
     "attempt_over": CONFLICT,
     "already_replayed": CONFLICT,
     "service_in_use": CONFLICT,
-    "conflict": CONFLICT,
+    "service_changed": CONFLICT,
     "bad_request": REFUSED,
     "invalid": REFUSED,
     "out_of_range": REFUSED,
@@ -47,7 +47,7 @@ EXITS = {
     "overloaded": UNAVAILABLE,
     "rate_limited": RATE_LIMITED,
 }
-STATUSES = {401: AUTH, 403: AUTH, 404: NOT_FOUND, 409: CONFLICT, 429: RATE_LIMITED}
+STATUSES = {401: AUTH, 403: AUTH, 404: NOT_FOUND, 409: CONFLICT, 412: CONFLICT, 429: RATE_LIMITED}
 STATUSES |= {502: UNAVAILABLE, 503: UNAVAILABLE, 504: UNAVAILABLE}
 BETWEEN = (401, 403, 429, 502, 503, 504)  # what a proxy before the server may say for it
 HINTS = {  # what the flag is called here

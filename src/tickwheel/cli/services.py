@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,11 +11,15 @@ from tickwheel.cli.output import Output, examples, plain, printing
 from tickwheel.cli.remote import remote, service_names
 from tickwheel.cli.types import DURATION, PAYLOAD, SECRET
 from tickwheel.config import MASK
-from tickwheel.errors import UnknownService
+from tickwheel.errors import ServiceChanged, UnknownService
 
 if TYPE_CHECKING:
-    from tickwheel.client import Client
+    from collections.abc import Callable
 
+    from tickwheel.client import Client
+    from tickwheel.client.values import Service
+
+TURNS = 8  # of a change that others were quicker than each time
 NESTED = ("backoff", "breaker")  # --backoff-first is backoff's "first"
 
 
@@ -99,20 +104,23 @@ def put(
     """Make a service, or change one: what is given is changed, the rest stays as it is."""
     if document is not None and not isinstance(document, dict):
         raise click.BadParameter("a JSON object is wanted", param_hint="--from")
-    if secret is not None and generate_secret:
-        raise click.UsageError("give --secret or --generate-secret, not both")
+    check_secrets(secret, generate=generate_secret, keep_old=keep_old)
     made = new_secret() if generate_secret else None
-    before = {} if replace and not keep_old else stored(client, name)
-    config = merged({} if replace else before, (document or {}) | fields_of(flags))
-    if headers:
-        config["headers"] = dict(map(header_of, headers))
-    if given := secret or made:
-        config["secret"] = [given, MASK] if keep_old and before.get("secret") else given
-    elif keep_old:
-        raise click.UsageError("--keep-old goes with --secret or --generate-secret")
-    if not config.get("endpoint"):
-        raise click.UsageError("a new service needs --endpoint; so does one with --replace")
-    service = client.put_service(name, **config)
+
+    def configured(before: dict[str, Any]) -> dict[str, Any]:
+        config = merged({} if replace else before, (document or {}) | fields_of(flags))
+        if headers:
+            config["headers"] = dict(map(header_of, headers))
+        if given := secret or made:
+            config["secret"] = [given, MASK] if keep_old and before.get("secret") else given
+        if not config.get("endpoint"):
+            raise click.UsageError("a new service needs --endpoint; so does one with --replace")
+        return config
+
+    if replace and not keep_old:
+        service = client.put_service(name, **configured({}))
+    else:
+        service = changed(client, name, configured)
     shown = plain(service) | ({"secret": made} if made else {})
     if out.as_json:
         out.value(shown)
@@ -152,17 +160,40 @@ def disable(*, client: Client, out: Output, name: str) -> None:
 
 def switch(client: Client, out: Output, name: str, *, enabled: bool) -> None:
     """Enable or disable a service and leave the rest of it as it is."""
-    config = client.get_service(name).config
-    service = client.put_service(name, **config | {"enabled": enabled})
+    service = changed(client, name, lambda before: before | {"enabled": enabled}, new=False)
     out.said(service, f"{name} is {'enabled' if service.enabled else 'disabled'}")
 
 
-def stored(client: Client, name: str) -> dict[str, Any]:
-    """Return a service's configuration as it may be put back, empty when there is none."""
+def changed(
+    client: Client,
+    name: str,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    new: bool = True,
+) -> Service:
+    """Read a service and put it as `change` makes it of what was read, empty when it is `new`.
+
+    When another has changed it meanwhile, it is read again: what that one did stays.
+    """
+    for turn in count(1):
+        before, version = stored(client, name, new=new)
+        try:
+            return client.put_service(name, version=version, **change(before))
+        except ServiceChanged:
+            if turn == TURNS:
+                raise
+    raise AssertionError("it has returned, or raised")
+
+
+def stored(client: Client, name: str, *, new: bool) -> tuple[dict[str, Any], int]:
+    """Return a service's configuration as it may be put back, and its version; 0 of a new one."""
     try:
-        return client.get_service(name).config
+        service = client.get_service(name)
     except UnknownService:
-        return {}
+        if not new:
+            raise
+        return {}, 0
+    return service.config, service.version
 
 
 def fields_of(flags: dict[str, Any]) -> dict[str, Any]:
@@ -186,6 +217,14 @@ def merged(before: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         if isinstance(before.get(name), dict) and isinstance(given.get(name), dict):
             config[name] = before[name] | given[name]
     return config
+
+
+def check_secrets(secret: str | None, *, generate: bool, keep_old: bool) -> None:
+    """Raise for what cannot be said of secrets together."""
+    if secret is not None and generate:
+        raise click.UsageError("give --secret or --generate-secret, not both")
+    if keep_old and secret is None and not generate:
+        raise click.UsageError("--keep-old goes with --secret or --generate-secret")
 
 
 def header_of(text: str) -> tuple[str, str]:

@@ -265,15 +265,25 @@ def get_service(name: str) -> Call[Service]:
     return Call(Request("GET", f"/v1/services/{segment(name)}"), Service.of)
 
 
-def put_service(name: str, **config: object) -> Call[Service]:
+def put_service(name: str, *, version: int | None = None, **config: object) -> Call[Service]:
     """Make a service, or change the one of this name: `config` is all of its configuration.
 
     `endpoint`, `timeout`, `max_attempts`, `backoff`, `concurrency`, `rate`, `secret`, `headers`,
     `feedback_timeout`, `breaker`, `enabled`, …: what is left out is the server's default. To change
-    one thing: `put_service(name, **get_service(name).config | {"enabled": False})`.
+    one thing: read it, and put `**service.config | {"enabled": False}, version=service.version`.
+
+    With `version` only while that is the stored one, 0: while there is none of this name; otherwise
+    `ServiceChanged` is raised, and another's change is not undone.
     """
     body = serial.encode(config)
-    return Call(Request("PUT", f"/v1/services/{segment(name)}", body), Service.of)
+    headers = () if version is None else (condition(version),)
+    return Call(Request("PUT", f"/v1/services/{segment(name)}", body, headers), Service.of)
+
+
+def condition(version: int) -> tuple[str, str]:
+    """Return the header that makes a change one of this version only, 0: of none."""
+    bounded("version", version, 0, 2**63 - 1)
+    return ("if-match", f'"{version}"') if version else ("if-none-match", "*")
 
 
 def delete_service(name: str) -> Call[None]:

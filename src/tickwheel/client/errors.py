@@ -70,6 +70,7 @@ _PLAIN: dict[str, type[TickwheelError]] = {
         errors.KeyReused,
         errors.Locked,
         errors.OutOfRange,
+        errors.ServiceChanged,
         errors.ServiceInUse,
         errors.StoreUnavailable,
         errors.TargetRefused,

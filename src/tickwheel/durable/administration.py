@@ -15,7 +15,13 @@ from tickwheel.durable.log import logger
 from tickwheel.durable.registry import Audit
 from tickwheel.durable.service import check_name
 from tickwheel.durable.task import namespace_of
-from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable, UnknownService
+from tickwheel.errors import (
+    Locked,
+    ServiceChanged,
+    ServiceInUse,
+    StoreUnavailable,
+    UnknownService,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +47,7 @@ class Administration(ABC):
         config: Mapping[str, Any] | None = None,
         /,
         *,
+        version: int | None = None,
         actor: str = LOCAL,
         request: str = "",
         **words: Any,
@@ -50,6 +57,9 @@ class Administration(ABC):
         Its configuration is a mapping, or words: `protocol` ("http"), `endpoint`, `timeout`,
         `max_attempts`, `backoff`, `concurrency`, `rate`, `breaker`, `secret`, `headers`,
         `feedback_timeout`, `enabled`. What is not given has its default.
+
+        With `version` only while that is the stored one, 0: while there is none of this name;
+        otherwise `ServiceChanged` is raised, and another's change is not undone.
         """
         node = self._started()
         check_name("name", name)
@@ -58,11 +68,12 @@ class Administration(ABC):
         for _ in range(TURNS):
             await node.directory.refresh()
             stored = node.directory.get(name)
+            check_version(name, stored, version)
             service = self._checked(node, configured(name, given, stored))
             form = stored_form(service, node.vault.seal)
             # What the placeholder stands for was read: it must not have changed meanwhile.
-            version = stored.version if stored is not None and kept(given) else None
-            row = await node.store.registry.put_service(name, form, audit, version=version)
+            read = stored.version if stored is not None and kept(given) else version
+            row = await node.store.registry.put_service(name, form, audit, version=read)
             if row is not None:
                 await self._told(node)
                 return replace(service, version=row.version)
@@ -150,3 +161,12 @@ class Administration(ABC):
     def _audit(self, node: Node, actor: str, action: str, name: str, request: str) -> Audit:
         now = int(node.store.now_ms())
         return Audit(now, actor, namespace_of(name), action, name, request)
+
+
+def check_version(name: str, stored: Service | None, version: int | None) -> None:
+    """Raise when a service is not of the version that it is to have; None: of any."""
+    found = 0 if stored is None else stored.version
+    if version not in (None, found):
+        told = f"has version {found}" if found else "is not there"
+        wanted = f"version {version}" if version else "none of that name"
+        raise ServiceChanged(f"the service {name!r:.100} {told}, and {wanted} was expected")

@@ -172,7 +172,7 @@ class Directory:
             service = restored(row, self._vault.open)
             channel = self._channels.get(service.protocol)
             if channel is None or service.protocol == "local":
-                raise ValueError(f"this node cannot send by {service.protocol!r}")  # noqa: TRY301
+                raise ValueError(f"this node cannot send by {service.protocol!r}")
             channel.check(service)
         except Exception as error:  # noqa: BLE001
             why = str(error) or type(error).__name__

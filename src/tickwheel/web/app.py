@@ -19,10 +19,11 @@ import msgspec
 import tickwheel
 from tickwheel.clock import SystemClock
 from tickwheel.durable.histogram import Histogram
+from tickwheel.errors import TickwheelError
 from tickwheel.web import cluster, services, tasks
 from tickwheel.web.openapi import described
 from tickwheel.web.page import page
-from tickwheel.web.problems import Refused, problem
+from tickwheel.web.problems import Refused, localised, problem
 from tickwheel.web.route import JSON, Call, Reply, Router
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ SANE = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
 LOOPBACK = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)
 ONCE = (
     b"authorization", b"tickwheel-namespace", b"host", b"idempotency-key", b"content-type",
-    b"content-length", b"origin",
+    b"content-length", b"origin", b"if-match", b"if-none-match",
 )  # fmt: skip
 PROBLEM = b"application/problem+json"
 UNKNOWN = "unknown"
@@ -199,9 +200,11 @@ class App:
             media = checked_media(route, headers)
             body = await self._body(headers, receive)
         call = Call(self, access, params, query, body, headers, media, request_id)  # type: ignore[arg-type]
-        if route.takes is None or route.raw:
-            return await route.work(call)
-        return await route.work(call, route.decode(body))
+        taken = () if route.takes is None or route.raw else (route.decode(body),)
+        try:
+            return await route.work(call, *taken)
+        except TickwheelError as error:
+            raise localised(error, access.namespace if access else "")  # noqa: B904 - the same one
 
     async def _admit(self, headers: Headers) -> Access:
         """Let the caller in; a token that is not known here may just have been made."""

@@ -27,7 +27,7 @@ STATUS = {
     "attempt_over": 409,
     "already_replayed": 409,
     "service_in_use": 409,
-    "conflict": 409,
+    "service_changed": 412,
     "too_large": 413,
     "unsupported_media_type": 415,
     "invalid": 422,
@@ -60,6 +60,13 @@ class Refused(TickwheelError):
         self.code = code
         self.headers = headers
         self.status = status or STATUS[code]
+
+
+def localised(error: Exception, namespace: str) -> Exception:
+    """Return an error with names as they are in its caller's namespace."""
+    if namespace and error.args:
+        error.args = (str(error).replace(f"'{namespace}/", "'"), *error.args[1:])
+    return error
 
 
 def problem(error: Exception) -> tuple[Problem, list[tuple[bytes, bytes]]]:

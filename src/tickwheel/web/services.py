@@ -9,7 +9,7 @@ import msgspec
 
 from tickwheel.durable.configuration import shown_form
 from tickwheel.durable.task import namespace_of
-from tickwheel.errors import UnknownSchedule, UnknownService
+from tickwheel.errors import ServiceChanged, UnknownSchedule, UnknownService
 from tickwheel.web import types, views
 from tickwheel.web.problems import Refused
 from tickwheel.web.route import Call, Reply, Route
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.service import Service
 
 NAME = re.compile(types.NAME)
+TAG = re.compile(rb'"[!#-~]*"')
 
 
 def checked_name(call: Call) -> str:
@@ -51,7 +52,33 @@ async def get_service(call: Call) -> Reply:
     service = await call.scheduler.known_service(checked_name(call))
     if service is None:
         raise missing(call)
-    return Reply(view(call, service))
+    return Reply(view(call, service), headers=tagged(service))
+
+
+def tagged(service: Service) -> list[tuple[bytes, bytes]]:
+    """Return the header that names the version; a task function has none."""
+    return [(b"etag", b'"%d"' % service.version)] if service.version else []
+
+
+def expected(call: Call, stored: Service | None) -> int | None:
+    """Return the version that a change is meant for; None: for any, 0: there must be none."""
+    found = 0 if stored is None else stored.version
+    match, none_match = call.headers.get(b"if-match"), call.headers.get(b"if-none-match")
+    if none_match is not None:
+        if none_match.strip() != b"*" or match is not None:
+            raise Refused("bad_request", "If-None-Match must be *, and alone: if there is none")
+        return 0
+    if match is None:
+        return None
+    # A proxy that compresses makes a tag weak: it is of the same version all the same.
+    tags = [tag.strip().removeprefix(b"W/") for tag in match.split(b",")]
+    if tags != [b"*"] and not all(map(TAG.fullmatch, tags)):
+        raise Refused("bad_request", 'If-Match must be an ETag as it was given, such as "3"')
+    if not found or (tags != [b"*"] and b'"%d"' % found not in tags):
+        told = f"has version {found}" if found else "is not there"
+        name, wanted = call.params["name"], match.decode("latin-1")
+        raise ServiceChanged(f"the service {name!r} {told}, and If-Match is {wanted:.100}")
+    return found
 
 
 def missing(call: Call) -> Refused:
@@ -63,10 +90,11 @@ def missing(call: Call) -> Refused:
 async def put_service(call: Call, body: types.PutService) -> Reply:
     """Make a service, or change it; it counts on every node at once."""
     name = checked_name(call)
-    known = await call.scheduler.known_service(name)
-    config = msgspec.to_builtins(body)
-    service = await call.scheduler.put_service(name, config, **call.who)
-    return Reply(view(call, service), 200 if known else 201)
+    await call.app.directory.refresh()
+    stored = call.app.directory.get(name)
+    config, version = msgspec.to_builtins(body), expected(call, stored)
+    service = await call.scheduler.put_service(name, config, version=version, **call.who)
+    return Reply(view(call, service), 200 if stored else 201, tagged(service))
 
 
 async def delete_service(call: Call) -> Reply:
@@ -132,7 +160,7 @@ ROUTES = [
     Route("GET", "/v1/services/{name}", get_service, scope="read", gives={200: types.Service},
           problems=(404,)),
     Route("PUT", "/v1/services/{name}", put_service, scope="admin", takes=types.PutService,
-          gives={200: types.Service, 201: types.Service}),
+          gives={200: types.Service, 201: types.Service}, problems=(412,)),
     Route("DELETE", "/v1/services/{name}", delete_service, scope="admin", gives={204: None},
           problems=(404, 409)),
     Route("GET", "/v1/schedules", list_schedules, scope="read", query=types.ListSchedules,

@@ -12,7 +12,7 @@ import msgspec
 from tickwheel.durable.task import Idempotency, Repeated, State, Task
 from tickwheel.errors import TickwheelError, UnknownService
 from tickwheel.web import types, views
-from tickwheel.web.problems import Refused, problem
+from tickwheel.web.problems import Refused, localised, problem
 from tickwheel.web.route import NDJSON, Call, Reply, Route, check_utf8
 from tickwheel.web.views import task_view
 
@@ -93,10 +93,10 @@ async def submit_batch(call: Call) -> Reply:
             submissions.append(build(call, item, idempotency))
             places.append(place)
         except Exception as error:  # noqa: BLE001
-            answers[place] = refused(error)
+            answers[place] = refused(call, error)
     stored = await call.node.submit.submit_many(submissions, lambda _: None)
     for place, submission, task in zip(places, submissions, stored, strict=True):
-        answers[place] = answered(submission, task)
+        answers[place] = answered(call, submission, task)
     good = sum(answer.problem is None for answer in answers)
     return Reply(types.Batch(answers, good, len(answers) - good))
 
@@ -144,10 +144,10 @@ def read_item(call: Call, line: Any) -> tuple[types.BatchTask, Idempotency | Non
     return item, idempotency_of(call, named, bytes(line))
 
 
-def answered(submission: Submission, task: Task | TickwheelError) -> types.BatchItem:
+def answered(call: Call, submission: Submission, task: Task | TickwheelError) -> types.BatchItem:
     """Return what is answered for one task that was to be stored."""
     if not isinstance(task, Task):
-        return refused(task)
+        return refused(call, task)
     status = CREATED if task.id == submission.task.id else 200
     if submission.idempotency is not None:
         status = CREATED  # the same the second time
@@ -159,9 +159,9 @@ def answered(submission: Submission, task: Task | TickwheelError) -> types.Batch
     )
 
 
-def refused(error: Exception) -> types.BatchItem:
+def refused(call: Call, error: Exception) -> types.BatchItem:
     """Return what is answered for one task that was refused."""
-    told, _ = problem(error)
+    told, _ = problem(localised(error, call.access.namespace))
     if told.status >= 500 and told.code == "internal":
         raise error
     return types.BatchItem(told.status, problem=told)
