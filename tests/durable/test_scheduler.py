@@ -550,7 +550,7 @@ class TestStop:
             task = await slow.submit()
             await stage.settle()
         said = [one.getMessage() for one in stage.logged]
-        assert "waiting up to 0 s for 1 tasks to end" in said
+        assert "waiting for tasks to end: 1, for up to 0.0 s" in said
         assert f"slow still runs for task {task.id}: that is called again" in " ".join(said)
 
 

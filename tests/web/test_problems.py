@@ -15,7 +15,8 @@ TABLE = {
     "unknown_task": 404, "unknown_schedule": 404, "method_not_allowed": 405, "key_taken": 409,
     "attempt_over": 409, "already_replayed": 409, "service_in_use": 409,
     "service_changed": 412, "too_large": 413, "unsupported_media_type": 415, "invalid": 422,
-    "out_of_range": 422, "unknown_service": 422, "idempotency_key_reused": 422, "target_refused": 422,
+    "out_of_range": 422, "unknown_service": 422, "idempotency_key_reused": 422,
+    "target_refused": 422,
     "rate_limited": 429, "internal": 500, "store_unavailable": 503, "locked": 503,
     "overloaded": 503,
 }  # fmt: skip

@@ -47,6 +47,23 @@ def refused(server):
     return False
 
 
+def begin(wire, length):
+    """Send the head of a submit, and return when its body is waited for."""
+    wire.sendall(
+        b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % length
+    )
+    told = b""
+    while not told.endswith(b"\r\n\r\n"):
+        told += wire.recv(1)
+    assert told.startswith(b"HTTP/1.1 100 ")
+
+
+def state(server, task):
+    """The state that a task has by now."""
+    return server.get(f"/v1/tasks/{task['id']}", status=200).json["state"]
+
+
 class TestStart:
     def test_it_says_where_it_is_and_nothing_else(self, serve):
         server = serve()
@@ -138,25 +155,84 @@ class TestStop:
         assert server.wait() == 0
         assert refused(server)
 
-    def test_a_request_under_way_is_answered(self, serve):
-        server = serve()
-        server.service(enabled=False)
-        body = json.dumps({"service": "mail"}).encode()
-        head = "POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    def test_while_calls_are_under_way_it_listens_and_says_that_it_is_being_stopped(
+        self, serve, receiver
+    ):
+        server = serve("--grace", "50")
+        server.service(endpoint=receiver.url("/slow"))
+        server.service("later", endpoint=receiver.url("/accepted"))
+        accepted = server.submit("later", delay=0)
+        wait_until(lambda: state(server, accepted) == "running", "it is accepted")
+        task = server.submit(delay=0)
+        receiver.wait(lambda: receiver.held == 1)
+        server.signal()
+        wait_until(lambda: server.get("/readyz").status == 503, "it is being stopped")
+        ready = server.get("/readyz", status=503)
+        assert (ready.json["status"], ready.headers["retry-after"]) == ("stopping", "1")
+        assert ready.headers["connection"] == "close"
+        for path, body in (
+            ("/v1/tasks", {"service": "mail"}),
+            ("/v1/tasks/batch", [{"service": "mail"}]),
+        ):
+            answer = server.post(path, body)
+            answer.refused(503, "not_started")
+            assert answer.headers["retry-after"] == "1"
+        assert state(server, task) == "running"
+        feedback = {"outcome": "finished", "attempt": 1}
+        assert server.post(f"/v1/tasks/{accepted['id']}/feedback", feedback, status=200).json["won"]
+        receiver.release()
+        assert server.wait() == 0
+        assert refused(server)
+
+    def test_a_request_under_way_is_answered(self, serve, receiver):
+        server = serve("--grace", "50")
+        server.service(endpoint=receiver.url("/slow"))
+        server.submit(delay=0)
+        receiver.wait(lambda: receiver.held == 1)
+        body = json.dumps({"service": "mail", "delay": 60}).encode()
         with server.connect() as wire:
-            wire.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
-            server.get("/healthz", status=200)  # by now the first half has been read
-            server.hang_up()
+            begin(wire, len(body))
+            wire.sendall(body[:5])
             server.signal()
-            wait_until(lambda: refused(server), "nobody is let in")
+            wait_until(lambda: server.get("/readyz").status == 503, "it is being stopped")
             wire.sendall(body[5:])
             response = http.client.HTTPResponse(wire)
             response.begin()
-            assert response.status == 201
-            task_id = json.loads(response.read())["id"]
+            text = response.read()
+            assert response.status == 201, text
+            task_id = json.loads(text)["id"]
+        receiver.release()
         assert server.wait() == 0
-        again = serve()
+        again = serve("--submit-only")
         again.get(f"/v1/tasks/{task_id}", status=200)
+
+    def test_half_a_request_that_does_not_go_on_is_not_waited_for(self, serve):
+        server = serve("--grace", "59")
+        with server.connect() as half_head, server.connect() as half_body:
+            half_head.sendall(b"GET /healthz HTTP/1.1\r\n")
+            begin(half_body, 99)
+            half_body.sendall(b"{")
+            server.signal()
+            assert server.wait() == 0  # long before its grace is over
+            answer = half_body.recv(10_000)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"not_started" in answer
+        assert "Traceback" not in server.log()
+        assert not [line for line in server.lines() if line["level"] == "error"]
+
+    def test_an_answer_that_nobody_reads_is_not_waited_for(self, serve):
+        server = serve("--grace", "59")
+        server.service(enabled=False)
+        for _ in range(8):
+            server.submit(payload="x" * 1_000_000)
+        with socket.socket() as wire:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.connect(server.address)
+            wire.sendall(b"GET /v1/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert wire.recv(1) == b"H"
+            server.signal()
+            assert server.wait() == 0  # long before its grace is over
+        assert "Traceback" not in server.log()
 
     def test_a_call_under_way_is_finished_and_recorded(self, serve, receiver):
         server = serve("--grace", "30")
@@ -165,7 +241,7 @@ class TestStop:
         waiting = server.submit(delay=3600)
         receiver.wait(lambda: receiver.held == 1)
         server.signal()
-        wait_until(lambda: refused(server), "nobody is let in")
+        wait_until(lambda: server.get("/readyz").status == 503, "it is being stopped")
         receiver.release()
         assert server.wait() == 0
         again = serve("--submit-only")
@@ -190,7 +266,7 @@ class TestStop:
         ids = [server.submit(delay=0)["id"] for _ in range(5)]
         receiver.wait(lambda: receiver.held == 1)
         server.signal()
-        wait_until(lambda: refused(server), "nobody is let in")
+        wait_until(lambda: server.get("/readyz").status == 503, "it is being stopped")
         receiver.release()
         assert server.wait() == 0
         assert len(receiver.requests) == 1
@@ -204,7 +280,7 @@ class TestStop:
         task = server.submit(delay=0)
         receiver.wait(lambda: receiver.held == 1)
         server.signal()
-        wait_until(lambda: refused(server), "nobody is let in")
+        wait_until(lambda: server.get("/readyz").status == 503, "it is being stopped")
         server.signal()
         assert server.wait() == 1
         assert "second time" in server.lines()[-1]["message"]

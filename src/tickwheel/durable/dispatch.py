@@ -424,7 +424,7 @@ class Dispatch:
         and a call that has been sent.
         """
         if self._jobs:
-            logger.info("waiting up to %g s for %d tasks to end", grace, len(self._jobs))
+            logger.info("waiting for tasks to end: %d, for up to %.1f s", len(self._jobs), grace)
             await asyncio.wait(self._jobs, timeout=grace)
         left = list(self._jobs.items())
         for job, attempt in left:

@@ -6,6 +6,7 @@ counts.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -52,6 +53,7 @@ ONCE = (
 )  # fmt: skip
 PROBLEM = b"application/problem+json"
 UNKNOWN = "unknown"
+STOPPING = "the server is being stopped: ask another, or this one again soon"
 BODIES = 256 << 20  # bytes of all bodies that are being read at once
 
 
@@ -169,6 +171,10 @@ class App:
             return await self._answer(route, params, scope, headers, receive, request_id)
         except Gone:
             return None
+        except asyncio.CancelledError:
+            if not self.stopping:
+                raise
+            return self._refusal(Refused("not_started", STOPPING), request_id)
         except Exception as error:  # noqa: BLE001
             return self._refusal(error, request_id)
 
@@ -194,6 +200,8 @@ class App:
             if b"authorization" not in headers and self._here_only:
                 check_here(headers)
             access.require(route.scope)
+            if self.stopping and route.adds:
+                raise Refused("not_started", STOPPING)
         query = route.read_query(pairs(scope["query_string"]))
         body, media = b"", ""
         if route.takes is not None:
@@ -271,6 +279,8 @@ class App:
         ]
         if reply.status == 204:
             del headers[:2]
+        if self.stopping:
+            headers.append((b"connection", b"close"))  # the next one goes to another server
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

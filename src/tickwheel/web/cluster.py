@@ -70,7 +70,7 @@ async def healthz(_: Call) -> Reply:
 async def readyz(call: Call) -> Reply:
     """Say whether requests can be served: the store answers, and nothing is being stopped."""
     if call.app.stopping:
-        return Reply(types.Status("stopping"), 503, NO_STORE)
+        return Reply(types.Status("stopping"), 503, [*NO_STORE, (b"retry-after", b"1")])
     try:
         async with asyncio.timeout(READY_SECONDS):
             await call.app.node.store.registry.version()

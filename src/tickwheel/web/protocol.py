@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_HEAD = 65_536  # bytes of a request's line and headers
 PATIENCE_SECONDS = 60.0  # for a request's head to have come, and each time for more of its body
 PROGRESS = 65_536  # bytes of a body that must have come by then, unless it has ended
+LAST_SECONDS = 1.0  # the same patience when the server is being stopped, and any progress will do
 
 OFFERS = frozenset({b"upgrade", b"http2-settings"})  # of another protocol: not taken up
 CONTINUE = b"HTTP/1.1 100 "
@@ -77,6 +78,7 @@ class Protocol(HttpToolsProtocol):
         self._head = 0  # bytes that have come after the piece it began in, or one of its body
         self._size = 0  # bytes of its line and headers
         self._came = 0  # bytes of its body since the last look
+        self._ending = False
         self._alarm: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
@@ -191,6 +193,18 @@ class Protocol(HttpToolsProtocol):
             self._unwatch()
         super().on_message_complete()
 
+    def shutdown(self) -> None:
+        """The server is being stopped: have what goes on answered, and wait for nobody else."""
+        self._ending = True
+        super().shutdown()
+        if self._awaiting == BODY:
+            self._unwatch()
+            self._came = 0
+            self._watch()
+        if self._wire.get_write_buffer_size():
+            self._unstick()
+            self._look_at_buffer(sys.maxsize)
+
     def pause_writing(self) -> None:
         """What was answered is not being read: wait for that, not for ever."""
         super().pause_writing()
@@ -199,7 +213,8 @@ class Protocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         """It is being read."""
-        self._unstick()
+        if not self._ending:  # then all of it must be
+            self._unstick()
         super().resume_writing()
 
     def _look_at_buffer(self, before: int) -> None:
@@ -208,7 +223,7 @@ class Protocol(HttpToolsProtocol):
         if left >= before:
             self._wire.abort()
         else:
-            self._stuck = self.loop.call_later(PATIENCE_SECONDS, self._look_at_buffer, left)
+            self._stuck = self.loop.call_later(self._patience(), self._look_at_buffer, left)
 
     def _unstick(self) -> None:
         if self._stuck is not None:
@@ -246,8 +261,11 @@ class Protocol(HttpToolsProtocol):
     def _refuse_head(self) -> None:
         self.refuse(431, "too_large", f"a request's head may have {MAX_HEAD} bytes")
 
+    def _patience(self) -> float:
+        return LAST_SECONDS if self._ending else PATIENCE_SECONDS
+
     def _watch(self) -> None:
-        self._alarm = self.loop.call_later(PATIENCE_SECONDS, self._too_slow)
+        self._alarm = self.loop.call_later(self._patience(), self._too_slow)
 
     def _unwatch(self) -> None:
         if self._alarm is not None:
@@ -256,11 +274,13 @@ class Protocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._alarm = None
-        if self._awaiting == BODY and self._came >= PROGRESS:
+        if self._awaiting == BODY and self._came >= (1 if self._ending else PROGRESS):
             self._came = 0
             self._watch()
         elif self.pipeline or (self._answering() and self.cycle.response_started):
             self.transport.close()  # in the middle of an answer there is no place for another
+        elif self._ending:
+            self.refuse(503, "not_started", "the server is being stopped", "retry-after: 1\r\n")
         else:
             self.refuse(408, "timeout", f"no request within {PATIENCE_SECONDS:g} s")
 

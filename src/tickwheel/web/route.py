@@ -95,7 +95,7 @@ class Route:
     - `takes`: the type of the body, decoded and checked before `work` is called; `optional`: an
       empty body is like `{}`. `query`: the type of the query.
     - `gives`: the statuses and their types, the usual one first.
-    - `missing`: the code that is told when what the path names is not there.
+    - `adds`: it makes tasks, and is refused while the server is being stopped.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Route:
         raw: tuple[str, ...] = (),
         problems: Iterable[int] = (),
         headers: tuple[str, ...] = (),
-        missing: str | None = None,
+        adds: bool = False,
     ) -> None:
         self.method = method
         self.path = path
@@ -125,7 +125,7 @@ class Route:
         self.raw = raw
         self.problems = tuple(problems)
         self.headers = headers
-        self.missing = missing
+        self.adds = adds
         self.parts = path.removeprefix("/").split("/")
         self._decoder = msgspec.json.Decoder(takes) if takes is not None and not raw else None
         self._numbers = whole_numbers(query) if query is not None else frozenset()

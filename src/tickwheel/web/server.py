@@ -153,16 +153,14 @@ async def serve(
         app = App(scheduler, guard, limits, here_only=here_only, tracing=tracing)
         if tracing is not None:
             tracing.follow(scheduler.node.channels)
-        server = Server(uvicorn_config(config, app), app)
+        server = Server(uvicorn_config(config, app), app, config.grace)
         load(server.config, config)
         if inherited is None:
             announce(config, listener)
         async with server.among_siblings(inherited):
             with server.signals():
                 await server.serve([listener])
-                grace = server.grace_left(config.grace)
-                logger.info("stopping: up to %g s for what is under way", grace)
-                await scheduler.stop(grace)
+                await scheduler.stop(server.grace_left())
     except BaseException:
         if scheduler.running:
             await scheduler.stop(0)
@@ -180,7 +178,6 @@ def uvicorn_config(config: Config, app: App) -> uvicorn.Config:
         ws="none", lifespan="off", loop="none", interface="asgi3",
         log_config=None, access_log=False, server_header=False, date_header=True,
         proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=max(1, round(config.grace)),
         ssl_certfile=str(config.tls_cert) if config.tls_cert else None,
         ssl_keyfile=str(config.tls_key) if config.tls_key else None,
     )  # fmt: skip
@@ -205,11 +202,16 @@ def announce(config: Config, listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, whose signals are ours: the scheduler has to be stopped after it."""
+    """uvicorn's server, whose signals are ours: the scheduler has to be stopped after it.
 
-    def __init__(self, config: uvicorn.Config, app: App) -> None:
+    - Told to stop, it goes on listening while calls are under way, and says so to whoever asks:
+      a balancer sees by /readyz that it is to ask others, and nobody is refused a connection.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: App, grace: float) -> None:
         super().__init__(config)
         self._app = app
+        self._grace = grace
         self._orphaned = False
         self._clock = SystemClock()
         self._told_at = self._clock.time()
@@ -251,24 +253,36 @@ class Server(uvicorn.Server):
             siblings.close(last=self._orphaned)
 
     def _told(self) -> None:
-        if self.should_exit:
+        if self._app.stopping:
             self._told_again()
         self._told_at = self._clock.time()
         self._app.stopping = True
+        under_way = len(self._app.node.dispatch.running)
+        logger.info("stopping: calls under way: %d, for up to %g s", under_way, self._grace)
         self._app.node.leave()  # while requests end, other nodes take over what is due
-        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Say whether to end: what was under way has ended, or its time is over."""
+        if self._app.stopping and not (self._app.node.dispatch.running and self.grace_left()):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let nobody in any more, and answer what is being asked, within what is left."""
+        self.config.timeout_graceful_shutdown = max(1, round(self.grace_left()))
+        await super().shutdown(sockets)
 
     def abandoned(self, lifeline: int) -> None:
         """The supervisor is gone: stop, as if it had said so."""
         asyncio.get_running_loop().remove_reader(lifeline)
         self._orphaned = True
-        if not self.should_exit:
+        if not self._app.stopping:
             logger.warning("the supervisor is gone: stopping")
             self._told()
 
-    def grace_left(self, grace: float) -> float:
+    def grace_left(self) -> float:
         """Return how much of the grace time is left since it was told to stop."""
-        return max(0.0, self._told_at + grace - self._clock.time())
+        return max(0.0, self._told_at + self._grace - self._clock.time())
 
     def _told_again(self) -> None:
         logger.warning("stopped a second time: leaving at once; nothing that was stored is lost")

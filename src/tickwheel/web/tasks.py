@@ -285,11 +285,11 @@ def shown_state(state: State) -> Any:
 ROUTES = [
     Route("POST", "/v1/tasks", submit, scope="submit", takes=types.SubmitTask,
           gives={201: types.Task, 200: types.Task}, problems=(409,),
-          headers=("idempotency-key",)),
+          headers=("idempotency-key",), adds=True),
     Route("GET", "/v1/tasks", list_tasks, scope="read", query=types.ListTasks,
           gives={200: types.TaskPage}),
     Route("POST", "/v1/tasks/batch", submit_batch, scope="submit", takes=list[types.BatchTask],
-          raw=("application/json", NDJSON), gives={200: types.Batch}),
+          raw=("application/json", NDJSON), gives={200: types.Batch}, adds=True),
     Route("POST", "/v1/tasks/cancel", cancel_where, scope="submit", takes=types.CancelWhere,
           gives={200: types.Cancelled}),
     Route("GET", "/v1/tasks/{id}", get, scope="read", gives={200: types.Task}, problems=(404,)),
