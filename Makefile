@@ -14,7 +14,8 @@ STORE ?= tickwheel.db
 
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.native
+SERVER := $(VENV)/.native
+READY := $(VENV)/.tools
 NATIVE := $(wildcard src/tickwheel/*.[ch])
 PACKAGES := valgrind postgresql-15 redis-server faketime curl # what the tests call, as Debian packages
 
@@ -34,11 +35,11 @@ setup: $(READY) ## Make .venv with the package, its native core and all tools
 	@$(BIN)/python -c 'import sys, tickwheel; print(f"{sys.prefix}: Python {sys.version.split()[0]}, native core: {tickwheel.NATIVE}")'
 
 .PHONY: serve
-serve: $(READY) ## Start the service on SQLite, until Ctrl-C; it prints its address
+serve: $(SERVER) ## Start the service on SQLite, until Ctrl-C; it prints its address
 	@exec $(BIN)/tickwheel serve --store sqlite:///$(STORE) --allow-private-targets $(SERVE_ARGS)
 
 .PHONY: lab
-lab: $(READY) ## Watch a wheel turn in the terminal, until Ctrl-C
+lab: $(SERVER) ## Watch a wheel turn in the terminal, until Ctrl-C
 	@exec $(BIN)/tickwheel lab
 
 .PHONY: test
@@ -137,7 +138,12 @@ clean: ## Remove all that make has made
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks docs tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The stamps. Installed without the native core, which then is built alone: once here, and again when it changes.
+# The stamps. What serves is installed first, so that a first `make serve` waits for nothing else; the tools come on
+# top of it. Installed without the native core, which then is built alone: once here, and again when it changes.
+# setuptools builds it, and newer Pythons come without. pip says what it does, but for what tells of nothing new.
+
+INSTALL := TICKWHEEL_PURE=1 $(BIN)/pip install --progress-bar off
+NEWS := sed -u -e '/already satisfied/d'
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -149,9 +155,15 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py
-	TICKWHEEL_PURE=1 $(BIN)/pip install -q -e '.[test,check,docs,bench]'
+	@echo "$(VENV): installing what the server needs; this once takes a minute or so"
+	@$(INSTALL) -e '.[server]' 'setuptools>=77.0.3' | $(NEWS)
 	@touch $@
 
 $(VENV)/.native: $(VENV)/.installed $(NATIVE)
 	$(REQUIRED) $(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+$(VENV)/.tools: pyproject.toml setup.py | $(VENV)/.native
+	@echo "$(VENV): installing the tools for tests, checks, docs and benchmarks; this once takes some minutes"
+	@$(INSTALL) -e '.[test,check,docs,bench]' | $(NEWS)
 	@touch $@
