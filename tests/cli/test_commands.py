@@ -94,6 +94,19 @@ def test_a_server_that_is_no_url_is_a_mistake_and_a_token_in_the_clear_a_warning
     assert "hunter2" not in ran.err
 
 
+def test_a_service_as_it_is_shown_can_be_put_under_another_name(run, client, tmp_path):
+    client.answers["get_service"] = service(endpoint="https://a.example/", problem="no key")
+    shown = run("services", "show", "sums").out
+    (tmp_path / "service.json").write_text(shown)
+    client.calls.clear()
+    assert run("services", "put", "copy", "--from", "@service.json", "--replace").code == 0
+    assert client.calls == [("put_service", ("copy",), given(service(**json.loads(shown)).config))]
+
+
+def given(config):
+    return {name: value for name, value in config.items() if value is not None}
+
+
 def test_a_payload_comes_from_a_file_or_stdin(run, client, tmp_path):
     (tmp_path / "p.json").write_text('{"é": 1}', "utf-8")
     run("submit", "s", f"@{tmp_path}/p.json")
@@ -106,6 +119,9 @@ def test_a_file_that_was_given_without_its_at_sign_is_recognised(run, client, tm
     ran = run("services", "put", "s", "--from", "service.json")
     assert ran.code == 2
     assert "a file is given as @service.json" in ran.err
+    ran = run("services", "put", "s", "--from", "away.json")
+    assert ran.err.endswith("; a file is given as @away.json (try 'root services put --help')\n")
+    assert "quotes" not in run("services", "put", "s", "--from", "text").err
     assert "needs its quotes" in run("submit", "s", "text").err
     assert "needs its quotes" in run("submit", "s", "x" * 5000).err
 

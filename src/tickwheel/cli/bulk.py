@@ -13,7 +13,7 @@ import click
 from tickwheel.cli import exits
 from tickwheel.cli.output import Output, console, examples, plain, printing
 from tickwheel.cli.remote import remote, service_names
-from tickwheel.cli.types import stdin
+from tickwheel.cli.types import refuse, stdin
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Reader:
             yield self._decoded(rest)
 
     def _array(self, rest: str) -> Iterator[Any]:
-        decoder = json.JSONDecoder(parse_constant=_refuse)
+        decoder = json.JSONDecoder(parse_constant=refuse)
         separated = True
         while True:
             rest = rest.lstrip()
@@ -134,7 +134,7 @@ class Reader:
 
     def _decoded(self, line: str) -> Any:
         try:
-            return json.loads(line, parse_constant=_refuse)
+            return json.loads(line, parse_constant=refuse)
         except json.JSONDecodeError as error:
             raise self._wrong(f"{error.msg}, at column {error.colno}") from error
         except (ValueError, RecursionError) as error:
@@ -143,10 +143,6 @@ class Reader:
     def _wrong(self, why: str) -> NotTasks:
         where = f"line {self._line}" if self._line else f"task {self.count + 1}"
         return NotTasks(f"{where} cannot be read: {why}")
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
 
 
 @click.command(

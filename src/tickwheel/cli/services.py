@@ -9,7 +9,7 @@ import click
 
 from tickwheel.cli.output import Output, examples, plain, printing
 from tickwheel.cli.remote import remote, service_names
-from tickwheel.cli.types import DURATION, PAYLOAD, SECRET
+from tickwheel.cli.types import DURATION, OBJECT, SECRET
 from tickwheel.config import MASK
 from tickwheel.errors import ServiceChanged, UnknownService
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TURNS = 8  # of a change that others were quicker than each time
 NESTED = ("backoff", "breaker")  # --backoff-first is backoff's "first"
+SHOWN = ("name", "version", "updated_at", "problem")  # what `show` has besides the configuration
 
 
 @click.group()
@@ -55,6 +56,7 @@ def show(*, client: Client, out: Output, name: str) -> None:
         "tickwheel services put close-order --endpoint https://shop.example/hooks/close",
         "tickwheel services put close-order --rate 50 --max-attempts 8",
         "tickwheel services put close-order --generate-secret --keep-old",
+        "tickwheel services show close-order --json > service.json",
         "tickwheel services put close-order --from @service.json --replace",
     )
 )
@@ -84,7 +86,10 @@ def show(*, client: Client, out: Output, name: str) -> None:
 @click.option("--generate-secret", is_flag=True, help="Make a new secret, and print it once.")
 @click.option("--keep-old", is_flag=True, help="Sign with the earlier secrets, too: rotation.")
 @click.option("--enabled/--disabled", default=None, help="Whether its tasks are called at all.")
-@click.option("--from", "document", type=PAYLOAD, metavar="JSON|@FILE|-", help="Fields as JSON.")
+@click.option(
+    "--from", "document", type=OBJECT, metavar="JSON|@FILE|-",
+    help="Fields as JSON, such as `services show --json` prints them.",
+)  # fmt: skip
 @click.option("--replace", is_flag=True, help="What is not given gets its default again.")
 @printing
 @remote
@@ -97,18 +102,16 @@ def put(
     secret: str | None,
     generate_secret: bool,
     keep_old: bool,
-    document: Any,
+    document: dict[str, Any] | None,
     replace: bool,
     **flags: Any,
 ) -> None:
     """Make a service, or change one: what is given is changed, the rest stays as it is."""
-    if document is not None and not isinstance(document, dict):
-        raise click.BadParameter("a JSON object is wanted", param_hint="--from")
     check_secrets(secret, generate=generate_secret, keep_old=keep_old)
     made = new_secret() if generate_secret else None
 
     def configured(before: dict[str, Any]) -> dict[str, Any]:
-        config = merged({} if replace else before, (document or {}) | fields_of(flags))
+        config = merged({} if replace else before, part_of(document or {}) | fields_of(flags))
         if headers:
             config["headers"] = dict(map(header_of, headers))
         if given := secret or made:
@@ -194,6 +197,11 @@ def stored(client: Client, name: str, *, new: bool) -> tuple[dict[str, Any], int
             raise
         return {}, 0
     return service.config, service.version
+
+
+def part_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a service as it is shown may be put: a file of one makes a copy."""
+    return {name: value for name, value in document.items() if name not in SHOWN}
 
 
 def fields_of(flags: dict[str, Any]) -> dict[str, Any]:

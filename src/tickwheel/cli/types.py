@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from tickwheel.config import duration
 
 if TYPE_CHECKING:
     from click import Context, Parameter
+
+FILE_NAME = re.compile(r"\A[\w./~-]+\.(json|ndjson|jsonl|txt)\Z")
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -66,9 +69,27 @@ class Payload(click.ParamType):  # type: ignore[type-arg]
             return value
         text = text_of(self, value, param, ctx)
         try:
-            return json.loads(text, parse_constant=_refuse)
+            return json.loads(text, parse_constant=refuse)
         except (ValueError, RecursionError) as error:
             self.fail(f"this is no JSON: {error}{hint_on(value)}", param, ctx)
+
+
+class Object(click.ParamType):  # type: ignore[type-arg]
+    """A JSON object, as typed, from `@FILE` or stdin (`-`): its fields are read."""
+
+    name = "object"
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        text = text_of(self, value, param, ctx)
+        try:
+            found = json.loads(text, parse_constant=refuse)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"this is no JSON: {error}{hint_on(value, text=False)}", param, ctx)
+        if not isinstance(found, dict):
+            self.fail("a JSON object is wanted", param, ctx)
+        return found
 
 
 class Secret(click.ParamType):  # type: ignore[type-arg]
@@ -83,14 +104,20 @@ class Secret(click.ParamType):  # type: ignore[type-arg]
         return text
 
 
-def hint_on(value: str) -> str:
-    """Return what may have been meant by a value that is no JSON."""
+def hint_on(value: str, *, text: bool = True) -> str:
+    """Return what may have been meant by a value that is no JSON: a file, or text if it may be."""
     if value[:1] in ("@", "-"):
         return ""
-    with suppress(OSError, ValueError):  # it may be no name of a file at all
-        if Path(value).is_file():
-            return f"; a file is given as @{value}"
-    return "; a string needs its quotes: '\"text\"'"
+    if FILE_NAME.search(value) or is_file(value):
+        return f"; a file is given as @{value}"
+    return "; a string needs its quotes: '\"text\"'" if text else ""
+
+
+def is_file(value: str) -> bool:
+    """Say whether a file is called so; it may be no name of a file at all."""
+    with suppress(OSError, ValueError):
+        return Path(value).is_file()
+    return False
 
 
 def stdin() -> TextIO:
@@ -119,8 +146,10 @@ def text_of(
     return value
 
 
-def _refuse(word: str) -> None:
+def refuse(word: str) -> None:
+    """Refuse NaN and its like, which Python reads and JSON has not."""
     raise ValueError(f"{word} is not JSON")
 
 
-DURATION, MOMENT, PAYLOAD, SECRET = Duration(), Moment(), Payload(), Secret()
+DURATION, MOMENT, PAYLOAD = Duration(), Moment(), Payload()
+OBJECT, SECRET = Object(), Secret()
