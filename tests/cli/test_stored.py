@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tickwheel.cli.stored import NAMESPACE, SCOPES, make_token
+from tickwheel.cli.stored import NAMESPACE, SCOPES, make_token, shown
 from tickwheel.durable.scheduler import store_at
 from tickwheel.web import access
 
@@ -60,6 +60,21 @@ def test_a_token_has_what_was_asked_for(run, store):
     assert token["scopes"] == ["submit", "read"]
     assert (token["namespace"], token["rate"], token["name"]) == ("shop", 5.0, "orders")
     assert token["expires_at"] > token["created_at"]
+
+
+@pytest.mark.parametrize("span", ["0", "500ms", "100000000d", "1e300"])
+def test_a_token_lives_a_second_at_least_and_a_century_at_most(run, store, span):
+    ran = run("tokens", "create", "odd", "--expires", span, "--store", store)
+    assert ran.code == 2
+    assert "must be from 1s to 36500d" in ran.err
+    assert run("tokens", "create", "odd", "--expires", "36500d", "--store", store).code == 0
+
+
+def test_a_token_of_a_year_that_no_date_has_can_be_listed_and_revoked():
+    made = make_token(
+        "odd", namespace="", scopes=("read",), rate=None, now_ms=1, lifetime=8_640_000_000_000.0
+    )
+    assert shown(made.token)["expires_at"] == "9999-12-31T23:59:59.000Z"
 
 
 def test_without_more_a_token_may_submit_and_read_in_the_default_namespace(run, store):

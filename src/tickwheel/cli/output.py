@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 WIDE = 200  # columns of text that goes into a file or a pipe
 UNBOUNDED = 5_000  # more columns than a table has
 LONG = 60  # columns that a cell beside others may have
+LAST_MS = 253_402_300_799_000  # the last second that a date can have
 GAP = 2  # columns between two of a table
 BLANKS = re.compile(r"[ \t\r\n]+")  # other white space is shown as what it is
 WHOLE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z")
@@ -221,8 +222,10 @@ def moment(at: datetime) -> str:
 
 
 def moment_of_ms(at_ms: int | None) -> str | None:
-    """Return a time in milliseconds since 1970 as the API writes it."""
-    return None if at_ms is None else moment(datetime.fromtimestamp(at_ms / 1000, UTC))
+    """Return a time in milliseconds since 1970 as the API writes it; one beyond 9999 is its end."""
+    if at_ms is None:
+        return None
+    return moment(datetime.fromtimestamp(min(at_ms, LAST_MS) / 1000, UTC))
 
 
 def cell(value: object, *, lines: bool = False) -> Text:

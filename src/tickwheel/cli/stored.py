@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 ACTOR = "local"
+LONGEST = 100 * 365 * 86_400.0  # seconds that a token may live; for longer it needs no end
 
 
 class Made(NamedTuple):
@@ -90,6 +91,13 @@ def namespace_of(_: click.Context, __: click.Parameter, value: str) -> str:
     return value
 
 
+def lifetime_of(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """Return for how long a token is to live; one that is void at once would be a mistake."""
+    if value is not None and not 1 <= value <= LONGEST:
+        raise click.BadParameter(f"it must be from 1s to 36500d, got {value:g} s")
+    return value
+
+
 @click.group()
 def tokens() -> None:
     """Make, list and revoke access tokens.
@@ -119,7 +127,10 @@ def tokens() -> None:
 @click.option(
     "--rate", type=click.FloatRange(0.001, 1_000_000), help="Requests per second that it may make."
 )
-@click.option("--expires", type=DURATION, help="After how long it is void, such as 90d.")
+@click.option(
+    "--expires", type=DURATION, callback=lifetime_of,
+    help="After how long it is void, such as 90d.  [default: never]",
+)  # fmt: skip
 @click.option("--quiet", "-q", is_flag=True, help="Print the token and nothing else.")
 @settings("store")
 @printing
