@@ -45,7 +45,7 @@ lab: $(SERVER) ## Watch a wheel turn in the terminal, until Ctrl-C
 .PHONY: test
 test: $(READY) asyncio-tests ## Run the tests
 	@tools/debian-packages $(PACKAGES)
-	$(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 .PHONY: check
 check: $(READY) ## Run ruff and mypy
