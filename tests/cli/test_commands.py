@@ -2,11 +2,13 @@
 
 import json
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import click
 import pytest
 
 from cli.fakes import AT, ID, service, task
+from tickwheel.cli import remote
 from tickwheel.cli.output import Output
 from tickwheel.client import ApiError, Attempt, Page, State, Verdict
 from tickwheel.errors import ServiceChanged, UnknownService, UnknownTask
@@ -256,21 +258,28 @@ def test_all_goes_through_every_page(run, client):
     assert ran.err == ""
 
 
-def test_a_limit_ends_the_list_and_says_how_to_go_on(run, client):
+def test_a_limit_ends_the_list_and_a_program_that_set_it_is_told_nothing(run, client):
     client.answers["list"] = pages(3)
     ran = run("list", "--limit", "2")
     assert len(ran.lines) == 2
-    assert ran.err == "there are more: --cursor 2, or --all\n"
+    assert ran.err == ""
     assert [call[2]["limit"] for call in client.calls] == [2, 1]
 
 
-def test_that_there_are_more_is_said_after_the_table(run, client, monkeypatch):
-    client.answers["list"] = pages(3)
+def test_who_set_no_limit_is_told_that_there_are_more_after_the_table(run, client, monkeypatch):
+    client.answers["list"] = Page([task()] * 100, "c")
+    assert run("list").err == "there are more: --cursor c, or --all\n"
     told = []
     monkeypatch.setattr(click, "echo", lambda *args, **options: told.append("more"))
     monkeypatch.setattr(Output, "table", lambda *args: told.append("table"))
-    run("list", "--limit", "2", "--table")
+    run("list", "--table")
     assert told == ["table", "more"]
+
+
+def test_on_a_terminal_a_list_that_goes_on_always_says_so(run, client, monkeypatch):
+    client.answers["list"] = pages(3)
+    monkeypatch.setattr(remote, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    assert run("list", "--limit", "2").err == "there are more: --cursor 2, or --all\n"
 
 
 def test_the_limit_may_pass_what_one_page_can_hold(run, client):

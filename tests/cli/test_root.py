@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
 
@@ -199,6 +200,46 @@ def test_an_error_names_the_flag_that_helps(run, client):
     assert "--token or TICKWHEEL_TOKEN" in run("show", ID).err
     client.answers["replay"] = errors.AlreadyReplayed("use force")
     assert "--force" in run("backlog", "replay", ID).err
+    client.answers["get"] = ServerUnavailable("cannot connect")
+    assert "is it running? --server or TICKWHEEL_SERVER" in run("show", ID).err
+
+
+def test_an_option_before_the_command_is_told_its_place(run):
+    ran = run("--server", "http://127.0.0.1:1", "list")
+    assert ran.code == exits.USAGE
+    assert ran.err.endswith("Options go after the command: tickwheel COMMAND --server …\n")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "red"),
+    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+     ({"TERM": "dumb"}, False), ({"TERM": "xterm", "NO_COLOR": ""}, True)],
+)  # fmt: skip
+def test_an_error_on_a_terminal_is_red_unless_no_colour_is_wanted(more, red):
+    environ = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    leader, follower = pty.openpty()
+    with os.fdopen(leader, "rb", buffering=0) as screen:
+        ran = subprocess.run(
+            [sys.executable, "-m", "tickwheel", "submit"], stderr=follower, timeout=60,
+            env=environ | more, check=False,
+        )  # fmt: skip
+        os.close(follower)
+        told = screen.read(4096)
+    assert ran.returncode == exits.USAGE
+    assert b"error:" in told
+    assert (b"\x1b[" in told) == red
+
+
+@pytest.mark.parametrize("form", ["--table", "--json"])
+def test_what_the_encoding_of_stdout_lacks_is_escaped(form, tmp_path):
+    (tmp_path / "tickwheel.toml").write_text('node = "né"', "utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-m", "tickwheel", "config", form], capture_output=True, timeout=60,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"}, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert (b"n\\xe9" if form == "--table" else b"n\\u00e9") in ran.stdout
 
 
 def test_every_code_of_the_package_has_an_exit_code_or_is_a_programs_own():

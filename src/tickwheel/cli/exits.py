@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ BETWEEN = (401, 403, 429, 502, 503, 504)  # what a proxy before the server may s
 HINTS = {  # what the flag is called here
     "unauthorized": "a token comes from --token or TICKWHEEL_TOKEN",
     "already_replayed": "a second replay: --force",
+    "server_unavailable": "is it running? --server or TICKWHEEL_SERVER names another",
 }
 
 
@@ -101,7 +103,13 @@ def tell(error: TickwheelError, *, as_json: bool) -> None:
 
 def tell_line(line: str, *, word: str = "error:", colour: str = "red") -> None:
     """Write one line of an error, or of a warning, to stderr."""
-    click.echo(f"{click.style(word, fg=colour, bold=True)} {line}", err=True)
+    styled = click.style(word, fg=colour, bold=True)
+    click.echo(f"{styled} {line}", err=True, color=None if coloured() else False)
+
+
+def coloured() -> bool:
+    """Say whether a terminal may be given colours; click asks no variable, as rich does."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:

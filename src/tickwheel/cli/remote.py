@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tickwheel.cli.exits import tell_line
 from tickwheel.errors import TickwheelError
@@ -84,7 +86,8 @@ def paged(
 ) -> Iterator[Any]:
     """Yield the items of a list, page by page, `limit` of them at most.
 
-    When there are more, it is said on stderr how to go on, once the command has printed its list.
+    When there are more, it is said on stderr how to go on, once the command has printed its list:
+    to people, and to who has set no limit.
     """
     left = limit
     while True:
@@ -96,9 +99,16 @@ def paged(
         if cursor is None:
             return
         if left is not None and left <= 0:
-            line = f"there are more: --cursor {cursor}, or --all"
-            click.get_current_context().call_on_close(functools.partial(click.echo, line, err=True))
+            tell_of_more(click.get_current_context(), cursor)
             return
+
+
+def tell_of_more(ctx: click.Context, cursor: str) -> None:
+    """Say at the end that a list goes on; a program that has set the limit itself knows."""
+    chosen = ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE
+    if sys.stderr.isatty() or not chosen:
+        line = f"there are more: --cursor {cursor}, or --all"
+        ctx.call_on_close(functools.partial(click.echo, line, err=True))
 
 
 def limits(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ It names the commands and imports none, so that `--help` and completion are quic
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from importlib import import_module
@@ -127,10 +128,15 @@ class Root(click.Group):
         **extra: Any,
     ) -> NoReturn:
         """Run, and exit: there is no other mode, the parameter is click's."""
+        if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot show is no reason to stop
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except NO_COMMAND as error:
             click.echo(error.format_message(), err=True)
+            code = exits.USAGE
+        except click.NoSuchOption as error:
+            exits.tell_line(f"{error.format_message()}{hint_on(error)}")
             code = exits.USAGE
         except click.UsageError as error:
             where = f" (try '{error.ctx.command_path} --help')" if error.ctx else ""
@@ -148,6 +154,15 @@ class Root(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more, at its end
             code = exits.OTHER
         sys.exit(code if isinstance(code, int) else exits.OK)
+
+
+def hint_on(error: click.NoSuchOption) -> str:
+    """Return what helps with an unknown option: most belong to a command, and go behind it."""
+    if error.ctx is None:
+        return ""
+    if isinstance(error.ctx.command, Root):
+        return f" Options go after the command: tickwheel COMMAND {error.option_name} …"
+    return f" (try '{error.ctx.command_path} --help')"
 
 
 def show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
