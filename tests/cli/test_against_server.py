@@ -249,18 +249,19 @@ def benches(ok):
     return [line for line in ok("services", "list").lines if line["name"].startswith("bench-")]
 
 
-def test_a_bench_that_is_interrupted_cleans_up_as_well(ok):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_bench_that_is_interrupted_cleans_up_as_well(ok, number, code):
     limit = time.monotonic() + WATCHDOG
     with process("bench", "--count", "1000000", "--seconds", "600") as running:
         try:
             while not benches(ok):
                 assert running.poll() is None
                 assert time.monotonic() < limit
-            running.send_signal(signal.SIGINT)
+            running.send_signal(number)
             told = running.communicate(timeout=WATCHDOG)
         finally:
             running.kill()
-    assert running.returncode == 130
+    assert running.returncode == code
     assert "Traceback" not in "".join(told)
     assert not benches(ok)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import signal
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,8 +94,9 @@ def bench(
     """Measure a running server.
 
     It makes a service of its own, bench-…, and a sink that is called; the server must be allowed to
-    call it: `tickwheel serve --allow-private-targets`. At the end the service is deleted and what
-    is left of its tasks is cancelled; ended tasks stay in the backlog until they are pruned.
+    call it: `tickwheel serve --allow-private-targets`. At the end, also by Ctrl-C or SIGTERM, the
+    service is deleted and what is left of its tasks is cancelled; ended tasks stay in the backlog
+    until they are pruned.
 
     Lateness is taken where the call arrives, so that both clocks must be the same.
     """
@@ -111,6 +113,7 @@ def bench(
     headers += [("tickwheel-namespace", namespace)] if namespace else []
 
     async def run() -> list[Measure]:
+        stop_on_sigterm()
         now = SystemClock().time
         async with (
             Server(server, headers, plan.connections, now) as there,
@@ -118,7 +121,10 @@ def bench(
         ):
             return await Bench(plan, there, sink, WallClock().time).run()
 
-    measures = ran(run())
+    try:
+        measures = ran(run())
+    except asyncio.CancelledError:
+        return exits.TERMINATED
     show(out, plan, measures)
     return exits.OK if all(measure.count for measure in measures) else exits.OTHER
 
@@ -141,6 +147,14 @@ def ran(main: Coroutine[Any, Any, list[Measure]]) -> list[Measure]:
         factory = None
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
+
+
+def stop_on_sigterm() -> None:
+    """Let SIGTERM cancel the running task, as Ctrl-C does, so that it cleans up."""
+    task = asyncio.current_task()
+    assert task is not None, "called on a loop"
+    with contextlib.suppress(NotImplementedError):  # Windows knows no such signal
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 class Bench:
@@ -192,7 +206,12 @@ class Bench:
                 await asyncio.sleep(0.25)
             else:
                 return
-        tell(f"the service {self._name} still has tasks and could not be deleted")
+        exits.tell_line(
+            f"{self._name} has calls under way and could not be deleted; later:"
+            f" tickwheel services delete {self._name}",
+            word="warning:",
+            colour="yellow",
+        )
 
     async def _cancel(self) -> None:
         while (await self._server.ask("POST", "/v1/tasks/cancel", {"service": self._name}))[

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OK, OTHER, USAGE, NOT_FOUND, CONFLICT, REFUSED, AUTH, UNAVAILABLE, RATE_LIMITED = range(9)
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143  # as shells have it: 128 and the signal
 
 # Controls that JSON leaves as they are, what turns the direction of text, and lone surrogates.
 UNPRINTABLE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
