@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -31,12 +32,14 @@ class Time:
 
     def __init__(self):
         self.now = 1000.0
+        self.leave_at = float("inf")
 
     def clock(self):
         return self.now
 
-    def sleep(self, seconds):
+    def wait(self, seconds):
         self.now += seconds
+        return self.now >= self.leave_at
 
 
 def test_nothing_is_lost_between_schedule_and_fire(lab):
@@ -87,7 +90,7 @@ def test_colour_changes_nothing_but_the_colour(lab):
 
 def test_plain_frames_come_once_a_second_with_an_empty_line_between(lab):
     out, time = io.StringIO(), Time()
-    run(lab, out, clock=time.clock, sleep=time.sleep, rate=20, frames=3)
+    run(lab, out, clock=time.clock, pressed=time.wait, rate=20, frames=3)
     assert time.now == 1002.0
     assert lab.wheel.now == 540
     assert out.getvalue().count("tickwheel lab") == 3
@@ -97,8 +100,16 @@ def test_plain_frames_come_once_a_second_with_an_empty_line_between(lab):
 
 def test_it_stops_when_its_seconds_are_over(lab):
     time = Time()
-    run(lab, io.StringIO(), clock=time.clock, sleep=time.sleep, seconds=5)
+    run(lab, io.StringIO(), clock=time.clock, pressed=time.wait, seconds=5)
     assert time.now == 1005.0
+
+
+def test_it_stops_when_somebody_leaves_and_says_so(lab):
+    time = Time()
+    assert run(lab, io.StringIO(), clock=time.clock, pressed=time.wait, frames=2) is False
+    time.leave_at = time.now + 3
+    assert run(lab, io.StringIO(), clock=time.clock, pressed=time.wait) is True
+    assert time.now == 1004.0
 
 
 @pytest.mark.parametrize("options", [["--size", "1"], ["--size", "65"], ["--rate", "0"]])
@@ -119,24 +130,52 @@ def test_once_prints_one_plain_frame():
     assert "\x1b" not in printed.stdout
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_cleanly_and_gives_the_cursor_back(stop):
-    terminal, inside = pty.openpty()
-    lab = subprocess.Popen(
-        COMMAND, stdout=inside, stderr=inside, env=os.environ | {"TERM": "xterm"}
-    )
-    os.close(inside)
-    seen = os.read(terminal, 65536)
-    while b"pending" not in seen:
-        seen += os.read(terminal, 65536)
-    lab.send_signal(stop)
-    while chunk := read(terminal):
-        seen += chunk
-    os.close(terminal)
-    assert lab.wait(timeout=60) == 0
+@pytest.mark.parametrize("command", [COMMAND, [sys.executable, "-m", "tickwheel", "lab"]])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, b"q"])
+def test_who_leaves_has_the_terminal_as_it_was(stop, command):
+    seen = watched(command, stop)
     assert seen.startswith(lab_module.OPEN_SCREEN.encode())
+    assert seen.endswith(lab_module.CLOSE_SCREEN.encode())
     assert seen.count(lab_module.CLOSE_SCREEN.encode()) == 1
     assert b"Traceback" not in seen
+
+
+def test_when_it_ends_by_itself_the_last_picture_stays():
+    seen = watched([*COMMAND, "--frames", "2"])
+    assert b"pending" in seen.partition(lab_module.CLOSE_SCREEN.encode())[2]
+
+
+def test_one_frame_on_a_terminal_takes_no_screen_of_its_own():
+    seen = watched([*COMMAND, "--once"])
+    assert b"\x1b[36m" in seen
+    assert b"\x1b[?1049h" not in seen
+    assert seen.count(b"tickwheel lab") == 1
+    assert b"\x1b" not in watched([*COMMAND, "--once"], NO_COLOR="1")
+
+
+def watched(command, stop=None, **environ):
+    """Run it on a terminal, end it by a signal or a key, and return all that it wrote."""
+    terminal, inside = pty.openpty()
+    lab = subprocess.Popen(
+        command, stdin=inside, stdout=inside, stderr=inside,
+        env=os.environ | {"TERM": "xterm"} | environ,
+    )  # fmt: skip
+    os.close(inside)
+    watchdog = threading.Timer(60, lab.kill)
+    watchdog.start()
+    seen = b""
+    while chunk := read(terminal):
+        seen += chunk
+        if b"pending" in seen and isinstance(stop, bytes):
+            os.write(terminal, stop)
+            stop = None
+        elif b"pending" in seen and stop:
+            lab.send_signal(stop)
+            stop = None
+    watchdog.cancel()
+    os.close(terminal)
+    assert lab.wait(timeout=60) == 0
+    return seen
 
 
 def read(terminal):

@@ -1,7 +1,7 @@
 """A wheel to watch: `python -m tickwheel.lab` draws one turning in the terminal.
 
 The picture comes from `snapshot()`, `where()` and the counters, which any program may read. Only
-`main` asks for the time.
+`watch` asks for the time.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import argparse
 import os
 import signal
 import sys
-import time
 from collections import Counter, deque
 from random import Random
 from typing import TYPE_CHECKING, Any, TextIO
 
 import tickwheel
+from tickwheel.keyboard import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LONGEST = 3000  # ticks that an entry of the lab may wait
+FOREVER = float("inf")
 HELD = 150  # entries that the lab keeps pending, more or less
 EVENTS = 7  # lines of news under the picture
 
@@ -136,16 +137,18 @@ def run(
     out: TextIO,
     *,
     clock: Callable[[], float],
-    sleep: Callable[[float], None],
+    pressed: Callable[[float], bool],
     rate: float = 20.0,
-    frames: float = float("inf"),
-    seconds: float = float("inf"),
+    frames: float = FOREVER,
+    seconds: float = FOREVER,
     terminal: bool = False,
-) -> None:
-    """Draw frames until there were `frames` of them, or `seconds` have passed.
+    colour: bool = False,
+) -> bool:
+    """Draw frames until there were `frames` of them, or `seconds` have passed, or somebody leaves.
 
     A tick is 1 / `rate` seconds. On a terminal each tick is drawn over the one before; elsewhere a
-    plain frame is written once a second.
+    plain frame is written once a second. `pressed` waits, and says whether somebody wants to leave;
+    the answer is whether somebody has.
     """
     pause = 1 / rate if terminal else 1.0
     started_at, first = clock(), lab.wheel.now
@@ -153,7 +156,7 @@ def run(
     while True:
         elapsed = clock() - started_at
         lab.turn(first + int(elapsed * rate))
-        frame = draw(lab, colour=terminal)
+        frame = draw(lab, colour=colour)
         if terminal:
             out.write("\x1b[H" + frame.replace("\n", "\x1b[K\n") + "\x1b[K\n\x1b[J")
         else:
@@ -161,44 +164,41 @@ def run(
         out.flush()
         drawn += 1
         if drawn >= frames or elapsed + pause > seconds:
-            return
-        sleep(pause)
+            return False
+        if pressed(pause):
+            return True
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Watch a wheel turn until Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="tickwheel.lab", description=main.__doc__)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
-    parser.add_argument("--frames", type=int, default=None, help="stop after so many frames")
-    parser.add_argument("--once", action="store_true", help="draw one frame and stop")
-    parser.add_argument("--size", type=int, default=16, help="slots of a level (default 16)")
-    parser.add_argument("--rate", type=float, default=20.0, help="ticks per second (default 20)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another story")
-    options = parser.parse_args(argv)
-    if not 2 <= options.size <= 64:
-        parser.error(f"--size must be from 2 to 64, got {options.size}")
-    if not 0 < options.rate <= 1000:
-        parser.error(f"--rate must be over 0 and at most 1000, got {options.rate}")
+def watch(
+    *,
+    size: int = 16,
+    seed: int = 0,
+    rate: float = 20.0,
+    frames: float = FOREVER,
+    seconds: float = FOREVER,
+) -> int:
+    """Draw a lab to stdout, and return the exit code.
 
-    lab = Lab(options.size, options.seed)
+    On a terminal it has a screen of its own, unless it is one frame. Who leaves, with q or Ctrl-C,
+    has the terminal as it was; when it ends by itself the last picture stays.
+    """
+    lab = Lab(size, seed)
     for now in range(1, 301):  # a past, so that the first frame has something to tell
         lab.turn(now)
-    terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    frames = 1 if options.once else options.frames or float("inf")
+    capable = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    terminal = capable and frames > 1
+    colour = capable and not os.environ.get("NO_COLOR")
+    clock = tickwheel.SystemClock().time
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # restore the cursor then, too
+    left = True
     try:
-        if terminal:
-            sys.stdout.write(OPEN_SCREEN)
-        run(
-            lab,
-            sys.stdout,
-            clock=tickwheel.SystemClock().time,
-            sleep=time.sleep,
-            rate=options.rate,
-            frames=frames,
-            seconds=options.seconds,
-            terminal=terminal,
-        )
+        with keys() as pressed:
+            if terminal:
+                sys.stdout.write(OPEN_SCREEN)
+            left = run(
+                lab, sys.stdout, clock=clock, pressed=pressed, rate=rate, frames=frames,
+                seconds=seconds, terminal=terminal, colour=colour,
+            )  # fmt: skip
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:  # the reader has left; nothing may be written at exit either
@@ -208,9 +208,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         if terminal:
             sys.stdout.write(CLOSE_SCREEN)
             sys.stdout.flush()
-    if terminal:
-        print(draw(lab, colour=True))  # the last picture stays
+    if terminal and not left:
+        print(draw(lab, colour=colour))
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Watch a wheel turn until q or Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m tickwheel.lab", description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=FOREVER, help="stop after so long")
+    parser.add_argument("--frames", type=int, default=FOREVER, help="stop after so many frames")
+    parser.add_argument("--once", action="store_true", help="draw one frame and stop")
+    parser.add_argument("--size", type=int, default=16, help="slots of a level (default 16)")
+    parser.add_argument("--rate", type=float, default=20.0, help="ticks per second (default 20)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, another story")
+    options = parser.parse_args(argv)
+    if not 2 <= options.size <= 64:
+        parser.error(f"--size must be from 2 to 64, got {options.size}")
+    if not 0 < options.rate <= 1000:
+        parser.error(f"--rate must be over 0 and at most 1000, got {options.rate}")
+    return watch(
+        size=options.size,
+        seed=options.seed,
+        rate=options.rate,
+        frames=1 if options.once else options.frames,
+        seconds=options.seconds,
+    )
 
 
 def _entries(count: int) -> str:

@@ -1,14 +1,43 @@
-"""`lab`: a wheel to watch, as `python -m tickwheel.lab`."""
+"""`lab`: a wheel to watch, as `python -m tickwheel.lab`, which needs no other package."""
 
 from __future__ import annotations
 
 import click
 
+from tickwheel.cli.output import examples
+from tickwheel.cli.types import DURATION
 
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def lab(arguments: tuple[str, ...]) -> int:
-    """Watch a wheel turn in the terminal."""
-    from tickwheel.lab import main  # noqa: PLC0415
 
-    return main(arguments)
+@click.command(
+    epilog=examples(
+        "tickwheel lab", "tickwheel lab --size 8 --rate 100", "tickwheel lab --once --seed 7"
+    )
+)
+@click.option("--seconds", type=DURATION, help="Stop after so long.")
+@click.option("--frames", type=click.IntRange(1), help="Stop after so many frames.")
+@click.option("--once", is_flag=True, help="Draw one frame and stop.")
+@click.option(
+    "--size", type=click.IntRange(2, 64), default=16, show_default=True, help="Slots of a level."
+)
+@click.option(
+    "--rate", type=click.FloatRange(0.01, 1000), default=20.0, show_default=True,
+    help="Ticks per second.",
+)  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, another story.")
+def lab(
+    *, seconds: float | None, frames: int | None, once: bool, size: int, rate: float, seed: int
+) -> int:
+    """Watch a wheel turn in the terminal.
+
+    It asks no server. q leaves; where the output is no terminal it writes a plain frame each
+    second.
+    """
+    from tickwheel.lab import FOREVER, watch  # noqa: PLC0415 - not for --help
+
+    return watch(
+        size=size,
+        seed=seed,
+        rate=rate,
+        frames=1 if once else frames or FOREVER,
+        seconds=FOREVER if seconds is None else seconds,
+    )
