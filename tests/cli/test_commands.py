@@ -174,6 +174,17 @@ def test_a_table_is_as_wide_as_the_terminal_and_nothing_of_it_is_cut(run, client
     assert ID in run("list", "--table").out
 
 
+def test_a_first_attempt_goes_without_saying(run, client, monkeypatch):
+    client.answers["list"] = Page([task(attempt=1, state="finished")] * 2, None)
+    assert "attempt" not in run("list", "--table").out
+    client.answers["list"] = Page([task(attempt=1), task(attempt=2)], None)
+    assert [line.split()[-1] for line in run("list", "--table").out.splitlines()[2:]] == ["1", "2"]
+    monkeypatch.setenv("COLUMNS", "70")
+    lines = run("list", "--table").out.splitlines()
+    assert [line.split() for line in lines[4:]] == [["attempt", "2"]]
+    assert len(lines) == 5
+
+
 def test_where_nobody_knows_how_wide_it_is_a_row_is_one_line(run, client):
     client.answers["list"] = Page([task(key="k" * 50, error="e" * 60, attempt=2)] * 2, None)
     lines = run("list", "--table").out.splitlines()

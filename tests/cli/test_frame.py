@@ -8,7 +8,7 @@ from rich.console import Console
 
 import tickwheel
 from tickwheel.cli import top as top_command
-from tickwheel.cli.frame import Look, block, drawn, quantile, span
+from tickwheel.cli.frame import Look, block, drawn, quantile, span, tick_of
 from tickwheel.durable.histogram import Histogram
 
 
@@ -82,9 +82,9 @@ def test_a_wheel_is_drawn_level_by_level():
         wheel.schedule(expiry, None)
     text = text_of(drawn("http://h", look(), look(wheel={"levels": wheel.snapshot()})))
     first, second = (line for line in text.splitlines() if line.startswith("level"))
-    assert first.split()[:4] == ["level", "1", "tick", "1"]
+    assert first.split()[:5] == ["level", "1", "tick", "1", "ms"]
     assert "·····"[1:] + "█▃·" in first
-    assert second.split()[4] == "1"
+    assert second.split()[3:6] == ["8", "ms", "1"]
 
 
 @pytest.mark.parametrize("width", [120, 80, 60, 40])
@@ -93,7 +93,7 @@ def test_a_level_that_is_wider_than_the_terminal_has_lines_of_one_length(width, 
     level = {"level": 1, "tick": 1, "pointer": pointer, "counts": [0] * 64}
     frame = drawn("http://h", look(), look(wheel={"levels": [level]}))
     lines = text_of(frame, width).splitlines()[5:]
-    start = len("level 1  tick 1  0  ")
+    start = len("level 1  tick 1 ms  0  ")
     bars = [line[start:].rstrip() for line in lines if "·" in line]
     assert sum(bar.count("·") for bar in bars) == 63
     assert max(map(len, lines)) <= width
@@ -117,11 +117,30 @@ def test_a_node_and_trouble_are_shown():
     text = text_of(drawn("http://h", look(), look(nodes=nodes), "connection refused"))
     assert "n-1" in text
     assert "connection refused" in text
+    assert "lease" not in text
+    nodes[0] |= {"started_at": "2030-01-31T12:00:00.000Z", "lease_until": None}
+    text = text_of(drawn("http://h", look(), look(nodes=nodes, stats={"uptime": 7300.0})))
+    assert "2030-01-31" in text
+    assert "up 2 h" in text
+
+
+def test_a_tick_has_its_unit():
+    assert [tick_of(tick) for tick in (None, 1, 64, 4096, 64**3)] == [
+        "?", "1 ms", "64 ms", "4.1 s", "4 min",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "–"), (0.0, "0.0 ms"), (0.0123, "12.3 ms"), (5.0, "5.0 s"), (600.0, "10 min")],
+    [
+        (None, "–"),
+        (0.0, "0.0 ms"),
+        (0.0123, "12.3 ms"),
+        (5.0, "5.0 s"),
+        (600.0, "10 min"),
+        (7200.0, "2 h"),
+        (300_000.0, "3 d"),
+    ],
 )
 def test_a_span_is_for_people(seconds, text):
     assert span(seconds) == text

@@ -94,3 +94,12 @@ def test_lab_draws_a_wheel():
     ran = subprocess.run(argv, capture_output=True, timeout=60, text=True, check=False)
     assert ran.returncode == 0
     assert "level 1" in ran.stdout
+
+
+def test_a_narrow_terminal_is_shown_the_values_and_not_what_they_are(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("config", "--table").out.splitlines()
+    assert "what it is" not in lines[0]
+    assert len(lines) == len(SETTINGS) + 2
+    monkeypatch.setenv("COLUMNS", "160")
+    assert "what it is" in run("config", "--table").out

@@ -125,6 +125,8 @@ def figures(before: Look, after: Look) -> Text:
         _add(text, f"{name} ", "–" if rate is None else f"{rate:,.0f}/s")
     for name, part in (("p50", 0.5), ("p99", 0.99)):
         _add(text, f"late {name} ", span(after.lateness(before, part)))
+    if "uptime" in after.stats:
+        _add(text, "up ", span(after.stats["uptime"]))
     text.append("\n")
     for name in ("held", "waiting", "running", "owned"):
         if name in after.stats:
@@ -147,7 +149,10 @@ def span(seconds: float | None) -> str:
         return "–"
     if seconds < 1:
         return f"{seconds * 1000:.1f} ms"
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    for unit, name in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.1f} s"
 
 
 class Bars:
@@ -185,10 +190,17 @@ def levels(look: Look) -> Table:
             bars.append(block(count, most) if count or slot == pointer else "·", style)
         held = Text(f"{sum(counts):,}", justify="right")
         name = Text(f"level {level.get('level', '?')}", style="bold")
-        table.add_row(name, Text(f"tick {level.get('tick', '?')}"), held, Bars(bars))
+        table.add_row(name, Text(f"tick {tick_of(level.get('tick'))}"), held, Bars(bars))
     if not table.row_count:
         table.add_row(Text("the wheel is empty", style="bright_black"))
     return table
+
+
+def tick_of(tick_ms: int | None) -> str:
+    """Return a level's tick, which the server has in milliseconds, for people."""
+    if tick_ms is None:
+        return "?"
+    return f"{tick_ms} ms" if tick_ms < 1000 else span(tick_ms / 1000)
 
 
 def block(count: int, most: int) -> str:
@@ -226,11 +238,13 @@ def services(look: Look) -> Table:
 
 
 def nodes(look: Look) -> Table:
-    """Return the nodes and how many shards each owns."""
-    table = _table("node", "shards", "started", "lease until")
+    """Return the nodes and how many shards each owns; a node that is alone has no lease."""
+    titles = {"name": "node", "shards": "shards", "started_at": "started"}
+    titles |= {"lease_until": "lease until"}
+    told = [name for name in titles if any(node.get(name) is not None for node in look.nodes)]
+    table = _table(*(titles[name] for name in told))
     for node in look.nodes:
-        row = [node.get(name) for name in ("name", "shards", "started_at", "lease_until")]
-        table.add_row(*map(cell, row))
+        table.add_row(*(cell(node.get(name)) for name in told))
     return table
 
 

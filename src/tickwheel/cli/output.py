@@ -29,6 +29,7 @@ UNBOUNDED = 5_000  # more columns than a table has
 LONG = 60  # columns that a cell beside others may have
 LAST_MS = 253_402_300_799_000  # the last second that a date can have
 GAP = 2  # columns between two of a table
+USUAL = {"attempt": 1}  # what goes without saying in a list
 BLANKS = re.compile(r"[ \t\r\n]+")  # other white space is shown as what it is
 WHOLE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z")
 COLOURS = {
@@ -63,7 +64,8 @@ class Output(NamedTuple):
     def items(self, items: Iterable[object], columns: Sequence[str]) -> int:
         """Print a list: JSON lines as they come, or a table of these fields; return how many.
 
-        A table leaves out the fields that nothing in the list has, and the milliseconds.
+        A table leaves out the fields in which nothing in the list differs from the usual, and the
+        milliseconds.
         """
         if self.as_json:
             count = 0
@@ -73,7 +75,9 @@ class Output(NamedTuple):
             return count
         shown: list[dict[str, Any]] = [plain(item) for item in items]
         told = [
-            name for name in columns if not shown or any(tells(item.get(name)) for item in shown)
+            name
+            for name in columns
+            if not shown or any(tells(item.get(name), name) for item in shown)
         ]
         self.table(told, [[brief(item.get(name)) for name in told] for item in shown])
         return len(shown)
@@ -104,7 +108,7 @@ class Output(NamedTuple):
             rest = [
                 (titles[number], value)
                 for number, value in enumerate(values)
-                if number not in beside and tells(value)
+                if number not in beside and tells(value, titles[number])
             ]
             if rest:
                 screen.print(Padding(pairs(rest), (0, 0, 0, 4), expand=False))
@@ -205,8 +209,10 @@ def plain(value: object) -> Any:
     return value
 
 
-def tells(value: object) -> bool:
-    """Say whether a field has something to show."""
+def tells(value: object, name: str = "") -> bool:
+    """Say whether a field has something to show; one with a name, other than the usual."""
+    if name in USUAL and value == USUAL[name]:
+        return False
     return value not in (None, "", [], {}, 0) or value is False
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tickwheel.cli.output import Output, examples, printing
+from tickwheel.cli.output import Output, console, examples, printing
 from tickwheel.config import FILE, SETTINGS, SWITCH, load
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tickwheel.config import Setting
 
+ROOMY = 120  # columns in which a sentence has room beside three others
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
@@ -84,13 +85,15 @@ def config(out: Output, config_file: str | None, **flags: object) -> None:
     """Show every setting of serve and where it is from.
 
     It takes the flags of `tickwheel serve`, too, and says what would come of them; secrets are
-    masked. As JSON it has the values alone, as a file may have them.
+    masked. As JSON it has the values alone, as a file may have them. What each setting is, a wide
+    terminal shows here, and `tickwheel serve --help` everywhere.
     """
     made, origins = load(flags, os.environ, config_file)
     if out.as_json:
         out.value({s.name: s.shown(getattr(made, s.field)) for s in SETTINGS})
     else:
-        out.text(["setting", "value", "from", "what it is"], _rows(made, origins))
+        told = ["setting", "value", "from"] + (["what it is"] if console().width >= ROOMY else [])
+        out.text(told, [row[: len(told)] for row in _rows(made, origins)])
 
 
 def _rows(made: object, origins: dict[str, str]) -> Iterable[list[object]]:
