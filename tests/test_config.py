@@ -14,6 +14,7 @@ from tickwheel.config import (
     Listen,
     duration,
     load,
+    mistyped,
     without_password,
 )
 
@@ -282,11 +283,29 @@ def test_a_repeated_flag_is_a_list_and_an_empty_one_is_not_given():
         ({"tls_key": Path("k")}, "tls_key is set and tls_cert is not"),
         ({"workers": 2}, "more than one worker needs a store on PostgreSQL"),
         ({"coordinator": "postgres"}, "solo would be right"),
+        ({"max_payload": 2 << 20, "max_body": 1024}, "max_payload is 2MiB and max_body is 1KiB"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         Config(**given)
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [("LISTN", "LISTEN"), ("WORKER", "WORKERS"), ("LOGLEVEL", "LOG_LEVEL"), ("SERVERS", "SERVER")],
+)
+def test_a_variable_that_is_nearly_a_setting_is_told_of(variable, meant):
+    assert mistyped({f"TICKWHEEL_{variable}": "x"}) == {
+        f"TICKWHEEL_{variable}": f"TICKWHEEL_{meant}"
+    }
+
+
+def test_the_variables_of_others_are_their_own():
+    kubernetes = ("PORT", "SERVICE_HOST", "SERVICE_PORT", "PORT_7380_TCP", "PORT_7380_TCP_ADDR")
+    names = [*(setting.variable for setting in SETTINGS), "PATH", "TICKWHEEL_WEBHOOK_SECRET"]
+    names += [f"TICKWHEEL_{name}" for name in (*kubernetes, "TOKEN", "CONFIG", "TEST_CORE")]
+    assert mistyped(dict.fromkeys(names, "x")) == {}
 
 
 def test_it_is_frozen_and_can_be_sent_to_another_process():

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FILE = "tickwheel.toml"  # read from the working directory when it is there
+PREFIX = "TICKWHEEL_"  # of every variable
 FILE_VARIABLE = "TICKWHEEL_CONFIG"
+OTHERS = {"CONFIG", "SERVER", "TOKEN", "NAMESPACE", "PURE", "NATIVE"}  # read elsewhere
+NEAR = 0.75  # how alike names are, of 1, that may be one mistyped
 MASK = "********"
 DEFAULT = "default"
 
@@ -30,6 +33,7 @@ SIZES |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3}
 WORDS = {"1": True, "true": True, "yes": True, "on": True}
 WORDS |= {"0": False, "false": False, "no": False, "off": False}
 DAY = 86_400.0
+PAYLOAD = 1 << 20  # bytes
 
 
 class ConfigError(TickwheelError, ValueError):
@@ -109,7 +113,7 @@ class Setting(NamedTuple):
     @property
     def variable(self) -> str:
         """The name in the environment."""
-        return f"TICKWHEEL_{self.name.upper()}"
+        return f"{PREFIX}{self.name.upper()}"
 
     def shown(self, value: object) -> Any:
         """Return a value for people and for JSON: without secrets."""
@@ -359,9 +363,12 @@ class Config:
         "How many connections one process has open at once; never more than three fifths of its"
         " file descriptors.",
     )  # fmt: skip
-    max_body: int = _setting(16 << 20, _bytes(1024, 1 << 30), "The largest body of a request.")
+    max_body: int = _setting(
+        16 << 20, _bytes(1024, 1 << 30),
+        "The largest body of a request; the clients send batches of up to 4 MiB.",
+    )  # fmt: skip
     max_batch: int = _setting(10_000, _whole(1, 100_000), "The most tasks in one batch.")
-    max_payload: int = _setting(1 << 20, _bytes(1, 1 << 28), "The largest payload of a task.")
+    max_payload: int = _setting(PAYLOAD, _bytes(1, 1 << 28), "The largest payload of a task.")
     retention: float = _setting(
         7 * DAY, _seconds(0, 36_500 * DAY), "For how long tasks that ended are kept."
     )
@@ -396,6 +403,11 @@ class Config:
         if (self.tls_cert is None) != (self.tls_key is None):
             given, other = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
             raise ConfigError(f"{given} is set and {other} is not: HTTPS needs both")
+        if self.max_body < self.max_payload != PAYLOAD:  # the default gives way to a small body
+            raise ConfigError(
+                f"max_payload is {_spelled_size(self.max_payload)} and max_body is"
+                f" {_spelled_size(self.max_body)}: a payload comes in a body, which must be larger"
+            )
         if not self.store.startswith("sqlite:"):
             return
         if self.workers > 1:
@@ -449,6 +461,24 @@ def load(
         else:
             origins[setting.field] = DEFAULT
     return Config(**values), origins
+
+
+def mistyped(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are no setting but nearly one, each with what may have been meant.
+
+    Others may be anybody's: Kubernetes makes some of a service's name.
+    """
+    import difflib  # noqa: PLC0415 - for a message
+
+    known = {setting.variable.removeprefix(PREFIX) for setting in SETTINGS} | OTHERS
+    found: dict[str, str] = {}
+    for variable in environ:
+        name = variable.removeprefix(PREFIX)
+        if name == variable or name in known:
+            continue
+        for near in difflib.get_close_matches(name, known, 1, NEAR):
+            found[variable] = PREFIX + near
+    return found
 
 
 def _read(file: str | Path | None, environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:

@@ -103,3 +103,10 @@ def test_a_narrow_terminal_is_shown_the_values_and_not_what_they_are(run, monkey
     assert len(lines) == len(SETTINGS) + 2
     monkeypatch.setenv("COLUMNS", "160")
     assert "what it is" in run("config", "--table").out
+
+
+def test_a_mistyped_variable_is_told_of(run, monkeypatch, served):
+    monkeypatch.setenv("TICKWHEEL_LISTN", "127.0.0.1:1")
+    told = "warning: TICKWHEEL_LISTN is no setting: did you mean TICKWHEEL_LISTEN?\n"
+    assert run("serve").err == told
+    assert run("config").err == told

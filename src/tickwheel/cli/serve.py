@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tickwheel.cli.exits import tell_line
 from tickwheel.cli.output import Output, console, examples, printing
-from tickwheel.config import FILE, SETTINGS, SWITCH, load
+from tickwheel.config import FILE, SETTINGS, SWITCH, load, mistyped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from tickwheel.config import Setting
+    from tickwheel.config import Config, Setting
 
 ROOMY = 120  # columns in which a sentence has room beside three others
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -32,6 +33,14 @@ def settings(*names: str) -> Callable[[F], F]:
         )(command)  # fmt: skip
 
     return decorate
+
+
+def loaded(flags: Mapping[str, object], file: str | None) -> tuple[Config, dict[str, str]]:
+    """Return the configuration and where it is from; of a variable nobody reads it is told."""
+    for variable, near in mistyped(os.environ).items():
+        line = f"{variable} is no setting: did you mean {near}?"
+        tell_line(line, word="warning:", colour="yellow")
+    return load(flags, os.environ, file)
 
 
 def _flag_of(setting: Setting) -> Callable[[F], F]:
@@ -60,7 +69,7 @@ def serve(config_file: str | None, **flags: object) -> int:
 
     TICKWHEEL_SECRET_KEY, in the environment only, seals services' secrets in the store.
     """
-    config, _ = load(flags, os.environ, config_file)
+    config, _ = loaded(flags, config_file)
     try:
         from tickwheel.web.server import run  # noqa: PLC0415 - it brings the whole server
     except ImportError as missing:
@@ -88,7 +97,7 @@ def config(out: Output, config_file: str | None, **flags: object) -> None:
     masked. As JSON it has the values alone, as a file may have them. What each setting is, a wide
     terminal shows here, and `tickwheel serve --help` everywhere.
     """
-    made, origins = load(flags, os.environ, config_file)
+    made, origins = loaded(flags, config_file)
     if out.as_json:
         out.value({s.name: s.shown(getattr(made, s.field)) for s in SETTINGS})
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,9 +10,9 @@ import click
 
 from tickwheel.cli.exits import UnknownToken, tell_line
 from tickwheel.cli.output import Output, examples, moment_of_ms, printing
-from tickwheel.cli.serve import settings
+from tickwheel.cli.serve import loaded, settings
 from tickwheel.cli.types import DURATION
-from tickwheel.config import Config, ConfigError, load, without_password
+from tickwheel.config import Config, ConfigError, without_password
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.scheduler import scheme_of, sqlite_path, store_at
 from tickwheel.durable.tokens import ANY, NAMESPACE, SCOPES, new_token
@@ -149,7 +148,7 @@ def create(
     """Make a token and print it, this one time."""
     if not name.strip() or not name.isprintable() or len(name) > 200:
         raise click.BadParameter("1 to 200 printable characters", param_hint="NAME")
-    config, _ = load({"store": store}, os.environ, config_file)
+    config, _ = loaded({"store": store}, config_file)
     scopes = tuple(scope for scope in SCOPES if scope in scopes)
 
     async def put() -> Made:
@@ -187,7 +186,7 @@ def create(
 @printing
 def list_tokens(out: Output, config_file: str | None, store: str | None) -> None:
     """List the tokens, oldest first."""
-    config, _ = load({"store": store}, os.environ, config_file)
+    config, _ = loaded({"store": store}, config_file)
 
     async def read() -> list[Token]:
         await require(config)
@@ -207,7 +206,7 @@ def list_tokens(out: Output, config_file: str | None, store: str | None) -> None
 @printing
 def revoke(out: Output, token_id: str, config_file: str | None, store: str | None) -> None:
     """Revoke a token by its id: what stands between tw_ and the next _."""
-    config, _ = load({"store": store}, os.environ, config_file)
+    config, _ = loaded({"store": store}, config_file)
     if token_id.startswith("tw_"):  # the whole token: its secret must get into no message
         token_id = token_id.split("_")[1]
 
@@ -242,7 +241,7 @@ def migrate(out: Output, config_file: str | None, **flags: object) -> None:
     `serve` does this, too, when it starts; here it can be done before. A store that is not there is
     made.
     """
-    config, _ = load(flags, os.environ, config_file)
+    config, _ = loaded(flags, config_file)
 
     async def bring() -> tuple[int, int]:
         before = await version_of(config)
