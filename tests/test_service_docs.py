@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,7 @@ def rows(text, heading):
 
 ERRORS = page("reference/errors")
 OPERATE = page("how-to/service-operate")
+ALERTS = (DOCS / "how-to" / "alerts.yml").read_text("utf-8")
 RECEIVE = page("how-to/service-receive")
 CLIENTS = page("how-to/service-clients")
 REFERENCE = page("reference/client")
@@ -96,6 +98,30 @@ def test_every_metric_is_in_the_table(server):
     assert list(told) == [name for name, _ in given]
     for name, kind in given:
         assert told[name].startswith("histogram") == (kind == "histogram"), name
+
+
+def test_every_metric_that_the_alerts_name_exists_with_its_labels(server):
+    import urllib.request
+
+    with Client(server) as client:  # a service that was called has all of them
+        client.put_service("called", endpoint="http://127.0.0.1:9/", max_attempts=1)
+        client.submit("called")
+    for _ in range(600):
+        with urllib.request.urlopen(f"{server}/metrics", timeout=SECONDS) as answer:
+            text = answer.read().decode()
+        if "\ntickwheel_breaker{" in text:
+            break
+        time.sleep(0.1)
+    text += '\ntickwheel_worker_up{worker="0"} 1\n'  # with several workers only
+    expressions = " ".join(re.findall(r"^ +expr: (.*)$", ALERTS, re.MULTILINE))
+    assert ALERTS.count("- alert: ") == ALERTS.count(" expr: ") >= 8
+    for metric, braces in re.findall(r"\b(tickwheel_\w+)(\{.*?\})?", expressions):
+        samples = re.findall(rf"^{metric}(?:\{{.*\}})? ", text, re.MULTILINE)
+        assert samples, metric
+        for label, words in re.findall(r'(\w+)=~?"([^"]+)"', braces):
+            for word in words.split("|"):
+                told = f'{label}="{word}"' if label != "status" else f'{label}="'
+                assert any(told in sample for sample in samples), (metric, told)
 
 
 def test_every_scope_is_in_the_table():
