@@ -6,6 +6,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.client.encoding import Json
 from tickwheel.client.errors import ApiError, ServerTimedOut, ServerUnavailable, problem_of
 from tickwheel.client.requests import InsecureToken
 from tickwheel.client.sync import Client
@@ -35,6 +36,7 @@ __all__ = [
     "Client",
     "Health",
     "InsecureToken",
+    "Json",
     "Node",
     "Page",
     "Schedule",

@@ -25,6 +25,7 @@ from tickwheel.client.encoding import (
     stamp_or_none,
     state_or_none,
     verdict_on,
+    written,
 )
 from tickwheel.client.errors import error_of
 from tickwheel.client.requests import Answer, Call, Request, document_of, header_text
@@ -117,7 +118,7 @@ def batch_item(request: Mapping[str, Any], idempotency_key: str) -> bytes:
     for name in ("due_at", "deadline"):
         if isinstance(options.get(name), datetime):
             options[name] = stamp(name, options[name])
-    return serial.encode(options)
+    return written(options)
 
 
 def batch_answer(item: Document) -> Submitted | TickwheelError:
