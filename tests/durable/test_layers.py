@@ -28,7 +28,8 @@ RANK = {module: rank for rank, line in enumerate(LAYERS) for module in line.spli
 # Implementations know their contract, what it speaks of, and each other's parts in their folder.
 IMPLEMENTATIONS = {
     "stores": {"task", "schedule", "store", "service", "registry", "log"},
-    "channels": {"task", "serial", "channel", "gate", "outcome", "service", "histogram"},
+    "channels": {"task", "serial", "channel", "gate", "outcome", "service", "histogram"}
+    | {"encoding", "log"},
     "coordinators": {"coordinator", "log"},
     "buffers": {"serial", "background"},
 }

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.durable.encoding import encode_carefully
+from tickwheel.durable.encoding import deeper, encode_carefully
 from tickwheel.durable.serial import Signature, decode, encode, restore
 
 ID = UUID("12345678-1234-5678-1234-567812345678")
@@ -291,6 +291,33 @@ class TestDecode:
     def test_what_is_not_json_is_a_value_error_that_says_where(self, body, words):
         with pytest.raises(ValueError, match=words):
             decode(body)
+
+
+def depth_of(value):
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return 1 + max(map(depth_of, parts), default=0)
+    return 0
+
+
+BRACKETS = st.text(alphabet='[]{}"\\, x')
+
+
+class TestDepth:
+    @given(
+        st.recursive(BRACKETS, lambda inner: st.lists(inner) | st.dictionaries(BRACKETS, inner)),
+        st.integers(0, 4),
+    )
+    def test_it_is_that_of_arrays_and_objects_whatever_stands_in_strings(self, value, depth):
+        for indent in (None, 1):
+            text = json.dumps(value, indent=indent).encode()
+            assert deeper(text, depth) == (depth_of(value) > depth)
+
+    @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"[":'])
+    def test_no_stack_is_needed(self, opening):
+        body = opening.encode() * 100_000
+        assert deeper(body, 99_999)
+        assert not deeper(body, 200_000)
 
 
 class TestRestore:

@@ -192,6 +192,12 @@ def test_a_payload_that_is_too_large_is_refused(strict):
     assert strict.get("/v1/schedules").json["items"] == []
 
 
+def test_a_payload_that_is_nested_too_deep_is_refused(strict):
+    body = b'{"service":"mail","interval":5,"payload":%s}' % (b"[" * 201 + b"]" * 201)
+    strict.put("/v1/schedules/a", body).refused(400, "bad_request")
+    assert strict.get("/v1/schedules").json["items"] == []
+
+
 def test_a_service_that_a_schedule_names_cannot_be_deleted(mail):
     body = {"service": "mail", "interval": 3600, "enabled": False}
     mail.put("/v1/schedules/a", body, status=201)

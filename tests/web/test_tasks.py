@@ -43,6 +43,12 @@ def moment(text):
     return datetime.fromisoformat(text)
 
 
+def nested(depth):
+    """So many arrays and objects within each other; brackets in strings are none."""
+    both, one = divmod(depth, 2)
+    return b'{"[":[' * both + b"[" * one + b'"]"' + b"]" * one + b"]}" * both
+
+
 def raw_payload(answer):
     """The payload's bytes within an answer, as they stand there."""
     return re.search(rb'"payload":(.*),"key":', answer.body, re.DOTALL)[1]
@@ -261,6 +267,16 @@ class TestLimits:
         small.submit(payload="x" * 98)
         answer = small.post("/v1/tasks", {"service": "mail", "payload": "x" * 99})
         assert "100" in answer.refused(413, "too_large")["detail"]
+
+    def test_a_payload_may_be_nested_as_deep_as_the_limit_and_no_deeper(self, mail):
+        good, bad = nested(200), nested(201)
+        for body in (b'{"service":"mail","payload":%s}', b'{"payload":%s,"service":"mail"}'):
+            mail.post("/v1/tasks", body % good, status=201)
+            answer = mail.post("/v1/tasks", body % bad)
+            assert "200" in answer.refused(400, "bad_request")["detail"]
+        items = [b'{"service":"mail","payload":%s}' % each for each in (good, bad, good)]
+        found = mail.post("/v1/tasks/batch", b"[%s]" % b",".join(items), status=200).json
+        assert [item["status"] for item in found["items"]] == [201, 400, 201]
 
     def test_a_body_that_is_too_large_is_413_by_its_length(self, small):
         answer = small.post("/v1/tasks", b"x", headers={"content-length": "2001"})
@@ -639,6 +655,14 @@ class TestFeedback:
         found = api.get(f"/v1/tasks/{task['id']}")
         assert found.json["state"] == "finished"
         assert result in found.body
+
+    def test_a_result_that_is_nested_too_deep_is_400_and_changes_nothing(self, accepted):
+        api, task = accepted
+        path = f"/v1/tasks/{task['id']}/feedback"
+        body = b'{"outcome":"finished","attempt":1,"result":%s}'
+        assert "200" in api.post(path, body % nested(201)).refused(400, "bad_request")["detail"]
+        assert api.get(f"/v1/tasks/{task['id']}").json["state"] == "running"
+        api.post(path, body % nested(200), status=200)
 
     def test_failed_is_tried_again(self, accepted):
         api, task = accepted

@@ -28,6 +28,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache, partial
+from itertools import accumulate
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
@@ -40,6 +41,7 @@ ALLOWED = (
     "timedelta, UUID, Decimal, Enum, bytes and paths"
 )
 TOO_DEEP = "nested too deeply, or inside itself"
+DEPTH = 200  # arrays and objects within each other, of what comes from elsewhere
 
 
 def encode(value: object) -> bytes:
@@ -72,6 +74,26 @@ def decode(body: bytes | str) -> Any:
         raise ValueError(f"not JSON: no UTF-8 at byte {error.start}") from None
     except RecursionError:
         raise ValueError("not read: this JSON is nested too deeply") from None
+
+
+def deeper(body: bytes, depth: int = DEPTH) -> bool:
+    """Say whether JSON has arrays and objects within each other more than `depth` times.
+
+    Whoever reads it may have less room on the stack than whoever took it: how deep a decoder goes
+    differs between Pythons, from a thousand to ten thousand.
+
+    Cost: a count of brackets; where there are enough of them, 20 ms for 1 MiB at worst.
+    """
+    if body.count(b"[") + body.count(b"{") <= depth:
+        return False
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside = b"".join(unescaped.split(b'"')[::2])  # of strings
+    steps = memoryview(outside.translate(_STEPS, _NO_BRACKETS)).cast("b")
+    return max(accumulate(steps), default=0) > depth
+
+
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # one deeper, or back: -1 as a byte
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 class Misfit(Exception):

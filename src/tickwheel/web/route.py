@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import msgspec.inspect
 
+from tickwheel.durable.encoding import DEPTH, deeper
 from tickwheel.web.problems import Refused
 
 if TYPE_CHECKING:
@@ -63,13 +64,18 @@ class Call:
         """Return the full name of what the path names."""
         return self.access.name(self.params["name"])
 
-    def payload(self, given: msgspec.Raw) -> bytes:
-        """Return a payload as it came; raise when it is too large."""
+    def payload(self, given: msgspec.Raw, what: str = "payload") -> bytes:
+        """Return JSON as it came; raise when it is too large, or nested too deep for a reader."""
         most = self.app.limits.payload
         payload = bytes(given)
         if len(payload) > most:
             raise Refused(
-                "too_large", f"a payload may have {most} bytes, this one has {len(payload)}"
+                "too_large", f"a {what} may have {most} bytes, this one has {len(payload)}"
+            )
+        if deeper(payload):
+            raise Refused(
+                "bad_request",
+                f"a {what} may have {DEPTH} arrays and objects within each other, and has more",
             )
         return payload
 

@@ -220,11 +220,10 @@ async def own(call: Call) -> str:
 
 async def feedback(call: Call, body: types.Feedback) -> Reply:
     """Say how an accepted attempt ended, or that it goes on."""
-    if len(bytes(body.result)) > call.app.limits.payload:
-        raise Refused("too_large", f"a result may have {call.app.limits.payload} bytes")
+    result = call.payload(body.result, "result")
     verdict = await call.scheduler.feedback(
         call.params["id"], body.outcome, attempt=body.attempt, epoch=body.epoch,
-        raw=bytes(body.result), error=body.error, retry=body.retry, namespace=call.access.within,
+        raw=result, error=body.error, retry=body.retry, namespace=call.access.within,
     )  # fmt: skip
     return Reply(types.Verdict(verdict.won, shown_state(verdict.state)))
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from tickwheel import __version__
@@ -22,6 +22,7 @@ from tickwheel.clock import Clock, SystemClock, WallClock
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.channels.signature import check_secret, sign
 from tickwheel.durable.channels.target import host_of
+from tickwheel.durable.encoding import deeper
 from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.log import logger
 from tickwheel.durable.service import PLACEHOLDER
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     Trace = Callable[[Task, Service], AbstractContextManager[Traced]]
 
 RESULT = 65_536  # bytes that a result may have; no more of a body is read
-DEPTH = 200  # arrays and objects within each other that a result may have
 EXCERPT = 500  # characters of a body that an error shows
 LONGEST_MS = 24 * 3600 * 1000  # that a callee may ask to be left alone
 CONNECTIONS = 10_000  # to one origin: a service's own concurrency bounds them before
@@ -310,21 +310,7 @@ def result_of(response: Response) -> str | None:
             json.dumps(value, ensure_ascii=False).encode()  # half a character is none
     except (ValueError, RecursionError):
         return None
-    if text.count("[") + text.count("{") > DEPTH and deeper(value, DEPTH):
-        return None  # whoever reads it has less room on the stack
-    return text.strip()
-
-
-def deeper(value: Any, depth: int) -> bool:
-    """Say whether arrays and objects are within each other more than `depth` times."""
-    level = [value]
-    for _ in range(depth + 1):
-        parts = [one.values() if isinstance(one, dict) else one for one in level
-                 if isinstance(one, dict | list)]  # fmt: skip
-        if not parts:
-            return False
-        level = [one for part in parts for one in part]
-    return True
+    return None if deeper(response.body) else text.strip()
 
 
 def _no_number(text: str) -> None:
