@@ -173,7 +173,7 @@ class ModelStore:
         return True
 
     def running(self, shards, until_ms):
-        """What was accepted is due when its lease ends."""
+        """What must be found; what was accepted is due when its lease ends."""
         return [
             one._replace(due_at_ms=one.lease_until_ms) if one.id in self.accepted else one
             for one in self.live.values()

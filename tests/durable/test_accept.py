@@ -141,6 +141,29 @@ class TestAccepted:
             node.feedback._accepts._flush = locked(accept, 5)
             assert (await app.feedback(task.id, outcome, attempt=1)).won
 
+    async def test_more_than_one_look_shows_are_all_ended_soon(self, stage, monkeypatch):
+        monkeypatch.setattr(feedback, "SWEPT", 5)
+        app, _ = calling(stage, ACCEPTED)
+        async with app:
+            running, looks = app.node.store.running, []
+
+            async def some(*args):
+                looks.append(stage.seconds)
+                found = await running(*args)
+                return sorted(found, key=lambda one: one.lease_until_ms)[:5]
+
+            app.node.store.running = some
+            await app.put_service("s", endpoint=URL, feedback_timeout=200, max_attempts=1)
+            await app.submit_many([{"service": "s"}] * 30)
+            await stage.advance(200)
+            assert len((await app.list(state="running")).items) == 30
+            assert len(looks) < 10, "none but each minute before their time has come"
+            await stage.advance(10)
+            assert (await app.list(state="running")).items == []
+            looks.clear()
+            await stage.advance(120)
+            assert len(looks) <= 3
+
     async def test_the_breaker_hears_that_the_service_works(self, stage):
         app, callee = calling(stage, BROKEN)
         async with app:

@@ -856,6 +856,36 @@ class TestLeases:
             done = await app.get(locked.id)
             assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
 
+    @pytest.mark.parametrize("renewed", [False, True])
+    async def test_one_with_a_long_lease_that_only_the_first_look_shows_is_ended(
+        self, stage, renewed
+    ):
+        """As where much that is unclaimed was due before it: the looks each minute stop there."""
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            node = app._node
+            task = await taken_away(app, note, stage)
+            first = await app.get(task.id)
+            end = first.lease_until_ms + 600_000
+            lease = Lease(task.id, first.attempt, first.epoch, end)
+            assert await node.store.renew([lease]) == [True]
+            everything = node.store.running
+
+            async def whole_or_nothing(shards, behind, until_ms):
+                return [] if behind is not None else await everything(shards)
+
+            node.store.running = whole_or_nothing
+            node.feedback.doubt()
+            await stage.advance(600)
+            if renewed:
+                assert await node.store.renew([lease._replace(until_ms=end + 600_000)]) == [True]
+                await stage.advance(600)
+            assert (await app.get(task.id)).state is State.RUNNING
+            await stage.advance(16)
+            done = await app.get(task.id)
+            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
+
     async def test_shards_that_were_away_for_a_moment_are_swept_again(self, stage):
         """The numbers are the same, the epochs are not: somebody had them in between."""
         app = stage.app()

@@ -18,7 +18,7 @@ from tickwheel.durable.batch import Batch
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.log import logger
 from tickwheel.durable.service import Service
-from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS
+from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, SWEPT
 from tickwheel.durable.task import COUNTED, Due, Ending, Event, Lease, State
 from tickwheel.errors import Locked, StoreUnavailable
 
@@ -36,6 +36,7 @@ T = TypeVar("T")
 RENEW_SECONDS = 5.0
 BEHIND = 100
 SWEEP_MS = 60_000  # how often to look for tasks that run nowhere, whatever is known
+MORE_MS = 1_000  # the same when the last look did not show all: those are to be ended first
 AHEAD_MS = 90_000  # a sweep finds the leases that end within that: the next one comes before
 ERROR = 16_000  # characters of an error that are kept: of a longer one its ends
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # between tries to write an outcome; the last repeats
@@ -241,7 +242,6 @@ class Feedback:
             except StoreUnavailable:
                 self._doubtful = True
                 raise
-            self._sweep_at_ms = now + SWEEP_MS
         self._swept = owned
         return await self._expire(shards)
 
@@ -262,12 +262,18 @@ class Feedback:
     async def _sweep(self, shards: frozenset[int], behind: int | None) -> None:
         """Find what runs by the store and not here: a node died, or an answer was lost."""
         until = int(self._store.now_ms()) + AHEAD_MS
-        for task in await self._store.running(sorted(shards), behind, until):
+        found = await self._store.running(sorted(shards), behind, until)
+        for task in found:
             ours = self.running.get(task.id)
             if (
                 ours is None or ours.task.attempt != task.attempt
             ) and task.id not in self.unrecorded:
                 self._watch(task)
+        now = self._store.now_ms()
+        self._sweep_at_ms = now + SWEEP_MS
+        ends = sorted(task.lease_until_ms or 0 for task in found if accepted(task))
+        if len(ends) >= SWEPT:  # there may be more, and they end after these
+            self._sweep_at_ms = min(self._sweep_at_ms, max(ends[SWEPT - 1], now + MORE_MS))
 
     async def _expire(self, shards: frozenset[int]) -> float:
         """End what was left once its lease is over; return how long until the next one is."""
@@ -289,8 +295,8 @@ class Feedback:
                 for task, _ in over.values():
                     heappush(self._ends, (task.lease_until_ms or 0, task.id))
                 raise
-        wait = (self._ends[0][0] + 1 - now) / 1000 if self._ends else RENEW_SECONDS
-        return min(RENEW_SECONDS, max(0.001, wait))
+        next_ms = min(self._ends[0][0] + 1, self._sweep_at_ms) if self._ends else self._sweep_at_ms
+        return min(RENEW_SECONDS, max(0.001, (next_ms - now) / 1000))
 
     async def _end_lost(self, over: list[tuple[Task, Ending]]) -> None:
         won = await self._store.record([ending for _, ending in over])
@@ -301,7 +307,7 @@ class Feedback:
                 continue
             self._left.pop(task.id, None)
             if not ours:
-                others.append(task.id)
+                others.append(task)
                 continue
             self.ended[ending.event] += 1
             logger.warning("task %s, attempt %d: %s", task.id, task.attempt, ending.error)
@@ -310,20 +316,23 @@ class Feedback:
         if others:
             await self._look_again(others)
 
-    async def _look_again(self, ids: list[str]) -> None:
-        """See what became of those whose lease was not over, by the store: renewed, or ended."""
+    async def _look_again(self, watched: list[Task]) -> None:
+        """See what became of those whose lease was not over, by the store: renewed, or ended.
+
+        Of those that a sweep may miss none is let out of sight; what was accepted it finds.
+        """
         ahead = self._store.now_ms() + AHEAD_MS
         try:
-            tasks = await self._store.get(ids)
+            tasks = await self._store.get([task.id for task in watched])
         except StoreUnavailable:
             self.doubt()
             return
-        for task in tasks:
+        for before, task in zip(watched, tasks, strict=True):
             if (
                 task is not None
                 and task.state is State.RUNNING
                 and task.id not in self.running
-                and (task.lease_until_ms or 0) < ahead
+                and (not accepted(before) or (task.lease_until_ms or 0) < ahead)
             ):
                 self._watch(task)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LEASE_MARGIN_MS = 10_000  # a lease is the timeout and this
 BATCH = 1_000  # rows of one statement, at most
+SWEPT = 10_000  # accepted tasks that one look for what runs need give
 SCAN = 10_000  # rows that a list looks at before it answers with a cursor
 PRUNE_ROWS = 2_000  # in one turn; 2 KiB of a payload or result count as a row
 PAGE_BYTES = 8 << 20  # of payloads and results: a page that has so many ends there
@@ -175,8 +176,10 @@ class Store(Protocol):
 
         - `behind`: a store that would have to look at every overdue task may stop, service by
           service, when it has passed so many that are unclaimed.
-        - `until_ms`: only those whose lease ends by then; others that were accepted for longer cost
-          nothing. Without it such ones may be left out.
+        - `until_ms`: those whose lease ends by then; others that were accepted for longer cost
+          nothing. Without it such ones may be left out. What runs for longer and was not accepted
+          must be there as well, without `behind`, if a later look with it may not see it.
+        - Of those that were accepted at least the first `SWEPT`, by when their leases end.
         - One that was accepted is due here when its lease ends: that tells it from the others.
         """
 

@@ -294,10 +294,13 @@ class PostgresStore:
 
         one_statement = len(turns) == 1
         won = await (self.run(work) if one_statement else self._transaction(work))
-        return await self._answers(
-            [number in won for number in range(len(rows))],
-            [(one.id, one.attempt, one.epoch, one.at_ms if one.lost else None) for one in endings],
-        )
+        answers: list[bool | None] = [number in won for number in range(len(rows))]
+        left = [
+            (one.id, one.attempt, one.epoch, one.at_ms if one.lost else None, number)
+            for number, one in enumerate(endings)
+            if number not in won
+        ]
+        return await self._unless_locked(answers, left) if left else answers
 
     async def renew(self, leases: Sequence[Lease]) -> list[bool | None]:
         """Move leases; for each whether the attempt is still the running one."""
@@ -314,26 +317,25 @@ class PostgresStore:
         given = sorted(last_of_each(leases))
         rows = await self.fetch(statement, *zip(*given, strict=True))
         still = {tuple(row) for row in rows}
-        return await self._answers(
-            [(one.id, one.attempt, one.epoch) in still for one in leases],
-            [(one.id, one.attempt, one.epoch, None) for one in leases],
-        )
+        answers: list[bool | None] = [(one.id, one.attempt, one.epoch) in still for one in leases]
+        left = [
+            (one.id, one.attempt, one.epoch, None, number)
+            for number, one in enumerate(leases)
+            if not answers[number]
+        ]
+        return await self._unless_locked(answers, left) if left else answers
 
-    async def _answers(
-        self, done: list[bool], asked: Sequence[tuple[str, int, int, int | None]]
+    async def _unless_locked(
+        self, answers: list[bool | None], left: Sequence[tuple[str, int, int, int | None, int]]
     ) -> list[bool | None]:
-        """Return what was done, and None for what was not since another transaction has its row."""
-        answers: list[bool | None] = [*done]
-        left = [(*one, at) for at, one in enumerate(asked) if not done[at]]
-        if not left:
-            return answers
+        """Return the answers, with None for those left that another transaction has locked."""
         try:
             rows = await self.fetch(sql.LOCKED, *zip(*left, strict=True), seconds=WHY_SECONDS)
-            locked = [at for (at,) in rows]
+            locked = [number for (number,) in rows]
         except StoreUnavailable:  # what was done is; the others are to ask again
-            locked = [at for *_, at in left]
-        for at in locked:
-            answers[at] = None
+            locked = [number for *_, number in left]
+        for number in locked:
+            answers[number] = None
         return answers
 
     async def services(self, until_ms: int | None = None) -> list[str]:
@@ -353,8 +355,8 @@ class PostgresStore:
         It looks at all that is overdue. `behind`: only at those that run behind so many tasks of
         their service and shard, at most, that were due before and do not run: that is cheap. What
         it does not see then, it sees when the tasks before it have had their turn; what was
-        accepted until `until_ms` it sees always. Without that, what was accepted for more than two
-        hours is left out.
+        accepted until `until_ms` it sees always, the first `SWEPT` of that. Without that, what was
+        accepted for more than two hours is left out.
         """
         bound = () if behind is None else (behind,)
         statement = sql.running(bounded=behind is not None)

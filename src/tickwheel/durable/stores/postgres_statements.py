@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.durable.store import SWEPT
 from tickwheel.durable.stores.rows import names_in
 from tickwheel.durable.task import State
 
@@ -293,7 +294,7 @@ ACCEPTED = f"""
         LIMIT 1
     ) t
     WHERE a.until_ms <= $2::bigint AND a.shard = ANY ($1::integer[])
-    ORDER BY a.until_ms LIMIT 10000
+    ORDER BY a.until_ms LIMIT {SWEPT}
 """
 # What a node that knew nothing of the table has ended. In use, a row is never so old for long.
 LEFT_BEHIND = """
@@ -339,13 +340,15 @@ _BEGUN = f"""t.service = s.service AND t.shard = o.shard
 
 
 def running(bounded: bool) -> str:
-    """Return the statement for what runs in some shards, with a lease that ends by $2 if that is.
+    """Return the statement for what runs in some shards; $2, if that is, is when leases end.
 
     No index tells what runs, since then a claim would have to write it: so it walks along all that
     is overdue. `bounded`: only until it has passed $3 tasks of a service and shard that do not run.
+    Only the whole walk is sure to see what nobody has accepted: it gives that whenever it ends.
     """
-    end, before = "", ""
+    end, before, also = "", "", f"OR NOT ({_ACCEPTED})"
     if bounded:
+        also = ""
         end = f"""
             LEFT JOIN LATERAL (
                 SELECT t.due_at_ms, t.id FROM task t WHERE {_BEGUN} AND t.state <> 'running'
@@ -362,7 +365,7 @@ def running(bounded: bool) -> str:
         FROM service s CROSS JOIN unnest($1::integer[]) AS o (shard) {end}
         CROSS JOIN LATERAL (
             SELECT * FROM task t WHERE {_BEGUN} AND t.state = 'running' {before}
-                AND ($2::bigint IS NULL OR t.lease_until_ms <= $2::bigint)
+                AND ($2::bigint IS NULL OR t.lease_until_ms <= $2::bigint {also})
             ORDER BY t.due_at_ms, t.id
         ) t
     """
