@@ -27,6 +27,7 @@ from contracts.stores import (
 )
 from servers import PostgresServer
 from tickwheel import ManualClock
+from tickwheel.durable import Scheduler
 from tickwheel.durable.registry import Audit, NodeRow
 from tickwheel.durable.store import Claims, Window
 from tickwheel.durable.stores import (
@@ -294,6 +295,35 @@ class TestALockedTask:
         await lock(user, locked)
         cut(sql.LOCKED)
         assert await store.record([ending(free), ending(locked)]) == [True, None]
+
+    async def test_a_scheduler_ends_all_the_others_meanwhile(self, store, user, postgres_url):
+        app = Scheduler(postgres_url, coordinator="solo")
+        goes_on = asyncio.Event()
+
+        @app.task
+        async def slow():
+            await goes_on.wait()
+
+        @app.task
+        async def quick():
+            pass
+
+        async with app:
+            locked = await slow.submit()
+
+            async def runs():
+                return (await app.get(locked.id)).state is State.RUNNING
+
+            await until(runs)
+            await lock(user, locked)
+            goes_on.set()
+            for _ in range(3):
+                tasks = [await quick.submit() for _ in range(10)]
+                ends = [await app.wait(one.id) for one in tasks]
+                assert {one.state for one in ends} == {State.FINISHED}
+            assert await runs()
+            await user.execute("ROLLBACK")
+            assert (await app.wait(locked.id)).state is State.FINISHED
 
     async def test_all_ends_are_one_statement_while_nothing_is_locked(
         self, store, epochs, monkeypatch
