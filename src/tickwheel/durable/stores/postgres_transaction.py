@@ -34,7 +34,8 @@ REPLACED = ("payload", "due_at_ms", "priority", "max_attempts", "timeout_ms", "d
             "updated_at_ms")  # fmt: skip
 _HOLDER = "t.key = (SELECT key FROM given) AND t.service = (SELECT service FROM given)"
 # Not DO UPDATE … WHERE: that locks the holder of the key also where it leaves it as it is, and the
-# end of a running one could not be written before the user's transaction ends.
+# end of a running one could not be written before the user's transaction ends. One that is being
+# claimed at this very moment is locked all the same: then its own end waits, and no other.
 REPLACE = f"""
     UPDATE task t SET {", ".join(f"{name} = g.{name}" for name in REPLACED)},
         failures = 0, error = NULL
