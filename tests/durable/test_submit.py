@@ -698,6 +698,46 @@ class TestMany:
             assert len((await app.list()).items) == 6
 
 
+MADE_ELSEWHERE = {"endpoint": "https://example.com/", "max_attempts": 1, "enabled": False}
+
+
+class TestServicesMadeElsewhere:
+    """Another process has put the service just now, and nobody was told of it."""
+
+    @pytest.mark.parametrize("dispatch", [True, False])
+    async def test_its_settings_count_at_once(self, stage, dispatch):
+        app, other = stage.app(), stage.app(dispatch=dispatch)
+        async with app, other:
+            await app.put_service("pay", MADE_ELSEWHERE)
+            assert (await other.submit("pay", 1, delay=HOUR)).max_attempts == 1
+
+    @pytest.mark.parametrize("dispatch", [True, False])
+    async def test_they_count_for_many_and_for_schedules(self, stage, dispatch):
+        app, other = stage.app(), stage.app(dispatch=dispatch)
+        async with app, other:
+            await app.put_service("pay", MADE_ELSEWHERE)
+            (task,) = await other.submit_many([{"service": "pay", "payload": 1, "delay": HOUR}])
+            assert task.max_attempts == 1
+        async with app, other:
+            await app.put_service("send", MADE_ELSEWHERE)
+            assert (await other.put_schedule("s", "send", cron="0 0 * * *")).max_attempts == 1
+
+    async def test_one_that_nobody_knows_is_looked_for_now_and_then_only(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+        async with app, other:
+            looks, version = [], other._node.store.registry.version
+
+            async def counted():
+                looks.append(1)
+                return await version()
+
+            other._node.store.registry.version = counted
+            for number in range(100):
+                task = await other.submit("a function of another process", number, delay=HOUR)
+            assert task.max_attempts == 5
+            assert len(looks) < 50
+
+
 class TestCommits:
     async def test_submits_that_arrive_together_share_a_commit(self, stage):
         app = stage.app()

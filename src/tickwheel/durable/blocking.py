@@ -85,7 +85,7 @@ class Blocking:
         self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Submission, Any]:
         """Make it on the loop's thread: ids are made there, and nowhere else."""
-        return self._app._submission(target, args, kwargs)
+        return await self._app._submission(target, args, kwargs)
 
     submit_many = blocking(Verbs.submit_many)
     cancel = blocking(Verbs.cancel)

@@ -110,6 +110,11 @@ class Directory:
             self._renewal = asyncio.ensure_future(self._renew())
         await asyncio.shield(self._renewal)
 
+    async def recent(self) -> None:
+        """Look now, unless somebody did a moment ago: for one who can go on without."""
+        if self._clock.time() >= self._looked_at + LEAST_SECONDS:
+            await self.renewed()
+
     async def _renew(self) -> None:
         wait = self._looked_at + LEAST_SECONDS - self._clock.time()
         if wait > 0:

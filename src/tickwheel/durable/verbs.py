@@ -82,19 +82,21 @@ class Verbs(Administration):
         - `connection`: the task is stored by this PostgreSQL connection of yours, in your
           transaction, and exists when that commits.
         """
-        submission, connection = self._submission(target, args, kwargs)
+        submission, connection = await self._submission(target, args, kwargs)
         node = self._started()
         if connection is not None:
             answer = await node.store.insert_on(connection, submission)
             return node.submit.settled(submission, answer)
         return await node.submit.submit(submission)
 
-    def _submission(
+    async def _submission(
         self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Submission, Any]:
         """Return what to store, and the user's connection or None."""
         options = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
         service, body = self._call(target, args, kwargs)
+        if service not in self._started().services:
+            await self._look_for_services()
         connection = options.pop("connection", None)
         return self._build(service, body, options, hashed=connection is not None), connection
 
@@ -110,6 +112,8 @@ class Verbs(Administration):
         node = self._started()
         known = requests if isinstance(requests, Sized) else [*requests]
         total = len(known)
+        if not node.services.keys() >= set(map(target_name, known)):
+            await self._look_for_services()
         with showing(progress, "submit", total) as show:
             return await node.submit.submit_many(self._submissions(known), show)
 
@@ -146,6 +150,15 @@ class Verbs(Administration):
                 + (f", and no option {min(kwargs)!r}" if kwargs else f", got {len(args)}")
             )
         return target, serial.encode(args[0] if args else None)
+
+    async def _look_for_services(self) -> None:
+        """Look for services that were made elsewhere a moment ago; their settings count here, too.
+
+        A process that does not dispatch may not know the name at all, and goes on without: then it
+        looks only now and then.
+        """
+        node = self._started()
+        await (node.directory.renewed() if node.dispatches else node.directory.recent())
 
     def _build(
         self, service: str, body: bytes, options: Mapping[str, Any], *, hashed: bool = False
@@ -461,6 +474,8 @@ class Verbs(Administration):
             raise ValueError(f"missed must be one of {MISSED}, got {missed!r:.100}")
         service, body = self._call(target, args, kwargs)
         body = body if raw is None else raw
+        if service not in node.services:
+            await self._look_for_services()
         built = self._build(
             service, body, {"priority": priority, "timeout": timeout, "max_attempts": max_attempts}
         ).task
@@ -518,6 +533,17 @@ class Verbs(Administration):
     async def stats(self) -> dict[str, Any]:
         """Return what this process holds and has done, and what the store has."""
         return {**self._started().stats(), "store": await self.counts()}
+
+
+def target_name(request: Request | Mapping[str, Any]) -> str:
+    """Return the name of the service that a request of many is for, or "" when it is none."""
+    if isinstance(request, Request):
+        return request.service
+    get = getattr(request, "get", None)
+    target = None if get is None else get("service")
+    if isinstance(target, TaskFunction):
+        return target.name
+    return target if isinstance(target, str) else ""
 
 
 def _interval_ms(interval: float | timedelta) -> int:
