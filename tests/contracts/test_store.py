@@ -945,6 +945,7 @@ class TestTelling:
     async def test_telling_nobody_is_no_error(self, store):
         await store.tell([0, 1])
         await store.tell([])
+        await store.tell_hold("mail", 5)
 
 
 CALLS = {

@@ -1040,6 +1040,43 @@ class TestServices:
             assert callee.times_of("s") == [0.0, *[30.0] * 6]
             assert (await app.get(first.id)).state is State.FINISHED
 
+    async def test_one_that_asked_another_node_for_a_pause_is_held(self, stage):
+        app, callee = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            app._node.dispatch.hold("nobody", START_MS + 30_000)
+            app._node.dispatch.hold("s", START_MS + 30_000)
+            app._node.dispatch.hold("s", START_MS + 5_000)  # that is sooner
+            await app.submit("s")
+            await stage.advance(29.999)
+            assert callee.times == []
+            await stage.advance(0.001)
+            assert callee.times == [30.0]
+
+    async def test_a_hold_that_is_over_when_it_is_heard_of_holds_nothing(self, stage):
+        app, callee = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            app._node.dispatch.hold("s", START_MS - 1)
+            await app.submit("s")
+            await stage.settle()
+            assert callee.times == [0.0]
+
+    async def test_the_other_nodes_are_told_of_a_pause(self, stage):
+        app, _ = calling(stage, REFUSED._replace(least_ms=30_000, hold_ms=30_000))
+        async with app:
+            told = []
+            app._node.coordinator.nodes = lambda: 2
+
+            async def tell_hold(*words):
+                told.append(words)
+
+            app._node.store.tell_hold = tell_hold
+            await app.put_service("s", endpoint=URL)
+            await app.submit_many([{"service": "s"} for _ in range(10)])
+            await stage.settle()
+            assert told == [("s", START_MS + 30_000)]
+
     async def test_a_refusal_without_a_pause_holds_nobody_else(self, stage):
         app, callee = calling(stage, lambda task, _: REFUSED if task.payload == "bad" else OK)
         async with app:

@@ -17,7 +17,7 @@ LAYERS = [
     "task",
     "schedule channel coordinator registry batch",
     "store function aside configuration",
-    "steps loader recurring submit feedback directory",
+    "steps loader recurring submit feedback directory holds",
     "dispatch administration expiry",
     "node verbs",
     "blocking",

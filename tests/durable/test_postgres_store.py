@@ -29,6 +29,7 @@ from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
 from tickwheel.durable.registry import Audit, NodeRow
+from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.store import Claims, Window
 from tickwheel.durable.stores import (
     postgres,
@@ -1430,6 +1431,24 @@ class TestListening:
         """Have it listen, and be past the first call, which the connection itself makes."""
         store.listen(lambda: heard.put_nowait("heard"))
         await heard.get()
+
+    async def test_a_hold_that_another_process_tells_of_is_heard(self, store, other, heard):
+        store.listen_holds(lambda *words: heard.put_nowait(words))
+        store.hear("hold", lambda words: words or heard.put_nowait("begun"))
+        assert await heard.get() == "begun"
+        await other.tell_hold("a/mail of ours ✓", 1_700_000_000_123)
+        assert await heard.get() == ("a/mail of ours ✓", 1_700_000_000_123)
+
+    async def test_a_schedule_that_another_process_puts_or_deletes_is_heard_of(
+        self, store, other, heard
+    ):
+        store.registry.listen(lambda: heard.put_nowait("heard"))
+        await heard.get()
+        made = Schedule("s", "mail", b"1", None, 1_000, "UTC", "once", 0, 0)
+        await other.put_schedule(made)
+        assert await heard.get() == "heard"
+        await other.delete_schedule("s")
+        assert await heard.get() == "heard"
 
     async def test_a_word_of_another_process_is_heard(self, store, other, heard):
         await self.listening(store, heard)

@@ -46,6 +46,7 @@ LAST_SECONDS = 1.0  # for what was cancelled to end
 LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 LOCKED_SECONDS = 0.02  # what a transaction has locked when it comes due is asked for so often
 LOCKED_MS = 200  # for so long; then the loader finds it, each second
+AWHILE_SECONDS = 1.0  # a hold that ends no later than that after the one there is changes nothing
 
 
 class Running:
@@ -113,6 +114,7 @@ class Dispatch:
         self.sent = 0
         self.lateness = Histogram()
         self.gone: Callable[[Service], None] = lambda _: None  # told of what must not be called
+        self.held: Callable[[str, int], None] = lambda *_: None  # told of what asks for a pause
         self.wake: Callable[[], None] = lambda: None
         self.hungry: Callable[[], None] = lambda: None
 
@@ -398,8 +400,20 @@ class Dispatch:
                 logger.info("%s works again", name, extra=about)
         if answer.hold_ms is not None:
             attempt.flow.hold(now + answer.hold_ms / 1000)
+            self.held(attempt.service.name, answer.hold_ms)
         if answer.gone:
             self.gone(attempt.service)
+
+    def hold(self, name: str, until_ms: int) -> None:
+        """Leave a service alone until then, which asked another node for that, or this one."""
+        service = self._services.get(name)
+        if service is None:
+            return
+        now = self._timer.time()
+        until = now + (until_ms - self._store.now_ms()) / 1000
+        flow, _ = self._gates(service, now)
+        if until > (flow.next_at(now) or now) + AWHILE_SECONDS:
+            flow.hold(until)
 
     def _returned(self, attempt: Running, job: asyncio.Task[None]) -> None:
         """Free its place: the function has returned, or was stopped before it began."""

@@ -11,6 +11,7 @@ from tickwheel.durable.directory import Directory
 from tickwheel.durable.dispatch import Dispatch
 from tickwheel.durable.expiry import Expiry
 from tickwheel.durable.feedback import Feedback
+from tickwheel.durable.holds import Holds
 from tickwheel.durable.loader import Loader
 from tickwheel.durable.log import logger
 from tickwheel.durable.recurring import Recurring
@@ -73,6 +74,7 @@ class Node:
         self.dispatch = Dispatch(
             store, coordinator, self.loader, self.feedback, services, channels, self._timer, name
         )
+        self._holds = Holds(store, coordinator)
         self._recurring = Recurring(store, coordinator, self.submit)
         self._expiry = Expiry(store, coordinator, self.loader, self.feedback, self._timer)
         self._steps = {
@@ -102,6 +104,7 @@ class Node:
         self.directory.changed = self._services_changed
         self.dispatch.gone = self._gone
         self._expiry.tidy = self.dispatch.tidy
+        self.dispatch.held = self._holds.tell
         self.loader.earlier = lambda due_at_ms: dispatch.wake_within(
             (due_at_ms - self.store.now_ms()) / 1000
         )
@@ -115,6 +118,7 @@ class Node:
             if not self.dispatches:
                 return
             await self.coordinator.start(self._owned_changed)
+            self.store.listen_holds(self.dispatch.hold)
         except BaseException:
             await self._close()
             raise
@@ -206,6 +210,7 @@ class Node:
     async def _close(self) -> None:
         self.feedback.close()
         await asyncio.gather(*(step.stop() for step in self._steps.values()))
+        await self._holds.drained()
         for channel in self.channels.values():
             await channel.close()
         await self._timer.close()

@@ -276,3 +276,9 @@ class Store(Protocol):
 
     async def tell(self, shards: Sequence[int]) -> None:
         """Tell the owners of these shards, in other processes, that something is soon due."""
+
+    def listen_holds(self, heard: Callable[[str, int], None]) -> None:
+        """Call `heard(service, until_ms)` on the running loop for each hold that is told."""
+
+    async def tell_hold(self, service: str, until_ms: int) -> None:
+        """Tell all that dispatch that a service asked to be left alone until then."""

@@ -568,6 +568,20 @@ class PostgresStore:
         finally:
             self._telling = False
 
+    def listen_holds(self, heard: Callable[[str, int], None]) -> None:
+        """Call `heard(service, until_ms)` on the running loop for each hold that is told."""
+
+        def told(words: str) -> None:
+            until_ms, _, service = words.partition(" ")
+            if service:  # otherwise the connection is new, and nothing was said
+                heard(service, int(until_ms))
+
+        self.hear("hold", told)
+
+    async def tell_hold(self, service: str, until_ms: int) -> None:
+        """Tell all that dispatch that a service asked to be left alone until then."""
+        await self.fetch(sql.NOTIFY, self.channel("hold"), f"{until_ms} {service}")
+
 
 async def replayed(
     connection: Connection, replays: Sequence[Replay], force: bool

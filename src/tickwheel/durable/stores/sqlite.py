@@ -572,6 +572,12 @@ class SqliteStore:
         del shards  # one process has them all
         self._poke.send()
 
+    def listen_holds(self, heard: Callable[[str, int], None]) -> None:
+        """Do nothing: there is one process that dispatches."""
+
+    async def tell_hold(self, service: str, until_ms: int) -> None:
+        """Do nothing: there is one process that dispatches."""
+
 
 def still(leases: Sequence[Lease], rows: Sequence[Row]) -> list[bool]:
     """Say for each lease whether its attempt is among those that were changed."""
