@@ -41,6 +41,12 @@ class StoreUnavailable(TickwheelError, ConnectionError):
     code = "store_unavailable"
 
 
+class WrongStore(TickwheelError, ValueError):
+    """The database is another program's, or of a version that this one cannot work with."""
+
+    code = "wrong_store"
+
+
 class Locked(StoreUnavailable):
     """Another transaction holds what this one needs, a key say, and did not let go in time."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import re
+import sqlite3
 
 import pytest
 
@@ -167,3 +168,17 @@ def test_a_store_that_cannot_be_opened_is_unavailable(run, tmp_path):
     ran = run("migrate", "--store", f"sqlite:///{tmp_path}/file/tasks.db")
     assert ran.code == 7
     assert "(store_unavailable)" in ran.err
+
+
+@pytest.mark.parametrize("command", [["migrate"], ["tokens", "list"], ["tokens", "create", "x"]])
+def test_a_file_of_another_program_is_refused_in_one_line(run, tmp_path, command):
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE users (name TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    ran = run(*command, "--store", f"sqlite:///{path}")
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "another program's: it has other tables (users)" in ran.err
+    assert path.read_bytes() == before

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import time
+from urllib.parse import urlsplit
 
 import asyncpg
 import psycopg
@@ -46,7 +47,7 @@ from tickwheel.durable.stores.postgres_listener import Listener
 from tickwheel.durable.stores.postgres_pool import Pool
 from tickwheel.durable.stores.postgres_transaction import insert_statement
 from tickwheel.durable.task import Event, Filter, Repeated, State, Submission, Taken, Task
-from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable
+from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable, WrongStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -1411,14 +1412,63 @@ class TestMigrations:
             assert [(await store.counts())["live"] for store in (one, two)] == [1, 0]
             assert one.channel("due") != two.channel("due")
 
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "CREATE TABLE setting (id integer); CREATE TABLE shard (id integer)",
+            "CREATE TABLE setting (name text, value text); CREATE TABLE shard (id integer)",
+            "CREATE TABLE shard (); CREATE TABLE setting AS SELECT 'version' AS name, 'x' AS value",
+            "CREATE TYPE task AS ENUM ('a', 'b')",
+            "CREATE VIEW service AS SELECT 1",
+        ],
+    )
+    async def test_what_only_looks_like_ours_is_left_alone(self, postgres_url, statement):
+        async with connected(postgres_url) as user:
+            await user.execute(statement)
+            tables = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+            before = await user.fetch(tables)
+            with pytest.raises(WrongStore, match=r"not tickwheel's.*search_path"):
+                await PostgresStore(postgres_url).open()
+            assert await user.fetch(tables) == before
+
+    async def test_a_schema_that_is_not_there_is_made(self, postgres_url):
+        url = f"{postgres_url}?search_path=fresh"
+        async with contextlib.AsyncExitStack() as stack:
+            stores = await asyncio.gather(
+                *(stack.enter_async_context(opened(url)) for _ in range(6))
+            )
+            await stored(stores[0], task(stores[0]))
+            assert (await stores[1].counts())["live"] == 1
+        async with connected(postgres_url) as user:
+            found = await user.fetch("SELECT schemaname FROM pg_tables WHERE tablename = 'task'")
+            assert [row[0] for row in found] == ["fresh"]
+
+    @pytest.mark.parametrize("path", ["one,two", "%22a%20b%22"])
+    async def test_one_that_cannot_be_made_is_said_at_once(self, postgres_url, path):
+        with pytest.raises(WrongStore, match="no schema for the search_path"):
+            await PostgresStore(f"{postgres_url}?search_path={path}").open()
+
+    async def test_so_it_is_when_the_user_may_not_make_one(self, postgres_url):
+        async with connected(postgres_url) as user:
+            await user.execute("CREATE ROLE nobody_much LOGIN")
+            try:
+                parts = urlsplit(postgres_url)
+                host = parts.netloc.rpartition("@")[2]
+                url = f"postgresql://nobody_much@{host}{parts.path}?search_path=fresh"
+                with pytest.raises(WrongStore, match="CREATE SCHEMA"):
+                    await PostgresStore(url).open()
+            finally:
+                await user.execute("DROP ROLE nobody_much")
+
     async def test_a_newer_database_is_no_obstacle_unless_it_says_so(
-        self, store, user, postgres_url
+        self, store, user, postgres_url, caplog
     ):
         await user.execute("UPDATE setting SET value = '99' WHERE name = 'version'")
         async with opened(postgres_url) as old:
             await stored(old, task(old))
+        assert "used by a newer version" in caplog.text
         await user.execute("UPDATE setting SET value = '99' WHERE name = 'least'")
-        with pytest.raises(ValueError, match="newer version"):
+        with pytest.raises(WrongStore, match="newer version"):
             await PostgresStore(postgres_url).open()
 
 

@@ -58,7 +58,7 @@ from tickwheel.durable.stores.sqlite_connection import DRIVERS
 from tickwheel.durable.stores.sqlite_schema import MIGRATIONS, NEXT_GENERATION
 from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.durable.task import Filter, Submission, Task
-from tickwheel.errors import StoreUnavailable, TickwheelError
+from tickwheel.errors import StoreUnavailable, WrongStore
 
 pytestmark = pytest.mark.asyncio
 
@@ -207,6 +207,31 @@ def schema(path):
     return found
 
 
+class TestMode:
+    async def test_only_its_owner_may_read_what_is_made(self, place):
+        before = os.umask(0o022)
+        try:
+            store = place.store()
+            await store.open()
+            await stored(store, task(store))
+            modes = {path.name: path.stat().st_mode & 0o777 for path in store.path.parent.iterdir()}
+            await store.close()
+        finally:
+            os.umask(before)
+        assert modes == dict.fromkeys(("tasks.db", "tasks.db-shm", "tasks.db-wal"), 0o600)
+
+    async def test_what_somebody_has_set_stays(self, place):
+        path = Path(place.address)
+        path.touch()
+        path.chmod(0o660)
+        store = place.store()
+        await store.open()
+        await stored(store, task(store))
+        modes = {path.stat().st_mode & 0o777 for path in store.path.parent.iterdir()}
+        await store.close()
+        assert modes == {0o660}
+
+
 class TestMigrations:
     async def test_a_second_opening_changes_nothing(self, place):
         seen = []
@@ -256,7 +281,7 @@ asyncio.run(main())
         assert len(await everything(stores[0])) == 8
         await asyncio.gather(*[one.close() for one in stores])
 
-    async def test_a_file_with_later_additions_is_used(self, place):
+    async def test_a_file_with_later_additions_is_used(self, place, caplog):
         """Others may have been upgraded already: within a generation migrations only add."""
         store = place.store()
         await store.open()
@@ -269,6 +294,7 @@ asyncio.run(main())
         await stored(store, task(store))
         await store.close()
         assert schema(place.address)[1] == (len(MIGRATIONS) + 1,)
+        assert "used by a newer version" in caplog.text
 
     async def test_a_file_of_every_version_before_is_brought_to_this_one(self, place, monkeypatch):
         (given,) = [task(place.store())]
@@ -299,10 +325,43 @@ asyncio.run(main())
             connection.execute(f"PRAGMA user_version = {NEXT_GENERATION}")
         connection.close()
         before = schema(place.address)
-        with pytest.raises((TickwheelError, RuntimeError), match=r"(?i)version|newer"):
+        with pytest.raises(WrongStore, match="made by a newer one"):
             await store.open()
         await store.close()
         assert schema(place.address) == before
+
+    @pytest.mark.parametrize(
+        "statements",
+        [
+            ["CREATE TABLE task (mine TEXT)"],
+            ["CREATE TABLE users (name TEXT)"],
+            ["CREATE TABLE users (name TEXT)", "PRAGMA user_version = 1"],
+            ["CREATE TABLE setting (name TEXT, value TEXT)", "PRAGMA user_version = 7"],
+            ["PRAGMA user_version = 7"],
+        ],
+    )
+    async def test_a_file_of_another_program_is_left_alone(self, place, statements):
+        with sqlite3.connect(place.address) as connection:
+            for statement in statements:
+                connection.execute(statement)
+        connection.close()
+        before = Path(place.address).read_bytes()
+        store = place.store()
+        with pytest.raises(WrongStore, match=r"another program's.*a file of its own") as refused:
+            await store.open()
+        await store.close()
+        assert place.address in str(refused.value)
+        assert Path(place.address).read_bytes() == before
+
+    async def test_a_file_with_the_buffer_of_a_wheel_may_be_shared(self, place):
+        with sqlite3.connect(place.address) as connection:
+            connection.execute("CREATE TABLE tickwheel_overflow (item BLOB)")
+        connection.close()
+        for _ in range(2):
+            store = place.store()
+            await store.open()
+            await stored(store, task(store))
+            await store.close()
 
     async def test_a_migration_that_fails_leaves_nothing(self, place, monkeypatch):
         broken = [*MIGRATIONS[0], "CREATE TABLE nonsense ("]
@@ -671,8 +730,9 @@ asyncio.run(main())
     async def test_a_directory_is_unavailable(self, place):
         Path(place.address).mkdir()
         store = place.store()
-        with pytest.raises(StoreUnavailable, match=re.escape(place.address)):
+        with pytest.raises(StoreUnavailable, match="is a directory") as refused:
             await store.open()
+        assert place.address in str(refused.value)
         await store.close()
 
     async def test_a_directory_that_cannot_be_made_is_unavailable(self, place):

@@ -21,8 +21,8 @@ TABLE = {
     "overloaded": 503,
 }  # fmt: skip
 
-# What only a wheel or a timer raises, which no request reaches.
-INSIDE = {"tickwheel_error", "time_went_back", "wheel_busy", "timer_closed"}
+# What only a wheel, a timer or the start of a server raises, which no request reaches.
+INSIDE = {"tickwheel_error", "time_went_back", "wheel_busy", "timer_closed", "wrong_store"}
 
 
 def test_each_code_has_the_status_that_is_promised():

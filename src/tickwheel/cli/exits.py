@@ -23,6 +23,7 @@ UNPRINTABLE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud80
 
 EXITS = {
     "config_error": USAGE,
+    "wrong_store": USAGE,
     "unknown_task": NOT_FOUND,
     "unknown_service": NOT_FOUND,
     "unknown_schedule": NOT_FOUND,

@@ -21,6 +21,7 @@ from tickwheel.errors import (
     UnknownSchedule,
     UnknownService,
     UnknownTask,
+    WrongStore,
 )
 
 __all__ = [
@@ -52,5 +53,6 @@ __all__ = [
     "UnknownService",
     "UnknownTask",
     "Verdict",
+    "WrongStore",
     "current_task",
 ]

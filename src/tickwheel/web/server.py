@@ -21,7 +21,7 @@ import uvicorn
 
 from tickwheel.clock import SystemClock
 from tickwheel.durable.scheduler import Scheduler
-from tickwheel.errors import TickwheelError
+from tickwheel.errors import TickwheelError, WrongStore
 from tickwheel.web.access import Guard
 from tickwheel.web.app import App, Limits
 from tickwheel.web.lobby import Lobby, places
@@ -86,7 +86,7 @@ def run(config: Config) -> int:
         return start(config, socket.socket(fileno=found.listener), found)
     except (TickwheelError, OSError, ImportError, ValueError) as error:
         logger.error("cannot start: %s", error)  # noqa: TRY400
-        return REFUSED if isinstance(error, Refusal) else FAILED
+        return REFUSED if isinstance(error, Refusal | WrongStore) else FAILED
 
 
 def start(config: Config, listener: socket.socket, inherited: Inherited | None = None) -> int:

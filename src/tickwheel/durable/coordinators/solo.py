@@ -133,7 +133,7 @@ class FileLock:
 
     def acquire(self, loop: asyncio.AbstractEventLoop, acquired: Callable[[], None]) -> None:
         """Call `acquired()` on `loop` as soon as the lock is ours."""
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._released = False
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

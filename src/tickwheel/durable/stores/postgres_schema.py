@@ -8,12 +8,15 @@ so the nodes of a cluster can be renewed one by one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from typing import TYPE_CHECKING
 
 import asyncpg  # type: ignore[import-untyped]
 
+from tickwheel.durable.log import logger
 from tickwheel.durable.stores.postgres_pool import transaction
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import StoreUnavailable, WrongStore
 
 if TYPE_CHECKING:
     from tickwheel.durable.stores.postgres_pool import Connection
@@ -182,6 +185,7 @@ LEAST = 1  # a program must know so many migrations to work with these tables
 LOCK = """
     SELECT pg_try_advisory_lock(1953063787, hashtext(current_schema()))
 """  # "tick", and one for each schema
+PLAIN = re.compile('"?[a-z_][a-z0-9_]*"?')  # the name of a schema that can be made
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 60.0
 
@@ -202,23 +206,52 @@ async def migrate(connection: Connection, shards: int) -> int:
             await put(connection, "version", number + 1)
             await put(connection, "least", LEAST)
 
+    await need_schema(connection)
     if await version(connection) < len(MIGRATIONS):
         await connection.execute("SET lock_timeout = 0")
         await locked(connection)
         try:
             await transaction(connection, steps)
-        except asyncpg.DuplicateTableError as error:
-            raise ValueError(
-                f"the schema has such a table that is not tickwheel's: {error}; give tickwheel"
-                " a schema of its own, and name it in the URL: ?search_path=…"
-            ) from error
+        except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError) as error:
+            raise another(error) from error
+    if await version(connection) > len(MIGRATIONS):
+        logger.warning("the store has been used by a newer version of tickwheel, and works on")
     least = await setting(connection, "least")
     if least > len(MIGRATIONS):
-        raise ValueError(
+        raise WrongStore(
             f"the tables are those of a newer version: they need one that knows {least} migrations,"
             f" and this one knows {len(MIGRATIONS)}"
         )
     return await setting(connection, "shards")
+
+
+def another(why: object) -> WrongStore:
+    """Return the error for tables of another program's."""
+    line = str(why).partition("\n")[0]
+    return WrongStore(
+        f"the schema has such a table that is not tickwheel's: {line}; give tickwheel a schema of"
+        " its own, and name it in the URL: ?search_path=…"
+    )
+
+
+async def need_schema(connection: Connection) -> None:
+    """Make the schema that the URL names where there is none; raise when that cannot be."""
+    look = "SELECT current_schema(), current_setting('search_path')"
+    schema, path = (await connection.fetch(look))[0]
+    if schema is None and PLAIN.fullmatch(path):
+        # Another process may make it at the same moment, and that is no error.
+        with contextlib.suppress(
+            asyncpg.DuplicateSchemaError, asyncpg.UniqueViolationError,
+            asyncpg.InsufficientPrivilegeError,
+        ):  # fmt: skip
+            await connection.execute(f"CREATE SCHEMA {path}")
+            logger.info("there was no schema %s: it was made", path)
+        schema = (await connection.fetch(look))[0][0]
+    if schema is None:
+        raise WrongStore(
+            f"there is no schema for the search_path {path}, and this user may not make one:"
+            " CREATE SCHEMA … AUTHORIZATION …"
+        )
 
 
 async def locked(connection: Connection) -> None:
@@ -240,7 +273,14 @@ async def version(connection: Connection) -> int:
 
 async def setting(connection: Connection, name: str) -> int:
     """Return what is settled under this name."""
-    rows = await connection.fetch("SELECT value::bigint FROM setting WHERE name = $1", name)
+    try:
+        rows = await connection.fetch("SELECT value::bigint FROM setting WHERE name = $1", name)
+    except (asyncpg.SyntaxOrAccessError, asyncpg.DataError) as error:
+        if isinstance(error, asyncpg.InsufficientPrivilegeError):
+            raise
+        raise another(error) from error
+    if not rows:
+        raise another(f"setting has no row {name!r}")
     number: int = rows[0][0]
     return number
 

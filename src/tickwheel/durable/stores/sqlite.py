@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,7 +36,7 @@ from tickwheel.durable.stores.sqlite_connection import (
 )
 from tickwheel.durable.stores.sqlite_insert import insert
 from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
-from tickwheel.durable.stores.sqlite_schema import migrate
+from tickwheel.durable.stores.sqlite_schema import check, migrate
 from tickwheel.durable.stores.sqlite_unclaimed import cancelled, moved, verdicts
 from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Reader, Writer
 from tickwheel.durable.task import (
@@ -50,7 +51,7 @@ from tickwheel.durable.task import (
     Task,
     Verdict,
 )
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import StoreUnavailable, WrongStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -153,7 +154,11 @@ class SqliteStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreUnavailable(f"SQLite database {self.path}: {error}") from error
-        new = not self.path.exists()
+        if self.path.is_dir():
+            raise StoreUnavailable(f"SQLite database {self.path} is a directory: name a file in it")
+        new = self._made()
+        if not new:
+            self._check_tables()
         connection = self._connect()
         try:
             self.shards = migrate(connection, self.shards)
@@ -163,6 +168,30 @@ class SqliteStore:
             logger.info("there was no store at %s: a new one was made", self.path)
         made = self.path.stat()
         self._file = made.st_dev, made.st_ino
+
+    def _check_tables(self) -> None:
+        """Raise when the file is not ours, before anything is changed in it."""
+        connection = self._connect_class(str(self.path))
+        try:
+            check(connection)
+        except WrongStore as error:
+            raise WrongStore(f"SQLite database {self.path}: {error}") from None
+        finally:
+            connection.close()
+
+    def _made(self) -> bool:
+        """Make the file where there is none, for its owner's eyes only; whether there was none.
+
+        It holds payloads, and secrets. SQLite gives the files beside it the same mode, and what
+        somebody has set for one that was there stays.
+        """
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise StoreUnavailable(f"SQLite database {self.path}: {error.strerror}") from error
+        return True
 
     def _connect_writer(self) -> Connection:
         connection = self._connect()

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tickwheel.durable.log import logger
+from tickwheel.errors import WrongStore
+
 if TYPE_CHECKING:
     from tickwheel.durable.stores.sqlite_connection import Connection
 
 # Versions below this one only add to each other, so a process may meet a later one than its own,
 # as while others are being upgraded.
 NEXT_GENERATION = 1000
+
+OURS = {"setting", "task", "attempt", "backlog", "schedule", "shard"}
+NEUTRAL = ("sqlite_", "tickwheel_")  # SQLite's own, and buffers of wheels
 
 MIGRATIONS: list[list[str]] = [
     [
@@ -175,11 +181,6 @@ def migrate(connection: Connection, shards: int) -> int:
 
     Several processes may come at the same moment: the file's write lock lets one in at a time.
     """
-    if version(connection) >= NEXT_GENERATION:
-        raise RuntimeError(
-            f"the database is of version {version(connection)}, this tickwheel knows those below"
-            f" {NEXT_GENERATION}: it was made by a newer one"
-        )
     if version(connection) < len(MIGRATIONS):
         connection.run("BEGIN IMMEDIATE")
         try:
@@ -194,6 +195,32 @@ def migrate(connection: Connection, shards: int) -> int:
             connection.run("ROLLBACK")
             raise
     return int(connection.run("SELECT value FROM setting WHERE name = 'shards'")[0][0])
+
+
+def check(connection: Connection) -> None:
+    """Raise when the file is another program's, or of a later generation; nothing is changed."""
+    connection.run("BEGIN")  # one view: another process may be making the tables just now
+    had = version(connection)
+    rows = connection.run("SELECT name FROM sqlite_master WHERE type = 'table'")
+    connection.run("COMMIT")
+    tables = {name for (name,) in rows if not name.startswith(NEUTRAL)}
+    if tables and not (had and tables >= OURS):
+        raise WrongStore(
+            f"the file is another program's: it has other tables ({', '.join(sorted(tables)[:3])});"
+            " give tickwheel a file of its own"
+        )
+    if had and not tables:
+        raise WrongStore(
+            f"the file is another program's: it is of version {had}, and has no table of"
+            " tickwheel's; give tickwheel a file of its own"
+        )
+    if had >= NEXT_GENERATION:
+        raise WrongStore(
+            f"the database is of version {had}, this tickwheel knows those below"
+            f" {NEXT_GENERATION}: it was made by a newer one"
+        )
+    if had > len(MIGRATIONS):
+        logger.warning("the store has been used by a newer version of tickwheel, and works on")
 
 
 def version(connection: Connection) -> int:
