@@ -541,7 +541,7 @@ def test_the_token_is_shown_nowhere(make, server):
             repr(frame.locals)
             for part in (told, told.__cause__)
             for frame in part.stack
-            if "/client/" in frame.filename
+            if "/tickwheel/client/" in frame.filename
         ]
         seen += [str(error), repr(error), repr(problem_of(error)), *ours]
     server.otherwise = problem(401, "unauthorized")

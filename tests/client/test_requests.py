@@ -6,7 +6,8 @@ import pytest
 
 from tickwheel.client import Json, calls, errors
 from tickwheel.client.bulk import HEAVY, Cutter, cut
-from tickwheel.client.requests import Answer, Request, Tries, is_loopback, parsed, retry_after
+from tickwheel.client.requests import Answer, Request, is_loopback, parsed, retry_after
+from tickwheel.client.tries import Tries
 
 SAFE = Request("GET", "/")
 UNSAFE = Request("POST", "/", safe=False)

@@ -7,7 +7,7 @@ import pytest
 from http_peers import OK, answering
 
 from tickwheel.errors import TargetRefused
-from tickwheel.http import Address, BadAnswer, ConnectFailed, HttpError, Pool, TimedOut
+from tickwheel.http import Address, BadAnswer, ConnectFailed, HttpError, Pool, TimedOut, Unanswered
 
 
 def holding(gate):
@@ -232,6 +232,21 @@ async def test_a_request_that_crosses_the_close_of_its_connection_is_sent_again(
     assert (await pool.request("POST", server.url("/2"), body=b"two")).status == 200
     assert len(server.connections) == 2
     assert [body for _, _, body in server.requests] == [b"one", b"two", b"two"]
+
+
+async def test_a_request_is_not_sent_again_when_the_caller_would_rather_do_so(stage):
+    async def hasty(connection):
+        await connection.request()
+        await connection.send(OK)
+        await connection.request()
+
+    server, pool = await stage.server(hasty), stage.pool()
+    await pool.request("GET", server.url())
+    with pytest.raises(Unanswered) as caught:
+        await pool.request("GET", server.url(), again=False)
+    assert caught.value.again
+    assert len(server.requests) == 2
+    assert (await pool.request("GET", server.url())).status == 200
 
 
 async def test_a_request_is_sent_again_once_only(stage):

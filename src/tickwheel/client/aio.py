@@ -16,7 +16,7 @@ from collections.abc import (
     Sized,
 )
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tickwheel.arguments import bounded
 from tickwheel.client import calls
@@ -30,16 +30,16 @@ from tickwheel.client.requests import (
     Options,
     Request,
     Server,
-    Tries,
-    tell_of_wait,
     too_long,
 )
+from tickwheel.client.tries import IN_DOUBT, Tries, tell_of_count, tell_of_wait
 from tickwheel.client.verbs import told_as_pages, told_by, with_names
 from tickwheel.clock import SystemClock, WallClock, forkable
 from tickwheel.durable.progress import showing
+from tickwheel.errors import TickwheelError
 
 try:
-    from tickwheel.http import ConnectFailed, HttpError, Pool, TimedOut
+    from tickwheel.http import ConnectFailed, HttpError, Pool, TimedOut, Unanswered
 except ImportError as missing:
     raise ImportError(f"{missing}; for AsyncClient: pip install 'tickwheel[client]'") from missing
 
@@ -160,14 +160,24 @@ class AsyncClient:
 
     async def _send(self, request: Request, timeout: float) -> Answer:
         kept = self._kept()
-        if request.safe:
-            return await self._exchange(kept, request, timeout)
-        # The pool sends again what a kept connection may have lost: this must not be.
-        fresh = self._new_pool()
+        if not request.safe:  # over a kept connection it may be lost, and must not be sent again
+            fresh = self._new_pool()
+            try:
+                return await self._exchange(fresh, request, timeout)
+            finally:
+                await fresh.close()
+        until = self._clock.time() + timeout
         try:
-            return await self._exchange(fresh, request, timeout)
-        finally:
-            await fresh.close()
+            return await self._exchange(kept, request, timeout)
+        except ServerUnavailable as failure:
+            if not (isinstance(failure.__cause__, Unanswered) and failure.__cause__.again):
+                raise
+        try:
+            answer = await self._exchange(kept, request, max(until - self._clock.time(), 0.001))
+        except ServerUnavailable as failure:
+            failure.sent = True  # the first was
+            raise
+        return answer._replace(again=True)
 
     async def _exchange(self, pool: Pool, request: Request, timeout: float) -> Answer:
         server = self._server
@@ -178,6 +188,7 @@ class AsyncClient:
                 headers=server.headers(request),
                 body=request.body,
                 timeout=timeout,
+                again=False,
             )
         except ConnectFailed as error:
             raise ServerUnavailable(str(error)) from error
@@ -189,9 +200,9 @@ class AsyncClient:
             raise too_long(response.status)
         return Answer(response.status, dict(response.headers), response.body)
 
-    async def _do(self, call: Call[T]) -> T:
+    async def _do(self, call: Call[T], timeout: float | None = None) -> T:
         request = call.request
-        tries = Tries(*self._options, self._clock.time())
+        tries = Tries(self._options.retries, timeout or self._options.timeout, self._clock.time())
         while True:
             try:
                 answer = await self._send(request, tries.begin(self._clock.time()))
@@ -199,16 +210,40 @@ class AsyncClient:
                 reason = str(failure)
                 wait = tries.after_failure(request, failure.sent, self._clock.time())
                 if wait is None:
-                    failure.add_note(f"tries: {tries.made}")
+                    tries.tell(failure)
                     raise
             else:
                 reason = f"status {answer.status}"
                 wall = self._wall.time()
                 wait = tries.after_answer(request, answer, self._clock.time(), wall)
                 if wait is None:
-                    return call.result(answer, wall, self.server)
+                    break
             tell_of_wait(request, reason, wait)
             await self._sleep(wait)
+        if not tries.doubt:
+            return call.result(answer, wall, self.server)
+        return await self._settled(call, answer, wall, tries)
+
+    async def _settled(self, call: Call[T], answer: Answer, wall: float, tries: Tries) -> T:
+        """Return what a call has come to, when an earlier try of it may have been done."""
+        try:
+            result = call.result(answer, wall, self.server)
+        except TickwheelError as error:
+            error.add_note(IN_DOUBT)
+            if call.settle is None:
+                raise
+            steps = call.settle(error, tries.began_at(answer, self._clock.time()))
+            try:
+                step = next(steps)
+                while True:
+                    step = steps.send(await self._do(step, tries.left(self._clock.time())))
+            except StopIteration as end:
+                return cast("T", end.value)
+            except TickwheelError:
+                raise error from None
+        if call.counts:
+            tell_of_count(call.request)
+        return result
 
     submit = awaited(calls.submit)
     get = awaited(calls.get)

@@ -45,12 +45,20 @@ from tickwheel.client.values import (
 )
 from tickwheel.durable import serial
 from tickwheel.durable.service import check_name
+from tickwheel.durable.task import TRANSITIONS, Event, State
+from tickwheel.errors import (
+    AlreadyReplayed,
+    AttemptOver,
+    KeyTaken,
+    TickwheelError,
+    UnknownSchedule,
+    UnknownService,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
-    from tickwheel.durable.task import State
-    from tickwheel.errors import TickwheelError
+    from tickwheel.client.requests import Settle
 
 OUTCOMES = ("finished", "failed", "progress")
 
@@ -187,7 +195,11 @@ def cancel(task_id: str) -> Call[Verdict]:
 
 
 def cancel_key(key: str, service: str | None = None) -> Call[int]:
-    """Cancel the unclaimed tasks that have this key, of one service or of all; return how many."""
+    """Cancel the unclaimed tasks that have this key, of one service or of all; return how many.
+
+    When the answer to a first try was lost, those that it cancelled are not counted, which is
+    logged as a warning.
+    """
     return cancel_where(key=key, service=service)
 
 
@@ -198,7 +210,11 @@ def cancel_where(
     state: State | str | None = None,
     due_before: datetime | None = None,
 ) -> Call[int]:
-    """Cancel all unclaimed tasks of a service, or with a key, that match; return how many."""
+    """Cancel all unclaimed tasks of a service, or with a key, that match; return how many.
+
+    When the answer to a first try was lost, those that it cancelled are not counted, which is
+    logged as a warning.
+    """
     if service is None and key is None:
         raise ValueError("say which tasks: give service or key")
     body = given(
@@ -209,7 +225,8 @@ def cancel_where(
             "due_before": stamp_or_none("due_before", due_before),
         }
     )
-    return Call(Request("POST", "/v1/tasks/cancel", body), lambda answer: int(answer["cancelled"]))
+    request = Request("POST", "/v1/tasks/cancel", body)
+    return Call(request, lambda answer: int(answer["cancelled"]), counts=True)
 
 
 def reschedule(
@@ -235,7 +252,8 @@ def feedback(
     """Say how an attempt that was accepted has ended: "finished", "failed", or is in "progress".
 
     - `attempt` and `epoch` are those of the call; for another attempt than the running one it
-      raises `AttemptOver`. So may a second try, when the answer to the first was lost.
+      raises `AttemptOver`. When the answer to a first try was lost, the second looks into the
+      execution log: an attempt that has ended as told is a success.
     - "finished" takes `result`; "failed" takes `error`, and is tried again unless `retry` is False;
       "progress" gives it the feedback timeout once more.
     """
@@ -251,9 +269,9 @@ def feedback(
             "retry": retry,
         }
     )
-    return Call(
-        Request("POST", f"/v1/tasks/{segment(task_id)}/feedback", body), verdict_on(task_id)
-    )
+    path = f"/v1/tasks/{segment(task_id)}/feedback"
+    settle = ended_so(task_id, attempt, outcome, final=retry is False)
+    return Call(Request("POST", path, body), verdict_on(task_id), settle)
 
 
 def services() -> Call[list[Service]]:
@@ -288,8 +306,12 @@ def condition(version: int) -> tuple[str, str]:
 
 
 def delete_service(name: str) -> Call[None]:
-    """Delete a service that has no live tasks."""
-    return Call(Request("DELETE", f"/v1/services/{segment(name)}"), nothing)
+    """Delete a service that has no live tasks.
+
+    When the answer to a first try was lost, and the second finds none, it has been deleted.
+    """
+    request = Request("DELETE", f"/v1/services/{segment(name)}")
+    return Call(request, nothing, done_if(UnknownService))
 
 
 def replay(
@@ -301,11 +323,12 @@ def replay(
 ) -> Call[Task]:
     """Run a final task again, as a new one; a second time only with `force`.
 
-    With `force` it is not tried again once it was sent: that might run the task twice.
+    - When the answer to a first try was lost, the second returns the task that the first has made.
+    - With `force` it is not tried again once it was sent: that might run the task twice.
     """
     body = given({**due(delay, at), "force": force or None})
     path = f"/v1/backlog/{segment(task_id)}/replay"
-    return Call(Request("POST", path, body, safe=not force), Task.of)
+    return Call(Request("POST", path, body, safe=not force), Task.of, replayed_now(task_id))
 
 
 def replay_where(
@@ -315,11 +338,15 @@ def replay_where(
     key: str | None = None,
     force: bool = False,
 ) -> Call[int]:
-    """Replay all final tasks that match, by default the failed ones; return how many."""
+    """Replay all final tasks that match, by default the failed ones; return how many.
+
+    When the answer to a first try was lost, those that it replayed are not counted, which is
+    logged as a warning. With `force` it is not tried again once it was sent.
+    """
     options = {"state": state_or_none(state), "service": service, "key": key}
     body = given({**options, "force": force or None})
     request = Request("POST", "/v1/backlog/replay", body, safe=not force)
-    return Call(request, lambda answer: int(answer["replayed"]))
+    return Call(request, lambda answer: int(answer["replayed"]), counts=True)
 
 
 def schedules_page(*, cursor: str | None = None, limit: int = 100) -> Call[Page[Schedule]]:
@@ -376,8 +403,12 @@ def put_schedule(
 
 
 def delete_schedule(name: str) -> Call[None]:
-    """Delete a schedule; a firing of it that is still to come is cancelled with it."""
-    return Call(Request("DELETE", f"/v1/schedules/{segment(name)}"), nothing)
+    """Delete a schedule; a firing of it that is still to come is cancelled with it.
+
+    When the answer to a first try was lost, and the second finds none, it has been deleted.
+    """
+    request = Request("DELETE", f"/v1/schedules/{segment(name)}")
+    return Call(request, nothing, done_if(UnknownSchedule))
 
 
 def nodes() -> Call[list[Node]]:
@@ -409,6 +440,54 @@ def audit(*, cursor: str | None = None, limit: int = 100) -> Call[Page[Audit]]:
 def health() -> Call[Health]:
     """Return whether the server takes requests now; one try, whatever the answer."""
     return Call(Request("GET", "/readyz", probe=True), read_health)
+
+
+# Refusals after a try that may have been done, and what shows that it was.
+
+
+def done_if(gone: type[TickwheelError]) -> Settle[None]:
+    """Take it that what is not there any more was deleted by that try."""
+
+    def settle(error: TickwheelError, _: datetime | None) -> Generator[Call[Any], Any, None]:
+        yield from ()
+        if not isinstance(error, gone):
+            raise error
+
+    return settle
+
+
+def replayed_now(task_id: str) -> Settle[Task]:
+    """Find the task that was made of another since the call began."""
+
+    def settle(error: TickwheelError, since: datetime | None) -> Generator[Call[Any], Any, Task]:
+        if since is None or not isinstance(error, AlreadyReplayed | KeyTaken):
+            raise error
+        name = (yield get(task_id)).replayed_as
+        if name is None:
+            raise error
+        made: Task = yield get(name)
+        if made.created_at < since:
+            raise error
+        return made
+
+    return settle
+
+
+def ended_so(task_id: str, attempt: int, outcome: str, *, final: bool) -> Settle[Verdict]:
+    """Find in the execution log that an attempt has ended as it was told."""
+    events = {"finished": [Event.FINISH], "failed": [Event.FAIL], "progress": []}[outcome]
+    if outcome == "failed" and not final:
+        events.append(Event.RETRY)
+
+    def settle(error: TickwheelError, _: datetime | None) -> Generator[Call[Any], Any, Verdict]:
+        if not (events and isinstance(error, AttemptOver)):
+            raise error
+        for row in (yield attempts(task_id)):
+            if row.attempt == attempt and row.event in events:
+                return Verdict(task_id, True, TRANSITIONS[State.RUNNING, row.event])
+        raise error
+
+    return settle
 
 
 def read_health(answer: Answer) -> Health:

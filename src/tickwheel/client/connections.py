@@ -52,14 +52,20 @@ class Connections:
         """Send a request and return its answer; else `ServerUnavailable`."""
         until = self._clock.time() + timeout
         kept = self._take() if request.safe else None
-        if kept is not None:
-            try:
-                return self._exchange(kept, request, until)
-            except ServerTimedOut:
-                raise
-            except ServerUnavailable:
-                pass
-        return self._exchange(self._connect(until), request, until)
+        if kept is None:
+            return self._exchange(self._connect(until), request, until)
+        try:
+            return self._exchange(kept, request, until)
+        except ServerTimedOut:
+            raise
+        except ServerUnavailable:
+            pass
+        try:
+            answer = self._exchange(self._connect(until), request, until)
+        except ServerUnavailable as failure:
+            failure.sent = True  # the first was
+            raise
+        return answer._replace(again=True)
 
     def _take(self) -> HTTPConnection | None:
         while True:

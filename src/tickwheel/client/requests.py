@@ -1,19 +1,18 @@
-"""Requests, answers, and when to try again: all of the client that needs no network.
+"""Requests, their answers, and where the server is: all of the client that needs no network.
 
-A `Call` is a request and how its answer is read; `Tries` says, after each failure, how long to wait
-before the next try, or that there is none. The clients send, receive and sleep, nothing more.
+A `Call` is a request and how its answer is read; `tries` says when it is sent again. The clients
+send, receive and sleep, nothing more.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import random
 import re
 import warnings
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -23,21 +22,16 @@ import tickwheel
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.client.errors import ApiError, error_of
 from tickwheel.durable import serial
+from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 T = TypeVar("T")
 
 DEFAULT_SERVER = "http://127.0.0.1:7380"
 MAX_ANSWER = 256 << 20  # bytes: more than any sane page, less than what would end this process
-FIRST_WAIT = 0.25
-MAX_WAIT = 8.0
 CONNECT_TIMEOUT = 5.0
-AGAIN = frozenset({429, 502, 503, 504})
-
-
-logger = logging.getLogger("tickwheel.client")
 
 
 class InsecureToken(UserWarning):
@@ -72,11 +66,15 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back; the names of headers are lower case."""
+    """What came back; the names of headers are lower case.
+
+    `again`: the request was sent before, over a connection that broke, and may have been done then.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    again: bool = False
 
     @property
     def ok(self) -> bool:
@@ -86,10 +84,18 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request, and how to read the document that answers it; of a probe, the whole answer."""
+    """A request, and how to read the document that answers it; of a probe, the whole answer.
+
+    - `settle`, for a refusal after an earlier try that may have been done: calls that show whether
+      it was, and then what it answered; it raises the refusal otherwise. It is told the refusal,
+      and the server's time when the call began, or None.
+    - `counts`: the answer is a number, in which what an earlier try has done is missing.
+    """
 
     request: Request
     read: Callable[[Any], T]
+    settle: Settle[T] | None = None
+    counts: bool = False
 
     def result(self, answer: Answer, now: float, server: str) -> T:
         """Return what the answer says, or raise the error that it is.
@@ -103,6 +109,9 @@ class Call(Generic[T]):
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error!s:.200}"
             raise stranger(server, answer.status, why) from error
+
+
+Settle = Callable[[TickwheelError, datetime | None], Generator[Call[Any], Any, T]]
 
 
 def stranger(server: str, status: int, why: str, retry_after: float | None = None) -> ApiError:
@@ -129,7 +138,7 @@ def document_of(answer: Answer) -> Any:
     return serial.decode(answer.body) if answer.body else None
 
 
-def refusal(answer: Answer, now: float, server: str) -> Exception:
+def refusal(answer: Answer, now: float, server: str) -> TickwheelError:
     """Return the error that an answer is."""
     problem: Any = None
     with suppress(ValueError):  # a proxy's page, say: the status has to do
@@ -156,57 +165,6 @@ def retry_after(answer: Answer, now: float) -> float | None:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return max(0.0, moment.timestamp() - now)
-
-
-class Tries:
-    """The tries of one call: `retries` after the first, all within `timeout` seconds.
-
-    - Tried again: what could not be sent; what broke on the way, or was answered 502, 503 or 504,
-      when the request is safe to repeat; and 429.
-    - The wait doubles from a quarter of a second to 8 s, up to half of it taken off by chance, and
-      is not shorter than the answer's Retry-After. A wait that the timeout would cut short is not
-      begun.
-
-    Knows no clock: it is told the time, in seconds.
-    """
-
-    def __init__(self, retries: int, timeout: float, now: float) -> None:
-        self._retries = retries
-        self._until = now + timeout
-        self.made = 0
-
-    def begin(self, now: float) -> float:
-        """Count one more; return how many seconds it may take, a little more than none at least."""
-        self.made += 1
-        return max(self._until - now, 0.001)
-
-    def after_failure(self, request: Request, sent: bool, now: float) -> float | None:
-        """Return how long to wait when no answer came; None: there is no other try."""
-        if sent and not request.safe:
-            return None
-        return self._wait(request, 0.0, now)
-
-    def after_answer(
-        self, request: Request, answer: Answer, now: float, wall: float
-    ) -> float | None:
-        """Return how long to wait after an answer; None: it is the one that counts."""
-        if answer.status not in AGAIN or (answer.status != 429 and not request.safe):
-            return None
-        return self._wait(request, retry_after(answer, wall) or 0.0, now)
-
-    def _wait(self, request: Request, least: float, now: float) -> float | None:
-        if request.probe or self.made > self._retries:
-            return None
-        wait = min(FIRST_WAIT * 2.0 ** (self.made - 1), MAX_WAIT)
-        wait *= 1 - random.random() / 2  # noqa: S311
-        wait = max(wait, least)
-        return wait if now + wait < self._until else None
-
-
-def tell_of_wait(request: Request, reason: object, wait: float) -> None:
-    """Log that a request is tried again."""
-    path = request.path.partition("?")[0]
-    logger.info("%s %s: %s; again in %.2f s", request.method, path, reason, wait)
 
 
 class Server:

@@ -6,22 +6,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tickwheel.arguments import bounded
 from tickwheel.client import calls
 from tickwheel.client.bulk import BATCH, IN_FLIGHT, Cutter, Progress, Stored, Unread, cut
 from tickwheel.client.connections import Connections
 from tickwheel.client.errors import ServerUnavailable
-from tickwheel.client.requests import Call, Options, Server, Tries, tell_of_wait
+from tickwheel.client.requests import Call, Options, Server
+from tickwheel.client.tries import IN_DOUBT, Tries, tell_of_count, tell_of_wait
 from tickwheel.client.verbs import told_as_pages, told_by, with_names
 from tickwheel.clock import SystemClock, WallClock
 from tickwheel.durable.progress import showing
+from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
     import ssl
     from typing import Self
 
+    from tickwheel.client.requests import Answer
     from tickwheel.client.values import Page, Schedule
 
 P = ParamSpec("P")
@@ -111,9 +114,9 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client {self.server}>"
 
-    def _do(self, call: Call[T]) -> T:
+    def _do(self, call: Call[T], timeout: float | None = None) -> T:
         request = call.request
-        tries = Tries(*self._options, self._clock.time())
+        tries = Tries(self._options.retries, timeout or self._options.timeout, self._clock.time())
         while True:
             try:
                 answer = self._connections.send(request, tries.begin(self._clock.time()))
@@ -121,16 +124,40 @@ class Client:
                 reason = str(failure)
                 wait = tries.after_failure(request, failure.sent, self._clock.time())
                 if wait is None:
-                    failure.add_note(f"tries: {tries.made}")
+                    tries.tell(failure)
                     raise
             else:
                 reason = f"status {answer.status}"
                 wall = self._wall.time()
                 wait = tries.after_answer(request, answer, self._clock.time(), wall)
                 if wait is None:
-                    return call.result(answer, wall, self.server)
+                    break
             tell_of_wait(request, reason, wait)
             self._sleep(wait)
+        if not tries.doubt:
+            return call.result(answer, wall, self.server)
+        return self._settled(call, answer, wall, tries)
+
+    def _settled(self, call: Call[T], answer: Answer, wall: float, tries: Tries) -> T:
+        """Return what a call has come to, when an earlier try of it may have been done."""
+        try:
+            result = call.result(answer, wall, self.server)
+        except TickwheelError as error:
+            error.add_note(IN_DOUBT)
+            if call.settle is None:
+                raise
+            steps = call.settle(error, tries.began_at(answer, self._clock.time()))
+            try:
+                step = next(steps)
+                while True:
+                    step = steps.send(self._do(step, tries.left(self._clock.time())))
+            except StopIteration as end:
+                return cast("T", end.value)
+            except TickwheelError:
+                raise error from None
+        if call.counts:
+            tell_of_count(call.request)
+        return result
 
     submit = blocking(calls.submit)
     get = blocking(calls.get)

@@ -9,7 +9,14 @@ nothing: what comes back is what was sent. It knows nothing of tasks.
 """
 
 from tickwheel.http.connect import Address
-from tickwheel.http.errors import BadAnswer, ConnectFailed, HttpError, NoRoom, TimedOut
+from tickwheel.http.errors import (
+    BadAnswer,
+    ConnectFailed,
+    HttpError,
+    NoRoom,
+    TimedOut,
+    Unanswered,
+)
 from tickwheel.http.message import Response
 from tickwheel.http.pool import Pool
 
@@ -22,4 +29,5 @@ __all__ = [
     "Pool",
     "Response",
     "TimedOut",
+    "Unanswered",
 ]

@@ -70,6 +70,7 @@ class Pool:
         headers: Sequence[tuple[str, str]] = (),
         body: bytes | AsyncIterator[bytes] = b"",
         timeout: float | None = None,
+        again: bool = True,
     ) -> Response:
         """Send a request and return its answer, whatever its status.
 
@@ -79,7 +80,8 @@ class Pool:
         - A body longer than `max_body` is cut there: `whole` is False, the rest is never read.
         - A request may be sent twice: when a connection that was used before is closed by the
           server before a byte of the answer, it goes once more, over a new one. Whatever is
-          asked for has to bear that.
+          asked for has to bear that. With `again=False` that is an `Unanswered` whose `again` is
+          true, for the caller to send it anew.
         - A caller that is cancelled leaves nothing behind: the connection, or the stream, goes.
         - ValueError: the URL, the method or a header cannot be sent. ConnectFailed: nothing was
           sent. TimedOut, BadAnswer: it may have been received.
@@ -100,7 +102,7 @@ class Pool:
         try:
             response = await self._answer(exchange, request)
         except Unanswered as error:
-            if not error.again:
+            if not (again and error.again):
                 exchange.release()
                 raise
         except BaseException:
