@@ -1,11 +1,13 @@
 """A real server as a child process, and a real receiver that it calls."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -111,6 +113,53 @@ class Callee:
 
     def endpoint(self, path):
         return f"http://127.0.0.1:{self._server.server_port}/{path}"
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class Forwarder(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def forward(self):
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        inner = HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
+        inner.request(self.command, self.path, body, dict(self.headers.items()))
+        with contextlib.closing(inner), inner.getresponse() as answer:
+            document = answer.read()
+        if self.server.lose:
+            self.server.lose = False
+            self.close_connection = True
+            return
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(document)
+
+    do_GET = do_POST = do_PUT = do_DELETE = forward  # noqa: N815
+
+    def log_message(self, *_):
+        pass
+
+
+class Lossy:
+    """What stands between a client and a server, and loses an answer when it is told to."""
+
+    def __init__(self, port):
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Forwarder)
+        self._server.daemon_threads = True
+        self._server.port = port
+        self._server.lose = False
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def lose_one(self):
+        """Have the next request done, and hang up on its client."""
+        self._server.lose = True
 
     def close(self):
         self._server.shutdown()

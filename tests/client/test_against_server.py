@@ -1,13 +1,14 @@
 """Every verb of both clients against the real server, which calls a real receiver."""
 
 import threading
+import urllib.request
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from client.service import Callee, Service, until
+from client.service import Callee, Lossy, Service, until
 from tickwheel import errors
-from tickwheel.client import ApiError, State, Submitted
+from tickwheel.client import ApiError, Json, State, Submitted
 from tickwheel.durable.task import Event
 
 HOUR = timedelta(hours=1)
@@ -59,6 +60,16 @@ def test_a_task_is_called_and_its_result_kept(client):
     (attempt,) = client.attempts(task.id)
     assert (attempt.attempt, attempt.event, attempt.error) == (1, Event.FINISH, None)
     assert attempt.started_at <= attempt.ended_at
+
+
+def test_a_payload_that_is_json_already_is_kept_byte_for_byte(client, service):
+    text = '{"amount": 12345678901234567.89, "rate": 1.10, "rate":1e400}'
+    one = client.submit("double", Json(text), delay=3600)
+    request = {"service": "double", "payload": Json(text), "delay": 3600}
+    (two,) = client.all(client.submit_many([request]))
+    for task in (one, two):
+        with urllib.request.urlopen(f"{service.url}/v1/tasks/{task.id}", timeout=30) as answer:
+            assert text.encode() in answer.read()
 
 
 def test_times_come_back_as_they_were_given(client):
@@ -284,6 +295,33 @@ def test_a_batch_that_is_sent_again_stores_nothing_twice(client):
     first = client.all(client.submit_many(requests))
     assert client.all(client.submit_many(requests)) == first
     assert len(client.all(client.iterate(service="accept", state="delay"))) == 5
+
+
+@pytest.fixture
+def lossy(service):
+    lossy = Lossy(service.port)
+    yield lossy
+    lossy.close()
+
+
+def test_what_was_done_is_not_refused_when_its_answer_was_lost(client, make, lossy, callee):
+    patient = make(lossy.url)
+    failed = ended(client, client.submit("fail", 1, key="lost").id)
+    accepted = client.submit("accept", 1, max_attempts=5)
+    attempt = until(lambda: callee.accepted.get(accepted.id)).attempt
+    client.put_service("passing", endpoint=callee.endpoint("fail"))
+    client.put_schedule("passing", "double", interval=3600, enabled=False)
+    lossy.lose_one()
+    replay = patient.replay(failed.id, delay=3600)
+    assert (replay.replay_of, client.get(failed.id).replayed_as) == (failed.id, replay.id)
+    lossy.lose_one()
+    told = patient.feedback(accepted.id, "finished", attempt=attempt, result=7)
+    assert told == (accepted.id, True, State.FINISHED)
+    for delete in (patient.delete_service, patient.delete_schedule):
+        lossy.lose_one()
+        delete("passing")
+    with pytest.raises(errors.UnknownService):
+        patient.delete_service("passing")
 
 
 def test_a_namespace_sees_its_own_tasks_only(client, make, service, callee):

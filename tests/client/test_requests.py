@@ -1,10 +1,8 @@
 """What needs no network: tries and waits, Retry-After, cutting into batches."""
 
-import json
-
 import pytest
 
-from tickwheel.client import Json, calls, errors
+from tickwheel.client import calls, errors
 from tickwheel.client.bulk import HEAVY, Cutter, cut
 from tickwheel.client.requests import Answer, Request, is_loopback, parsed, retry_after
 from tickwheel.client.tries import Tries
@@ -144,25 +142,3 @@ def test_a_problem_of_nothing_still_says_its_status():
     assert (error.code, str(error), error.status) == ("bad_answer", "HTTP status 418", 418)
     assert errors.problem_of(error) is None
     assert errors.problem_of(ValueError("x")) is None
-
-
-@pytest.mark.parametrize(
-    "text", ['{"amount": 12345678901234567.89, "rate": 1.10}', '{"a": 1, "a": 2}', "1e400", '"é"']
-)
-def test_json_text_is_sent_as_it_is(text):
-    for request in (
-        calls.submit("s", Json(text), delay=5).request,
-        calls.put_schedule("n", "s", Json(text), interval=5).request,
-        calls.feedback("1", "finished", attempt=1, result=Json(text)).request,
-    ):
-        assert json.loads(request.body)
-        assert f":{text}}}".encode() in request.body
-    item = calls.batch_item({"service": "s", "payload": Json(text)}, "i")
-    assert json.loads(item)["idempotency_key"] == "i"
-    assert f'"payload":{text}}}'.encode() in item
-
-
-@pytest.mark.parametrize("text", ["", "text", "NaN", "{'a': 1}", "[" * 100_000, "1 2", '"\ud800"'])
-def test_text_that_is_no_json_is_refused(text):
-    with pytest.raises(ValueError, match="this is no JSON"):
-        Json(text)

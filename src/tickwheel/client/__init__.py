@@ -6,8 +6,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.client.encoding import Json
 from tickwheel.client.errors import ApiError, ServerTimedOut, ServerUnavailable, problem_of
+from tickwheel.client.json import Json
 from tickwheel.client.requests import InsecureToken
 from tickwheel.client.sync import Client
 from tickwheel.client.values import (

@@ -25,9 +25,9 @@ from tickwheel.client.encoding import (
     stamp_or_none,
     state_or_none,
     verdict_on,
-    written,
 )
 from tickwheel.client.errors import error_of
+from tickwheel.client.json import written
 from tickwheel.client.requests import Answer, Call, Request, document_of, header_text
 from tickwheel.client.values import (
     Attempt,
@@ -79,6 +79,7 @@ def submit(
 ) -> Call[Task]:
     """Store a task, and return it once the server has committed it.
 
+    - `payload` is what JSON can hold; `Json(text)` is sent as it is, byte for byte.
     - `delay` (seconds or a timedelta) or `at` (an aware datetime); with neither it is due now.
     - `key`, unique among the live tasks of a service; `on_conflict` says what to do when it is
       taken: "reject" raises `KeyTaken`, "keep" returns the holder, "replace" changes it.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from tickwheel.client.json import written
 from tickwheel.client.values import Document, Page, Verdict
-from tickwheel.durable import serial
 from tickwheel.durable.outcome import milliseconds
 from tickwheel.durable.submit import moment_ms
 from tickwheel.durable.task import State, at
@@ -20,34 +18,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Seconds = float | timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class Json:
-    """A payload or a result as JSON text, which is sent as it is, byte for byte.
-
-    ValueError when it is no JSON. Numbers keep all their digits, objects their doubled names.
-    """
-
-    text: str
-
-    def __post_init__(self) -> None:
-        try:
-            _CHECK.decode(self.text)
-            self.text.encode()
-        except UnicodeEncodeError:
-            raise ValueError("this is no JSON: it is not UTF-8") from None
-        except RecursionError:
-            raise ValueError("this is no JSON: it is nested too deeply") from None
-        except ValueError as error:
-            raise ValueError(f"this is no JSON: {error}") from None
-
-
-def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is none")
-
-
-_CHECK = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse)
 
 
 def due(delay: Seconds | None, at: datetime | None) -> dict[str, object]:
@@ -85,16 +55,6 @@ def state_or_none(state: State | str | None) -> State | None:
 def given(options: Mapping[str, object]) -> bytes:
     """Return as JSON what was given: None is the server's default, everywhere in this API."""
     return written({name: value for name, value in options.items() if value is not None})
-
-
-def written(options: Mapping[str, object]) -> bytes:
-    """Return options as JSON, in which what is JSON text already stands as it is."""
-    texts = {name: value.text for name, value in options.items() if isinstance(value, Json)}
-    body = serial.encode({name: value for name, value in options.items() if name not in texts})
-    for name, text in texts.items():
-        more = b"," if len(body) > 2 else b""
-        body = b"%b%b%b:%b}" % (body[:-1], more, serial.encode(name), text.encode())
-    return body
 
 
 def asked(path: str, query: Mapping[str, object]) -> str:

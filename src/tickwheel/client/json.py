@@ -1,0 +1,57 @@
+"""`Json`: a text that is JSON already, and is sent as it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from tickwheel.durable import serial
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A payload, or a result, that is JSON already: sent as it is, byte for byte.
+
+    For what Python would write otherwise: numbers to their last digit (`1.10`, `1e400`), spaces,
+    keys that come twice. ValueError, with the position, for a text that is not JSON.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TypeError(f"Json takes a str, got a {type(self.text).__name__}")
+        try:
+            _CHECKER.decode(self.text)
+            self.text.encode()
+        except json.JSONDecodeError as error:
+            place = f"line {error.lineno} column {error.colno} (character {error.pos})"
+            raise ValueError(f"not JSON: {error.msg} at {place}") from None
+        except UnicodeEncodeError as error:
+            text = f"not JSON: half a character (a lone surrogate) at character {error.start}"
+            raise ValueError(text) from None
+        except RecursionError:
+            raise ValueError("not sent: this JSON is nested too deeply") from None
+
+    def __repr__(self) -> str:
+        return f"Json({self.text!r:.100})"
+
+
+def refuse(word: str) -> None:
+    """Refuse what Python reads and JSON does not have."""
+    raise ValueError(f"not JSON: {word}")
+
+
+# Numbers are not read: one of ten thousand digits is JSON, too.
+_CHECKER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=refuse)
+
+
+def written(options: dict[str, object]) -> bytes:
+    """Return an object as JSON; a value of it that is `Json` goes as it is."""
+    texts = {name: value.text for name, value in options.items() if isinstance(value, Json)}
+    if not texts:
+        return serial.encode(options)
+    rest = serial.encode({name: value for name, value in options.items() if name not in texts})
+    parts = [rest[1:-1]] if len(rest) > 2 else []
+    parts += [serial.encode(name) + b":" + text.encode() for name, text in texts.items()]
+    return b"{" + b",".join(parts) + b"}"
