@@ -343,6 +343,15 @@ def test_every_route_that_changes_configuration_wants_the_scope_admin():
     assert changing == {"admin"}
 
 
+@pytest.mark.parametrize("name", [".", "..", "..."])
+def test_a_name_of_dots_alone_which_no_url_would_keep_is_422(strict, name):
+    for kind, body in (
+        ("services", {"endpoint": ENDPOINT}),
+        ("schedules", {"service": "mail", "interval": 1}),
+    ):
+        strict.put(f"/v1/{kind}/{name}", body).refused(422, "invalid")
+
+
 class TestVersions:
     """An ETag is a service's version; with If-Match no change undoes another's in silence."""
 

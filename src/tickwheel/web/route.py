@@ -10,6 +10,7 @@ import msgspec.inspect
 
 from tickwheel.durable.encoding import DEPTH, deeper
 from tickwheel.web.problems import Refused
+from tickwheel.web.wording import in_words, no_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -145,11 +146,10 @@ class Route:
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise Refused("invalid", str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Refused("bad_request", f"the body is no JSON: {error}") from None
-        except RecursionError:
-            raise Refused("bad_request", "the body is nested too deep") from None
+            raise Refused("invalid", in_words(error, self.takes, body)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            code, why = no_json(error, body)
+            raise Refused(code, f"the body cannot be read: {why}") from None
 
     def read_query(self, pairs: list[tuple[str, str]]) -> Any:
         """Return the query as its type; raise when it is none."""
@@ -166,7 +166,8 @@ class Route:
         try:
             return msgspec.convert(values, self.query)
         except msgspec.ValidationError as error:
-            raise Refused("invalid", f"in the query: {error}") from None
+            told = in_words(error, self.query, values, query=True)
+            raise Refused("invalid", f"in the query: {told}") from None
 
 
 def whole_numbers(query: Any) -> frozenset[str]:

@@ -13,6 +13,7 @@ from tickwheel.errors import ServiceChanged, UnknownSchedule, UnknownService
 from tickwheel.web import types, views
 from tickwheel.web.problems import Refused
 from tickwheel.web.route import Call, Reply, Route
+from tickwheel.web.wording import PATTERNS
 
 if TYPE_CHECKING:
     from tickwheel.durable.schedule import Schedule
@@ -26,7 +27,7 @@ def checked_name(call: Call) -> str:
     """Return the full name that the path names; raise for what cannot be one."""
     name = call.params["name"]
     if not NAME.fullmatch(name) or len(name) > 100:
-        raise Refused("invalid", f"a name is 1 to 100 of A-Z a-z 0-9 . _ : -, got {name!r:.120}")
+        raise Refused("invalid", f"a name must be {PATTERNS[types.NAME]}, got {name!r:.120}")
     return call.name()
 
 

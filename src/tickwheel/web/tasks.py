@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from tickwheel.web import types, views
 from tickwheel.web.problems import Refused, localised, problem
 from tickwheel.web.route import NDJSON, Call, Reply, Route, check_utf8
 from tickwheel.web.views import task_view
+from tickwheel.web.wording import in_words, mended, no_json
 
 if TYPE_CHECKING:
     from tickwheel.durable.task import Submission
@@ -110,14 +112,37 @@ def split(call: Call) -> list[Any]:
             raise Refused("too_large", f"a batch may have {limit} tasks, got far more lines")
         return [line for line in call.body.split(b"\n") if line.strip()]
     try:
-        if call.body.count(b",") < SPARE * limit:
-            return _array.decode(call.body)
-        items = msgspec.structs.astuple(_first(limit + 1).decode(call.body))
-        return [item for item in items if item is not None]
-    except msgspec.ValidationError as error:
-        raise Refused("invalid", f"a batch is an array of tasks: {error}") from None
+        return items_of(call.body, limit)
+    except msgspec.ValidationError:
+        raise Refused("invalid", "a batch must be an array of tasks") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refused("bad_request", f"the body is no JSON: {error}") from None
+        code, why = no_json(error, call.body)
+        if code == "invalid":
+            with suppress(msgspec.DecodeError):
+                return whole_items(call.body, items_of(mended(call.body), limit))
+        raise Refused(code, f"the body cannot be read: {why}") from None
+
+
+def items_of(body: bytes, limit: int) -> list[Any]:
+    """Return the elements of an array, each still as bytes; of too many, one more than allowed."""
+    if body.count(b",") < SPARE * limit:
+        return _array.decode(body)
+    items = msgspec.structs.astuple(_first(limit + 1).decode(body))
+    return [item for item in items if item is not None]
+
+
+def whole_items(body: bytes, items: list[Any]) -> list[Any]:
+    """Return the elements as the body has them, of which these are with mended characters.
+
+    One that has half a character is refused alone.
+    """
+    found, end = [], 0
+    searched = mended(body)
+    for item in map(bytes, items):
+        start = searched.index(item, end)
+        end = start + len(item)
+        found.append(body[start:end])
+    return found
 
 
 @lru_cache(1)
@@ -135,9 +160,10 @@ def read_item(call: Call, line: Any) -> tuple[types.BatchTask, Idempotency | Non
     try:
         item = _item.decode(line)
     except msgspec.ValidationError as error:
-        raise Refused("invalid", str(error)) from None
+        raise Refused("invalid", in_words(error, types.BatchTask, line)) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refused("bad_request", f"this is no JSON: {error}") from None
+        code, why = no_json(error, bytes(line))
+        raise Refused(code, f"this cannot be read: {why}") from None
     if item.idempotency_key is None:
         return item, None
     named = item.idempotency_key.encode("utf-8", "replace")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-NAME = "^[A-Za-z0-9._:-]+$"
+NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*$"  # of dots alone a URL would not keep it
 CENTURY = 3_200_000_000.0  # seconds: as far as anybody waits
 ID = "^[0-9a-f]{32}$"
 

@@ -1,0 +1,192 @@
+"""What is wrong with a request, in words: which field, what would be right, and what it was."""
+
+import json
+import re
+
+import msgspec
+import pytest
+
+from tickwheel.web import types
+from tickwheel.web.app import ROUTES
+from tickwheel.web.wording import PATTERNS, half_of, in_words, mended, no_json
+
+PUT = types.PutService
+SUBMIT = types.SubmitTask
+NAME = "1 to 100 of A-Z a-z 0-9 . _ : -, and not only dots"
+MOMENT = "a time with its offset, such as 2030-01-31T12:00:00Z"
+
+
+def told(type_, body):
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.json.decode(body, type=type_)
+    return in_words(refused.value, type_, body)
+
+
+def asked(**query):
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.convert(query, types.ListTasks)
+    return in_words(refused.value, types.ListTasks, query, query=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"timeout": 0}, "timeout must be a number above 0, up to 86400, got 0"),
+        ({"timeout": "5"}, 'timeout must be a number above 0, up to 86400, got "5"'),
+        ({"timeout": None}, "timeout must be a number above 0, up to 86400, got null"),
+        ({"max_attempts": 0}, "max_attempts must be 1 to 10000, got 0"),
+        ({"max_attempts": 1.5}, "max_attempts must be a whole number, 1 to 10000, got 1.5"),
+        ({"concurrency": True}, "concurrency must be a whole number, 1 to 100000, got true"),
+        ({"rate": 0}, "rate must be 0.001 to 1000000, or null, got 0"),
+        ({"backoff": {"jitter": 3}}, "backoff.jitter must be 0 to 1, got 3"),
+        ({"backoff": [1]}, "backoff must be an object, got an array of 1"),
+        ({"backoff": {"frist": 1}},
+         "there is no field 'backoff.frist'; there are first, factor, max, jitter"),
+        ({"breaker": 5}, "breaker must be an object, or null, got 5"),
+        ({"enabled": "yes"}, 'enabled must be true or false, got "yes"'),
+        ({"protocol": "grpc"}, 'protocol must be http, got "grpc"'),
+        ({"endpoint": ""}, "endpoint must be text of 1 to 2048 characters"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_field_of_a_service(wrong, words):
+    assert told(PUT, json.dumps({"endpoint": "http://h/", **wrong}).encode()) == words
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"service": "a b"}, f'service must be {NAME}, got "a b"'),
+        ({"service": ".."}, f'service must be {NAME}, got ".."'),
+        ({"service": "a" * 101}, f"service must be {NAME}, got 101 characters"),
+        ({"due_at": "2030-01-01T00:00:00"},
+         f'due_at must be {MOMENT}, or null, got "2030-01-01T00:00:00"'),
+        ({"due_at": 5}, f"due_at must be {MOMENT}, or null, got 5"),
+        ({"on_conflict": "x"}, 'on_conflict must be keep or reject or replace, got "x"'),
+        ({"priority": 99_999}, "priority must be -32768 to 32767, got 99999"),
+        ({"key": "k" * 201},
+         "key must be text of 1 to 200 characters, or null, got 201 characters"),
+    ],
+    ids=lambda one: str(one)[:40],
+)  # fmt: skip
+def test_a_field_of_a_task(wrong, words):
+    assert told(SUBMIT, json.dumps({"service": "mail", **wrong}).encode()) == words
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"limit": 0}, "limit must be 1 to 1000, got 0"),
+        ({"limit": "x"}, 'limit must be a whole number, 1 to 1000, got "x"'),
+        ({"cursor": "foo"}, 'cursor must be 32 hexadecimal digits, lower case, got "foo"'),
+        ({"due_before": "noon"}, f'due_before must be {MOMENT}, got "noon"'),
+    ],
+    ids=str,
+)
+def test_a_parameter_of_a_query(query, words):
+    assert asked(**query) == words
+
+
+def test_what_nobody_knows_is_told_with_what_there_is():
+    assert asked(nope="1") == (
+        "there is no parameter 'nope'; there are state, service, key, due_before, cursor, limit"
+    )
+    words = told(SUBMIT, b'{"service": "mail", "dealy": 1}')
+    assert words.startswith("there is no field 'dealy'; there are service, payload, delay, due_at,")
+
+
+def test_a_field_that_is_missing_and_a_body_that_is_none():
+    assert told(PUT, b"{}") == "endpoint is missing"
+    assert told(PUT, b"[]") == "the body must be an object, got an array of 0"
+    assert told(PUT, b'"whsec_hush"') == "the body must be an object"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"secret": ["whsec_hush", 5]},
+        {"secret": {"is": "whsec_hush"}},
+        {"secret": ["whsec_hush"] * 6},
+        {"secret": "whsec_hush" * 100},
+        {"headers": {"authorization": "whsec_hush" * 500}},
+        {"headers": {"authorization": ["whsec_hush"]}},
+        {"headers": "whsec_hush"},
+        {"endpoint": "http://h/?key=whsec_hush" + "x" * 2_048},
+    ],
+    ids=lambda wrong: str(wrong)[:40],
+)
+def test_what_may_be_secret_is_never_shown(wrong):
+    words = told(PUT, json.dumps({"endpoint": "http://h/", **wrong}).encode())
+    assert "hush" not in words
+    assert next(iter(wrong)) in words
+
+
+def test_a_value_in_a_large_body_is_not_looked_for():
+    body = json.dumps({"service": "mail", "payload": "x" * 100_000, "priority": "high"}).encode()
+    assert told(SUBMIT, body) == "priority must be a whole number, -32768 to 32767"
+
+
+def test_a_value_that_looks_like_the_end_of_a_message_changes_nothing_else():
+    odd = "x - at `$.secret`"
+    assert asked(state=odd).startswith("state must be cancelled or delay or")
+    assert json.dumps(odd) in asked(state=odd)
+
+
+def test_no_route_takes_what_has_no_words():
+    """Every pattern that a type has must be told in words."""
+    patterns = re.findall(r"pattern='([^']*)'", repr([
+        msgspec.inspect.type_info(type_)
+        for route in ROUTES for type_ in (route.takes, route.query) if type_ is not None
+    ]))  # fmt: skip
+    assert {one.replace("\\\\", "\\") for one in patterns} <= set(PATTERNS)
+
+
+class TestHalves:
+    """Half a character is valid JSON, and no text that anybody could pass on."""
+
+    @pytest.mark.parametrize(
+        ("text", "half"),
+        [
+            (rb'"a\ud83d"', r"\ud83d"),
+            (rb'"\ud83d\ud83d\ude00"', r"\ud83d"),
+            (rb'"\uDE00"', r"\uDE00"),
+            (rb'"\\\ud83dx"', r"\ud83d"),
+            (rb'"\ud83d\ude00"', None),
+            (rb'"\\ud83d"', None),
+            (rb'"\\\\ud83d"', None),
+            (rb'"\u00e9 \ufffd"', None),
+        ],
+    )
+    def test_one_is_found(self, text, half):
+        assert half_of(text) == half
+        assert len(mended(text)) == len(text)
+        assert (mended(text) == text) is (half is None)
+        json.loads(mended(text)).encode()
+
+    def test_it_is_said(self):
+        assert no_json(msgspec.DecodeError("Input data was truncated"), rb'"a\ud83d"') == (
+            "invalid", r"a text has half a character, \ud83d: a surrogate without its other half",
+        )  # fmt: skip
+        assert no_json(msgspec.DecodeError("JSON is malformed: x (byte 3)"), b"{x") == (
+            "bad_request", "it is no JSON: x (byte 3)",
+        )  # fmt: skip
+
+    def test_a_submit_with_one_is_422(self, api):
+        api.service(enabled=False)
+        for body in (rb'{"service": "mail", "payload": "a\ud83d"}', rb'{"service": "a\ud83d"}'):
+            assert (
+                "half a character" in api.post("/v1/tasks", body).refused(422, "invalid")["detail"]
+            )
+
+    @pytest.mark.parametrize("media", ["application/json", "application/x-ndjson"])
+    def test_in_a_batch_it_refuses_its_own_task_alone(self, api, media):
+        api.service(enabled=False)
+        items = [
+            rb'{"service":"mail","payload":"\ufffd"}', rb'{"service":"mail","payload":"a\ud83d"}',
+            rb'{"service":"mail","payload":"\ud83d\ude00"}',
+        ]  # fmt: skip
+        body = b"[" + b", ".join(items) + b"]" if media == "application/json" else b"\n".join(items)
+        answer = api.post("/v1/tasks/batch", body, media=media, status=200).json
+        assert [item["status"] for item in answer["items"]] == [201, 422, 201]
+        for item, payload in zip(answer["items"][::2], ("\ufffd", "\U0001f600"), strict=True):
+            assert api.get(f"/v1/tasks/{item['id']}").json["payload"] == payload
