@@ -1,11 +1,13 @@
 """How many connections there may be: who is let in, and whose place is taken."""
 
+import contextlib
 import resource
+import socket
 
 import pytest
 
 from tickwheel import ManualClock
-from tickwheel.web.lobby import DESCRIPTORS, QUIET_SECONDS, Lobby, places
+from tickwheel.web.lobby import DESCRIPTORS, QUIET_SECONDS, UNREAD, Lobby, places
 from web.serving import PATIENCE, Served
 
 
@@ -13,9 +15,13 @@ class Guest:
     """A connection that notes when it is closed."""
 
     dismissed = False
+    size = 0  # of what it does not read
 
     def dismiss(self):
         self.dismissed = True
+
+    def unread(self):
+        return self.size
 
 
 def crowd(lobby, count):
@@ -57,6 +63,24 @@ class TestLobby:
         lobby.leave(first)
         last = crowd(lobby, 1)
         assert lobby.open == set(last)
+
+    def test_answers_that_are_not_read_are_bounded_together_and_the_longest_go(self, caplog):
+        lobby = Lobby(9, ManualClock())
+        guests = crowd(lobby, 6)
+        for guest in guests:
+            guest.size = UNREAD // 4
+            lobby.stuck(guest)
+        assert [guest.dismissed for guest in guests] == [True, True, False, False, False, False]
+        assert len(caplog.records) == 1
+
+    def test_who_has_read_on_or_left_counts_no_more(self):
+        lobby = Lobby(9, ManualClock())
+        guests = crowd(lobby, 6)
+        for number, guest in enumerate(guests):
+            guest.size = UNREAD // 2
+            lobby.stuck(guest)
+            (lobby.leave if number % 2 else lobby.flowing)(guest)
+        assert not any(guest.dismissed for guest in guests)
 
     def test_it_says_so_once_in_a_while(self, caplog):
         clock = ManualClock()
@@ -120,3 +144,21 @@ def gone(wire):
         return wire.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+def test_callers_that_read_nothing_do_not_fill_the_memory(tmp_path, sqlite_url):
+    arguments = ("--store", sqlite_url, "--allow-private-targets")
+    with Served(*arguments, cwd=tmp_path) as server, contextlib.ExitStack() as wires:
+        server.service(enabled=False)
+        for _ in range(8):
+            server.submit(payload="x" * 1_000_000)
+        before = server.rss()
+        for _ in range(40):
+            wire = wires.enter_context(socket.socket())
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.connect(server.address)
+            wire.sendall(b"GET /v1/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert wire.recv(1) == b"H"
+        assert "not being read" in server.log()
+        assert server.rss() - before < 2 * UNREAD
+        assert len(server.get("/v1/tasks", status=200).json["items"]) == 8

@@ -352,6 +352,15 @@ def test_a_name_of_dots_alone_which_no_url_would_keep_is_422(strict, name):
         strict.put(f"/v1/{kind}/{name}", body).refused(422, "invalid")
 
 
+def test_a_new_one_is_put_without_waiting_for_the_next_look_at_the_store(api, monkeypatch):
+    async def renewed():
+        raise AssertionError("this waits")
+
+    monkeypatch.setattr(api.node.directory, "renewed", renewed)
+    api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=201)
+    api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=200)
+
+
 class TestVersions:
     """An ETag is a service's version; with If-Match no change undoes another's in silence."""
 

@@ -208,11 +208,13 @@ class Protocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """What was answered is not being read: wait for that, not for ever."""
         super().pause_writing()
+        self._lobby.stuck(self)
         if self._stuck is None:
             self._look_at_buffer(sys.maxsize)
 
     def resume_writing(self) -> None:
         """It is being read."""
+        self._lobby.flowing(self)
         if not self._ending:  # then all of it must be
             self._unstick()
         super().resume_writing()
@@ -235,8 +237,12 @@ class Protocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def dismiss(self) -> None:
-        """Hang up: its place is needed, and it waits for a request."""
+        """Hang up: its place is needed, or the memory that its answer takes."""
         self._wire.abort()
+
+    def unread(self) -> int:
+        """Return how many bytes of answers it has yet to take."""
+        return self._wire.get_write_buffer_size()
 
     def send_400_response(self, msg: str) -> None:
         """Say that this was no HTTP, as everything else that is wrong is said."""
