@@ -103,11 +103,24 @@ def test_the_same_in_tables(ok, name):
     assert task_id in ok("backlog", "list", "--service", name, "--table").out
 
 
+@pytest.mark.parametrize(
+    "text", ['{"amount": 12345678901234567.89, "rate": 1.10}', '{"a": 1, "a": 2}', '{"x": 1e400}']
+)
+def test_a_payload_arrives_as_it_was_typed(ok, run, name, receiver, text):
+    one = ok("submit", name, text, "-q").out.strip()
+    line = f'{{"service": "{name}", "payload": {text}}}'
+    two = run("submit-many", "-", "--json", stdin=line).lines[0]["id"]
+    for task_id in (one, two):
+        assert state_of(ok, task_id, "finished")
+        bodies = [r.body for r in receiver.requests if r.header("webhook-id") == task_id]
+        assert bodies == [text.encode()]
+
+
 def test_a_task_is_called_and_its_attempts_are_shown(ok, name, receiver):
     task_id = ok("submit", name, '{"a": 1}', "-q").out.strip()
     task = state_of(ok, task_id, "finished")
     assert task["result"] == {"done": True}
-    assert [r.body for r in receiver.requests if r.header("webhook-id") == task_id] == [b'{"a":1}']
+    assert [r.body for r in receiver.requests if r.header("webhook-id") == task_id] == [b'{"a": 1}']
     [attempt] = ok("show", task_id, "--attempts").json["attempts"]
     assert attempt["attempt"] == 1
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tickwheel.cli import bulk
 from tickwheel.cli.bulk import NotTasks, Reader
+from tickwheel.client import Json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -41,6 +42,22 @@ def test_an_array_is_read_however_it_is_cut(tasks, sizes, indent):
 def test_lines_are_read_however_they_are_cut(tasks, sizes, end):
     text = end.join(json.dumps(task) for task in tasks)
     assert list(Reader(Pieces(text, sizes))) == tasks
+
+
+@given(
+    st.lists(
+        JSON.map(json.dumps) | st.sampled_from(["1.10", "1e400", '{"a": 1, "a": 2}']), max_size=5
+    ),
+    st.sampled_from(["[{}]", "{}"]),
+    st.sampled_from(["{%s}", '{"payload": 0, "delay": 1.5, %s}', ' { "a":{"payload":1} ,\t%s }\r']),
+    st.sampled_from(['"payload": ', '"pay\\u006coad":']),
+)
+def test_a_payload_is_the_text_that_stands_there(payloads, form, task, name):
+    texts = [task.replace("%s", name + payload) for payload in payloads]
+    text = form.replace("{}", ",".join(texts)) if form == "[{}]" else "\n".join(texts)
+    read = list(Reader(Pieces(text, [3] * 50)))
+    assert [one["payload"] for one in read] == [Json(payload) for payload in payloads]
+    assert all(one.get("delay", 1.5) == 1.5 for one in read)
 
 
 @given(TASKS, st.data())

@@ -10,7 +10,7 @@ import pytest
 from cli.fakes import AT, ID, service, task
 from tickwheel.cli import remote
 from tickwheel.cli.output import Output
-from tickwheel.client import ApiError, Attempt, Page, State, Verdict
+from tickwheel.client import ApiError, Attempt, Json, Page, State, Verdict
 from tickwheel.errors import ServiceChanged, UnknownService, UnknownTask
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -21,7 +21,7 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
     [
         (["submit", "sums"], ("submit", ("sums", None), {})),
         (["submit", "sums", '{"a": [1.5]}', "--delay", "1h30m", "--key", "k"],
-         ("submit", ("sums", {"a": [1.5]}), {"delay": 5400.0, "key": "k"})),
+         ("submit", ("sums", Json('{"a": [1.5]}')), {"delay": 5400.0, "key": "k"})),
         (["submit", "sums", "--due-at", "2030-01-31T13:00:00+01:00", "--on-conflict", "keep"],
          ("submit", ("sums", None), {"at": NOON, "on_conflict": "keep"})),
         (["submit", "s", "--timeout", "5s", "--priority", "-3", "--max-attempts", "2",
@@ -39,7 +39,7 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
         (["reschedule", ID, "--delay", "5m"], ("reschedule", (ID,), {"delay": 300.0})),
         (["reschedule", ID, "--at", AT], ("reschedule", (ID,), {"at": NOON})),
         (["feedback", ID, "finished", "--attempt", "2", "--epoch", "7", "--result", "[1]"],
-         ("feedback", (ID, "finished"), {"attempt": 2, "epoch": 7, "result": [1]})),
+         ("feedback", (ID, "finished"), {"attempt": 2, "epoch": 7, "result": Json("[1]")})),
         (["feedback", ID, "failed", "--attempt", "1", "--error", "no", "--no-retry"],
          ("feedback", (ID, "failed"), {"attempt": 1, "error": "no", "retry": False})),
         (["backlog", "list", "--state", "failed"],
@@ -56,7 +56,8 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
          ("schedules_page", (), {"limit": 2, "cursor": "n"})),
         (["schedules", "show", "n"], ("get_schedule", ("n",), {})),
         (["schedules", "put", "n", "s", "[1]", "--cron", "0 3 * * *", "--tz", "UTC"],
-         ("put_schedule", ("n", "s", [1]), {"cron": "0 3 * * *", "tz": "UTC", "enabled": True})),
+         ("put_schedule", ("n", "s", Json("[1]")),
+          {"cron": "0 3 * * *", "tz": "UTC", "enabled": True})),
         (["schedules", "put", "n", "s", "--interval", "30s", "--missed", "skip", "--disabled"],
          ("put_schedule", ("n", "s", None),
           {"interval": 30.0, "missed": "skip", "enabled": False})),
@@ -112,8 +113,8 @@ def given(config):
 def test_a_payload_comes_from_a_file_or_stdin(run, client, tmp_path):
     (tmp_path / "p.json").write_text('{"é": 1}', "utf-8")
     run("submit", "s", f"@{tmp_path}/p.json")
-    run("submit", "s", "-", stdin="[2]")
-    assert [args[1] for _, args, _ in client.calls] == [{"é": 1}, [2]]
+    run("submit", "s", "-", stdin="[2]\n")
+    assert [args[1] for _, args, _ in client.calls] == [Json('{"é": 1}'), Json("[2]")]
 
 
 def test_a_file_that_was_given_without_its_at_sign_is_recognised(run, client, tmp_path):
@@ -410,7 +411,7 @@ def test_submit_many_sends_lines_and_prints_an_answer_for_each(run, client):
 
 def test_submit_many_goes_on_after_a_refusal_and_ends_with_its_exit_code(run, client, tmp_path):
     problem = {"code": "key_taken", "status": 409, "detail": "d"}
-    client.answers[2] = ApiError("taken", code="key_taken", status=409, problem=problem)
+    client.answers[Json("2")] = ApiError("taken", code="key_taken", status=409, problem=problem)
     tasks = tmp_path / "tasks.json"
     tasks.write_text(json.dumps([{"service": "s", "payload": n} for n in (1, 2, 3)]))
     ran = run("submit-many", tasks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16  # characters
 MAX_TASK = 16 << 20  # characters of one task: more is no task
 BLANK = "\ufeff \t\r\n"
+SIGN = re.compile(r"[ \t\r\n]*([{:,}])[ \t\r\n]*")  # what stands between names and values
+DECODER = json.JSONDecoder(parse_constant=refuse)
 SHOWN = 10  # refused tasks that are told of on a terminal
 
 
@@ -37,6 +40,7 @@ class Reader:
     """Tasks from a stream of text: a JSON array, or one JSON object per line.
 
     - Yields objects as they come, and holds one of them and a chunk, never all.
+    - A payload is `Json`, the text as it stands there: none of its digits is lost.
     - What cannot be read raises, and says where it stands: a line by its number in the file.
     - `read_bytes`: how much has been read, for a bar.
     """
@@ -79,7 +83,6 @@ class Reader:
             yield self._decoded(rest)
 
     def _array(self, rest: str) -> Iterator[Any]:
-        decoder = json.JSONDecoder(parse_constant=refuse)
         separated = True
         while True:
             rest = rest.lstrip()
@@ -93,15 +96,17 @@ class Reader:
             elif not separated or rest[0] != "{":
                 raise self._wrong(f"a task is an object, and here stands {rest[:20]!r}")
             else:
-                task, rest = self._item(decoder, rest)
+                task, rest = self._item(rest)
                 separated = False
                 yield task
 
-    def _item(self, decoder: json.JSONDecoder, rest: str) -> tuple[Any, str]:
+    def _item(self, rest: str) -> tuple[Any, str]:
         """Return the object that `rest` begins with, reading on until it is whole."""
         while True:
+            if (found := task_at(rest)) is not None:
+                return found[0], rest[found[1] :]
             try:
-                task, end = decoder.raw_decode(rest)
+                task, end = DECODER.raw_decode(rest)
             except json.JSONDecodeError as error:
                 if len(rest) > MAX_TASK:
                     raise self._wrong("it is longer than 16 MiB") from error
@@ -133,8 +138,11 @@ class Reader:
         return text
 
     def _decoded(self, line: str) -> Any:
+        found = task_at(line)
+        if found is not None and not line[found[1] :].strip(BLANK):
+            return found[0]
         try:
-            return json.loads(line, parse_constant=refuse)
+            return DECODER.decode(line)
         except json.JSONDecodeError as error:
             raise self._wrong(f"{error.msg}, at column {error.colno}") from error
         except (ValueError, RecursionError) as error:
@@ -143,6 +151,45 @@ class Reader:
     def _wrong(self, why: str) -> NotTasks:
         where = f"line {self._line}" if self._line else f"task {self.count + 1}"
         return NotTasks(f"{where} cannot be read: {why}")
+
+
+def task_at(text: str) -> tuple[dict[str, Any], int] | None:
+    """Return the task that a text begins with, its payload as it is written there, and its end.
+
+    None when there is no whole and right one: what is wrong, the decoder says better.
+    """
+    try:
+        return _task_at(text)
+    except (ValueError, LookupError, RecursionError):
+        return None
+
+
+def _task_at(text: str) -> tuple[dict[str, Any], int]:
+    from tickwheel.client import Json  # noqa: PLC0415 - not for --help
+
+    task: dict[str, Any] = {}
+    at = _behind("{", text, 0)
+    if text[at] == "}":
+        return task, at + 1
+    while True:
+        if text[at] != '"':
+            raise ValueError("no name")
+        name, at = DECODER.raw_decode(text, at)
+        start = _behind(":", text, at)
+        value, at = DECODER.raw_decode(text, start)
+        task[name] = Json(text[start:at]) if name == "payload" else value
+        found = SIGN.match(text, at)
+        if found is not None and found[1] == "}":
+            return task, found.end()
+        at = _behind(",", text, at)
+
+
+def _behind(sign: str, text: str, at: int) -> int:
+    """Return where that goes on which stands behind a sign and the blanks around it."""
+    found = SIGN.match(text, at)
+    if found is None or found[1] != sign:
+        raise ValueError(f"no {sign}")
+    return found.end()
 
 
 @click.command(
