@@ -1,6 +1,8 @@
 """The code in README.md and docs/ runs, and prints what the comments beside it say."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,19 @@ def test_the_readme_names_two_commands_and_both_exist():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert re.search(r"^serve:.*## ", makefile, re.MULTILINE)
     assert re.search(r"^test:.*## ", makefile, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_to_serve_only_what_serves_is_installed_and_the_tools_come_with_the_tests(tmp_path):
+    def planned(target):
+        words = ["make", "-n", target, f"VENV={tmp_path}/venv"]
+        ran = subprocess.run(
+            words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        )
+        return re.findall(r"-e '\.\[(.*?)\]'", ran.stdout)
+
+    assert planned("serve") == planned("lab") == ["server"]
+    assert planned("setup") == ["server", "test,check,docs,bench"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -106,7 +106,11 @@ def put(
     replace: bool,
     **flags: Any,
 ) -> None:
-    """Make a service, or change one: what is given is changed, the rest stays as it is."""
+    """Make a service, or change one: what is given is changed, the rest stays as it is.
+
+    What `services show --json` prints has asterisks for secrets, which keep those that are stored:
+    a copy under another name needs --secret or --generate-secret.
+    """
     check_secrets(secret, generate=generate_secret, keep_old=keep_old)
     made = new_secret() if generate_secret else None
 
