@@ -259,6 +259,11 @@ def all_of(*tasks):
     return sorted(tasks, key=lambda one: one.id, reverse=True)
 
 
+async def changed(parts):
+    """The ids of what a change of many tasks gives, all of its parts together."""
+    return [one.id async for part in parts for one in part]
+
+
 def ids_of(tasks):
     """The ids of tasks."""
     return [one.id for one in tasks]

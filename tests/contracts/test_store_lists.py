@@ -16,7 +16,9 @@ from contracts.stores import (
     SHARDS,
     all_of,
     change,
+    changed,
     claim,
+    due_of,
     ended,
     ending,
     everything,
@@ -247,7 +249,7 @@ class TestCancelWhere:
             tasks = await various(store, epochs)
             which = made(parts, now(store))
             expected = unclaimed_that(which, tasks, store)
-            won = await store.cancel_where(which, 100)
+            won = await changed(store.cancel_where(which, 100))
             assert sorted(won) == sorted(tasks[name].id for name in expected), which
             after = await store.get([one.id for one in tasks.values()])
             for (name, was), is_now in zip(tasks.items(), after, strict=True):
@@ -260,19 +262,35 @@ class TestCancelWhere:
         for parts in INDEXED:
             await check(parts)
 
-    async def test_a_limit_bounds_it_and_repeating_it_ends(self, store):
+    async def test_it_does_no_more_at_a_time_than_its_limit_and_ends(self, store):
         given = await stored(store, *[later(store, shard=n % SHARDS) for n in range(25)])
         kept = await stored(store, later(store, service="sms"))
         parts = []
-        while part := await store.cancel_where(Filter(service="mail"), 10):
-            parts.append(part)
+        async for part in store.cancel_where(Filter(service="mail"), 10):
+            parts.append(ids_of(part))
         assert [len(part) for part in parts] == [10, 10, 5]
         assert sorted(itertools.chain(*parts)) == sorted(ids_of(given))
         assert await everything(store, final=False) == kept
 
     async def test_a_key_without_a_service_is_every_services(self, store):
         given = await stored(store, *[later(store, service=f"s{n}", key="k") for n in range(5)])
-        assert sorted(await store.cancel_where(Filter(key="k"), 100)) == sorted(ids_of(given))
+        won = await changed(store.cancel_where(Filter(key="k"), 2))
+        assert sorted(won) == sorted(ids_of(given))
+
+    async def test_what_was_written_since_a_moment_is_left_alone(self, store):
+        at = now(store)
+        given = {
+            name: (await stored(store, later(store, updated_at_ms=updated)))[0]
+            for name, updated in (("before", at - 1), ("since", at), ("set back", at + HOUR))
+        }
+        which = Filter(service="mail", unchanged_since_ms=at)
+        won = await changed(store.cancel_where(which, 100))
+        assert sorted(won) == sorted([given["before"].id, given["set back"].id])
+
+    async def test_those_given_are_as_they_were_due(self, store):
+        given = await stored(store, *[later(store, shard=n % SHARDS) for n in range(5)])
+        (part,) = [part async for part in store.cancel_where(Filter(service="mail"), 100)]
+        assert sorted(part) == sorted(map(due_of, given))
 
 
 class TestRescheduleWhere:
@@ -282,7 +300,7 @@ class TestRescheduleWhere:
             which = made(parts, now(store))
             expected = unclaimed_that(which, tasks, store)
             moved = now(store) + 5 * HOUR
-            won = await store.reschedule_where(which, moved, 100)
+            won = await changed(store.reschedule_where(which, moved, 100))
             assert sorted(won) == sorted(tasks[name].id for name in expected), which
             after = await store.get([one.id for one in tasks.values()])
             for (name, was), is_now in zip(tasks.items(), after, strict=True):
@@ -297,17 +315,28 @@ class TestRescheduleWhere:
         for parts in INDEXED:
             await check(parts)
 
-    async def test_a_limit_bounds_it_and_repeating_it_ends(self, store):
+    async def test_it_does_no_more_at_a_time_than_its_limit_and_ends(self, store):
         given = await stored(store, *[later(store) for _ in range(25)])
         moved = now(store) + 5 * HOUR
         at_it = await stored(store, task(store, due_at_ms=moved))
         parts = []
-        while part := await store.reschedule_where(Filter(service="mail"), moved, 10):
-            parts.append(part)
+        async for part in store.reschedule_where(Filter(service="mail"), moved, 10):
+            parts.append(ids_of(part))
         assert [len(part) for part in parts] == [10, 10, 5]
         assert sorted(itertools.chain(*parts)) == sorted(ids_of(given))
         assert {one.due_at_ms for one in await everything(store)} == {moved}
         assert await store.get(ids_of(at_it)) == at_it
+
+    @pytest.mark.parametrize("moved_by", [-HOUR, 0, 100 * HOUR])
+    async def test_each_is_moved_once_wherever_it_goes(self, store, moved_by):
+        given = await stored(
+            store,
+            *[later(store, shard=n % SHARDS, due_at_ms=now(store) + n * HOUR) for n in range(25)],
+        )
+        moved = now(store) + 7 * HOUR + 5 + moved_by
+        parts = [part async for part in store.reschedule_where(Filter(service="mail"), moved, 4)]
+        won = [due for part in parts for due in part]
+        assert sorted(won) == sorted(due_of(one)._replace(due_at_ms=moved) for one in given)
 
 
 class TestReplay:
@@ -541,10 +570,10 @@ class TestNamespaces:
     )
     async def test_a_change_by_filter_stays_in_it(self, store, tasks, verb, which, expected):
         if verb == "cancel":
-            won = await store.cancel_where(which, 100)
+            won = await changed(store.cancel_where(which, 100))
         else:
-            won = await store.reschedule_where(which, now(store) + 2 * HOUR, 100)
+            won = await changed(store.reschedule_where(which, now(store) + 2 * HOUR, 100))
         found = await store.get(won)
         assert sorted(one.service for one in found) == expected
-        changed = [one for one in await store.get(ids_of(tasks)) if one not in tasks]
-        assert sorted(ids_of(changed)) == sorted(won)
+        others = [one for one in await store.get(ids_of(tasks)) if one not in tasks]
+        assert sorted(ids_of(others)) == sorted(won)

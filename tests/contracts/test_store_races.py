@@ -16,6 +16,7 @@ from contracts.stores import (
     SHARDS,
     all_of,
     answered,
+    changed,
     claim,
     due_of,
     ended,
@@ -94,7 +95,7 @@ async def test_of_a_cancel_by_filter_and_a_claim_one_wins(store, opened, epochs)
         service = f"s{number}"
         tasks = await stored(store, *[task(store, service=service) for _ in range(10)])
         cancelled, claims = await asyncio.gather(
-            store.cancel_where(Filter(service=service), 100),
+            changed(store.cancel_where(Filter(service=service), 100)),
             other.claim([wanted(one) for one in shuffled(tasks)], "n2", epochs),
         )
         assert sorted([*cancelled, *ids_of(claims.tasks)]) == sorted(ids_of(tasks))

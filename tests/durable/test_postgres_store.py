@@ -16,6 +16,7 @@ from psycopg.rows import dict_row
 from contracts.stores import (
     HOUR,
     SECOND,
+    changed,
     claim,
     due_of,
     ending,
@@ -39,6 +40,7 @@ from tickwheel.durable.stores import (
     postgres_registry,
     postgres_schedules,
     postgres_schema,
+    postgres_unclaimed,
 )
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres import PostgresStore
@@ -396,7 +398,11 @@ STATEMENTS = {
     "forget_lines": postgres_registry.OLD_LINES,
     "audit": postgres_registry.AUDIT,
     "audit_of": postgres_registry.AUDIT_OF,
-    **{f"unclaimed_{name}": sql.unclaimed(which, 0, 9)[0] for name, which in FILTERS.items()},
+    **{
+        f"unclaimed_{name}": sql.unclaimed(which, 0, 9, sql.Place())[0]
+        for name, which in FILTERS.items()
+    },
+    "still_unclaimed": sql.still_unclaimed("true"),
     **{f"live_{name}": found_in("task", which) for name, which in LISTS.items()},
     **{f"final_{name}": found_in("backlog", which) for name, which in LISTS.items()},
 }
@@ -882,6 +888,43 @@ class TestKeys:
         )
         new = [one for answer in answers for one in answer if isinstance(one, Task)]
         assert sorted(one.key for one in new) == sorted(names)
+
+
+class TestChangesOfMany:
+    """A user's transaction under way has changed one of the tasks."""
+
+    @pytest_asyncio.fixture
+    async def tasks(self, store, user):
+        tasks = await stored(store, *[later(store, key=f"k{n}") for n in range(25)])
+        await user.execute("BEGIN")
+        await store.insert_on(user, Submission(later(store, key="k7"), "replace"))
+        return tasks
+
+    def change(self, store, verb):
+        which = Filter(service="mail", unchanged_since_ms=int(store.latest_ms()) + 1)
+        if verb == "cancel":
+            return store.cancel_where(which, 10)
+        return store.reschedule_where(which, int(store.now_ms()) + 5 * HOUR, 10)
+
+    @pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+    async def test_all_the_others_are_changed_and_that_one_is_named(
+        self, store, tasks, verb, monkeypatch
+    ):
+        monkeypatch.setattr(postgres_unclaimed, "PAUSE_SECONDS", 0)
+        with pytest.raises(Locked, match="hold 1 of the tasks"):
+            await changed(self.change(store, verb))
+        after = await store.get([one.id for one in tasks])
+        assert [one for one in after if one in tasks] == [tasks[7]]
+
+    @pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+    async def test_one_that_is_let_go_meanwhile_is_changed_last(self, store, user, tasks, verb):
+        won = []
+        async for part in self.change(store, verb):
+            won += part
+            if len(won) == len(tasks) - 1:
+                await user.execute("ROLLBACK")
+        assert won[-1].id == tasks[7].id
+        assert len(won) == len(tasks)
 
 
 class TestRequests:

@@ -26,6 +26,7 @@ from contracts.stores import (
     INDEXED,
     SHARDS,
     Place,
+    changed,
     claim,
     ended,
     ending,
@@ -465,8 +466,8 @@ async def everything_that_a_store_does(store):
         await store.find(which, final=final, cursor=None, limit=3)
     for parts, namespace in itertools.product(INDEXED, (None, "", "acme")):
         which = made(parts, at)._replace(namespace=namespace)
-        await store.cancel_where(which, 1)
-        await store.reschedule_where(which, at + HOUR, 1)
+        await changed(store.cancel_where(which, 1))
+        await changed(store.reschedule_where(which, at + HOUR, 1))
     (final,) = await ended(store, epochs, task(store, key="r"))
     for force in (False, True):
         await store.replay([replay_of(store, final)], force=force)
@@ -543,14 +544,28 @@ class TestPlans:
 
     async def test_a_key_and_a_namespace_go_by_the_index_of_keys(self, store):
         where, values = sql.matching(Filter(key="k", namespace="acme"), 0)
-        statement = sql.UNCLAIMED.format(where=where)
+        statement = sql.UNCLAIMED_BY_KEY.format(where=where)
+        values |= {"after_service": "", "limit": 1}
 
         def work(connection):
-            rows = connection.run(f"EXPLAIN QUERY PLAN {statement}", {**values, "limit": 1})
+            rows = connection.run(f"EXPLAIN QUERY PLAN {statement}", values)
             return [row[3] for row in rows]
 
         assert await store._read(work) == [
             "SEARCH task USING INDEX task_key (key=? AND service>? AND service<?)"
+        ]
+
+    async def test_a_walk_along_a_service_goes_on_where_it_ended_by_the_index(self, store):
+        where, values = sql.matching(Filter(service="mail", unchanged_since_ms=5), 0)
+        statement = sql.UNCLAIMED.format(where=where)
+        values |= {"after_due": 5, "after_id": "", "limit": 1}
+
+        def work(connection):
+            rows = connection.run(f"EXPLAIN QUERY PLAN {statement}", values)
+            return [row[3] for row in rows]
+
+        assert await store._read(work) == [
+            "SEARCH task USING INDEX task_due (service=? AND (due_at_ms,id)>(?,?))"
         ]
 
     async def test_what_is_due_is_read_in_the_order_of_the_index(self, store):

@@ -167,6 +167,15 @@ class TestCancelKey:
             assert await app.cancel_key("k") == [(task.id, False, State.RUNNING)]
             cast.goes_on.set()
 
+    async def test_cancel_key_takes_all_however_large_their_payloads_are(self, stage, monkeypatch):
+        monkeypatch.setattr("tickwheel.durable.stores.sqlite.PAGE_BYTES", 3_000)
+        app = stage.app(dispatch=False)
+        async with app:
+            for number in range(10):
+                await app.submit(f"service {number}", "x" * 1_000, key="k", delay=DAY)
+            assert len(await app.cancel_key("k")) == 10
+            assert (await app.counts())["live"] == 0
+
 
 class TestReschedule:
     @pytest.mark.parametrize("state", UNCLAIMED)
@@ -312,7 +321,7 @@ class TestMany:
 
     async def test_reschedule_where_moves_none_a_second_time(self, stage, monkeypatch):
         """Moved to now it fails, and then its next try is its backoff's to say."""
-        monkeypatch.setattr(verbs, "BATCH", 20)
+        monkeypatch.setattr(verbs, "PIECE", 20)
         app = stage.app()
 
         @app.task(max_attempts=5, backoff=HOUR)
@@ -327,17 +336,35 @@ class TestMany:
             move = store.reschedule_where
 
             async def slowly(*args):
-                moved = await move(*args)
-                await stage.advance(1.5)  # the next look finds them, and they fail
-                return moved
+                async for moved in move(*args):
+                    yield moved
+                    await stage.advance(1.5)  # the next look finds them, and they fail
 
             store.reschedule_where = slowly
             assert await app.reschedule_where(service=down, delay=0) == 60
             await stage.advance(10)
         assert len(stage.calls) == len({call[1] for call in stage.calls}) == 60
 
+    async def test_after_the_clock_was_set_back_all_that_was_there_is_changed(self, stage):
+        app = stage.app()
+
+        @app.task
+        async def note():
+            pass
+
+        async with app:
+            await app.submit_many([note.request(delay=DAY) for _ in range(10)])
+            store = app._node.store
+            now = store._clock.time_ns
+            store._clock.time_ns = lambda: now() - 600 * 10**9
+            try:
+                assert await app.reschedule_where(service=note, delay=HOUR) == 10
+                assert await app.cancel_where(service=note) == 10
+            finally:
+                del store._clock.time_ns
+
     async def test_cancel_where_ends_though_more_and_more_is_submitted(self, stage, monkeypatch):
-        monkeypatch.setattr(verbs, "BATCH", 20)
+        monkeypatch.setattr(verbs, "PIECE", 20)
         app = stage.app()
 
         @app.task
@@ -351,11 +378,12 @@ class TestMany:
             cancel, rounds = store.cancel_where, []
 
             async def fed(*args):
-                rounds.append(await cancel(*args))
-                await stage.advance(1)
-                if len(rounds) < 50:
-                    await app.submit_many([note.request(delay=DAY) for _ in range(20)])
-                return rounds[-1]
+                async for part in cancel(*args):
+                    rounds.append(part)
+                    yield part
+                    await stage.advance(1)
+                    if len(rounds) < 50:
+                        await app.submit_many([note.request(delay=DAY) for _ in range(20)])
 
             store.cancel_where = fed
             assert await app.cancel_where(service=note) == 30

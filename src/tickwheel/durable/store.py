@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from tickwheel.durable.registry import Registry
     from tickwheel.durable.schedule import Firing, Schedule
@@ -186,17 +186,24 @@ class Store(Protocol):
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
         """Cancel what is unclaimed; None for ids that are unknown."""
 
-    async def cancel_where(self, filter: Filter, limit: int) -> list[str]:
-        """Cancel up to `limit` unclaimed tasks that match; return their ids.
+    def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
+        """Cancel all unclaimed tasks that match, up to `limit` at a time, and give them.
 
-        The filter has a service or a key: an index serves it.
+        - The filter has a service or a key: an index serves it, and it is walked along once.
+        - Those that another transaction has locked come last, and are waited for a little: what it
+          does not let go by then is `Locked`, and all the others are cancelled.
         """
 
     async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
         """Make what is unclaimed due at another time; None for ids that are unknown."""
 
-    async def reschedule_where(self, filter: Filter, due_at_ms: int, limit: int) -> list[str]:
-        """Reschedule up to `limit` unclaimed tasks due at another time; return their ids."""
+    def reschedule_where(
+        self, filter: Filter, due_at_ms: int, limit: int
+    ) -> AsyncIterator[list[Due]]:
+        """Reschedule all unclaimed tasks that match and are due at another time, in the same way.
+
+        They are given as they are due now.
+        """
 
     async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
         """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed.

@@ -319,7 +319,7 @@ class Submit:
         task = task._replace(id=self._ids.make(task.created_at_ms, shard), shard=shard)
         return submission._replace(task=task)
 
-    def notice(self, task_id: str, due_at_ms: int, task: Task) -> None:
+    def notice(self, task_id: str, due_at_ms: int, task: Task | Due) -> None:
         """A task is stored with this due time now: the wheel that should have it gets it."""
         if due_at_ms > self._loader.holds_until():
             self._loader.forget(task_id)

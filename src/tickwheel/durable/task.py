@@ -247,7 +247,7 @@ class Filter(NamedTuple):
     service: str | None = None
     key: str | None = None
     due_before_ms: int | None = None
-    updated_before_ms: int | None = None
+    unchanged_since_ms: int | None = None  # not what was written from then until now
     namespace: str | None = None  # "": those of no namespace; None: all
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 5  # for a service that this process knows only by name
 WAIT_SECONDS = 0.5
+PIECE = 250  # tasks that are cancelled or moved at once: others want to write, too
 MISSED = ("once", "all", "skip")
 
 Target = TaskFunction[..., Any] | str
@@ -226,8 +227,15 @@ class Verbs(Administration):
 
     async def cancel_key(self, key: str, service: Target | None = None) -> Verdicts:
         """Cancel the live tasks that have this key, of one service or of all; who won."""
-        page = await self.list(key=key, service=service, final=False, limit=1_000)
-        return await self._cancel([task.id for task in page.items])
+        verdicts: Verdicts = []
+        cursor = None
+        while True:  # a page may end early: some megabytes of payloads are one, too
+            page = await self.list(
+                key=key, service=service, final=False, cursor=cursor, limit=1_000
+            )
+            verdicts += await self._cancel([task.id for task in page.items])
+            if (cursor := page.next_cursor) is None:
+                return verdicts
 
     async def _cancel(self, ids: Ids) -> Verdicts:
         node = self._started()
@@ -251,13 +259,13 @@ class Verbs(Administration):
         node = self._started()
         filter = filter_of(service, key, state, due_before, namespace, bulk=True)
         # What is submitted meanwhile is left alone: otherwise this might never end.
-        filter = filter._replace(updated_before_ms=int(node.store.latest_ms()) + 1)
+        filter = filter._replace(unchanged_since_ms=int(node.store.latest_ms()) + 1)
         count = 0
         with showing(progress, "cancel", None) as show:
-            while ids := await node.store.cancel_where(filter, BATCH):
-                for task_id in ids:
-                    node.forget(task_id)
-                count += len(ids)
+            async for part in node.store.cancel_where(filter, PIECE):
+                for due in part:
+                    node.forget(due.id)
+                count += len(part)
                 show(count)
         return count
 
@@ -270,7 +278,9 @@ class Verbs(Administration):
         checked_id(task_id)
         verdict = known([task_id], await node.store.reschedule([task_id], due_at_ms))[0]
         if verdict.won:
-            await self._moved([task_id])
+            for task in await node.store.get([task_id]):
+                if task is not None and task.state is State.DELAY:
+                    node.submit.notice(task.id, task.due_at_ms, task)
         return verdict
 
     async def reschedule_where(
@@ -289,12 +299,13 @@ class Verbs(Administration):
         due_at_ms = self._due(delay, at)
         filter = filter_of(service, key, state, due_before, bulk=True)
         # What fails and is retried meanwhile is not moved a second time.
-        filter = filter._replace(updated_before_ms=int(node.store.latest_ms()) + 1)
+        filter = filter._replace(unchanged_since_ms=int(node.store.latest_ms()) + 1)
         count = 0
         with showing(progress, "reschedule", None) as show:
-            while ids := await node.store.reschedule_where(filter, due_at_ms, BATCH):
-                await self._moved(ids)
-                count += len(ids)
+            async for part in node.store.reschedule_where(filter, due_at_ms, PIECE):
+                for due in part:
+                    node.submit.notice(due.id, due.due_at_ms, due)
+                count += len(part)
                 show(count)
         return count
 
@@ -305,12 +316,6 @@ class Verbs(Administration):
             return moment_ms("at", at)
         assert delay is not None
         return later_ms(self._started().store.latest_ms(), "delay", delay)
-
-    async def _moved(self, ids: Ids) -> None:
-        node = self._started()
-        for task in await node.store.get(ids):
-            if task is not None and task.state is State.DELAY:
-                node.submit.notice(task.id, task.due_at_ms, task)
 
     async def get(self, task_id: str, *, namespace: str | None = None) -> Task:
         """Return a task, live or final; with a namespace only one of that."""
@@ -392,6 +397,7 @@ class Verbs(Administration):
         force: bool = False,
     ) -> Task:
         """Run a final task again, as a new one; a second time only with `force`."""
+        await self._check_known((await self.get(task_id)).service)
         answer = (await self._replay([task_id], self._due(None if at else delay, at), force))[0]
         if isinstance(answer, Task):
             return answer
@@ -407,14 +413,23 @@ class Verbs(Administration):
     async def replay_where(
         self,
         *,
-        state: State | str | None = State.FAILED,
+        state: State | str | None = None,
         service: Target | None = None,
         key: str | None = None,
         namespace: str | None = None,
         force: bool = False,
         progress: Progress = False,
     ) -> int:
-        """Replay all final tasks that match, by default the failed ones; return how many."""
+        """Replay all final tasks that match; return how many.
+
+        - One of `state`, `service` and `key` must say which; without a state, the failed ones.
+        - Tasks of a service that is not there any more are left in the backlog.
+        """
+        if state is None and service is None and key is None:
+            raise ValueError("say which tasks: give state, service or key")
+        if service is not None:
+            await self._check_known(service.name if isinstance(service, TaskFunction) else service)
+        state = state or State.FAILED
         count, cursor = 0, None
         with showing(progress, "replay", None) as show:
             while True:
@@ -422,12 +437,30 @@ class Verbs(Administration):
                     state=state, service=service, key=key, namespace=namespace, cursor=cursor,
                     limit=BATCH,
                 )  # fmt: skip
-                ids = [task.id for task in page.items if force or task.replayed_as is None]
+                known = await self._known({task.service for task in page.items})
+                ids = [
+                    task.id
+                    for task in page.items
+                    if task.service in known and (force or task.replayed_as is None)
+                ]
                 now = int(self._started().store.now_ms())
                 count += sum(isinstance(one, Task) for one in await self._replay(ids, now, force))
                 show(count)
                 if (cursor := page.next_cursor) is None:
                     return count
+
+    async def _check_known(self, name: str) -> None:
+        """Raise for a service that this process would have to know, and does not."""
+        if not await self._known({name}):
+            raise UnknownService(f"no service or task function is named {name!r:.100}")
+
+    async def _known(self, names: set[str]) -> set[str]:
+        """Return which services there are; a process that does not dispatch cannot say no."""
+        node = self._started()
+        if not node.dispatches or names <= node.services.keys():
+            return names
+        await self._look_for_services()
+        return names & node.services.keys()
 
     async def _replay(self, ids: Ids, due_at_ms: int, force: bool) -> Replayed:
         node = self._started()

@@ -41,7 +41,7 @@ from tickwheel.durable.task import SHARDS, Attempt, Due, Event, State, Taken, Ta
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 
     from tickwheel.clock import Clock
     from tickwheel.durable.schedule import Firing, Schedule
@@ -370,17 +370,19 @@ class PostgresStore:
         """Cancel what is unclaimed."""
         return await verdicts(self, ids, State.CANCELLED, sql.cancel())
 
-    async def cancel_where(self, filter: Filter, limit: int) -> list[str]:
-        """Cancel up to `limit` unclaimed tasks that the filter holds for."""
-        return await changed_where(self, filter, limit, sql.cancel)
+    def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
+        """Cancel all unclaimed tasks that the filter holds for."""
+        return changed_where(self, filter, limit, sql.cancel)
 
     async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
         """Make what is unclaimed due at another time."""
         return await verdicts(self, ids, State.DELAY, sql.reschedule(), due_at_ms)
 
-    async def reschedule_where(self, filter: Filter, due_at_ms: int, limit: int) -> list[str]:
-        """Reschedule up to `limit` unclaimed tasks due at another time."""
-        return await changed_where(self, filter, limit, sql.reschedule, due_at_ms)
+    def reschedule_where(
+        self, filter: Filter, due_at_ms: int, limit: int
+    ) -> AsyncIterator[list[Due]]:
+        """Reschedule all unclaimed tasks due at another time."""
+        return changed_where(self, filter, limit, sql.reschedule, due_at_ms)
 
     async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
         """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed."""

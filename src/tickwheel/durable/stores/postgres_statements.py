@@ -7,7 +7,7 @@ that locks cannot be turned round by the planner. What a lock had to wait for is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.durable.store import SWEPT
 from tickwheel.durable.stores.rows import names_in
@@ -374,30 +374,50 @@ def running(bounded: bool) -> str:
 _FREE = """free AS MATERIALIZED (
         SELECT t.id FROM unnest($1::uuid[]) AS i (id)
         CROSS JOIN LATERAL (
-            SELECT t.id FROM task t WHERE t.id = i.id AND t.state = 'delay' AND {where} FOR UPDATE
+            SELECT t.id FROM task t WHERE t.id = i.id AND t.state = 'delay' AND {where}
+            FOR UPDATE {locked}
         ) t
     )"""
+_AS_DUE = "id, due_at_ms, service, priority, shard"
 
 
-def cancel(where: str = "true") -> str:
-    """Return the statement that cancels which of these ids are unclaimed, and `where` holds for."""
+def _free(where: str | None) -> str:
+    """Return which of the ids are unclaimed; with a condition, those that others hold left out."""
+    if where is None:
+        return _FREE.format(where="true", locked="")
+    return _FREE.format(where=where, locked="SKIP LOCKED")
+
+
+def cancel(where: str | None = None) -> str:
+    """Return the statement that cancels which of these ids are unclaimed.
+
+    `where`: and it holds for them, and no other transaction has locked them.
+    """
     return f"""
-        WITH {_MOMENT}, {_FREE.format(where=where)}, gone AS (
+        WITH {_MOMENT}, {_free(where)}, gone AS (
             DELETE FROM task t USING free f WHERE t.id = f.id
             RETURNING t.id, t.service, t.payload, t.key, 'cancelled', t.due_at_ms, t.shard,
                 t.priority, t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
                 t.created_at_ms, {_NOW}, t.replay_of, t.error, t.node, t.epoch
         )
-        INSERT INTO backlog ({_KEPT}) SELECT * FROM gone RETURNING id
+        INSERT INTO backlog ({_KEPT}) SELECT * FROM gone RETURNING {_AS_DUE}
     """
 
 
-def reschedule(where: str = "true") -> str:
-    """Return the statement that moves which of these ids are unclaimed, and `where` holds for."""
+def reschedule(where: str | None = None) -> str:
+    """Return the statement that moves which of these ids are unclaimed; `where` as in `cancel`."""
     return f"""
-        WITH {_MOMENT}, {_FREE.format(where=where)}
+        WITH {_MOMENT}, {_free(where)}
         UPDATE task t SET due_at_ms = $2, updated_at_ms = {_NOW} FROM free f WHERE t.id = f.id
-        RETURNING t.id
+        RETURNING {of("t", _AS_DUE)}
+    """
+
+
+def still_unclaimed(where: str) -> str:
+    """Return the statement for which of these ids are unclaimed, and `where` holds for."""
+    return f"""
+        SELECT t.id FROM unnest($1::uuid[]) AS i (id)
+        JOIN task t ON t.id = i.id AND t.state = 'delay' AND {where}
     """
 
 
@@ -458,8 +478,10 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
         conditions.append(f"t.service >= {low} AND t.service < {high}")
     elif filter.namespace is not None:
         conditions.append("strpos(t.service, '/') = 0")
-    if filter.updated_before_ms is not None:
-        conditions.append(f"t.updated_at_ms < {values.add(filter.updated_before_ms)}")
+    if filter.unchanged_since_ms is not None:
+        # Later than now is from before the clock was set back, as by a failover.
+        since, now = values.add(filter.unchanged_since_ms), values.add(now_ms)
+        conditions.append(f"(t.updated_at_ms < {since} OR t.updated_at_ms > {now})")
     if filter.due_before_ms is not None:
         conditions.append(f"t.due_at_ms < {values.add(filter.due_before_ms)}")
     if filter.state in (State.DELAY, State.READY):
@@ -478,24 +500,43 @@ def _sized(table: str, order: str) -> str:
         {_COLUMNS[table]}"""
 
 
-def unclaimed(
-    filter: Filter, now_ms: int, limit: int, moved_ms: int | None = None
-) -> tuple[str, list[Any]]:
-    """Return the statement for ids of unclaimed tasks that a filter holds for, and its values.
+class Place(NamedTuple):
+    """How far a walk along the unclaimed tasks has come."""
 
-    By the index of keys or the one of due times, shard by shard: the order says which. `moved_ms`:
-    only those due at another time.
+    service: str = ""
+    shard: int = -1
+    due_at_ms: int = -1
+    id: str = "0" * 32
+
+
+def unclaimed(
+    filter: Filter, now_ms: int, limit: int, place: Place, moved_ms: int | None = None
+) -> tuple[str, list[Any]]:
+    """Return the statement for the next unclaimed tasks that a filter holds for, and its values.
+
+    By the index of keys or the one of due times, shard by shard: the order says which. Its columns
+    are those of a place. `moved_ms`: only those due at another time.
     """
     values = Values()
     chosen = f"FROM task t WHERE t.state = 'delay' AND {matching(filter, now_ms, values)}"
     if moved_ms is not None:
         chosen += f" AND t.due_at_ms <> {values.add(moved_ms)}"
     most = f"LIMIT {values.add(limit)}::bigint"
+    columns = "SELECT t.service, t.shard, t.due_at_ms, t.id"
     if filter.key is not None:
-        return f"SELECT t.id {chosen} ORDER BY t.key, t.service {most}", values.list
+        chosen += f" AND t.service > {values.add(place.service)}"
+        return f"{columns} {chosen} ORDER BY t.key, t.service {most}", values.list
+    shard, due, last = (
+        f"{values.add(part)}::{kind}"
+        for part, kind in zip(place[1:], ("integer", "bigint", "uuid"), strict=True)
+    )
+    here = f"CASE WHEN s.shard = {shard} THEN {{}} ELSE {{}} END"
+    start = f"""({here.format(due, "-1")}, {here.format(last, f"'{Place().id}'::uuid")})"""
     statement = f"""
-        SELECT t.id FROM shard s CROSS JOIN LATERAL (
-            SELECT t.id {chosen} AND t.shard = s.shard ORDER BY t.due_at_ms, t.id {most}
+        SELECT t.* FROM (SELECT shard FROM shard WHERE shard >= {shard} ORDER BY shard) s
+        CROSS JOIN LATERAL (
+            {columns} {chosen} AND t.shard = s.shard AND (t.due_at_ms, t.id) > {start}
+            ORDER BY t.due_at_ms, t.id {most}
         ) t {most}
     """
     return statement, values.list

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_pool import valid
 from tickwheel.durable.stores.rows import verdicts_on
-from tickwheel.durable.task import State
+from tickwheel.durable.task import Due, State
+from tickwheel.errors import Locked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from tickwheel.durable.stores.postgres import PostgresStore
     from tickwheel.durable.task import Filter, Verdict
 
 TURNS = 8  # of what another process was quicker with each time
+PAUSE_SECONDS = 0.25  # between two looks at what another transaction holds
 
 
 async def verdicts(
@@ -28,7 +31,7 @@ async def verdicts(
     for _ in range(TURNS):
         if left:
             rows = await store.fetch(statement, left, *values)
-            won |= {task_id for (task_id,) in rows}
+            won |= {row[0] for row in rows}
             left = [one for one in left if one not in won]
         if left:
             rows = await store.fetch(sql.STATES_BY_ID, left)
@@ -42,17 +45,53 @@ async def verdicts(
 
 async def changed_where(
     store: PostgresStore, filter: Filter, limit: int, statement: Callable[[str], str], *moved: int
-) -> list[str]:
-    """Execute a statement on unclaimed tasks that a filter holds for, not yet due as wished."""
-    now_ms = int(store.now_ms())
+) -> AsyncIterator[list[Due]]:
+    """Execute a statement on unclaimed tasks that a filter holds for, not yet due as wished.
+
+    What another transaction has locked is left to the end.
+    """
+    place: sql.Place | None = sql.Place()
+    locked: list[str] = []
+    while place is not None:
+        query, values = sql.unclaimed(filter, int(store.now_ms()), limit, place, *moved)
+        rows = [sql.Place._make(row) for row in await store.fetch(query, *values)]
+        place = rows[-1] if len(rows) == limit else None
+        changed, left = await change(store, filter, [row.id for row in rows], statement, *moved)
+        locked += left
+        if changed:
+            yield changed
     for _ in range(TURNS):
-        query, values = sql.unclaimed(filter, now_ms, limit, *moved)
-        ids = sorted(task_id for (task_id,) in await store.fetch(query, *values))
-        if not ids:
-            return []
-        given = sql.Values(ids, *moved)
-        changed = statement(sql.matching(filter, now_ms, given))
-        rows = await store.fetch(changed, *given.list)
-        if rows:
-            return [task_id for (task_id,) in rows]
-    return []
+        if not locked:
+            return
+        changed, locked = await change(store, filter, locked, statement, *moved)
+        if changed:
+            yield changed
+        if locked:
+            await asyncio.sleep(PAUSE_SECONDS)
+    if locked:
+        raise Locked(
+            f"{store.where}: other transactions hold {len(locked)} of the tasks; all the others"
+            " are done"
+        )
+
+
+async def change(
+    store: PostgresStore,
+    filter: Filter,
+    ids: Sequence[str],
+    statement: Callable[[str], str],
+    *moved: int,
+) -> tuple[list[Due], list[str]]:
+    """Execute a statement on tasks; return what it changed, and what others have locked."""
+    if not ids:
+        return [], []
+    now_ms = int(store.now_ms())
+    given = sql.Values(sorted(ids), *moved)
+    query = statement(sql.matching(filter, now_ms, given))
+    changed = [Due._make(row) for row in await store.fetch(query, *given.list)]
+    left = {*ids} - {due.id for due in changed}
+    if not left:
+        return changed, []
+    values = sql.Values([*left])
+    query = sql.still_unclaimed(sql.matching(filter, now_ms, values))
+    return changed, [task_id for (task_id,) in await store.fetch(query, *values.list)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +38,7 @@ from tickwheel.durable.stores.sqlite_connection import (
 from tickwheel.durable.stores.sqlite_insert import insert
 from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
 from tickwheel.durable.stores.sqlite_schema import check, migrate
-from tickwheel.durable.stores.sqlite_unclaimed import cancelled, moved, verdicts
+from tickwheel.durable.stores.sqlite_unclaimed import Place, cancelled, moved, verdicts, walked
 from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Reader, Writer
 from tickwheel.durable.task import (
     SHARDS,
@@ -54,7 +55,7 @@ from tickwheel.durable.task import (
 from tickwheel.errors import StoreUnavailable, WrongStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from tickwheel.clock import Clock
     from tickwheel.durable.schedule import Firing, Schedule
@@ -359,18 +360,9 @@ class SqliteStore:
 
         return await self._write(Rank.CLAIM, work)
 
-    async def cancel_where(self, filter: Filter, limit: int) -> list[str]:
-        """Cancel up to `limit` unclaimed tasks that the filter holds for."""
-
-        def work(connection: Connection) -> list[str]:
-            now = self._now()
-            where, values = sql.matching(filter, now)
-            rows = connection.run(sql.UNCLAIMED.format(where=where), {**values, "limit": limit})
-            ids = [task_id for (task_id,) in rows]
-            cancelled(connection, ids, now)
-            return ids
-
-        return await self._write(Rank.CLAIM, work)
+    def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
+        """Cancel all unclaimed tasks that the filter holds for."""
+        return self._change_where(filter, limit, cancelled)
 
     async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
         """Make what is unclaimed due at another time."""
@@ -381,19 +373,35 @@ class SqliteStore:
 
         return await self._write(Rank.CLAIM, work)
 
-    async def reschedule_where(self, filter: Filter, due_at_ms: int, limit: int) -> list[str]:
-        """Reschedule up to `limit` unclaimed tasks due at another time."""
+    def reschedule_where(
+        self, filter: Filter, due_at_ms: int, limit: int
+    ) -> AsyncIterator[list[Due]]:
+        """Reschedule all unclaimed tasks due at another time."""
 
-        def work(connection: Connection) -> list[str]:
-            where, values = sql.matching(filter, self._now())
-            where += " AND due_at_ms <> :moved"
-            rows = connection.run(
-                sql.UNCLAIMED.format(where=where), {**values, "moved": due_at_ms, "limit": limit}
-            )
-            ids = [task_id for (task_id,) in rows]
-            return list(moved(connection, ids, due_at_ms, self._now()))
+        def change(connection: Connection, ids: Sequence[str], now_ms: int) -> list[Due]:
+            return moved(connection, ids, due_at_ms, now_ms)
 
-        return await self._write(Rank.CLAIM, work)
+        return self._change_where(filter, limit, change, due_at_ms)
+
+    async def _change_where(
+        self,
+        filter: Filter,
+        limit: int,
+        change: Callable[[Connection, Sequence[str], int], list[Due]],
+        moved_ms: int | None = None,
+    ) -> AsyncIterator[list[Due]]:
+        """Change some at a time, behind claims and outcomes."""
+        place: Place | None = Place()
+
+        def work(connection: Connection, place: Place) -> tuple[list[Due], Place | None]:
+            now = self._now()
+            ids, further = walked(connection, filter, place, limit, now, moved_ms)
+            return change(connection, ids, now), further
+
+        while place is not None:
+            changed, place = await self._write(Rank.SUBMIT, partial(work, place=place))
+            if changed:
+                yield changed
 
     async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
         """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed.

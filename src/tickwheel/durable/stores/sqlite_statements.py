@@ -29,6 +29,7 @@ _DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_
 SHOWN = ", ".join(f"t.{name}" for name in LIVE.split(", ")).replace("t.due_at_ms", _DUE_AT)
 COLUMNS = {"task": SHOWN, "backlog": FINAL}
 IDS = "id IN (SELECT value FROM json_each(:ids))"
+_AS_DUE = "id, due_at_ms, service, priority, shard"
 GIVEN = (
     "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
     " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
@@ -184,7 +185,7 @@ CANCEL = f"""
         max_attempts, timeout_ms, deadline_at_ms, created_at_ms, :now, replay_of, error, node,
         epoch, NULL, NULL
     FROM task WHERE {IDS} AND state = 'delay'
-    RETURNING id
+    RETURNING {_AS_DUE}
 """
 CANCEL_LIVE = f"DELETE FROM task WHERE {IDS} AND state = 'delay' AND :now IS NOT NULL"
 STATES_BY_ID = f"""
@@ -192,9 +193,18 @@ STATES_BY_ID = f"""
 """
 RESCHEDULE = f"""
     UPDATE task SET due_at_ms = :due, updated_at_ms = :now WHERE {IDS} AND state = 'delay'
-    RETURNING id
+    RETURNING {_AS_DUE}
 """
-UNCLAIMED = "SELECT id FROM task WHERE state = 'delay' AND {where} LIMIT :limit"
+# By the index of keys or that of due times, from where the last look ended.
+UNCLAIMED_BY_KEY = """
+    SELECT id, service FROM task WHERE state = 'delay' AND {where} AND service > :after_service
+    ORDER BY service LIMIT :limit
+"""
+UNCLAIMED = """
+    SELECT id, due_at_ms FROM task
+    WHERE state = 'delay' AND {where} AND (due_at_ms, id) > (:after_due, :after_id)
+    ORDER BY due_at_ms, id LIMIT :limit
+"""
 
 EXPIRED = "expired: its deadline has passed"
 PAST_DEADLINE = """
@@ -236,9 +246,10 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
         values["low"], values["high"] = names_in(filter.namespace)
     elif filter.namespace is not None:
         conditions.append("instr(service, '/') = 0")
-    if filter.updated_before_ms is not None:
-        conditions.append("updated_at_ms < :updated_before")
-        values["updated_before"] = filter.updated_before_ms
+    if filter.unchanged_since_ms is not None:
+        # Later than now is from before the clock was set back.
+        conditions.append("(updated_at_ms < :since OR updated_at_ms > :now)")
+        values["since"], values["now"] = filter.unchanged_since_ms, now_ms
     if filter.due_before_ms is not None:
         conditions.append("due_at_ms < :due_before")
         values["due_before"] = filter.due_before_ms

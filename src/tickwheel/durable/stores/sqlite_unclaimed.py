@@ -3,38 +3,78 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.rows import verdicts_on
+from tickwheel.durable.task import Due
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tickwheel.durable.stores.sqlite_connection import Connection
-    from tickwheel.durable.task import State, Verdict
+    from tickwheel.durable.task import Filter, State, Verdict
 
 
-def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> set[str]:
+def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> list[Due]:
     """Move unclaimed tasks to the backlog; return which."""
     if not ids:
-        return set()
+        return []
     values = {"ids": json.dumps(list(ids)), "now": now_ms}
-    won = {task_id for (task_id,) in connection.run(sql.CANCEL, values)}
+    won = [Due._make(row) for row in connection.run(sql.CANCEL, values)]
     connection.run(sql.CANCEL_LIVE, values)
     return won
 
 
-def moved(connection: Connection, ids: Sequence[str], due_at_ms: int, now_ms: int) -> set[str]:
+def moved(connection: Connection, ids: Sequence[str], due_at_ms: int, now_ms: int) -> list[Due]:
     """Make unclaimed tasks due at another time; return which."""
     values = {"ids": json.dumps(ids), "due": due_at_ms, "now": now_ms}
-    return {task_id for (task_id,) in connection.run(sql.RESCHEDULE, values)}
+    return [Due._make(row) for row in connection.run(sql.RESCHEDULE, values)]
+
+
+class Place(NamedTuple):
+    """How far a walk along the unclaimed tasks has come."""
+
+    service: str = ""
+    due_at_ms: int = -1
+    id: str = ""
+
+
+def walked(
+    connection: Connection,
+    filter: Filter,
+    place: Place,
+    limit: int,
+    now_ms: int,
+    moved_ms: int | None = None,
+) -> tuple[list[str], Place | None]:
+    """Return the next unclaimed tasks that a filter holds for, and where to go on, or None.
+
+    `moved_ms`: only those due at another time.
+    """
+    where, values = sql.matching(filter, now_ms)
+    if moved_ms is not None:
+        where += " AND due_at_ms <> :moved"
+        values["moved"] = moved_ms
+    if filter.key is not None:
+        values |= {"after_service": place.service}
+        statement = sql.UNCLAIMED_BY_KEY
+    else:
+        values |= {"after_due": place.due_at_ms, "after_id": place.id}
+        statement = sql.UNCLAIMED
+    rows = connection.run(statement.format(where=where), {**values, "limit": limit})
+    ids = [row[0] for row in rows]
+    if len(rows) < limit:
+        return ids, None
+    last_id, last = rows[-1]
+    return ids, Place(service=last) if filter.key is not None else Place("", last, last_id)
 
 
 def verdicts(
-    connection: Connection, ids: Sequence[str], won: set[str], state: State
+    connection: Connection, ids: Sequence[str], changed: Sequence[Due], state: State
 ) -> list[Verdict | None]:
     """Say for each id whether it won, and the state that it has."""
+    won = {due.id for due in changed}
     others = [task_id for task_id in ids if task_id not in won]
     states: dict[str, str] = {}
     if others:
