@@ -391,6 +391,14 @@ class TestOpenMode:
         ):
             api.request(method, path, body, headers=headers).refused(403, "forbidden")
 
+    @pytest.mark.parametrize("name", ["forwarded", "via", "x-forwarded-for", "x-real-ip"])
+    def test_what_came_through_a_proxy_is_403_and_with_a_token_it_is_let_in(self, api, name):
+        through = {"host": "127.0.0.1:7380", name: "203.0.113.9"}
+        told = api.get("/v1/tasks", headers=through).refused(403, "forbidden")
+        assert "token" in told["detail"]
+        api.get("/healthz", headers=through, status=200)
+        api.get("/v1/tasks", headers=through, token=api.token("read"), status=200)
+
     def test_a_page_of_our_own_is_let_in(self, api):
         headers = {"host": "127.0.0.1:7380", "origin": "http://127.0.0.1:7380"}
         api.get("/v1/tasks", headers=headers, status=200)
@@ -449,3 +457,21 @@ class TestStart:
         server.get("/v1/tasks", token=other, status=200)
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
+
+
+def test_without_read_a_task_that_is_kept_shows_nothing_that_another_put_into_it(api):
+    api.service(enabled=False)
+    api.post("/v1/tasks", {"service": "mail", "key": "k", "delay": 60, "payload": "hunter2"})
+    body = {"service": "mail", "key": "k", "on_conflict": "keep"}
+    read, submit = api.token("read", "submit"), api.token("submit")
+    assert api.post("/v1/tasks", body, token=read, status=200).json["payload"] == "hunter2"
+    kept = api.post("/v1/tasks", body, token=submit, status=200)
+    assert b"hunter2" not in kept.body
+    own = {"service": "mail", "payload": "mine", "delay": 60}
+    assert api.post("/v1/tasks", own, token=submit, status=201).json["payload"] == "mine"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/openapi.json", "/"])
+def test_a_probe_may_add_what_it_likes_to_the_query(api, path):
+    for query in ("ts=1", "collect[]=cpu&collect[]=x", "%ff", "a" * 3_000):
+        api.get(f"{path}?{query}", status=200)

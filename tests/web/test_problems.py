@@ -8,7 +8,7 @@ import pytest
 
 from tickwheel import errors
 from tickwheel.errors import Locked, NotStarted, Overloaded, StoreUnavailable
-from tickwheel.web.problems import STATUS, Refused, problem
+from tickwheel.web.problems import NO_STORE, STATUS, Refused, problem
 
 TABLE = {
     "bad_request": 400, "unauthorized": 401, "forbidden": 403, "not_found": 404,
@@ -65,8 +65,25 @@ def test_what_will_pass_is_503_and_says_when_to_come_again(api, monkeypatch, err
 
     monkeypatch.setattr(api.node.submit, "stored", stored)
     answer = api.post("/v1/tasks", {"service": "mail"})
-    assert answer.refused(503, code)["detail"] == str(error)
+    told = NO_STORE if code == "store_unavailable" else str(error)
+    assert answer.refused(503, code)["detail"] == told
     assert answer.headers["retry-after"] == after
+
+
+def test_where_the_store_is_is_told_to_the_log_alone_and_does_not_flood_it(
+    api, monkeypatch, caplog
+):
+    async def counts():
+        raise StoreUnavailable("SQLite database /var/lib/secret-place.db: database is locked")
+
+    monkeypatch.setattr(api.scheduler, "stats", counts)
+    answers = [api.get("/v1/stats") for _ in range(50)]
+    for answer in answers:
+        assert "place" not in str(answer.refused(503, "store_unavailable"))
+    said = [one.getMessage() for one in caplog.records if "secret-place.db" in one.getMessage()]
+    assert said
+    assert answers[0].headers["x-request-id"] in said[0]
+    assert len(said) < 50
 
 
 @pytest.mark.parametrize(

@@ -587,6 +587,11 @@ def authority(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("tls"))
 
 
+def made(directory):
+    directory.mkdir()
+    return directory
+
+
 class TestTls:
     def test_it_speaks_https(self, serve, authority):
         files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
@@ -609,6 +614,29 @@ class TestTls:
             found = context.wrap_socket(wire, server_hostname="127.0.0.1")
             assert found.version() in ("TLSv1.2", "TLSv1.3")
             found.close()
+
+    def test_a_certificate_that_was_renewed_is_read_at_sighup(self, serve, tmp_path):
+        old, new = Authority(made(tmp_path / "old")), Authority(made(tmp_path / "new"))
+        server = serve("--tls-cert", old.cert, "--tls-key", old.key, ca=old.ca, errors=True)
+        server.get("/healthz", status=200)
+        old.cert.write_bytes(new.cert.read_bytes())  # the key does not fit yet
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "is not renewed" in server.log(), "it is said")
+        server.hang_up()
+        server.get("/healthz", status=200)
+        old.key.write_bytes(new.key.read_bytes())
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "was read again" in server.log(), "it is said")
+        server.hang_up()
+        server.ca = new.ca
+        server.get("/healthz", status=200)
+
+    def test_without_tls_sighup_is_ignored(self, serve):
+        server = serve()
+        server.get("/healthz", status=200)
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "SIGHUP is ignored" in server.log(), "it is said")
+        server.get("/healthz", status=200)
 
     @pytest.mark.parametrize("wrong", ["missing", "swapped", "garbage"])
     def test_a_certificate_that_is_none_is_said(self, tmp_path, sqlite_url, authority, wrong):

@@ -90,6 +90,8 @@ class TestPut:
             {"backoff": {"first": -1}},
             {"backoff": {"jitter": 2}},
             {"backoff": {"frist": 1}},
+            {"backoff": {"first": 100, "max": 1}},
+            {"backoff": {"first": 7200}},
             {"backoff": [1, 2]},
             {"breaker": {"failures": 0}},
             {"breaker": {"pause": 0}},

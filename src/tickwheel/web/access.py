@@ -41,9 +41,13 @@ class Access(NamedTuple):
         """Return the full name of what the caller calls so."""
         return qualified(self.namespace, name)
 
+    def may(self, scope: str) -> bool:
+        """Say whether the caller has this scope."""
+        return scope in self.scopes or "admin" in self.scopes
+
     def require(self, scope: str) -> None:
         """Raise unless the caller has this scope."""
-        if scope not in self.scopes and "admin" not in self.scopes:
+        if not self.may(scope):
             raise Refused("forbidden", f"the token lacks the scope {scope!r}")
 
 

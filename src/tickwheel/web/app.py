@@ -51,8 +51,10 @@ ONCE = (
     b"authorization", b"tickwheel-namespace", b"host", b"idempotency-key", b"content-type",
     b"content-length", b"origin", b"if-match", b"if-none-match",
 )  # fmt: skip
+PROXIED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 PROBLEM = b"application/problem+json"
 UNKNOWN = "unknown"
+QUIET_SECONDS = 1.0  # between two lines that tell why the store cannot be reached
 STOPPING = "the server is being stopped: ask another, or this one again soon"
 BODIES = 256 << 20  # bytes of all bodies that are being read at once
 
@@ -96,7 +98,7 @@ class App:
         self._router = Router(ROUTES)
         self._encode = msgspec.json.Encoder().encode
         self._clock = SystemClock()
-        self._started = self._clock.time()
+        self._started = self._quiet_until = self._clock.time()
         self._ids = secrets.token_hex(5)
         self._number = 0
         self._openapi: bytes | None = None
@@ -202,7 +204,7 @@ class App:
             access.require(route.scope)
             if self.stopping and route.adds:
                 raise Refused("not_started", STOPPING)
-        query = route.read_query(pairs(scope["query_string"]))
+        query = None if route.any_query else route.read_query(pairs(scope["query_string"]))
         body, media = b"", ""
         if route.takes is not None:
             media = checked_media(route, headers)
@@ -263,6 +265,9 @@ class App:
             logger.error(
                 "request %s failed", request_id, exc_info=error, extra={"request": request_id}
             )
+        elif told.code == "store_unavailable" and self._clock.time() >= self._quiet_until:
+            self._quiet_until = self._clock.time() + QUIET_SECONDS
+            logger.warning("request %s: %s", request_id, error, extra={"request": request_id})
         return Reply(told, told.status, headers, PROBLEM)
 
     async def _send(self, send: Send, reply: Reply, request_id: str) -> None:
@@ -347,7 +352,9 @@ def is_here(host: bytes) -> bool:
 
 
 def check_here(headers: Headers) -> None:
-    """Raise when a request without a token may come from a page in a browser."""
+    """Raise when a request without a token may come from a page in a browser, or from afar."""
+    if not PROXIED.isdisjoint(headers):
+        raise Refused("forbidden", "without a token nothing may come through a proxy: make a token")
     host = headers.get(b"host", b"")
     if not is_here(host):
         raise Refused("forbidden", "without a token the host must be named localhost or 127.0.0.1")

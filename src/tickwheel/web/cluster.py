@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tickwheel.durable.task import namespace_of
 from tickwheel.web import types, views
 from tickwheel.web.metrics import Family, exposition, families_of, merged
 from tickwheel.web.route import Call, Reply, Route
@@ -44,11 +45,10 @@ async def wheel(call: Call) -> Reply:
 async def stats(call: Call) -> Reply:
     """Return what this node holds and has done, and what the store has."""
     found = await call.scheduler.stats()
-    own = call.access.name("")
     found["services"] = {
         views.local_name(name): figures
         for name, figures in found["services"].items()
-        if name.rpartition("/")[0] == own.rstrip("/")
+        if namespace_of(name) == call.access.namespace
     }
     return Reply({**found, "uptime": call.app.uptime(), "version": call.app.version})
 
@@ -129,7 +129,7 @@ ROUTES = [
           gives={200: types.AuditPage}),
     Route("GET", "/healthz", healthz, scope=None, gives={200: types.Status}),
     Route("GET", "/readyz", readyz, scope=None, gives={200: types.Status, 503: types.Status}),
-    Route("GET", "/metrics", metrics, scope="read", gives={200: msgspec.Raw}),
+    Route("GET", "/metrics", metrics, scope="read", any_query=True, gives={200: msgspec.Raw}),
     Route("GET", "/openapi.json", openapi, scope=None, gives={200: Anything}),
     Route("GET", "/", page, scope=None, gives={200: msgspec.Raw}),
 ]  # fmt: skip

@@ -32,6 +32,32 @@ PARAMETERS = {
 }
 
 
+REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "idempotency-key": (
+        "The same key and body again are answered, not stored again.",
+        {"minLength": 1, "maxLength": 200, "pattern": "^[!-~]([ -~]*[!-~])?$"},
+    ),
+    "tickwheel-namespace": (
+        "The namespace that names are in, for a token that is not of one.",
+        {"minLength": 1, "maxLength": 50, "pattern": "^[A-Za-z0-9._-]+$"},
+    ),
+    "if-match": (
+        "The `etag` of a read: 412 when it has been changed since.",
+        {"minLength": 1},
+    ),
+    "if-none-match": ("`*`: 412 when there is one.", {"enum": ["*"]}),
+}
+RESPONSE_HEADERS = {
+    "x-request-id": "Names this request in the server's log.",
+    "location": "Where the task is.",
+    "idempotency-replayed": "`true` when the same request was made before.",
+    "etag": "The version of the service.",
+    "retry-after": "Seconds to wait before the next try.",
+    "www-authenticate": "How to give a token.",
+}
+OF_STATUSES = {401: ("www-authenticate",), 429: ("retry-after",), 503: ("retry-after",)}
+
+
 def described(routes: Iterable[Route], version: str) -> dict[str, Any]:
     """Return the document."""
     routes = list(routes)
@@ -50,6 +76,10 @@ def described(routes: Iterable[Route], version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": schemas.components,
+            "headers": {
+                name: {"description": text, "schema": {"type": "string"}}
+                for name, text in RESPONSE_HEADERS.items()
+            },
             "securitySchemes": {
                 "token": {
                     "type": "http",
@@ -102,12 +132,11 @@ def operation(route: Route, schemas: Schemas) -> dict[str, Any]:
     else:
         made["description"] = f"Needs the scope `{route.scope}`."
     parameters = [*path_parameters(route), *query_parameters(route, schemas)]
-    for name in route.headers:
+    for name in (*route.headers, *(("tickwheel-namespace",) if route.scope is not None else ())):
+        text, schema = REQUEST_HEADERS[name]
         parameters.append({
-            "name": name, "in": "header", "required": False,
-            "description": "The same key and body again are answered, not stored again.",
-            "schema": {"type": "string", "minLength": 1, "maxLength": 200,
-                       "pattern": "^[!-~]+$"},
+            "name": name, "in": "header", "required": False, "description": text,
+            "schema": {"type": "string", **schema},
         })  # fmt: skip
     if parameters:
         made["parameters"] = parameters
@@ -151,7 +180,8 @@ def responses(route: Route, schemas: Schemas) -> dict[str, Any]:
     """Return what can be answered."""
     found: dict[str, Any] = {}
     for status, type_ in route.gives.items():
-        found[str(status)] = {"description": "Done."}
+        names = ("x-request-id", *route.answers, *OF_STATUSES.get(status, ()))
+        found[str(status)] = {"description": "Done.", "headers": headers_of(names)}
         if type_ is msgspec.Raw:
             media = TEXT[route.path]
             found[str(status)]["content"] = {media: {"schema": {"type": "string"}}}
@@ -167,6 +197,12 @@ def responses(route: Route, schemas: Schemas) -> dict[str, Any]:
     for status in sorted(statuses - set(route.gives)):
         found[str(status)] = {
             "description": ", ".join(WORDS[status]),
+            "headers": headers_of(("x-request-id", *OF_STATUSES.get(status, ()))),
             "content": {PROBLEM_MEDIA: {"schema": {"$ref": REF.format(name="Problem")}}},
         }
     return found
+
+
+def headers_of(names: Iterable[str]) -> dict[str, Any]:
+    """Return the headers of an answer."""
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

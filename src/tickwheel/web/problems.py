@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tickwheel.errors import TickwheelError
-from tickwheel.web.views import problem_of
+from tickwheel.web.views import problem_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,7 @@ STATUS = {
     "overloaded": 503,
     "not_started": 503,
 }
+NO_STORE = "the store cannot be reached, is locked or full; the server's log says which"
 RETRY_SECONDS = {"store_unavailable": 2, "locked": 1, "overloaded": 1, "not_started": 1}
 
 
@@ -86,6 +87,8 @@ def problem(error: Exception) -> tuple[Problem, list[tuple[bytes, bytes]]]:
         after = getattr(error, "retry_after", RETRY_SECONDS[code])
         headers.append((b"retry-after", str(max(1, round(after))).encode()))
     title = HTTPStatus(status).phrase
+    if code == "store_unavailable":
+        error = ValueError(NO_STORE)  # where it is, and on which path, is not for callers
     if status == 500:
         error = ValueError("something went wrong here; the server's log has it by this request id")
-    return problem_of(error, code, status, title), headers  # type: ignore[arg-type]
+    return problem_view(error, code, status, title), headers  # type: ignore[arg-type]

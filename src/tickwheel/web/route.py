@@ -61,10 +61,6 @@ class Call:
         """What runs in this process."""
         return self.app.node
 
-    def name(self) -> str:
-        """Return the full name of what the path names."""
-        return self.access.name(self.params["name"])
-
     def payload(self, given: msgspec.Raw, what: str = "payload") -> bytes:
         """Return JSON as it came; raise when it is too large, or nested too deep for a reader."""
         most = self.app.limits.payload
@@ -102,6 +98,8 @@ class Route:
     - `takes`: the type of the body, decoded and checked before `work` is called; `optional`: an
       empty body is like `{}`. `query`: the type of the query.
     - `gives`: the statuses and their types, the usual one first.
+    - `headers` that it heeds in a request, and `answers` those that only its answers have.
+    - `any_query`: a query is passed over; so it is by what anybody may ask, as probes do.
     - `adds`: it makes tasks, and is refused while the server is being stopped.
     """
 
@@ -119,6 +117,8 @@ class Route:
         raw: tuple[str, ...] = (),
         problems: Iterable[int] = (),
         headers: tuple[str, ...] = (),
+        answers: tuple[str, ...] = (),
+        any_query: bool = False,
         adds: bool = False,
     ) -> None:
         self.method = method
@@ -132,6 +132,8 @@ class Route:
         self.raw = raw
         self.problems = tuple(problems)
         self.headers = headers
+        self.answers = answers
+        self.any_query = any_query or scope is None
         self.adds = adds
         self.parts = path.removeprefix("/").split("/")
         self._decoder = msgspec.json.Decoder(takes) if takes is not None and not raw else None

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -223,14 +224,19 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Stop at the first SIGTERM or SIGINT, without grace at the second."""
+        """Stop at the first SIGTERM or SIGINT, without grace at the second; renew at SIGHUP."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told)
+        heeded = {
+            signal.SIGTERM: self._told,
+            signal.SIGINT: self._told,
+            signal.SIGHUP: self.renew_certificate,
+        }
+        for number, told in heeded.items():
+            loop.add_signal_handler(number, told)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in heeded:
                 loop.remove_signal_handler(number)
 
     @contextlib.asynccontextmanager
@@ -260,6 +266,23 @@ class Server(uvicorn.Server):
         under_way = len(self._app.node.dispatch.running)
         logger.info("stopping: calls under way: %d, for up to %g s", under_way, self._grace)
         self._app.node.leave()  # while requests end, other nodes take over what is due
+
+    def renew_certificate(self) -> None:
+        """Read the certificate and its key again, for connections from now on."""
+        context = self.config.ssl
+        certificate, key = self.config.ssl_certfile, self.config.ssl_keyfile
+        if context is None or certificate is None:
+            logger.info("SIGHUP is ignored: without TLS there is no certificate to read again")
+            return
+        try:
+            # Elsewhere first: a key that does not fit would leave the one in use without any.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+            context.load_cert_chain(certificate, key)
+        except OSError as error:  # ssl.SSLError is one, too
+            why = error.strerror or error
+            logger.error("the certificate in %s is not renewed: %s", certificate, why)  # noqa: TRY400
+        else:
+            logger.info("the certificate in %s was read again", certificate)
 
     async def on_tick(self, counter: int) -> bool:
         """Say whether to end: what was under way has ended, or its time is over."""

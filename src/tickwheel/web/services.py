@@ -28,7 +28,7 @@ def checked_name(call: Call) -> str:
     name = call.params["name"]
     if not NAME.fullmatch(name) or len(name) > 100:
         raise Refused("invalid", f"a name must be {PATTERNS[types.NAME]}, got {name!r:.120}")
-    return call.name()
+    return call.access.name(name)
 
 
 def view(call: Call, service: Service) -> types.Service:
@@ -91,6 +91,8 @@ def missing(call: Call) -> Refused:
 async def put_service(call: Call, body: types.PutService) -> Reply:
     """Make a service, or change it; it counts on every node at once."""
     name = checked_name(call)
+    if body.backoff.first > body.backoff.max:
+        raise Refused("invalid", "backoff.max must be at least backoff.first")
     await call.app.directory.refresh()
     stored = call.app.directory.get(name)
     config, version = msgspec.to_builtins(body), expected(call, stored)
@@ -159,9 +161,10 @@ async def delete_schedule(call: Call) -> Reply:
 ROUTES = [
     Route("GET", "/v1/services", list_services, scope="read", gives={200: types.ServicePage}),
     Route("GET", "/v1/services/{name}", get_service, scope="read", gives={200: types.Service},
-          problems=(404,)),
+          problems=(404,), answers=("etag",)),
     Route("PUT", "/v1/services/{name}", put_service, scope="admin", takes=types.PutService,
-          gives={200: types.Service, 201: types.Service}, problems=(412,)),
+          gives={200: types.Service, 201: types.Service}, problems=(412,),
+          headers=("if-match", "if-none-match"), answers=("etag",)),
     Route("DELETE", "/v1/services/{name}", delete_service, scope="admin", gives={204: None},
           problems=(404, 409)),
     Route("GET", "/v1/schedules", list_schedules, scope="read", query=types.ListSchedules,

@@ -42,7 +42,10 @@ async def submit(call: Call, body: types.SubmitTask) -> Reply:
     headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
     if repeated:
         headers.append((b"idempotency-replayed", b"true"))
-    return Reply(task_view(task), CREATED if new or repeated else 200, headers)
+    view = task_view(task)
+    if not new and not repeated and not call.access.may("read"):
+        view = msgspec.structs.replace(view, payload=types.null(), result=types.null(), error=None)
+    return Reply(view, CREATED if new or repeated else 200, headers)
 
 
 def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
@@ -310,7 +313,7 @@ def shown_state(state: State) -> Any:
 ROUTES = [
     Route("POST", "/v1/tasks", submit, scope="submit", takes=types.SubmitTask,
           gives={201: types.Task, 200: types.Task}, problems=(409,),
-          headers=("idempotency-key",), adds=True),
+          headers=("idempotency-key",), answers=("location", "idempotency-replayed"), adds=True),
     Route("GET", "/v1/tasks", list_tasks, scope="read", query=types.ListTasks,
           gives={200: types.TaskPage}),
     Route("POST", "/v1/tasks/batch", submit_batch, scope="submit", takes=list[types.BatchTask],

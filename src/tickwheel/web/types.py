@@ -77,7 +77,7 @@ class CancelWhere(Taken, kw_only=True, frozen=True):
 
     key: Key | None = None
     service: Name | None = None
-    state: StateName | None = None
+    state: Literal["delay", "ready"] | None = None
     due_before: Moment | None = None
 
 

@@ -114,7 +114,7 @@ def audit_view(line: Audit) -> types.AuditLine:
     )  # fmt: skip
 
 
-def problem_of(
+def problem_view(
     error: TickwheelError | ValueError, code: str, status: int, title: str
 ) -> types.Problem:
     """Return an error as it is shown."""

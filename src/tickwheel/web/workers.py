@@ -54,6 +54,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
         self._listener.set_inheritable(True)
         announce(self._config, self._listener)
         codes = await asyncio.gather(*(self._keep(n) for n in range(self._config.workers)))
@@ -61,9 +62,13 @@ class Workers:
 
     def _stop(self) -> None:
         self._stopping.set()
+        self._tell(signal.SIGTERM)
+
+    def _tell(self, number: int) -> None:
+        """Hand a signal on to all workers."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(number)
 
     async def _keep(self, number: int) -> int:
         """Keep one worker running; when it is refused, or none could ever start, all end."""
