@@ -416,7 +416,7 @@ def test_what_would_do_harm_twice_is_sent_once(client, server):
         client.replay(ID, force=True)
     server.say(Reply(503, b""))
     with pytest.raises(ApiError):
-        client.replay_where(force=True)
+        client.replay_where(service="s", force=True)
     assert len(server.asked) == 2
     server.say(Reply(429, b""), Reply(201, TASK))
     client.replay(ID, force=True)

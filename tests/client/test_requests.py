@@ -123,6 +123,11 @@ def test_a_state_that_there_is_not_is_refused_with_those_that_there_are(call):
         call(state="done")
 
 
+def test_a_replay_of_many_must_say_which():
+    with pytest.raises(ValueError, match="give state, service or key"):
+        calls.replay_where(force=True)
+
+
 def test_what_is_no_mapping_is_refused_by_its_number():
     with pytest.raises(TypeError, match="request 1 of submit_many must be a mapping") as raised:
         list(cut([{"service": "a"}, "expire"], Cutter(10)))

@@ -127,7 +127,7 @@ class TestStart:
             lambda: app.backlog(),
             lambda: app.attempts("0" * 32),
             lambda: app.replay("0" * 32),
-            lambda: app.replay_where(),
+            lambda: app.replay_where(state="failed"),
             lambda: app.put_schedule("s", note, interval=5),
             lambda: app.delete_schedule("s"),
             lambda: app.schedules(),

@@ -11,7 +11,7 @@ from durable.callee import URL, calling
 from durable.stage import DAY, HOUR, START, START_MS
 from tickwheel.durable import Fail, State, Task, current_task, verbs
 from tickwheel.durable.task import Ids
-from tickwheel.errors import AlreadyReplayed, KeyTaken, UnknownTask
+from tickwheel.errors import AlreadyReplayed, KeyTaken, UnknownService, UnknownTask
 
 pytestmark = pytest.mark.asyncio
 
@@ -313,7 +313,7 @@ class TestMany:
             elif verb == "cancel_where":
                 await app.cancel_where(service=cast.note, progress=True)
             else:
-                await app.replay_where(progress=True)
+                await app.replay_where(state="failed", progress=True)
             cast.goes_on.set()
             monkeypatch.undo()
         assert terminal.getvalue().startswith("\r")
@@ -587,6 +587,27 @@ class TestReplay:
             assert await app.replay_where(service=pay) == 0, "each once"
             assert await app.replay_where(service=pay, force=True) == 1_500
             await stage.advance(3)
+
+    @pytest.mark.parametrize("which", [{}, {"state": None}, {"namespace": "acme", "force": True}])
+    async def test_many_must_be_said_which(self, cast, which):
+        async with cast.app as app:
+            with pytest.raises(ValueError, match="say which tasks: give state, service or key"):
+                await app.replay_where(**which)
+
+    async def test_what_has_no_service_any_more_is_not_replayed(self, stage, cast):
+        other = stage.app(dispatch=False)
+        async with other:
+            gone = await other.submit("gone", 1, delay=HOUR, key="k")
+            await other.cancel(gone.id)
+        async with cast.app as app:
+            kept = await cast.note.submit("a", delay=HOUR, key="k")
+            await app.cancel(kept.id)
+            with pytest.raises(UnknownService, match="'gone'"):
+                await app.replay(gone.id)
+            with pytest.raises(UnknownService, match="'gone'"):
+                await app.replay_where(service="gone", state="cancelled")
+            assert await app.replay_where(key="k", state="cancelled") == 1
+            assert (await app.get(gone.id)).replayed_as is None
 
     async def test_many_of_another_state_or_key(self, stage, cast):
         async with cast.app as app:

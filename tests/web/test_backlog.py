@@ -134,8 +134,9 @@ def test_a_range_is_replayed_the_failed_ones_by_default(mail, receiver):
         mail.task_in(task_id, "failed")
     mail.service(endpoint=receiver.url("/ok"))
     cancelled(mail)
-    assert mail.post("/v1/backlog/replay", status=200).json == {"replayed": 3}
-    assert mail.post("/v1/backlog/replay", {}, status=200).json == {"replayed": 0}
+    body = {"state": "failed"}
+    assert mail.post("/v1/backlog/replay", body, status=200).json == {"replayed": 3}
+    assert mail.post("/v1/backlog/replay", body, status=200).json == {"replayed": 0}
     for task_id in failed:
         mail.task_in(mail.get(f"/v1/tasks/{task_id}").json["replayed_as"], "finished")
 
@@ -150,6 +151,10 @@ def test_a_range_is_bounded_by_its_filter(mail):
     assert mail.post("/v1/backlog/replay", body, status=200).json == {"replayed": 0}
 
 
-@pytest.mark.parametrize("body", [{"state": "delay"}, {"service": ""}, {"limit": 5}, []], ids=str)
-def test_a_wrong_range_is_422(strict, body):
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"force": True}, {"state": "delay"}, {"service": ""}, {"limit": 5}, []],
+    ids=str,
+)
+def test_a_wrong_range_or_none_is_422(strict, body):
     strict.post("/v1/backlog/replay", body).refused(422, "invalid")

@@ -339,11 +339,14 @@ def replay_where(
     key: str | None = None,
     force: bool = False,
 ) -> Call[int]:
-    """Replay all final tasks that match, by default the failed ones; return how many.
+    """Replay all final tasks that match; return how many.
 
+    One of `state`, `service` and `key` must say which; without a state it is the failed ones.
     When the answer to a first try was lost, those that it replayed are not counted, which is
     logged as a warning. With `force` it is not tried again once it was sent.
     """
+    if state is None and service is None and key is None:
+        raise ValueError("say which tasks: give state, service or key")
     options = {"state": state_or_none(state), "service": service, "key": key}
     body = given({**options, "force": force or None})
     request = Request("POST", "/v1/backlog/replay", body, safe=not force)

@@ -413,7 +413,7 @@ class Verbs(Administration):
     async def replay_where(
         self,
         *,
-        state: State | str | None = None,
+        state: State | str | None = "",
         service: Target | None = None,
         key: str | None = None,
         namespace: str | None = None,
@@ -422,14 +422,15 @@ class Verbs(Administration):
     ) -> int:
         """Replay all final tasks that match; return how many.
 
-        - One of `state`, `service` and `key` must say which; without a state, the failed ones.
+        - One of `state`, `service` and `key` must say which. Without a state it is the failed ones;
+          None is every state.
         - Tasks of a service that is not there any more are left in the backlog.
         """
-        if state is None and service is None and key is None:
+        if not state and service is None and key is None:
             raise ValueError("say which tasks: give state, service or key")
         if service is not None:
             await self._check_known(service.name if isinstance(service, TaskFunction) else service)
-        state = state or State.FAILED
+        state = State.FAILED if state == "" else state
         count, cursor = 0, None
         with showing(progress, "replay", None) as show:
             while True:

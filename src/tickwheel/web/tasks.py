@@ -294,9 +294,12 @@ async def replay(call: Call, body: types.ReplayOne) -> Reply:
 
 
 async def replay_where(call: Call, body: types.ReplayWhere) -> Reply:
-    """Run all final tasks again that match, the failed ones by default."""
+    """Run all final tasks again that match: without a state the failed ones."""
+    if body.state is None and body.service is None and body.key is None:
+        raise Refused("invalid", "say which tasks: give state, service or key")
     count = await call.scheduler.replay_where(
-        state=body.state, service=call.access.name(body.service) if body.service else None,
+        state=body.state or State.FAILED,
+        service=call.access.name(body.service) if body.service else None,
         key=body.key, namespace=call.access.namespace, force=body.force,
     )  # fmt: skip
     await call.scheduler.note(
@@ -332,7 +335,7 @@ ROUTES = [
     Route("GET", "/v1/backlog", backlog, scope="read", query=types.ListBacklog,
           gives={200: types.TaskPage}),
     Route("POST", "/v1/backlog/replay", replay_where, scope="submit", takes=types.ReplayWhere,
-          optional=True, gives={200: types.Replayed}),
+          gives={200: types.Replayed}),
     Route("POST", "/v1/backlog/{id}/replay", replay, scope="submit", takes=types.ReplayOne,
           optional=True, gives={201: types.Task}, problems=(404, 409)),
 ]  # fmt: skip

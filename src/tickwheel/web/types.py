@@ -101,9 +101,9 @@ class ReplayOne(Taken, kw_only=True, frozen=True):
 
 
 class ReplayWhere(Taken, kw_only=True, frozen=True):
-    """Which final tasks to run again."""
+    """Which final tasks to run again: one of state, service and key, at least."""
 
-    state: FinalState = "failed"
+    state: FinalState | None = None
     service: Name | None = None
     key: Key | None = None
     force: bool = False
