@@ -79,6 +79,12 @@ class UnknownTask(TickwheelError, LookupError):
     code = "unknown_task"
 
 
+class TaskGone(UnknownTask):
+    """The request was made before, and its task has ended since and is not kept any more."""
+
+    code = "task_gone"
+
+
 class UnknownService(TickwheelError, LookupError):
     """No function and no service has this name."""
 

@@ -20,6 +20,7 @@ from tickwheel.errors import (
     OutOfRange,
     Overloaded,
     StoreUnavailable,
+    TaskGone,
     UnknownService,
     UnknownTask,
 )
@@ -1033,7 +1034,7 @@ class TestIdempotency:
             await stage.advance(120)
             with pytest.raises(UnknownTask):
                 await app.get(first.id)
-            with pytest.raises(UnknownTask, match="idempotency key"):
+            with pytest.raises(TaskGone, match="idempotency key"):
                 await app.node.submit.submit(named(app, "k"))
         assert len(stage.calls) == 1
 

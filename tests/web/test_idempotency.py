@@ -214,5 +214,20 @@ def test_after_a_day_a_key_is_forgotten(mail):
     assert mail.post("/v1/tasks", body, headers=KEY, status=201).json["id"] != first["id"]
 
 
+def test_when_its_task_is_not_kept_any_more_the_request_is_known_to_have_been_made(mail):
+    body = {"service": "mail", "delay": 60}
+    first = mail.post("/v1/tasks", body, headers=KEY, status=201).json
+    mail.post(f"/v1/tasks/{first['id']}/cancel", status=200)
+    store = mail.node.store
+    assert mail.run(store.prune(int(store.now_ms()) + 1_000, 100)) == 1
+    mail.post("/v1/tasks", body, headers=KEY).refused(409, "task_gone")
+    batch = [{**body, "idempotency_key": "b"}]
+    (item,) = mail.post("/v1/tasks/batch", batch, status=200).json["items"]
+    mail.post(f"/v1/tasks/{item['id']}/cancel", status=200)
+    assert mail.run(store.prune(int(store.now_ms()) + 1_000, 100)) == 1
+    (item,) = mail.post("/v1/tasks/batch", batch, status=200).json["items"]
+    assert (item["status"], item["problem"]["code"]) == (409, "task_gone")
+
+
 def test_a_key_is_kept_with_its_caller_and_a_digest():
     assert Idempotency._fields == ("caller", "key", "digest")

@@ -13,6 +13,7 @@ from tickwheel.web.problems import NO_STORE, STATUS, Refused, problem
 TABLE = {
     "bad_request": 400, "unauthorized": 401, "forbidden": 403, "not_found": 404,
     "unknown_task": 404, "unknown_schedule": 404, "method_not_allowed": 405, "key_taken": 409,
+    "task_gone": 409,
     "attempt_over": 409, "already_replayed": 409, "service_in_use": 409,
     "service_changed": 412, "too_large": 413, "unsupported_media_type": 415, "invalid": 422,
     "out_of_range": 422, "unknown_service": 422, "idempotency_key_reused": 422,

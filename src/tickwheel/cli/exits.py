@@ -30,6 +30,7 @@ EXITS = {
     "unknown_token": NOT_FOUND,
     "not_found": NOT_FOUND,
     "key_taken": CONFLICT,
+    "task_gone": CONFLICT,
     "attempt_over": CONFLICT,
     "already_replayed": CONFLICT,
     "service_in_use": CONFLICT,

@@ -74,6 +74,7 @@ _PLAIN: dict[str, type[TickwheelError]] = {
         errors.ServiceInUse,
         errors.StoreUnavailable,
         errors.TargetRefused,
+        errors.TaskGone,
         errors.UnknownSchedule,
         errors.UnknownService,
         errors.UnknownTask,

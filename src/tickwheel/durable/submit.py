@@ -29,7 +29,7 @@ from tickwheel.durable.task import (
     Taken,
     Task,
 )
-from tickwheel.errors import KeyReused, KeyTaken, Locked, OutOfRange, UnknownTask
+from tickwheel.errors import KeyReused, KeyTaken, Locked, OutOfRange, TaskGone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     Stored = Task | Taken | Repeated | None
 
-Refused = KeyTaken | KeyReused | Locked | UnknownTask
+Refused = KeyTaken | KeyReused | Locked | TaskGone
 ON_CONFLICT = ("reject", "replace", "keep")
 MAX_BODY = 1 << 20
 CHUNK = 1_000
@@ -265,7 +265,7 @@ class Submit:
         for one, answer in zip(named, answers, strict=True):
             try:
                 settled.append(self.settled(one, answer))
-            except (KeyReused, UnknownTask) as refused:
+            except (KeyReused, TaskGone) as refused:
                 settled.append(refused)
         return settled
 
@@ -375,7 +375,10 @@ def repeated(submission: Submission, answer: Repeated) -> Task:
     if not answer.same:
         raise KeyReused(f"the idempotency key {key!r:.100} was used for another request")
     if answer.task is None:
-        raise UnknownTask(f"the task of the idempotency key {key!r:.100} is gone by now")
+        raise TaskGone(
+            f"the request with the idempotency key {key!r:.100} was made before; its task has ended"
+            " since, and is not kept any more"
+        )
     return answer.task
 
 

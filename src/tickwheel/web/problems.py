@@ -24,6 +24,7 @@ STATUS = {
     "method_not_allowed": 405,
     "timeout": 408,
     "key_taken": 409,
+    "task_gone": 409,
     "attempt_over": 409,
     "already_replayed": 409,
     "service_in_use": 409,
