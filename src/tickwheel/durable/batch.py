@@ -34,12 +34,12 @@ class Room:
 
     def take(self, weight: int, *, beyond: bool = False) -> None:
         """Let one more wait; `beyond`: also when there is no room, for it was let in before."""
-        if not beyond:
+        items, total = self.items + 1, self.bytes + weight
+        if (items > self._most or total > self._most_bytes) and not beyond:
             self.check(weight)
-        self.items += 1
-        self.bytes += weight
+        self.items, self.bytes = items, total
 
-    def check(self, weight: int = 0) -> None:
+    def check(self, weight: int) -> None:
         """Raise when there is no room for one more of that weight."""
         if self.items >= self._most or (self.items and self.bytes + weight > self._most_bytes):
             raise Overloaded(
