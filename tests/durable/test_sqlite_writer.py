@@ -8,8 +8,9 @@ import pytest_asyncio
 
 from contracts.stores import Place, insert, task, watchdog
 from stage import HandClock
-from tickwheel.durable.stores.sqlite_connection import DRIVERS
-from tickwheel.durable.stores.sqlite_writer import GROUP_SECONDS, Rank, Writer
+from tickwheel.durable.stores import sqlite_connection, sqlite_writer
+from tickwheel.durable.stores.sqlite_connection import BUSY_MS, DRIVERS, LOOK_SECONDS
+from tickwheel.durable.stores.sqlite_writer import BREATH_SECONDS, GROUP_SECONDS, Rank, Writer
 from tickwheel.errors import StoreUnavailable
 
 pytestmark = pytest.mark.asyncio
@@ -281,3 +282,63 @@ class TestStop:
         await witness.writer.stop()
         with pytest.raises(Exception, match=r"(?i)closed"):
             witness.writer._connection.run("SELECT 1")
+
+
+class TestOtherProcesses:
+    """Another process writes to the same file."""
+
+    async def test_the_lock_is_looked_for_until_it_is_free(self, connect, monkeypatch):
+        other, ours = connect(), connect()
+        other.run("BEGIN IMMEDIATE")
+        ours.run(sqlite_connection.NO_WAITING)
+        waits = []
+
+        def sleep(seconds):
+            waits.append(seconds)
+            if len(waits) == 10:
+                other.run("COMMIT")
+
+        monkeypatch.setattr(sqlite_connection.time, "sleep", sleep)
+        sqlite_connection.begin(ours)
+        assert waits == [LOOK_SECONDS] * 10
+        ours.run("COMMIT")
+        for one in (other, ours):
+            one.close()
+
+    async def test_one_that_is_never_free_is_an_error(self, connect, monkeypatch):
+        other, ours = connect(), connect()
+        other.run("BEGIN IMMEDIATE")
+        ours.run(sqlite_connection.NO_WAITING)
+        waits = []
+        monkeypatch.setattr(sqlite_connection.time, "sleep", waits.append)
+        with pytest.raises(StoreUnavailable, match=r"(?i)locked|busy"):
+            sqlite_connection.begin(ours)
+        assert sum(waits) == pytest.approx(BUSY_MS / 1000, abs=0.01)
+        for one in (other, ours):
+            one.close()
+
+    @pytest.mark.parametrize("polite", [True, False])
+    async def test_commit_upon_commit_it_lets_others_in(self, witness, monkeypatch, polite):
+        witness.writer.polite = polite
+        clock = witness.writer._clock = HandClock()
+        gate, job = await witness.held()
+        witness.writer._rested = clock.time()
+        breaths = []
+        monkeypatch.setattr(sqlite_writer.time, "sleep", breaths.append)
+
+        def long(connection):
+            clock.add(GROUP_SECONDS * 1.1)  # a group of its own
+
+        jobs = [witness.writer.write(Rank.SUBMIT, long) for _ in range(4)]
+        gate.open()
+        await asyncio.gather(job, *jobs)
+        await witness.writer.stop()
+        assert breaths == ([BREATH_SECONDS] * 4 if polite else [])
+
+    async def test_whoever_dispatches_makes_no_pauses(self, tmp_path):
+        store = Place("sqlite-sqlite3", str(tmp_path / "tasks.db")).store()
+        await store.open()
+        assert store._writer.polite
+        store.listen(lambda: None)
+        assert not store._writer.polite
+        await store.close()

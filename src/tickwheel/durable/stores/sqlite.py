@@ -30,6 +30,7 @@ from tickwheel.durable.stores.rows import (
 )
 from tickwheel.durable.stores.sqlite_connection import (
     DRIVERS,
+    NO_WAITING,
     SAFE,
     closed_on_error,
     default_driver,
@@ -199,7 +200,7 @@ class SqliteStore:
         pages = WAL_PAGES if self._apart else SMALL_WAL_PAGES
         with closed_on_error(connection):
             connection.run(f"PRAGMA wal_autocheckpoint = {pages}")
-            for statement in sql.SCRATCH:
+            for statement in (*sql.SCRATCH, NO_WAITING):
                 connection.run(statement)
         return connection
 
@@ -603,6 +604,8 @@ class SqliteStore:
             self.registry.heard()
 
         self._poke.listen(poked)
+        if self._writer is not None:
+            self._writer.polite = False  # whoever listens dispatches
 
     async def tell(self, shards: Sequence[int]) -> None:
         """Poke the process that dispatches."""

@@ -31,6 +31,12 @@ SAFE = (3, 51, 3)
 WORLD = {"BUSY", "LOCKED", "FULL", "READONLY", "IOERR", "CANTOPEN", "CORRUPT", "NOTADB", "PERM"}
 # Waiting for another process is bounded: a caller must not wait for ever.
 BUSY_MS = 5_000
+LOOK_SECONDS = 0.001
+NO_WAITING = "PRAGMA busy_timeout = 0"
+
+
+class Busy(StoreUnavailable):
+    """Another process has the file's lock."""
 
 
 class Connection(Protocol):
@@ -177,6 +183,25 @@ def set_wal(connection: Connection) -> None:
             patience -= 0.005
 
 
+def begin(connection: Connection) -> None:
+    """Begin a transaction that writes; the connection itself must not wait (`NO_WAITING`).
+
+    The lock is looked for each millisecond: SQLite's own waiting is up to a tenth of a second
+    between two looks, and may miss every moment in which a busy process lets go.
+    """
+    patience = BUSY_MS / 1000
+    while True:
+        try:
+            connection.run("BEGIN IMMEDIATE")
+        except Busy as error:
+            if patience <= 0:
+                raise StoreUnavailable(str(error)) from error
+            time.sleep(LOOK_SECONDS)
+            patience -= LOOK_SECONDS
+        else:
+            return
+
+
 def translated(error: Exception, path: str) -> Exception:
     """Return the error to raise: the world's become StoreUnavailable, a statement's stay."""
     if isinstance(error, sqlite3.Error):
@@ -185,6 +210,8 @@ def translated(error: Exception, path: str) -> Exception:
     else:
         name = type(error).__name__.removesuffix("Error").upper()
         name = {"IO": "IOERR", "PERMISSIONS": "PERM"}.get(name, name)
+    if name == "BUSY":
+        return Busy(f"SQLite database {path}: {error}")
     if name in WORLD:
         return StoreUnavailable(f"SQLite database {path}: {error}")
     return error

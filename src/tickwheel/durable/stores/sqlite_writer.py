@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from enum import IntEnum
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tickwheel.clock import SystemClock
+from tickwheel.durable.stores.sqlite_connection import begin
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ T = TypeVar("T")
 
 GROUP_SECONDS = 0.020  # a commit should not wait longer for its group
 CHECKPOINT_SECONDS = 1.0
+RUN_SECONDS = 0.020  # of commits, one upon the other; then others may have the lock
+BREATH_SECONDS = 0.002
 
 
 class Rank(IntEnum):
@@ -46,7 +50,11 @@ class Job(NamedTuple):
 
 
 class Writer:
-    """The thread; `write` is called on the loop that it was started on."""
+    """The thread; `write` is called on the loop that it was started on.
+
+    - `polite`: commit upon commit, it makes a small pause now and then, in which another process
+      gets the file's lock. Whoever dispatches is not: the others wait for it.
+    """
 
     def __init__(
         self,
@@ -62,6 +70,8 @@ class Writer:
         self._changed = threading.Condition()
         self._queues: tuple[deque[Job], ...] = tuple(deque() for _ in Rank)
         self._stopping = False
+        self._rested = 0.0
+        self.polite = True
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._connection: Connection
@@ -95,13 +105,23 @@ class Writer:
     def _run(self) -> None:
         while self._wait():
             self._group()
+            if self.polite:
+                self._breathe()
         self._connection.close()
 
     def _wait(self) -> bool:
         """Wait for a job; False when there will be none."""
+        began = self._clock.time()
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or any(self._queues))
+            if self._clock.time() - began >= BREATH_SECONDS:
+                self._rested = self._clock.time()
             return any(self._queues)
+
+    def _breathe(self) -> None:
+        if self._clock.time() - self._rested > RUN_SECONDS:
+            time.sleep(BREATH_SECONDS)
+            self._rested = self._clock.time()
 
     def _next(self) -> Job | None:
         with self._changed:
@@ -162,7 +182,7 @@ class Writer:
             fresh = self._connect()
             self._connection.close()
             self._connection, self._broken = fresh, False
-        self._connection.run("BEGIN IMMEDIATE")
+        begin(self._connection)
 
     def _rollback(self, error: Exception) -> None:
         """Undo what a transaction has done; after an error of the world's, connect anew."""
