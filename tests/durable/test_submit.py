@@ -243,7 +243,7 @@ class TestOptions:
             (60, 60_000),
             (timedelta(minutes=1), 60_000),
             (NOW + timedelta(minutes=1), 60_000),
-            (NOW - timedelta(minutes=1), -60_000),
+            (NOW - timedelta(seconds=30), -30_000),
         ],
     )
     async def test_a_deadline_is_a_moment_or_seconds_from_now(self, stage, deadline, ms):
@@ -253,6 +253,29 @@ class TestOptions:
             task = await note.submit("a", delay=1, deadline=deadline)
             assert task.deadline_at_ms == START_MS + ms
             assert (await app.get(task.id)).deadline_at == NOW + timedelta(milliseconds=ms)
+
+    @pytest.mark.parametrize(
+        "times",
+        [
+            {"deadline": NOW - timedelta(hours=1)},
+            {"delay": 3600, "deadline": 600},
+            {"at": NOW + timedelta(days=1), "deadline": NOW + timedelta(hours=1)},
+        ],
+    )
+    async def test_a_deadline_before_the_due_time_is_refused(self, stage, times):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match=r"before the task is due.*never be called"):
+                await note.submit("a", **times)
+
+    async def test_one_that_passed_a_moment_ago_is_taken_since_it_may_be_a_repetition(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            task = await note.submit("a", deadline=NOW - timedelta(seconds=30))
+            await stage.advance(2)
+            assert (await app.get(task.id)).error.startswith("expired")
 
     @pytest.mark.parametrize("deadline", [-1, math.nan, NOW.replace(tzinfo=None)])
     async def test_a_deadline_that_cannot_be_right_is_refused(self, stage, deadline):

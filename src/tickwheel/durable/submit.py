@@ -29,6 +29,7 @@ from tickwheel.durable.task import (
     Taken,
     Task,
 )
+from tickwheel.durable.task import at as moment_of
 from tickwheel.errors import KeyReused, KeyTaken, Locked, OutOfRange, TaskGone
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ Refused = KeyTaken | KeyReused | Locked | TaskGone
 ON_CONFLICT = ("reject", "replace", "keep")
 MAX_BODY = 1 << 20
 CHUNK = 1_000
+# A deadline may have passed by so much: a submit that is repeated after its answer was lost must be
+# answered as the first one was. What is stored too late is failed as expired.
+REPEAT_MS = 60_000
 IN_FLIGHT = 2
 TURN = 100
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -124,10 +128,8 @@ class Submit:
         if timeout_ms == 0:
             raise ValueError("timeout must be more than 0 seconds")
         deadline_at_ms = None
-        if isinstance(deadline, datetime):
-            deadline_at_ms = moment_ms("deadline", deadline)
-        elif deadline is not None:
-            deadline_at_ms = later_ms(now, "deadline", deadline)
+        if deadline is not None:
+            deadline_at_ms = deadline_ms(now, deadline, due_at_ms)
         attempts = default_attempts
         if max_attempts is not None:
             attempts = bounded("max_attempts", max_attempts, 1, 10_000)
@@ -385,6 +387,20 @@ def repeated(submission: Submission, answer: Repeated) -> Task:
 def weight(submission: Submission) -> int:
     """Return the bytes of a submission that count."""
     return len(submission.task.body)
+
+
+def deadline_ms(now: float, deadline: float | timedelta | datetime, due_at_ms: int) -> int:
+    """Return a deadline; raise when it is long before the task is due."""
+    if isinstance(deadline, datetime):
+        at_ms = moment_ms("deadline", deadline)
+    else:
+        at_ms = later_ms(now, "deadline", deadline)
+    if at_ms + REPEAT_MS < due_at_ms:
+        raise ValueError(
+            f"the deadline, {moment_of(at_ms)}, is before the task is due, {moment_of(due_at_ms)}:"
+            " it would never be called"
+        )
+    return at_ms
 
 
 def later_ms(now: float, name: str, delay: float | timedelta) -> int:
