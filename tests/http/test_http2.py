@@ -8,7 +8,7 @@ from h2.settings import SettingCodes
 from http_peers import OK, answering, loopback
 
 import tickwheel.http.http2
-from tickwheel.http import BadAnswer, ConnectFailed, TimedOut
+from tickwheel.http import BadAnswer, ConnectFailed, TimedOut, Unanswered
 
 
 async def until(condition):
@@ -233,8 +233,9 @@ async def test_a_stream_that_is_refused_again_is_a_bad_answer(stage):
         connection.flush()
 
     server, pool = await stage.http2_server(script), stage.pool()
-    with pytest.raises(BadAnswer, match="refused"):
+    with pytest.raises(Unanswered, match="refused") as caught:
         await pool.request("GET", server.url())
+    assert caught.value.untouched
     assert len(server.requests) == 2
 
 

@@ -245,6 +245,7 @@ async def test_a_request_is_not_sent_again_when_the_caller_would_rather_do_so(st
     with pytest.raises(Unanswered) as caught:
         await pool.request("GET", server.url(), again=False)
     assert caught.value.again
+    assert not caught.value.untouched
     assert len(server.requests) == 2
     assert (await pool.request("GET", server.url())).status == 200
 

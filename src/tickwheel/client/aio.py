@@ -170,14 +170,15 @@ class AsyncClient:
         try:
             return await self._exchange(kept, request, timeout)
         except ServerUnavailable as failure:
-            if not (isinstance(failure.__cause__, Unanswered) and failure.__cause__.again):
+            unanswered = failure.__cause__
+            if not (isinstance(unanswered, Unanswered) and unanswered.again):
                 raise
         try:
             answer = await self._exchange(kept, request, max(until - self._clock.time(), 0.001))
         except ServerUnavailable as failure:
-            failure.sent = True  # the first was
+            failure.sent = failure.sent or not unanswered.untouched
             raise
-        return answer._replace(again=True)
+        return answer._replace(again=not unanswered.untouched)
 
     async def _exchange(self, pool: Pool, request: Request, timeout: float) -> Answer:
         server = self._server

@@ -35,8 +35,10 @@ class Unanswered(BadAnswer):
 
     - `again`: the server has most likely not seen it: it closed a connection that had long been
       idle, or said so itself. It may be sent once more.
+    - `untouched`: it has surely done nothing of it: it said so, or nothing was sent.
     """
 
-    def __init__(self, message: str, again: bool) -> None:
+    def __init__(self, message: str, again: bool, *, untouched: bool = False) -> None:
         super().__init__(message)
         self.again = again
+        self.untouched = untouched

@@ -328,7 +328,8 @@ class Http2Connection(asyncio.Protocol):
         for number, stream in list(self._streams.items()):
             if number > goaway.last_stream:
                 self.forget(stream)
-                stream.fail(Unanswered(f"{self.where} takes no more requests", again=True))
+                text = f"{self.where} takes no more requests"
+                stream.fail(Unanswered(text, again=True, untouched=True))
         self.retire()
 
     def _unblock(self) -> None:
@@ -417,7 +418,7 @@ class Stream:
                 connection.push(self)
         except H2Error as error:
             text = f"{connection.where} takes no more requests on this connection"
-            answer.set_exception(Unanswered(text, again=True))
+            answer.set_exception(Unanswered(text, again=True, untouched=not self.number))
             if not isinstance(error, TooManyStreamsError):  # it takes fewer than it did
                 connection.retire()
         connection.flush()
@@ -488,7 +489,7 @@ class Stream:
     def on_reset(self, code: int) -> None:
         where = self._connection.where
         if code == ErrorCodes.REFUSED_STREAM:
-            self.fail(Unanswered(f"{where} refused the stream", again=True))
+            self.fail(Unanswered(f"{where} refused the stream", again=True, untouched=True))
         else:
             self.fail(BadAnswer(f"{where} broke off its answer, HTTP/2 error {code}"))
 
