@@ -592,6 +592,18 @@ def made(directory):
     return directory
 
 
+def test_a_line_of_the_log_says_which_node_wrote_it_and_what_it_is_about(serve, receiver):
+    server = serve("--node", "one")
+    server.service(endpoint=receiver.url("/missing"), max_attempts=1)
+    task = server.submit(delay=0)
+    wait_until(lambda: state(server, task) == "failed", "it has failed")
+    wait_until(lambda: task["id"] in server.log(), "it is said")
+    line = next(line for line in server.lines() if line.get("task") == task["id"])
+    assert (line["node"], line["service"], line["attempt"]) == ("one", "mail", 1)
+    assert line["error"] == "127.0.0.1 answered 404"
+    assert "failed for good: 127.0.0.1 answered 404" in line["message"]
+
+
 class TestTls:
     def test_it_speaks_https(self, serve, authority):
         files = ("--tls-cert", authority.cert, "--tls-key", authority.key)

@@ -363,6 +363,19 @@ def test_a_new_one_is_put_without_waiting_for_the_next_look_at_the_store(api, mo
     api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=200)
 
 
+def test_one_that_answered_that_it_is_gone_says_since_when_it_is_disabled(api, receiver):
+    api.service(endpoint=receiver.url("/gone"))
+    api.submit(delay=0)
+    api.until(lambda: not stored(api).enabled and stored(api).version > 1)
+    shown = api.get("/v1/services/mail", status=200).json
+    assert shown["enabled"] is False
+    assert shown["problem"].startswith("it answered 410 at 2")
+    config = {"endpoint": receiver.url("/gone"), "enabled": False}
+    assert api.put("/v1/services/mail", config, status=200).json["problem"] is None
+    refused = api.put("/v1/services/mail", {**config, "gone_at_ms": 1})
+    refused.refused(422, "invalid")
+
+
 class TestVersions:
     """An ETag is a service's version; with If-Match no change undoes another's in silence."""
 

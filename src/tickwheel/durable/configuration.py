@@ -22,6 +22,7 @@ UNREADABLE = "it is sealed with a key that this node does not have (TICKWHEEL_SE
 TIMEOUT = 30.0  # of what is called over a network, unless it says
 KEPT_APART = {"name", "version", "secrets", "headers"}
 PLAIN = [field.name for field in fields(Service) if field.name not in KEPT_APART]
+NOTED = {"gone_at_ms"}  # which nobody configures
 
 
 def configured(name: str, config: Mapping[str, Any], stored: Service | None) -> Service:
@@ -32,9 +33,9 @@ def configured(name: str, config: Mapping[str, Any], stored: Service | None) -> 
     given = {"timeout": TIMEOUT, **config}
     secrets = kept_secrets(given.pop("secret", None), stored)
     headers = kept_headers(given.pop("headers", None) or {}, stored)
-    unknown = given.keys() - set(PLAIN)
+    unknown = given.keys() - set(PLAIN) | given.keys() & NOTED
     if unknown:
-        known = sorted([*PLAIN, "headers", "secret"])
+        known = sorted({*PLAIN, "headers", "secret"} - NOTED)
         raise TypeError(f"a service has no {min(unknown)!r}; it has {known}")
     if "backoff" in given:
         given["backoff"] = backoff_of(given["backoff"])
@@ -108,8 +109,10 @@ def stored_form(service: Service, seal: Callable[[str], str]) -> str:
 
 
 def shown_form(service: Service) -> dict[str, Any]:
-    """Return what everybody may see."""
+    """Return what everybody may see, and may give back."""
     config = plain_form(service)
+    for name in NOTED:
+        del config[name]
     config["secret"] = PLACEHOLDER if service.secrets else None
     config["headers"] = {name: PLACEHOLDER for name, _ in service.headers}
     return config

@@ -89,14 +89,17 @@ class Directory:
         """
         if self.services.get(service.name) is not service:
             return False
-        self.services[service.name] = replace(service, enabled=False)
-        self._gone[service.name] = service
-        logger.warning("%r answered that it is gone: it is disabled, its tasks wait", service.name)
+        gone = replace(service, enabled=False, gone_at_ms=int(self._now_ms()))
+        self.services[service.name] = self._gone[service.name] = gone
+        logger.warning(
+            "%r answered that it is gone: it is disabled, its tasks wait", service.name,
+            extra={"service": service.name},
+        )  # fmt: skip
         return True
 
     async def _write_gone(self, service: Service) -> None:
         """Store that a service is disabled, unless it has been changed since it was called."""
-        config = stored_form(replace(service, enabled=False), self._vault.seal)
+        config = stored_form(service, self._vault.seal)
         audit = Audit(
             int(self._now_ms()), "tickwheel", namespace_of(service.name), "service.disable",
             service.name, detail="it answered that it is gone",

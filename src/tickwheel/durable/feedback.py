@@ -75,6 +75,7 @@ class Feedback:
         self.wake_within: Callable[[float], None] = lambda _: None
         self.ended: dict[Event, int] = dict.fromkeys(Event, 0)
         self.unrecorded: set[str] = set()
+        self._away = False  # the store, when an end was to be written last
         self._waiters: dict[str, set[asyncio.Event]] = {}
 
     def end(self, task: Task, service: Service, answer: Answer) -> None:
@@ -105,11 +106,17 @@ class Feedback:
                 # It cannot be stored as it is: then without what the function gave.
                 why = f"its end could not be stored: {error!r}"
                 ending = ending._replace(result_body=None, error=storable(ascii(why)))
-            if tries == (LONG if isinstance(error, Locked) else 0):
-                logger.warning("the end of task %s is yet to be written: %s", task.id, error)
+            locked = isinstance(error, Locked)
+            if tries == (LONG if locked else 0) and (locked or not self._away):
+                self._away = self._away or not locked  # said once, for all that end while it is so
+                logger.warning(
+                    "the end of task %s is yet to be written: %s", task.id, error,
+                    extra={"task": task.id, "service": task.service, "error": str(error)},
+                )  # fmt: skip
             loop = asyncio.get_running_loop()
             loop.call_later(pause_after(error, tries), self._write, task, ending, tries + 1)
             return
+        self._away = False
         self.unrecorded.discard(task.id)
         if not self.unrecorded:
             self._all_written.set()
@@ -407,14 +414,17 @@ def ending_of(task: Task, service: Service, answer: Answer, now_ms: int) -> Endi
 def report(task: Task, ending: Ending) -> None:
     """Say on the logger that an attempt went wrong, and what comes of it."""
     if ending.event is Event.FAIL or ending.event is Event.EXPIRE:
-        told = f"failed for good\n{ending.error or ''}".rstrip()
+        error = (ending.error or "").rstrip()
+        between = "\n" if "\n" in error else ": "
+        told = f"failed for good{between}{error}".rstrip(": ")
     elif ending.event is Event.RETRY:
         last = (ending.error or "").rstrip().rpartition("\n")[2]
         told = f"{last}; again in {(ending.due_at_ms - ending.at_ms) / 1000:g} s"
     else:
         return
     what = "task %s (%s), attempt %d: %s"
-    about = {"task": task.id, "service": task.service, "attempt": task.attempt}
+    about = {"task": task.id, "service": task.service, "attempt": task.attempt,
+             "error": ending.error}  # fmt: skip
     logger.warning(what, task.id, task.service, task.attempt, told, extra=about)
 
 

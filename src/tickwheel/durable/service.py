@@ -97,6 +97,7 @@ class Service:
     - `feedback_timeout`: how long a callee that has accepted a task may take to say how it ended.
     - `concurrency` and `rate` (calls per second) are for all nodes together.
     - `version` is that of the stored configuration, 0 for what is not stored.
+    - `gone_at_ms`: when it said that it is gone for good, and was disabled for that.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Service:
     rate: float | None = None
     breaker: Breaker | None = None
     version: int = 0
+    gone_at_ms: int | None = None
 
     def __post_init__(self) -> None:
         check_name("name", self.name)

@@ -7,23 +7,29 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-EXTRA = ("request", "task", "service", "attempt")
+EXTRA = ("request", "task", "service", "attempt", "error")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on each line."""
+    """One JSON object on each line; `node` is who wrote it, once that has a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node: str | None = None
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as JSON."""
-        line = {
+        line: dict[str, str | int] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self.node is not None:
+            line["node"] = self.node
         for name in EXTRA:
             if (value := getattr(record, name, None)) is not None:
-                line[name] = str(value)
+                line[name] = value if isinstance(value, int) else str(value)
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
@@ -44,6 +50,13 @@ class TextFormatter(logging.Formatter):
 def harmless(line: str) -> str:
     """Return a line in which nothing moves the cursor or colours what follows."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def sign(node: str) -> None:
+    """Say in each line from now on which node wrote it."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.formatter.node = node
 
 
 def set_up(level: str, form: str) -> None:

@@ -26,7 +26,7 @@ from tickwheel.errors import TickwheelError, WrongStore
 from tickwheel.web.access import Guard
 from tickwheel.web.app import App, Limits
 from tickwheel.web.lobby import Lobby, places
-from tickwheel.web.logs import set_up
+from tickwheel.web.logs import set_up, sign
 from tickwheel.web.metrics import families_of
 from tickwheel.web.protocol import Protocol
 from tickwheel.web.siblings import Siblings
@@ -139,6 +139,7 @@ async def serve(
     )  # fmt: skip
     tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
     await scheduler.start()
+    sign(scheduler.node.name)
     try:
         local = is_loopback(config.listen.host)
         guard = Guard(scheduler.node.directory, local=local, open_access=config.open_access,

@@ -36,6 +36,8 @@ def view(call: Call, service: Service) -> types.Service:
     directory = call.app.directory
     updated_at_ms = directory.updated_at_ms.get(service.name)
     problem = directory.problem(service)
+    if problem is None and service.gone_at_ms is not None:
+        problem = f"it answered 410 at {views.time(service.gone_at_ms)}, and is disabled since"
     return views.service_view(service, shown_form(service), updated_at_ms, problem)
 
 
