@@ -92,7 +92,7 @@ class Object(click.ParamType):  # type: ignore[type-arg]
         try:
             found = json.loads(text, parse_constant=refuse)
         except (ValueError, RecursionError) as error:
-            self.fail(f"this is no JSON: {error}{hint_on(value, text=False)}", param, ctx)
+            self.fail(f"not JSON: {error}{hint_on(value, text=False)}", param, ctx)
         if not isinstance(found, dict):
             self.fail("a JSON object is wanted", param, ctx)
         return found
