@@ -1265,7 +1265,9 @@ class TestGone:
             await app.submit("s")
             await stage.advance(1)
             now = await app.get_service("s")
-            assert now == replace(put, enabled=False, version=put.version + 1)
+            assert now.gone_at_ms is not None
+            changed = {"version": put.version + 1, "gone_at_ms": now.gone_at_ms}
+            assert now == replace(put, enabled=False, **changed)
 
     async def test_one_that_was_changed_meanwhile_stays_enabled(self, stage):
         held = Held()

@@ -140,7 +140,7 @@ class TestPut:
         for method, given in (("GET", None), ("PUT", body), ("DELETE", None)):
             strict.request(method, f"/v1/services/{name}", given).refused(422, "invalid")
 
-    @pytest.mark.parametrize("name", ["a", "x" * 100, "A.b_c:d-1", "batch", ".."])
+    @pytest.mark.parametrize("name", ["a", "x" * 100, "A.b_c:d-1", "batch", "..a"])
     def test_a_name_that_is_one_is_taken(self, api, name):
         api.put(f"/v1/services/{name}", {"endpoint": ENDPOINT}, status=201)
         assert api.get(f"/v1/services/{name}", status=200).json["name"] == name
