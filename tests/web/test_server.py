@@ -643,6 +643,19 @@ class TestTls:
         server.ca = new.ca
         server.get("/healthz", status=200)
 
+    def test_a_terminal_that_is_closed_stops_it(self, tmp_path, sqlite_url):
+        leader, follower = pty.openpty()
+        try:
+            server = Served("--store", sqlite_url, cwd=tmp_path)
+            server.stderr = follower
+            with server:
+                server.get("/healthz", status=200)
+                server.signal(signal.SIGHUP)
+                assert server.process.wait(PATIENCE) == 0
+        finally:
+            os.close(leader)
+            os.close(follower)
+
     def test_without_tls_sighup_is_ignored(self, serve):
         server = serve()
         server.get("/healthz", status=200)

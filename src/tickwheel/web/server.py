@@ -225,12 +225,15 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Stop at the first SIGTERM or SIGINT, without grace at the second; renew at SIGHUP."""
+        """Stop at the first SIGTERM or SIGINT, without grace at the second; renew at SIGHUP.
+
+        Where there is a terminal, SIGHUP says that it was closed, and is a stop as well.
+        """
         loop = asyncio.get_running_loop()
         heeded = {
             signal.SIGTERM: self._told,
             signal.SIGINT: self._told,
-            signal.SIGHUP: self.renew_certificate,
+            signal.SIGHUP: self._told if sys.stderr.isatty() else self.renew_certificate,
         }
         for number, told in heeded.items():
             loop.add_signal_handler(number, told)

@@ -54,7 +54,10 @@ class Workers:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
+        if sys.stderr.isatty():
+            loop.add_signal_handler(signal.SIGHUP, self._stop)  # the terminal was closed
+        else:
+            loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
         self._listener.set_inheritable(True)
         announce(self._config, self._listener)
         codes = await asyncio.gather(*(self._keep(n) for n in range(self._config.workers)))
