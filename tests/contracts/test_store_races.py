@@ -366,7 +366,7 @@ async def test_whole_lives_at_once_lose_and_double_nothing(store, opened, epochs
                 ending(given, event)
                 for given, event in zip(shuffled(claims.tasks), events, strict=True)
             ]
-            assert await node.record(ends) == [True] * len(ends)
+            assert await answered(node.record, ends) == [True] * len(ends)
 
     async def cancel(node):
         for _ in range(4):

@@ -218,7 +218,7 @@ class TestAClaim:
         rows = await user.fetch(
             "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = 'task'::regclass"
         )
-        assert len(rows) == 3
+        assert len(rows) == 4
         changed = re.compile(r"\b(state|attempt|node|epoch|lease_until_ms|updated_at_ms)\b")
         assert not [row[0] for row in rows if changed.search(row[0])]
 

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from contracts.stores import Place, insert, task, watchdog
 from stage import HandClock
-from tickwheel.durable.stores import sqlite_connection, sqlite_writer
+from tickwheel.durable.stores import sqlite_connection
 from tickwheel.durable.stores.sqlite_connection import BUSY_MS, DRIVERS, LOOK_SECONDS
 from tickwheel.durable.stores.sqlite_writer import BREATH_SECONDS, GROUP_SECONDS, Rank, Writer
 from tickwheel.errors import StoreUnavailable
@@ -324,7 +324,7 @@ class TestOtherProcesses:
         gate, job = await witness.held()
         witness.writer._rested = clock.time()
         breaths = []
-        monkeypatch.setattr(sqlite_writer.time, "sleep", breaths.append)
+        monkeypatch.setattr(witness.writer._breath, "wait", breaths.append)
 
         def long(connection):
             clock.add(GROUP_SECONDS * 1.1)  # a group of its own

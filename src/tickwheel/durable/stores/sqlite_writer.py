@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections import deque
 from enum import IntEnum
 from queue import SimpleQueue
@@ -71,6 +70,7 @@ class Writer:
         self._queues: tuple[deque[Job], ...] = tuple(deque() for _ in Rank)
         self._stopping = False
         self._rested = 0.0
+        self._breath = threading.Event()  # never set: a wait of its own, whatever is queued
         self.polite = True
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -120,7 +120,7 @@ class Writer:
 
     def _breathe(self) -> None:
         if self._clock.time() - self._rested > RUN_SECONDS:
-            time.sleep(BREATH_SECONDS)
+            self._breath.wait(BREATH_SECONDS)
             self._rested = self._clock.time()
 
     def _next(self) -> Job | None:
