@@ -816,6 +816,27 @@ class TestCommits:
             assert all(isinstance(answer, Task) for answer in answers)
             assert (submit._room.items, submit._room.bytes) == (0, 0)
 
+    async def test_many_that_are_given_up_take_up_no_room(self, stage):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store, started = app._node.store, asyncio.Event()
+
+            async def stuck(*_, **__):
+                started.set()
+                await asyncio.Event().wait()
+
+            insert, store.insert = store.insert, stuck
+            requests = [note.request("x", delay=HOUR) for _ in range(5)]
+            giving_up = asyncio.ensure_future(app.submit_many(requests))
+            await started.wait()
+            giving_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await giving_up
+            store.insert = insert
+            room = app._node.submit._room
+            assert (room.items, room.bytes) == (0, 0)
+
     async def test_it_is_stored_when_it_is_acknowledged(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         note = note_of(stage, app)

@@ -232,13 +232,15 @@ class Submit:
         at_once = plain + named
         for one in at_once:
             self._room.take(weight(one), beyond=True)
-        first, second, *rest = await asyncio.gather(
-            self._insert(plain) if plain else asyncio.sleep(0, []),
-            self._store_named(named) if named else asyncio.sleep(0, []),
-            *(self._submit_anyway(one) for one in chunk if one.task.key is not None),
-            return_exceptions=True,
-        )
-        self._room.give(len(at_once), sum(map(weight, at_once)))
+        try:
+            first, second, *rest = await asyncio.gather(
+                self._insert(plain) if plain else asyncio.sleep(0, []),
+                self._store_named(named) if named else asyncio.sleep(0, []),
+                *(self._submit_anyway(one) for one in chunk if one.task.key is not None),
+                return_exceptions=True,
+            )
+        finally:
+            self._room.give(len(at_once), sum(map(weight, at_once)))
         for failed in (first, second):
             if isinstance(failed, BaseException):
                 raise failed
