@@ -130,7 +130,7 @@ asyncio-tests: $(READY)
 
 .PHONY: test-pythons
 test-pythons: ## Run the tests on each Python from 3.11 on that is found
-	@PYTEST_ARGS='$(PYTEST_ARGS)' tools/test-pythons
+	@MAKE='$(MAKE)' tools/test-pythons
 
 .PHONY: clean
 clean: ## Remove all that make has made
