@@ -237,7 +237,7 @@ async def due(given: argparse.Namespace) -> Figures:
     clock = time.perf_counter
 
     def answered(connection: Connection, status: int, data: bytes) -> None:
-        stored = data.endswith(b'"refused":0}')
+        stored = data.endswith(b'"refused":0}\n')
         load.note(clock() - connection.sent_at, status if stored else 422)
         if request := next(requests, b""):
             connection.send(request, clock())

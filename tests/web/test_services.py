@@ -478,7 +478,7 @@ class TestUnusableHere:
             assert task["max_attempts"] == 7
             batch = api.post("/v1/tasks/batch", [{"service": "mail"}], status=200).json
             assert batch["stored"] == 1
-            api.put("/v1/schedules/s", {"service": "mail", "interval": 3600}, status=200)
+            api.put("/v1/schedules/s", {"service": "mail", "interval": 3600}, status=201)
             api.until(lambda: api.node.loader.waiting["mail"] == 2)
             found = api.get(f"/v1/tasks/{task['id']}").json
             assert (found["state"], found["attempt"], found["failures"]) == ("ready", 0, 0)
