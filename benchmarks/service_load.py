@@ -191,7 +191,7 @@ async def paced(given: argparse.Namespace) -> Figures:
 
 async def batch(given: argparse.Namespace) -> Figures:
     """Batches, a few connections with one under way each; every item must have been stored."""
-    whole = b'"refused":0}'
+    whole = b'"refused":0}\n'
     request = post(
         given.host, "/v1/tasks/batch",
         joined([task(given.service, time.time() + given.due)] * given.size, given.media),
