@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -19,7 +20,11 @@ WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text("utf-8"))]
 def test_the_code_of_a_page_prints_what_it_says(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a page may make files
     code = "\n".join(BLOCK.findall(page.read_text("utf-8")))
-    exec(compile(code, str(page), "exec"), {"__name__": "__page__"})
+    names = {"__name__": "__page__"}
+    exec(compile(code, str(page), "exec"), names)
+    for value in names.values():
+        if isinstance(value, sqlite3.Connection):
+            value.close()  # as the end of a program would; from 3.13 on Python warns of others
     assert capsys.readouterr().out.splitlines() == PRINTED.findall(code)
 
 
