@@ -210,10 +210,10 @@ def test_stopped_under_load_it_loses_nothing_and_calls_nobody_twice(make_server,
 def test_feedback_finds_a_task_that_was_accepted_before_a_kill(make_server, places, receiver, kind):
     url, arguments = places[kind]
     server = make_server(url, *arguments)
-    server.service("work", receiver.watch("/work", answering(202)), **SERVICE)
+    server.service("work", receiver.watch("/work", answering(202)), **SERVICE | {"timeout": 60})
     ids = server.now("work", 10)
     receiver.wait(lambda: receiver.ids("/work") == set(ids))
-    # The answer 202 has to be stored: until then the call itself runs, and its lease is short.
+    # The answer 202 has to be stored: until then a kill takes the call with it.
     noted = lambda: server.figures("work")["latency"]["count"] == 10  # noqa: E731
     wait_until(noted, "all were answered")
     for number, one in enumerate(ids):
