@@ -17,13 +17,17 @@ BURST = 10_000
 
 @pytest.fixture(params=sorted(DRIVERS))
 def counted(request, monkeypatch):
-    """Every statement that the driver is given, by its text; executemany counts once."""
+    """Every statement that the driver is given, by its text; executemany counts once.
+
+    Not those of the checkpointer, which comes when it likes.
+    """
     driver = DRIVERS[request.param]
     seen = Counter()
     run, run_many = driver.run, driver.run_many
 
     def count_run(self, statement, values=()):
-        seen[statement] += 1
+        if "wal_checkpoint" not in statement:
+            seen[statement] += 1
         return run(self, statement, values)
 
     def count_many(self, statement, rows):
