@@ -721,6 +721,39 @@ class TestLeases:
             assert (await app.get(task.id)).state is State.FINISHED
             assert (await app.attempts(task.id))[0].error.startswith("lost")
 
+    async def test_a_claim_whose_answer_is_on_its_way_survives_a_step_of_the_clock(self, stage):
+        """By the wall clock its lease is over before we know that we have it."""
+        app = stage.app()
+        committed, heard = asyncio.Event(), asyncio.Event()
+
+        @app.task(timeout=30)
+        async def work():
+            stage.called(current_task().attempt)
+
+        async with app:
+            await stage.settle()
+            node = app._node
+            claim = node.store.claim
+
+            async def claim_slowly(*args):
+                answer = await claim(*args)
+                committed.set()
+                await heard.wait()
+                return answer
+
+            node.store.claim = claim_slowly
+            task = await work.submit()
+            await committed.wait()
+            stage.wall.set(3600)
+            node.feedback.doubt()
+            await stage.advance(5)
+            assert (await app.get(task.id)).attempt == 1
+            heard.set()
+            await stage.advance(5)
+            done = await app.get(task.id)
+            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 1, 0)
+        assert [attempt for _, attempt in stage.calls] == [1]
+
     async def test_a_claim_that_was_refused_by_a_store_that_is_away_is_made_again(self, stage):
         app = stage.app()
 

@@ -111,6 +111,7 @@ class Dispatch:
         self._stopping = False
         self._jobs: dict[asyncio.Task[None], Running] = {}
         self.running: dict[str, Running] = {}
+        self.claiming: set[str] = set()  # asked for: the store may have them running already
         self.sent = 0
         self.lateness = Histogram()
         self.gone: Callable[[Service], None] = lambda _: None  # told of what must not be called
@@ -265,9 +266,11 @@ class Dispatch:
         """Claim the batch with one statement, and send what was got."""
         wanted = [Wanted(due, service.timeout_ms) for due, _, service, _ in batch]
         asked = self._boot.time()
+        self.claiming.update(due.id for due, *_ in batch)
         try:
             claims = await self._store.claim(wanted, self._node, self._coordinator.owned())
         except BaseException as error:
+            self.claiming.clear()
             for due, entry, service, turn in batch:
                 self._undo(service, turn)  # not woken by it: the step waits first
                 if self._loader.held.get(due.id) is entry:
@@ -275,6 +278,7 @@ class Dispatch:
             if isinstance(error, StoreUnavailable):
                 self._feedback.doubt()  # it may have been committed all the same
             raise
+        self.claiming.clear()  # one batch at a time; what was got runs before anybody looks again
         got = {task.id for task in claims.tasks}
         for due, entry, service, turn in batch:
             if self._loader.held.get(due.id) is entry or due.id in got:

@@ -71,6 +71,7 @@ class Feedback:
         self._closed = False
         self._sweep_at_ms = 0.0
         self.running: Mapping[str, Running] = {}
+        self.claiming: set[str] = set()
         self.wake: Callable[[], None] = lambda: None
         self.wake_within: Callable[[float], None] = lambda _: None
         self.ended: dict[Event, int] = dict.fromkeys(Event, 0)
@@ -272,7 +273,9 @@ class Feedback:
         found = await self._store.running(sorted(shards), behind, until)
         for task in found:
             ours = self.running.get(task.id)
-            if (
+            if task.id in self.claiming:
+                self._doubtful = True  # whose it is, that claim's answer tells
+            elif (
                 ours is None or ours.task.attempt != task.attempt
             ) and task.id not in self.unrecorded:
                 self._watch(task)

@@ -96,6 +96,7 @@ class Node:
         """Let each step wake those that its work concerns."""
         dispatch, loader = self._steps["dispatch"], self._steps["loader"]
         self.feedback.running = self.loader.running = self.dispatch.running
+        self.feedback.claiming = self.dispatch.claiming
         self.dispatch.wake = dispatch.wake
         self.loader.trim = self.dispatch.trim
         self.dispatch.hungry = loader.wake
