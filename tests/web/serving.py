@@ -479,7 +479,7 @@ class Served(Verbs):
             task = self.get(f"/v1/tasks/{task_id}", status=200, **options).json
             if task["state"] in states:
                 return task
-            assert time.monotonic() < limit, task
+            assert time.monotonic() < limit, f"{task}\n{self.log()[-5000:]}"
             time.sleep(0.005)
 
 
