@@ -8,9 +8,15 @@ import pytest_asyncio
 
 from contracts.stores import Place, insert, task, watchdog
 from stage import HandClock
-from tickwheel.durable.stores import sqlite_connection
+from tickwheel.durable.stores import sqlite_connection, sqlite_writer
 from tickwheel.durable.stores.sqlite_connection import BUSY_MS, DRIVERS, LOOK_SECONDS
-from tickwheel.durable.stores.sqlite_writer import BREATH_SECONDS, GROUP_SECONDS, Rank, Writer
+from tickwheel.durable.stores.sqlite_writer import (
+    BREATH_SECONDS,
+    GROUP_SECONDS,
+    Checkpointer,
+    Rank,
+    Writer,
+)
 from tickwheel.errors import StoreUnavailable
 
 pytestmark = pytest.mark.asyncio
@@ -160,6 +166,26 @@ class TestGroups:
         await witness.add(Rank.SUBMIT, "b")
         await witness.words()
         assert witness.commits_heard >= 2
+
+    async def test_the_checkpointer_ends_whenever_it_is_told_to(self, connect, monkeypatch):
+        """Between the last look whether it shall end and the next wait, too."""
+        monkeypatch.setattr(sqlite_writer, "CHECKPOINT_SECONDS", 0)
+        checkpointer = Checkpointer(connect())
+        at_it, told = threading.Event(), threading.Event()
+        clear = checkpointer._written.clear
+
+        def clear_late():
+            at_it.set()
+            told.wait()
+            clear()
+
+        checkpointer._written.clear = clear_late
+        checkpointer.written()
+        await asyncio.to_thread(at_it.wait)
+        ending = asyncio.ensure_future(checkpointer.stop())
+        await asyncio.sleep(0)
+        told.set()
+        await ending
 
     async def test_an_answer_comes_after_its_commit(self, witness, connect):
         other = connect()

@@ -251,6 +251,8 @@ class Checkpointer:
     def _run(self) -> None:
         while self._written.wait() and not self._stop.wait(CHECKPOINT_SECONDS):
             self._written.clear()
+            if self._stop.is_set():  # the word that was just cleared may have been the last one
+                break
             try:
                 self._connection.run("PRAGMA wal_checkpoint(PASSIVE)")
             except StoreUnavailable:
