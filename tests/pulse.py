@@ -37,6 +37,19 @@ class Pulse:
             before = now
 
 
+async def undisturbed_async(run, failures=AssertionError):
+    """As `undisturbed`, for a coroutine function; `failures` are the errors that mean it failed."""
+    for _ in range(RUNS - 1):
+        with Pulse() as pulse:
+            try:
+                return await run()
+            except failures as error:
+                failure = error
+        if pulse.longest < STILL:
+            raise failure
+    return await run()
+
+
 def undisturbed(run):
     """Call `run`; if it fails while the machine stood still, call it again."""
     for _ in range(RUNS - 1):

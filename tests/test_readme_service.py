@@ -55,9 +55,15 @@ def test_what_the_readme_says_to_type_works(start, tmp_path):
     script = LINES.replace("http://127.0.0.1:7380/", address).replace(":8000/", f":{port}/")
     assert script.count(address) == 1
     assert script.count(f":{port}/") == 2
-    # Without curl's figures, and with the first task called before it is looked at.
+    # Without curl's figures, and however long the calls take.
     script = script.replace("curl ", "curl -sS ")
-    script = script.replace('curl -sS "$tick/tasks?key', 'sleep 2.5; curl -sS "$tick/tasks?key')
+    look = 'curl -sS "$tick/tasks?key=o-1"'
+    assert script.count(look) == 1
+    called = f"until {look} | grep -q finished; do sleep 0.05; done"
+    script = script.replace(look, f"{called}; {look}")
+    assert script.count("sleep 1 ") == 1
+    begun = "until curl -sS $tick/tasks/$task | grep -q running; do sleep 0.05; done"
+    script = script.replace("sleep 1 ", f"{begun} ")
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         check=False, capture_output=True, text=True, timeout=SECONDS,

@@ -38,6 +38,7 @@ from contracts.stores import (
     task,
     wanted,
 )
+from pulse import undisturbed_async
 from tickwheel.durable.store import Claims
 from tickwheel.durable.task import Event, Filter, Repeated, State, Taken, Task, Verdict
 from tickwheel.errors import Locked
@@ -260,12 +261,16 @@ async def test_of_an_acceptance_and_a_lost_lease_one_wins(store, opened, epochs)
 async def test_batches_with_the_same_keys_in_other_orders_do_not_lock_each_other(store, opened):
     other = await opened()
     keys = [f"k{number}" for number in range(100)]
-    answers = await asyncio.gather(
-        *[
-            insert(node, *[task(store, key=key) for key in shuffled(keys)], on_conflict="replace")
-            for node in [store, other] * 4
-        ]
-    )
+
+    async def insert_all():
+        batches = [[task(store, key=key) for key in shuffled(keys)] for _ in range(8)]
+        nodes = [store, other] * 4
+        given = zip(nodes, batches, strict=True)
+        return await asyncio.gather(
+            *[insert(node, *batch, on_conflict="replace") for node, batch in given]
+        )
+
+    answers = await undisturbed_async(insert_all, Locked)
     assert all(isinstance(answer, Task) for some in answers for answer in some)
     live = await everything(store)
     assert sorted(one.key for one in live) == sorted(keys)
