@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections import Counter
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -15,8 +16,9 @@ from tickwheel.durable.coordinators import postgres
 from tickwheel.durable.coordinators.postgres import Held, PostgresCoordinator, share_of
 from tickwheel.durable.store import Claims
 from tickwheel.durable.stores import postgres_pool
+from tickwheel.durable.stores.postgres_statements import HELD
 from tickwheel.durable.stores.sqlite import SqliteStore
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import Locked, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -159,6 +161,51 @@ class TestALease:
         assert await cluster.nodes_known() == ["a", "c"]
         (given,) = await stored(store, task(store, shard=next(iter(before))))
         assert await store.claim([wanted(given)], "b", before) == Claims([], [])
+
+    async def test_the_sessions_of_one_that_stands_still_do_not_keep_its_shards(
+        self, cluster, store, postgres_url, caplog
+    ):
+        """Two transactions of its own wait for it where no timeout of the server ends them."""
+        await cluster.join("a", "b")
+        hung = cluster.nodes.pop("b")
+        held = [*hung.owned()], [*hung.owned().values()]
+        sessions = [await asyncpg.connect(postgres_url) for _ in range(2)]
+        for session in sessions:
+            await session.execute("SET idle_in_transaction_session_timeout = 0; BEGIN")
+            assert len(await session.fetch(HELD, *held)) == len(held[0])
+        await sessions[0].prepare("SELECT name FROM node WHERE name = $1")  # and nothing after it
+        await cluster.lapse("b")
+        await cluster.settle()
+        assert cluster.shares == [SHARDS]
+        assert caplog.text.count("had shards of a dead node locked: ended") == 2
+        for session in sessions:
+            gone = asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
+            with pytest.raises(gone):
+                await session.execute("COMMIT")
+            session.terminate()
+
+    async def test_a_transaction_that_is_at_work_is_waited_for(self, cluster, postgres_url):
+        await cluster.join("a", "b")
+        hung = cluster.nodes.pop("b")
+        held = [*hung.owned()], [*hung.owned().values()]
+        session = await asyncpg.connect(postgres_url)
+        locked = asyncio.Event()
+
+        async def work():
+            async with session.transaction():
+                await session.fetch(HELD, *held)
+                locked.set()
+                await session.fetch("SELECT pg_sleep(1.2)")
+
+        at_work = asyncio.create_task(work())
+        await locked.wait()
+        await cluster.lapse("b")
+        with contextlib.suppress(Locked):  # it is waited for, two seconds long
+            await cluster.nodes["a"].step()
+        await at_work
+        await session.close()
+        await cluster.settle()
+        assert cluster.shares == [SHARDS]
 
     async def test_one_that_comes_back_owns_nothing_until_it_has_joined_anew(self, cluster):
         await cluster.join("a", "b")

@@ -3,7 +3,9 @@
 Each node keeps a lease in the table `node`, by the database's clock. Nobody assigns: each node sees
 who lives and who has what, gives up what is more than its share, and takes what nobody has. A node
 whose lease has run out is deleted by whoever notices, and its shards are freed by the same
-statement; so it learns, when it comes back, that it owns nothing.
+statement; so it learns, when it comes back, that it owns nothing. A process that stands still may
+have shards locked, in a transaction that waits for it to go on. Not every such wait has a timeout
+in the server (amid a COPY, between Parse and Bind): whoever takes over ends its sessions.
 
 Two never own a shard at once: a node believes in its lease from when it *asked* for it, on a clock
 that counts suspension, and less long than the database does. When that should fail (the database's
@@ -37,6 +39,7 @@ TTL_SECONDS = 10.0
 MARGIN = 0.2  # of the lease: so much earlier a node stops believing in it
 BEATS = 4  # in one lease
 SOON_SECONDS = 0.05
+BLOCKED_SECONDS = 0.5  # so long those who bury wait for a lock before they look who has it
 CHANNEL = "shard"
 
 _MOMENT = """moment AS MATERIALIZED (
@@ -74,11 +77,21 @@ _FREED = """freeing AS MATERIALIZED (
         UPDATE shard s SET owner = NULL FROM freeing f WHERE s.shard = f.shard
     )"""
 REAP = f"""
-    WITH {_MOMENT}, gone AS (
+    /* tickwheel: reap */ WITH {_MOMENT}, gone AS (
         DELETE FROM node WHERE lease_until_ms < {_NOW} RETURNING name
     ), {_FREED}
     SELECT name FROM gone
 """  # noqa: S608
+# Those that a burial waits for, and that have waited for their own process for a while.
+EVICT = """
+    SELECT a.pid, pg_terminate_backend(a.pid)
+    FROM pg_stat_activity w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) AS b (pid)
+    JOIN pg_stat_activity a ON a.pid = b.pid
+    WHERE w.datname = current_database() AND w.usename = current_user
+        AND w.wait_event_type = 'Lock' AND w.query LIKE '%/* tickwheel: reap */%'
+        AND a.usename = current_user AND a.wait_event_type = 'Client'
+        AND a.state_change < clock_timestamp() - interval '1 second'
+"""
 LEAVE = f"""
     WITH gone AS (
         DELETE FROM node WHERE name = $1 AND incarnation = $2::uuid RETURNING name
@@ -182,7 +195,7 @@ class PostgresCoordinator:
         self._believe(asked)
         self._live = max(1, len(live))
         if dead:
-            await self._fetch(REAP)
+            await self._bury()
             return 0.0
         return SOON_SECONDS if await self._share(live, shards) else self._interval()
 
@@ -199,6 +212,20 @@ class PostgresCoordinator:
     async def _fetch(self, statement: str, *values: Any) -> list[Sequence[Any]]:
         # In time for another try on another connection before the lease is over.
         return await self._store.fetch(statement, *values, seconds=max(self._ttl / 2, 1.0))
+
+    async def _bury(self) -> None:
+        """Free the shards of the dead, whose sessions may still have them locked."""
+        reaping = asyncio.ensure_future(self._fetch(REAP))
+        try:
+            while not (await asyncio.wait([reaping], timeout=BLOCKED_SECONDS))[0]:
+                for pid, ended in await self._fetch(EVICT):
+                    logger.warning(
+                        "the session %d of PostgreSQL had shards of a dead node locked: %s",
+                        pid, "ended" if ended else "it could not be ended",
+                    )  # fmt: skip
+            await reaping
+        finally:
+            reaping.cancel()
 
     def _lease(self) -> tuple[str, str, int]:
         return self._node, self._incarnation, int(self._ttl * 1000)
