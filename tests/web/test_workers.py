@@ -4,6 +4,7 @@
 - A scrape may lack a worker that lives only if it took as long as it waits for one.
 """
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -12,7 +13,9 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -23,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import servers
 from tickwheel.web.server import INHERITED, Inherited
 from tickwheel.web.siblings import SECONDS
+from tickwheel.web.workers import tell
 from web.serving import PATIENCE, Served, create_token, wait_until
 
 SHARED = {"tickwheel_tasks", "tickwheel_store_up", "tickwheel_nodes"}
@@ -340,3 +344,23 @@ class TestDirectory:
         (line,) = server.lines()
         assert "Set TMPDIR to a directory with a shorter one" in line["message"]
         assert list(parent.iterdir()) == []
+
+
+def test_a_worker_that_is_told_when_it_has_just_ended_keeps_its_exit_code(monkeypatch):
+    told = threading.Event()
+    waitpid = os.waitpid
+
+    def wait_late(*args):
+        if threading.current_thread() is not threading.main_thread():
+            told.wait()  # a thread of asyncio's, on some Pythons
+        return waitpid(*args)
+
+    async def run():
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "raise SystemExit(3)")
+        wait_until(lambda: servers._gone(process.pid), "it has ended")  # and asyncio has not looked
+        tell(process, signal.SIGTERM)
+        told.set()
+        return await process.wait()
+
+    monkeypatch.setattr(os, "waitpid", wait_late)
+    assert asyncio.run(run()) == 3

@@ -70,8 +70,7 @@ class Workers:
     def _tell(self, number: int) -> None:
         """Hand a signal on to all workers."""
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+            tell(process, number)
 
     async def _keep(self, number: int) -> int:
         """Keep one worker running; when it is refused, or none could ever start, all end."""
@@ -115,8 +114,16 @@ class Workers:
         if not waiting.done():
             await asyncio.wait({waiting}, timeout=self._config.grace + KILL_SECONDS)
             if not waiting.done():
-                process.kill()
+                tell(process, signal.SIGKILL)
         return await waiting
+
+
+def tell(process: asyncio.subprocess.Process, number: int) -> None:
+    """Send a signal. Not by the process's own method: it may take the exit code away from asyncio,
+    which then says 255.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
 
 
 def without_node(words: list[str]) -> list[str]:
