@@ -9,7 +9,7 @@ import random
 import signal
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 
 import psycopg
 import pytest
@@ -248,8 +248,9 @@ def test_a_server_that_was_paused_sends_nothing_stale(make_server, postgres_url,
         stack.callback(first.resume)  # whatever happens: its submitters wait for it
         submitters.wait(300)
         held = hold_calls(first, sulking)
-        with claim_waiting(postgres_url, "first"):
-            first.pause()
+        while not pause_amid_claim(postgres_url, first, "first"):
+            first.resume()  # it took too long: the claim was given up
+            held = hold_calls(first, sulking)
         sulking.down()
         sulking.watch("/held", answering(200))
         sulking.up()
@@ -317,22 +318,31 @@ def test_a_database_that_is_killed_under_load_loses_nothing(make_server, receive
         server.stop()
 
 
-@contextmanager
-def claim_waiting(url, name):
-    """Have a claim of a server on its way, which is granted in the end."""
+def pause_amid_claim(url, server, name):
+    """Pause a server while a claim of its own is on its way; whether that was granted then."""
     waiting = """
         SELECT count(*) FROM pg_stat_activity
         WHERE wait_event_type = 'Lock' AND application_name = %s AND query LIKE %s
     """
     values = (name, "%FOR NO KEY UPDATE SKIP LOCKED%")
+    granted = (
+        "SELECT count(*) FROM task WHERE state = 'running' AND node = %s AND updated_at_ms >= %s"
+    )
+    (node,) = [one["name"] for one in server.get("/v1/nodes").json["items"] if one["this"]]
     with psycopg.connect(url) as locking, psycopg.connect(url, autocommit=True) as looking:
+        ask = lambda *words: looking.execute(*words).fetchone()[0]  # noqa: E731
         locking.execute("LOCK TABLE task IN ACCESS EXCLUSIVE MODE")
-        wait_until(lambda: looking.execute(waiting, values).fetchone()[0], "a claim waits")
-        yield
+        locked_at = ask("SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)")
+        wait_until(lambda: ask(waiting, values), "a claim waits")
+        server.pause()
+        locking.commit()
+        wait_until(lambda: not ask(waiting, values), "the claim waits no more")
+        return ask(granted, (node, locked_at)) > 0
 
 
 def hold_calls(server, receiver):
     """Have calls under way from this server, on connections that were used before."""
+    receiver.wait(lambda: receiver.held == 0)
     endpoint = receiver.watch("/held", working(0.05))
     server.service("held", endpoint, **SERVICE | {"timeout": 4})
     assert {server.ended(one)["state"] for one in server.now("held", 10)} == {"finished"}
