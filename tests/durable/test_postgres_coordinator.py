@@ -93,6 +93,13 @@ async def cluster(store):
         await node.stop()
 
 
+async def patient_step(node):
+    """Step a node with a short lease, which does not wait for the database for long."""
+    while True:
+        with contextlib.suppress(StoreUnavailable):
+            return await node.step()
+
+
 class TestShares:
     @pytest.mark.parametrize("number", range(1, 8))
     async def test_they_differ_by_one_at_most(self, cluster, number):
@@ -255,7 +262,7 @@ class TestALease:
         node = PostgresCoordinator(store, "a", ttl=0.5)
         await node.start(lambda: changes.put_nowait(len(node.owned())))
         while not node.owned():
-            await node.step()
+            await patient_step(node)
         while await changes.get() != 0 or node.owned():
             pass
         assert node.owned() == {}
@@ -265,12 +272,11 @@ class TestALease:
         dead, alive = (PostgresCoordinator(store, name, ttl=1.0) for name in ("a", "b"))
         for node in (dead, alive):
             await node.start(lambda: None)
-            await node.step()
-            await node.step()
+            await patient_step(node)
+            await patient_step(node)
         async with asyncio.timeout(40):
             while len(alive.owned()) < SHARDS:
-                with contextlib.suppress(StoreUnavailable):  # held up for longer than it waits
-                    await alive.step()
+                await patient_step(alive)
                 await asyncio.sleep(0.05)
         assert dead.owned() == {}
         await alive.stop()
