@@ -24,6 +24,7 @@ from typing import Any
 
 import machine
 import service_beanstalkd
+from disk import DiskWatch
 from durable_peers import LIBRARIES, Amount, measure
 from durable_stage import Stage
 from jvm import Missing
@@ -274,11 +275,13 @@ class Run:
             return {}
         sleep_until(first)
         before = server.cpu_seconds()
-        sleep_until(first + seconds)
+        with DiskWatch() as disk:
+            sleep_until(first + seconds)
         used = (server.cpu_seconds() - before) / seconds
         self.wait_for(server, count)
         told = self.sink.ask("GET", "/tally")["/hook"]
-        return {column: told[column] for column in LATE_COLUMNS} | {"cpu": used}
+        alone = {f"disk_{column}": figure for column, figure in disk.figures().items()}
+        return {column: told[column] for column in LATE_COLUMNS} | alone | {"cpu": used}
 
     def trouble(self, server: Server, lead: float) -> None:
         """A dead and a slow service, each with tasks overdue and with more to come."""

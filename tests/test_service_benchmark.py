@@ -138,3 +138,25 @@ def test_a_machine_that_others_used_is_told(results):
 
     results.add(0, "machine", "load_before", [3.2])
     assert "its load average was 3.2 before the run" in disturbed(results)
+
+
+def test_the_disk_is_watched_while_something_runs(bench):
+    from disk import DiskWatch
+
+    with DiskWatch() as disk:
+        pass
+    figures = disk.figures()
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+
+
+def test_what_the_disk_did_is_shown_below_each_lateness(results):
+    from service_report import late_table
+
+    for number, column in enumerate(("p50_ms", "p99_ms", "max_ms"), 1):
+        results.add(0, "sqlite", f"late_{column}", [10.0 * number])
+        results.add(0, "sqlite", f"late_disk_{column}", [1.0 * number])
+    rows = late_table(results).splitlines()
+    (at,) = [number for number, row in enumerate(rows) if "1,000/s due" in row]
+    assert "10.0 / 20.0 (30)" in rows[at]
+    assert "a bare fdatasync meanwhile" in rows[at + 1]
+    assert "1.0 / 2.0 (3)" in rows[at + 1]
