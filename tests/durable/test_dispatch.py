@@ -652,8 +652,8 @@ class TestClaims:
 
             store.claim = counted
             await stage.advance(5)
-            assert claims[:2] == [1_000, 1_000]
-            assert len(claims) <= 3  # the loader may have read meanwhile what they took: once more
+            assert sum(claims) == 2_000
+            assert len(claims) == 2
             assert (await app.stats())["ended"] == {"finish": 2_000}
 
     async def test_a_claim_before_the_stores_time_is_refused_and_armed_again(self, stage):

@@ -127,6 +127,39 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == []
 
+    async def test_what_was_claimed_while_it_read_does_not_come_back(self, shelf):
+        shelf = await shelf()
+        one, _ = await shelf.put(1, 2)
+        await shelf.loader.step()
+        due = shelf.store.due
+
+        async def due_slowly(*args):
+            found = await due(*args)
+            shelf.loader.forget(one)  # claimed, and ended, before the answer is here
+            return found
+
+        shelf.store.due = due_slowly
+        await shelf.loader.step()
+        assert shelf.held() == [2]
+        shelf.store.due = due
+        await shelf.loader.step()
+        assert shelf.held() == [1, 2], "what the store still has is found by the next look"
+
+    async def test_what_was_moved_while_it_read_stays_where_it_is(self, shelf):
+        shelf = await shelf()
+        await shelf.put(1)
+        await shelf.loader.step()
+        due = shelf.store.due
+
+        async def due_slowly(*args):
+            (found,) = await due(*args)
+            shelf.loader.add(found._replace(due_at_ms=found.due_at_ms + 30_000))
+            return [found]
+
+        shelf.store.due = due_slowly
+        await shelf.loader.step()
+        assert shelf.held() == [31]
+
     async def test_only_our_shards_are_read(self, shelf):
         shelf = await shelf()
         await shelf.put(1, shard=0)

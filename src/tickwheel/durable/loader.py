@@ -62,6 +62,7 @@ class Loader:
         self._scanned_shards: frozenset[tuple[int, int]] = frozenset()
         self.wheel: Wheel[Due] = Wheel(1, start=int(store.now_ms()))
         self.held: dict[str, Entry[Due]] = {}
+        self._gone: set[str] | None = None  # what was taken out of memory while the store is read
         self.waiting: Counter[str] = Counter()  # by service: due, and without a permit yet
         self.hungry: set[str] = set()  # services of which the store had more than was asked for
         self.earlier: Callable[[int], None] = lambda _: None  # told of each due time that is added
@@ -93,6 +94,8 @@ class Loader:
 
     def forget(self, task_id: str) -> None:
         """Take a task out of memory, wherever it is."""
+        if self._gone is not None:
+            self._gone.add(task_id)
         entry = self.held.pop(task_id, None)
         if entry is not None:
             entry.cancel()
@@ -130,12 +133,17 @@ class Loader:
             self._drop_lost(shards)
             await self._note_strangers()
         windows = await self._windows(until)
-        found = await self._store.due(windows, list(shards), now, until)
+        gone = self._gone = set()
+        try:
+            found = await self._store.due(windows, list(shards), now, until)
+        finally:
+            self._gone = None
         cut = self._adapt(windows, found, now)
         if full and not cut:
             self._scanned_ms, self._scanned_shards = now, frozenset(shards.items())
         for due in found:
-            self.add(due)
+            if due.id not in gone:  # claimed, moved or cancelled since: what was read is old
+                self.add(due)
         self._shrink()
         return 0.0 if cut else LOOK_SECONDS
 
