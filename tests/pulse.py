@@ -3,6 +3,10 @@
 A machine with other guests stands still for half a second now and then. Whoever was silent for that
 long is rightly called silent, so such a run proves nothing and is made again; a run that was not
 disturbed counts, and so does the last one.
+
+    for run in undisturbed():
+        with run:
+            assert story() == "as it should be"
 """
 
 import threading
@@ -13,11 +17,13 @@ STILL = 0.05  # seconds in which nothing ran: half of the shortest pause in an e
 RUNS = 5
 
 
-class Pulse:
+class Run:
     """Looks at the clock again and again, on a thread of its own, while it is entered."""
 
-    def __init__(self):
+    def __init__(self, failures, *, last):
         self.longest = 0.0  # seconds between two looks
+        self.counts = last
+        self._failures = failures
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat)
 
@@ -25,9 +31,12 @@ class Pulse:
         self._thread.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         self._over.set()
         self._thread.join()
+        failed = kind is not None and issubclass(kind, self._failures)
+        self.counts = self.counts or not failed or self.longest < STILL
+        return not self.counts
 
     def _beat(self):
         before = time.monotonic()
@@ -37,27 +46,10 @@ class Pulse:
             before = now
 
 
-async def undisturbed_async(run, failures=AssertionError):
-    """As `undisturbed`, for a coroutine function; `failures` are the errors that mean it failed."""
-    for _ in range(RUNS - 1):
-        with Pulse() as pulse:
-            try:
-                return await run()
-            except failures as error:
-                failure = error
-        if pulse.longest < STILL:
-            raise failure
-    return await run()
-
-
-def undisturbed(run):
-    """Call `run`; if it fails while the machine stood still, call it again."""
-    for _ in range(RUNS - 1):
-        with Pulse() as pulse:
-            try:
-                return run()
-            except AssertionError as error:
-                failure = error
-        if pulse.longest < STILL:
-            raise failure
-    return run()
+def undisturbed(failures=AssertionError):
+    """Give runs to be entered, until one counts; `failures` are the errors that mean it failed."""
+    for left in reversed(range(RUNS)):
+        run = Run(failures, last=not left)
+        yield run
+        if run.counts:
+            return

@@ -65,14 +65,12 @@ def test_each_example_is_known_here():
 @pytest.mark.parametrize("name", KEY_LINES)
 def test_an_example_tells_its_story(name):
     command = [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"]
-
-    def tell():
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert (ran.returncode, ran.stderr) == (0, "")
-        for line in KEY_LINES[name]:
-            assert line in ran.stdout, ran.stdout
-
-    undisturbed(tell)
+    for run in undisturbed():
+        with run:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert (ran.returncode, ran.stderr) == (0, "")
+            for line in KEY_LINES[name]:
+                assert line in ran.stdout, ran.stdout
 
 
 @pytest.mark.parametrize("name", KEY_LINES)

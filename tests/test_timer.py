@@ -532,18 +532,18 @@ class TestErrors:
 
 class TestExecutor:
     def test_callbacks_run_on_the_executor_in_order(self):
-        def run():
-            with ThreadPoolExecutor(1, "pool") as pool, Timer(executor=pool) as timer:
-                seen, over = [], threading.Event()
-                for i in (3, 1, 2):
-                    timer.call_later(
-                        i / 20, lambda i=i: seen.append((i, threading.current_thread().name))
-                    )
-                timer.call_later(0.2, over.set)
-                assert over.wait(LONG)
-            assert seen == [(1, "pool_0"), (2, "pool_0"), (3, "pool_0")]
+        def note(seen, number):
+            seen.append((number, threading.current_thread().name))
 
-        undisturbed(run)
+        for run in undisturbed():
+            with run:
+                with ThreadPoolExecutor(1, "pool") as pool, Timer(executor=pool) as timer:
+                    seen, over = [], threading.Event()
+                    for i in (3, 1, 2):
+                        timer.call_later(i / 20, note, seen, i)
+                    timer.call_later(0.2, over.set)
+                    assert over.wait(LONG)
+                assert seen == [(1, "pool_0"), (2, "pool_0"), (3, "pool_0")]
 
     def test_a_handle_is_running_until_the_executor_has_run_it(self, clock):
         class Later:

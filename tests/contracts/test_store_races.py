@@ -38,7 +38,7 @@ from contracts.stores import (
     task,
     wanted,
 )
-from pulse import undisturbed_async
+from pulse import undisturbed
 from tickwheel.durable.store import Claims
 from tickwheel.durable.task import Event, Filter, Repeated, State, Taken, Task, Verdict
 from tickwheel.errors import Locked
@@ -270,7 +270,9 @@ async def test_batches_with_the_same_keys_in_other_orders_do_not_lock_each_other
             *[insert(node, *batch, on_conflict="replace") for node, batch in given]
         )
 
-    answers = await undisturbed_async(insert_all, Locked)
+    for attempt in undisturbed(Locked):
+        with attempt:
+            answers = await insert_all()
     assert all(isinstance(answer, Task) for some in answers for answer in some)
     live = await everything(store)
     assert sorted(one.key for one in live) == sorted(keys)

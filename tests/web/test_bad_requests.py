@@ -620,12 +620,10 @@ class TestPatience:
         body = json.dumps({"service": "nobody", "payload": "x" * 50}).encode()
         head = self.HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
         pieces = [head, *(bytes([one]) for one in body)]
-
-        def piecemeal():
-            found = self.received(hurried, pieces, pause=0.01)  # longer than the patience, in all
-            assert found.startswith(b"HTTP/1.1 422 ")
-
-        undisturbed(piecemeal)
+        for run in undisturbed():
+            with run:
+                found = self.received(hurried, pieces, pause=0.01)  # longer than the patience
+                assert found.startswith(b"HTTP/1.1 422 ")
 
     def test_a_request_on_a_connection_that_was_opened_ahead_has_all_of_the_time(self, hurried):
         def pieces():
@@ -633,11 +631,10 @@ class TestPatience:
             yield self.HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n"
             yield b"{}"
 
-        def ahead():
-            found = self.received(hurried, pieces(), pause=0.15)
-            assert found.startswith(b"HTTP/1.1 422 ")
-
-        undisturbed(ahead)
+        for run in undisturbed():
+            with run:
+                found = self.received(hurried, pieces(), pause=0.15)
+                assert found.startswith(b"HTTP/1.1 422 ")
 
     def test_a_body_that_comes_byte_by_byte_for_ever_is_closed(self, hurried):
         head = self.HEAD + b"Content-Length: 1000000\r\n\r\n"
@@ -647,12 +644,10 @@ class TestPatience:
     def test_a_connection_that_is_idle_between_two_requests_is_kept(self, hurried):
         one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
         last = one.replace(b"Host", b"Connection: close\r\nHost")
-
-        def slowly():
-            found = self.received(hurried, [one, last], pause=0.5)
-            assert found.count(b"HTTP/1.1 200 OK") == 2
-
-        undisturbed(slowly)
+        for run in undisturbed():
+            with run:
+                found = self.received(hurried, [one, last], pause=0.5)
+                assert found.count(b"HTTP/1.1 200 OK") == 2
 
 
 def test_bodies_that_are_being_read_are_bounded_together(make_api, monkeypatch):
