@@ -499,6 +499,12 @@ def test_server_token_and_namespace_come_from_the_environment(make, server, monk
     assert server.asked[0].headers["tickwheel-namespace"] == "acme"
 
 
+def test_an_empty_namespace_is_refused_and_is_not_the_default_one(make, server, monkeypatch):
+    monkeypatch.setenv("TICKWHEEL_NAMESPACE", "acme")
+    with pytest.raises(ValueError, match="namespace"):
+        make(server.url, namespace="")
+
+
 def test_without_anything_the_server_is_on_this_machine(make):
     assert make().server == "http://127.0.0.1:7380"
 

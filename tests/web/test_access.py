@@ -4,6 +4,8 @@ import signal
 
 import pytest
 
+from receivers import answering
+from tickwheel.web import types
 from tickwheel.web.app import ROUTES
 from web.serving import SECRET, UNKNOWN_ID, Api, Served, create_token, on_store, revoked, wait_until
 
@@ -203,6 +205,10 @@ class Town:
         self.acme = api.token("admin", namespace="acme")
         self.zeta = api.token("admin", namespace="zeta")
         self.plain = api.token("admin", namespace="")
+        self.of_zeta = {  # two ways to be in the namespace zeta, and in no other
+            "token": {"token": self.zeta},
+            "header": {"token": self.operator, "headers": {"tickwheel-namespace": "zeta"}},
+        }
         self.tasks, self.final = {}, {}
         for name in ("acme", "zeta", "plain"):
             token = getattr(self, name)
@@ -222,41 +228,47 @@ def town(tmp_path_factory):
         yield Town(api)
 
 
+ways = pytest.mark.parametrize("way", ["token", "header"])
+
+
 class TestNamespaces:
     """What is another namespace's is not there: not by id, not by name, not in a list."""
 
+    @ways
     @pytest.mark.parametrize("route", named(route for route in GUARDED if "{id}" in route.path))
     @pytest.mark.parametrize("which", ["tasks", "final"])
     @pytest.mark.parametrize("owner", ["acme", "plain"])
-    def test_another_ones_task_is_unknown_and_stays_as_it_is(self, town, route, which, owner):
+    def test_another_ones_task_is_unknown_and_stays_as_it_is(self, town, route, which, owner, way):
         found = getattr(town, which)[owner]
         task_id = found if isinstance(found, str) else found["id"]
         before = town.api.get(f"/v1/tasks/{task_id}", token=town.operator, status=200).json
-        answer = ask(town.api, route, task_id=task_id, token=town.zeta)
-        unknown = ask(town.api, route, task_id=UNKNOWN_ID, token=town.zeta)
+        answer = ask(town.api, route, task_id=task_id, **town.of_zeta[way])
+        unknown = ask(town.api, route, task_id=UNKNOWN_ID, **town.of_zeta[way])
         answer.refused(404, "unknown_task")
         assert answer.detail.replace(task_id, UNKNOWN_ID) == unknown.detail
         after = town.api.get(f"/v1/tasks/{task_id}", token=town.operator, status=200).json
         assert after == before
 
+    @ways
     @pytest.mark.parametrize("route", named(route for route in GUARDED if "{name}" in route.path))
-    def test_a_name_means_ones_own(self, make_api, route):
+    def test_a_name_means_ones_own(self, make_api, route, way):
         town = Town(make_api())
         name = "daily" if "schedules" in route.path else "mail"
         listing = f"/v1/{route.parts[1]}"
         before = town.api.get(listing, token=town.acme, status=200).json
         fresh = "only-acme" if route.parts[1] == "services" else "nothing"
         if route.method in ("GET", "DELETE"):
-            assert ask(town.api, route, name=fresh, token=town.zeta).status == 404
+            assert ask(town.api, route, name=fresh, **town.of_zeta[way]).status == 404
         else:
-            ask(town.api, route, name=name, token=town.zeta)
+            ask(town.api, route, name=name, **town.of_zeta[way])
         assert town.api.get(listing, token=town.acme, status=200).json == before
 
+    @ways
     @pytest.mark.parametrize(
         "path", [route.path for route in GUARDED if route.method == "GET" and "{" not in route.path]
     )
-    def test_a_list_has_nothing_of_others(self, town, path):
-        answer = town.api.get(path, token=town.zeta, status=200)
+    def test_a_list_has_nothing_of_others(self, town, path, way):
+        answer = town.api.get(path, **town.of_zeta[way], status=200)
         text = answer.body.decode()
         for foreign in ("only-acme", "only-plain", "acme", '"plain"'):
             assert foreign not in text
@@ -286,13 +298,14 @@ class TestNamespaces:
         stats = town.api.get("/v1/stats", token=town.acme).json
         assert {"mail", "only-acme"} == set(stats["services"])
 
-    def test_many_are_cancelled_and_replayed_within_the_namespace_only(self, make_api):
+    @ways
+    def test_many_are_cancelled_and_replayed_within_the_namespace_only(self, make_api, way):
         town = Town(make_api())
         for where in ({"key": "k"}, {"service": "mail"}):
             town.api.submit(token=town.zeta)
-            town.api.post("/v1/tasks/cancel", where, token=town.zeta, status=200)
+            town.api.post("/v1/tasks/cancel", where, **town.of_zeta[way], status=200)
         body = {"state": "cancelled", "force": True}
-        town.api.post("/v1/backlog/replay", body, token=town.zeta, status=200)
+        town.api.post("/v1/backlog/replay", body, **town.of_zeta[way], status=200)
         for who in ("acme", "plain"):
             task = town.api.get(f"/v1/tasks/{town.tasks[who]['id']}", token=town.operator).json
             assert task["state"] == "delay"
@@ -336,11 +349,41 @@ class TestNamespaces:
         headers = {"tickwheel-namespace": "acme"}
         town.api.get("/v1/tasks", token=town.plain, headers=headers).refused(403, "forbidden")
 
-    @pytest.mark.parametrize("namespace", ["a/b", "a b", "x" * 51, "é", "*", "../acme", "acme/"])
-    def test_a_namespace_that_is_none_is_400(self, town, namespace):
+    @pytest.mark.parametrize(
+        "namespace", ["", " ", "a/b", "a b", "x" * 51, "é", "*", "../acme", "acme/"]
+    )
+    def test_a_header_that_is_no_namespace_is_400(self, town, namespace):
         headers = {"tickwheel-namespace": namespace}
-        answer = town.api.get("/v1/tasks", token=town.operator, headers=headers)
-        answer.refused(400, "bad_request")
+        for token in (town.operator, town.zeta, town.plain):
+            answer = town.api.get("/v1/tasks", token=token, headers=headers)
+            assert "1 to 50" in answer.refused(400, "bad_request")["detail"]
+
+    def test_the_header_confines_to_the_default_namespace_as_well(self, town):
+        headers = {"tickwheel-namespace": "default"}
+        options = {"token": town.operator, "headers": headers}
+        town.api.get(f"/v1/tasks/{town.tasks['plain']['id']}", **options, status=200)
+        answer = town.api.get(f"/v1/tasks/{town.tasks['acme']['id']}", **options)
+        answer.refused(404, "unknown_task")
+        lines = town.api.get("/v1/audit", **options, status=200).json["items"]
+        assert {line["namespace"] for line in lines} == {"default"}
+
+    def test_without_the_header_a_token_of_any_namespace_finds_every_id(self, town):
+        for who in ("acme", "zeta", "plain"):
+            path = f"/v1/tasks/{town.tasks[who]['id']}"
+            assert town.api.get(path, token=town.operator, status=200).json["payload"] == who
+
+    def test_where_no_token_is_needed_the_header_confines_all_the_same(self, api):
+        acme, zeta = ({"tickwheel-namespace": name} for name in ("acme", "zeta"))
+        api.put("/v1/services/mail", {"endpoint": "http://127.0.0.1:9/"}, headers=acme, status=201)
+        body = {"service": "mail", "delay": 60}
+        path = f"/v1/tasks/{api.post('/v1/tasks', body, headers=acme, status=201).json['id']}"
+        api.get(path, headers=acme, status=200)
+        api.get(path, headers=zeta).refused(404, "unknown_task")
+        api.post(f"{path}/cancel", headers=zeta).refused(404, "unknown_task")
+        assert api.get("/v1/audit", headers=zeta, status=200).json["items"] == []
+        assert "mail" not in api.get("/metrics", headers=zeta, status=200).body.decode()
+        api.get(path, status=200)
+        api.get(path, headers={"tickwheel-namespace": ""}).refused(400, "bad_request")
 
     def test_no_path_leads_into_another_namespace(self, town):
         for path in ("acme%2Fmail", "acme/mail", "..%2Facme%2Fmail"):
@@ -459,16 +502,99 @@ class TestStart:
         assert server.wait() == 0
 
 
-def test_without_read_a_task_that_is_kept_shows_nothing_that_another_put_into_it(api):
-    api.service(enabled=False)
-    api.post("/v1/tasks", {"service": "mail", "key": "k", "delay": 60, "payload": "hunter2"})
-    body = {"service": "mail", "key": "k", "on_conflict": "keep"}
-    read, submit = api.token("read", "submit"), api.token("submit")
-    assert api.post("/v1/tasks", body, token=read, status=200).json["payload"] == "hunter2"
-    kept = api.post("/v1/tasks", body, token=submit, status=200)
-    assert b"hunter2" not in kept.body
-    own = {"service": "mail", "payload": "mine", "delay": 60}
-    assert api.post("/v1/tasks", own, token=submit, status=201).json["payload"] == "mine"
+class TestWithoutRead:
+    """A token that may only submit sees no payload, result or error but what it brings itself."""
+
+    SHOWN = ("payload", "result", "error")
+
+    @pytest.fixture
+    def api(self, api, receiver):
+        api.service(endpoint=receiver.url("/ended"), max_attempts=1)
+        api.service("later", enabled=False)
+        api.reader, api.submitter = api.token("read", "submit"), api.token("submit")
+        return api
+
+    def ended(self, api, **options):
+        """Submit a task; return it once it has ended."""
+        task = api.post("/v1/tasks", {"service": "mail", "payload": "hunter2"}, **options).json
+        path = f"/v1/tasks/{task['id']}"
+
+        async def look():
+            found = (await api.asked("GET", path, token=api.reader)).json
+            return found if found["state"] in ("finished", "failed") else None
+
+        return api.until(look, "the task has ended")
+
+    def hidden(self, answer):
+        """The answer is a task that shows nothing of what is in it."""
+        assert b"hunter2" not in answer.body
+        assert [answer.json[name] for name in self.SHOWN] == [None] * 3
+
+    def test_only_these_answers_to_a_submitter_are_tasks(self):
+        """Whoever adds one adds a test below; `task_view` hides what has to be hidden."""
+        found = {
+            route.path
+            for route in GUARDED
+            if route.scope == "submit" and types.Task in route.gives.values()
+        }
+        assert found == {"/v1/tasks", "/v1/backlog/{id}/replay"}
+
+    def test_a_task_that_is_kept_or_replaced_shows_nothing_of_another(self, api):
+        body = {"service": "later", "key": "k", "delay": 60, "payload": "hunter2"}
+        api.post("/v1/tasks", body, token=api.reader, status=201)
+        body = {"service": "later", "key": "k", "on_conflict": "keep"}
+        kept = api.post("/v1/tasks", body, token=api.reader, status=200)
+        assert kept.json["payload"] == "hunter2"
+        for on_conflict in ("keep", "replace"):
+            body["on_conflict"] = on_conflict
+            self.hidden(api.post("/v1/tasks", body, token=api.submitter, status=200))
+
+    def test_a_replay_by_the_id_in_a_409_shows_nothing_of_the_task(self, api):
+        body = {"service": "later", "key": "k", "delay": 60, "payload": "hunter2"}
+        api.post("/v1/tasks", body, token=api.reader, status=201)
+        taken = api.post("/v1/tasks", {"service": "later", "key": "k"}, token=api.submitter)
+        holder = taken.refused(409, "key_taken")["holder"]
+        cancelled = api.post(f"/v1/tasks/{holder}/cancel", token=api.submitter, status=200)
+        replayed = api.post(f"/v1/backlog/{holder}/replay", token=api.submitter, status=201)
+        assert b"hunter2" not in taken.body + cancelled.body
+        self.hidden(replayed)
+        again = api.post(f"/v1/backlog/{holder}/replay", token=api.submitter)
+        again.refused(409, "already_replayed")
+        assert b"hunter2" not in again.body
+        task = api.get(f"/v1/tasks/{replayed.json['id']}", token=api.reader, status=200).json
+        assert task["payload"] == "hunter2"
+
+    @pytest.mark.parametrize("status", [200, 400])
+    def test_a_repeated_request_shows_no_result_and_no_error(self, api, receiver, status):
+        receiver.on("/ended", answering(status, b'"hunter2"', content_type="application/json"))
+        named = {"token": api.reader, "headers": {"idempotency-key": "one"}}
+        task = self.ended(api, **named)
+        assert "hunter2" in (task["result"] or task["error"])
+        body = {"service": "mail", "payload": "hunter2"}
+        again = api.post("/v1/tasks", body, **named, status=201)
+        assert again.json == task
+        again = api.post("/v1/tasks", body, **{**named, "token": api.submitter}, status=201)
+        assert again.json["id"] == task["id"]
+        self.hidden(again)
+
+    def test_batches_feedback_and_cancels_show_nothing(self, api):
+        body = {"service": "later", "key": "k", "delay": 60, "payload": "hunter2"}
+        task_id = api.post("/v1/tasks", body, token=api.reader, status=201).json["id"]
+        batch = [{"service": "later", "key": "k", "on_conflict": how} for how in ("keep", "reject")]
+        feedback = {"outcome": "finished", "attempt": 1}
+        for path, given in (
+            ("/v1/tasks/batch", batch),
+            (f"/v1/tasks/{task_id}/feedback", feedback),
+            (f"/v1/tasks/{task_id}/reschedule", {"delay": 90}),
+            ("/v1/tasks/cancel", {"key": "k"}),
+            ("/v1/backlog/replay", {"key": "k", "state": "cancelled"}),
+        ):
+            assert b"hunter2" not in api.post(path, given, token=api.submitter).body
+
+    def test_ones_own_payload_is_in_the_answer_that_stored_it(self, api):
+        own = {"service": "later", "payload": "mine", "delay": 60}
+        task = api.post("/v1/tasks", own, token=api.submitter, status=201).json
+        assert task["payload"] == "mine"
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/openapi.json", "/"])

@@ -174,7 +174,8 @@ class Server:
         environ = os.environ
         url = url or environ.get("TICKWHEEL_SERVER") or DEFAULT_SERVER
         token = token or environ.get("TICKWHEEL_TOKEN") or None
-        namespace = namespace or environ.get("TICKWHEEL_NAMESPACE") or None
+        if namespace is None:  # an empty one is an error, and never the default namespace
+            namespace = environ.get("TICKWHEEL_NAMESPACE") or None
         self.scheme, self.host, self.port, self.prefix = parsed(url)
         bracketed = f"[{self.host}]" if ":" in self.host else self.host
         self.origin = f"{self.scheme}://{bracketed}:{self.port}"

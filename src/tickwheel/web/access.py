@@ -24,7 +24,8 @@ BURST_SECONDS = 1.0
 class Access(NamedTuple):
     """What one request may do.
 
-    - `namespace` is where its names are looked up; with `confined` it sees nothing else.
+    - `namespace` is where its names are looked up; with `confined` it sees nothing else: the
+      token is for that namespace only, or the request names it.
     """
 
     namespace: str
@@ -82,19 +83,20 @@ class Guard:
     def admit(self, headers: Mapping[bytes, bytes], now_ms: float) -> Access:
         """Return what a request with these headers may do; raise when it is nothing."""
         given = headers.get(b"authorization")
-        wanted = headers.get(b"tickwheel-namespace", b"").decode("latin-1")
+        wanted = headers.get(b"tickwheel-namespace")
         if given is None:
             if not self.open:
                 raise Refused("unauthorized", "a token is needed: Bearer tw_…", CHALLENGE)
-            return Access(chosen(wanted), False, ALL, "anybody")
+            return Access(chosen(wanted), wanted is not None, ALL, "anybody")
         token = self._known(given, now_ms)
         self._count(token)
+        namespace, confined = chosen(wanted), wanted is not None
         if token.namespace != ANY:
             own = namespace_named(token.namespace)
-            if wanted and chosen(wanted) != own:
+            if confined and namespace != own:
                 raise Refused("forbidden", "the token is for another namespace")
-            return Access(own, True, frozenset(token.scopes), f"{token.id} {token.name}")
-        return Access(chosen(wanted), False, frozenset(token.scopes), f"{token.id} {token.name}")
+            namespace, confined = own, True
+        return Access(namespace, confined, frozenset(token.scopes), f"{token.id} {token.name}")
 
     def _known(self, given: bytes, now_ms: float) -> Token:
         scheme, _, text = given.decode("latin-1").strip().partition(" ")
@@ -129,10 +131,14 @@ class Guard:
             )
 
 
-def chosen(wanted: str) -> str:
-    """Return the namespace that a request asks for."""
-    if not wanted:
+def chosen(wanted: bytes | None) -> str:
+    """Return the namespace that a request names; without a header it is the default one."""
+    if wanted is None:
         return ""
-    if not NAMESPACE.fullmatch(wanted):
-        raise Refused("bad_request", "tickwheel-namespace must be 1 to 50 of A-Z a-z 0-9 . _ -")
-    return namespace_named(wanted)
+    name = wanted.decode("latin-1")
+    if not NAMESPACE.fullmatch(name):
+        raise Refused(
+            "bad_request",
+            "tickwheel-namespace must be 1 to 50 of A-Z a-z 0-9 . _ -, or be left out",
+        )
+    return namespace_named(name)

@@ -38,7 +38,7 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"minLength": 1, "maxLength": 200, "pattern": "^[!-~]([ -~]*[!-~])?$"},
     ),
     "tickwheel-namespace": (
-        "The namespace that names are in, for a token that is not of one.",
+        "The only namespace that the request sees, for a token that is not of one.",
         {"minLength": 1, "maxLength": 50, "pattern": "^[A-Za-z0-9._-]+$"},
     ),
     "if-match": (

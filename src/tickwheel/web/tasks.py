@@ -19,7 +19,7 @@ from tickwheel.web.views import task_view
 from tickwheel.web.wording import in_words, mended, no_json
 
 if TYPE_CHECKING:
-    from tickwheel.durable.task import Submission
+    from tickwheel.durable.task import Page, Submission
 
 CREATED = 201
 KEY_LENGTH = 200
@@ -42,9 +42,7 @@ async def submit(call: Call, body: types.SubmitTask) -> Reply:
     headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
     if repeated:
         headers.append((b"idempotency-replayed", b"true"))
-    view = task_view(task)
-    if not new and not repeated and not call.access.may("read"):
-        view = msgspec.structs.replace(view, payload=types.null(), result=types.null(), error=None)
+    view = task_view(task, call.access, own_payload=new)
     return Reply(view, CREATED if new or repeated else 200, headers)
 
 
@@ -198,9 +196,8 @@ def refused(call: Call, error: Exception) -> types.BatchItem:
 
 async def get(call: Call) -> Reply:
     """Return a task, live or final."""
-    return Reply(
-        task_view(await call.scheduler.get(call.params["id"], namespace=call.access.within))
-    )
+    task = await call.scheduler.get(call.params["id"], namespace=call.access.within)
+    return Reply(task_view(task, call.access))
 
 
 async def list_tasks(call: Call) -> Reply:
@@ -211,7 +208,7 @@ async def list_tasks(call: Call) -> Reply:
         key=query.key, due_before=query.due_before, namespace=call.access.namespace,
         cursor=query.cursor, limit=query.limit,
     )  # fmt: skip
-    return Reply(types.TaskPage([task_view(task) for task in page.items], page.next_cursor))
+    return page_of_tasks(call, page)
 
 
 async def attempts(call: Call) -> Reply:
@@ -278,7 +275,7 @@ async def backlog(call: Call) -> Reply:
         state=query.state, service=call.access.name(query.service) if query.service else None,
         key=query.key, namespace=call.access.namespace, cursor=query.cursor, limit=query.limit,
     )  # fmt: skip
-    return Reply(types.TaskPage([task_view(task) for task in page.items], page.next_cursor))
+    return page_of_tasks(call, page)
 
 
 async def replay(call: Call, body: types.ReplayOne) -> Reply:
@@ -290,7 +287,7 @@ async def replay(call: Call, body: types.ReplayOne) -> Reply:
         task_id, delay=body.delay or 0.0, at=body.due_at, force=body.force
     )
     headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
-    return Reply(task_view(task), CREATED, headers)
+    return Reply(task_view(task, call.access), CREATED, headers)
 
 
 async def replay_where(call: Call, body: types.ReplayWhere) -> Reply:
@@ -306,6 +303,12 @@ async def replay_where(call: Call, body: types.ReplayWhere) -> Reply:
         "backlog.replay", call.access.name(body.service or "*"), detail=f"{count} tasks", **call.who
     )
     return Reply(types.Replayed(count))
+
+
+def page_of_tasks(call: Call, page: Page) -> Reply:
+    """Return a part of a list of tasks, as its caller may see them."""
+    items = [task_view(task, call.access) for task in page.items]
+    return Reply(types.TaskPage(items, page.next_cursor))
 
 
 def shown_state(state: State) -> Any:

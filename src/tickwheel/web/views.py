@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.service import Service
     from tickwheel.durable.task import Attempt, Task
     from tickwheel.errors import TickwheelError
+    from tickwheel.web.access import Access
 
 
 def moment(ms: int | None) -> str | None:
@@ -45,15 +46,23 @@ def local_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def task_view(task: Task) -> types.Task:
-    """Return a task as it is shown."""
+def task_view(task: Task, access: Access, *, own_payload: bool = False) -> types.Task:
+    """Return a task as this caller may see it.
+
+    Without the scope `read`, payload, result and error are null; `own_payload`: the request itself
+    has stored this payload, so that its caller knows it.
+    """
+    may_read = access.may("read")
+    body = task.body if may_read or own_payload else b""
+    result = task.result_body if may_read else None
     return types.Task(
-        task.id, local_name(task.service), Raw(task.body or b"null"), task.key,
+        task.id, local_name(task.service), Raw(body or b"null"), task.key,
         str(task.state),  # type: ignore[arg-type]
         time(task.due_at_ms), task.shard, task.attempt, task.failures, task.max_attempts,
         time(task.created_at_ms), time(task.updated_at_ms),
-        Raw(b"null" if task.result_body is None else task.result_body.encode()),
-        task.error, task.priority, seconds(task.timeout_ms), moment(task.deadline_at_ms),
+        Raw(b"null" if result is None else result.encode()),
+        task.error if may_read else None,
+        task.priority, seconds(task.timeout_ms), moment(task.deadline_at_ms),
         task.replay_of, task.replayed_as, task.node, task.epoch,
     )  # fmt: skip
 
