@@ -417,9 +417,9 @@ class TestTimeout:
             assert (final.state, final.failures) == (State.FAILED, 2)
             assert final.error == "timed out after 2 s"
 
-    async def test_a_tasks_own_timeout_goes_before_the_functions(self, stage):
+    async def test_a_tasks_own_timeout_may_be_shorter_than_the_functions(self, stage):
         app = stage.app()
-        wait, _, _ = waiting(app, timeout=100, max_attempts=1)
+        wait, _, _ = waiting(app, timeout=300, max_attempts=1)
         async with app:
             short = await wait.submit(timeout=1)
             long = await wait.submit(timeout=timedelta(minutes=5))
@@ -429,6 +429,20 @@ class TestTimeout:
             assert (await app.get(long.id)).state is State.RUNNING
             await stage.advance(100)
             assert (await app.get(long.id)).state is State.FAILED
+
+    async def test_a_stored_timeout_counts_only_up_to_the_functions_own(self, stage):
+        before = stage.app()
+        wait, _, _ = waiting(before, timeout=None)
+        async with before:
+            task = await wait.submit(timeout=timedelta(days=36_000), max_attempts=1, delay=1)
+        app = stage.app()
+        waiting(app, timeout=2)
+        async with app:
+            await stage.advance(2)
+            assert (await app.get(task.id)).state is State.RUNNING
+            await stage.advance(2)
+            failed = await app.get(task.id)
+            assert (failed.state, failed.error) == (State.FAILED, "timed out after 2 s")
 
     async def test_one_that_ends_in_time_is_not_disturbed_later(self, stage):
         app = stage.app()

@@ -11,6 +11,7 @@ import pytest
 from durable.stage import DAY, HOUR, START, START_MS, answer_lost, away
 from tickwheel.durable import State, Task, current_task
 from tickwheel.durable.batch import QUEUE_BYTES
+from tickwheel.durable.service import Service
 from tickwheel.durable.submit import CHUNK, MAX_BODY
 from tickwheel.durable.task import MAX_AT_MS, Idempotency, shard_of
 from tickwheel.errors import (
@@ -236,6 +237,40 @@ class TestOptions:
         async with app:
             with pytest.raises(ValueError, match="timeout"):
                 await note.submit("a", timeout=timeout)
+
+    @pytest.mark.parametrize(
+        ("timeout", "got"), [(60.001, "60.001"), (timedelta(days=36_000), "3110400000")]
+    )
+    async def test_a_timeout_above_its_services_is_refused_with_both_numbers(
+        self, stage, timeout, got
+    ):
+        error = f"timeout of 'note', 60 s, got {got} s"
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            with pytest.raises(ValueError, match=error):
+                await note.submit("a", timeout=timeout)
+            with pytest.raises(ValueError, match=error):
+                await app.submit_many([note.request("a", timeout=timeout)])
+            with pytest.raises(ValueError, match=error):
+                await app.put_schedule("hourly", note, "a", interval=HOUR, timeout=timeout)
+            assert (await app.counts())["live"] == 0
+            assert (await note.submit("a", timeout=60)).timeout_ms == 60_000
+
+    async def test_a_function_without_a_timeout_bounds_none(self, stage):
+        app = stage.app()
+
+        @app.task(timeout=None)
+        async def long():
+            """Do nothing."""
+
+        async with app:
+            assert (await long.submit(timeout=DAY, delay=1)).timeout_ms == DAY * 1000
+
+    async def test_a_process_that_does_not_know_the_service_cannot_bound_it(self, stage):
+        app = stage.app(dispatch=False)
+        async with app:
+            assert (await app.submit("elsewhere", timeout=DAY)).timeout_ms == DAY * 1000
 
     @pytest.mark.parametrize(
         ("deadline", "ms"),
@@ -963,7 +998,7 @@ def named(app, key, /, what="a", *, digest=None, caller="me", **options):
     """A submission with an idempotency key; its digest is that of what is submitted."""
     body = f'["{what}"]'.encode()
     name = Idempotency(caller, key, digest or what)
-    return app.node.submit.build("note", body, default_attempts=5, idempotency=name, **options)
+    return app.node.submit.build(Service("note"), body, idempotency=name, **options)
 
 
 class TestIdempotency:

@@ -182,6 +182,9 @@ class TestSubmit:
             {"priority": None},
             {"timeout": 0},
             {"timeout": -1},
+            {"timeout": 30.001},
+            {"timeout": 86_401},
+            {"timeout": 3e9},
             {"deadline": 60},
             {"service": ""},
             {"service": "a/b"},
@@ -200,6 +203,20 @@ class TestSubmit:
         name = next(iter(wrong))
         assert name in answer.detail or "at must be" in answer.detail
         assert strict.untouched()
+
+    def test_a_timeout_above_the_services_is_refused_with_both_numbers(self, make_api):
+        api = make_api()
+        api.service(timeout=2.5)
+        answer = api.post("/v1/tasks", {"service": "mail", "timeout": 3})
+        detail = answer.refused(422, "invalid")["detail"]
+        assert detail == "timeout must be at most the timeout of 'mail', 2.5 s, got 3 s"
+        batch = api.post("/v1/tasks/batch", [{"service": "mail", "timeout": 3}]).json
+        assert batch["items"][0]["problem"]["detail"] == detail
+        answer = api.put(
+            "/v1/schedules/nightly", {"service": "mail", "interval": 3600, "timeout": 3}
+        )
+        assert answer.refused(422, "invalid")["detail"] == detail
+        api.post("/v1/tasks", {"service": "mail", "timeout": 2.5, "delay": 60}, status=201)
 
     def test_an_unknown_service_is_422(self, strict):
         answer = strict.post("/v1/tasks", {"service": "male"})

@@ -83,8 +83,8 @@ def submit(
     - `delay` (seconds or a timedelta) or `at` (an aware datetime); with neither it is due now.
     - `key`, unique among the live tasks of a service; `on_conflict` says what to do when it is
       taken: "reject" raises `KeyTaken`, "keep" returns the holder, "replace" changes it.
-    - `priority` (higher first), `timeout` (of one attempt), `max_attempts`, `deadline` (an
-      aware datetime, after which it is not run any more).
+    - `priority` (higher first), `timeout` (of one attempt, at most the service's),
+      `max_attempts`, `deadline` (an aware datetime, after which it is not run any more).
     - `idempotency_key`: the same one again, within a day, stores nothing and returns the same task.
       Without it each call has one of its own, so that tries of one call store one task.
     """

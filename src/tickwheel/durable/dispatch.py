@@ -338,7 +338,7 @@ class Dispatch:
         if refused is not None:
             self._end(attempt, refused)
             return
-        timeout = service.timeout if task.timeout_ms is None else task.timeout_ms / 1000
+        timeout = service.timeout_of(task.timeout_ms)
         if timeout is not None:
             attempt.deadline = self._timer.call_later(
                 timeout, self._home.call, self._time_out, attempt, timeout

@@ -136,6 +136,14 @@ class Service:
         """The timeout that a lease is reckoned with."""
         return NO_TIMEOUT_MS if self.timeout is None else max(1, round(self.timeout * 1000))
 
+    def timeout_of(self, own_ms: int | None) -> float | None:
+        """Return the seconds that an attempt may take; a task's own timeout can only be less.
+
+        What is stored may exceed it: the service's may have been lowered since.
+        """
+        own = None if own_ms is None else own_ms / 1000
+        return min((one for one in (own, self.timeout) if one is not None), default=None)
+
 
 def check_name(what: str, name: object) -> None:
     """Raise unless `name` can be the name of a service or a schedule."""

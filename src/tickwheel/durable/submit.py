@@ -16,7 +16,7 @@ from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.durable.aside import Aside
 from tickwheel.durable.batch import HEAVY, Batch, Room
 from tickwheel.durable.outcome import milliseconds
-from tickwheel.durable.service import check_name
+from tickwheel.durable.service import check_name, seconds_of
 from tickwheel.durable.share import Share
 from tickwheel.durable.task import (
     MAX_AT_MS,
@@ -91,10 +91,9 @@ class Submit:
 
     def build(
         self,
-        service: str,
+        service: Service,
         body: bytes,
         *,
-        default_attempts: int,
         max_attempts: int | None = None,
         delay: float | timedelta | None = None,
         at: datetime | None = None,
@@ -124,18 +123,17 @@ class Submit:
             raise ValueError(f"a payload may have {self._max_body} bytes, this one has {len(body)}")
         if priority != 0 or type(priority) is not int:
             bounded("priority", priority, -32_768, 32_767)
-        timeout_ms = None if timeout is None else milliseconds("timeout", timeout)
-        if timeout_ms == 0:
-            raise ValueError("timeout must be more than 0 seconds")
+        timeout_ms = None if timeout is None else bounded_timeout_ms(timeout, service)
         deadline_at_ms = None
         if deadline is not None:
             deadline_at_ms = deadline_ms(now, deadline, due_at_ms)
-        attempts = default_attempts
+        attempts = service.max_attempts
         if max_attempts is not None:
             attempts = bounded("max_attempts", max_attempts, 1, 10_000)
-        shard = self._shard(due_at_ms, hashed=hashed or self._shared(service, due_at_ms))
+        hashed = hashed or self._shared(service.name, due_at_ms)
+        shard = self._shard(due_at_ms, hashed=hashed)
         task = Task(
-            self._ids.make(now_ms, shard), service, body, key, State.DELAY, due_at_ms, shard,
+            self._ids.make(now_ms, shard), service.name, body, key, State.DELAY, due_at_ms, shard,
             priority, 0, 0, attempts, timeout_ms,
             deadline_at_ms, now_ms, now_ms,
         )  # fmt: skip
@@ -403,6 +401,20 @@ def deadline_ms(now: float, deadline: float | timedelta | datetime, due_at_ms: i
             " it would never be called"
         )
     return at_ms
+
+
+def bounded_timeout_ms(timeout: float | timedelta, service: Service) -> int:
+    """Return a task's own timeout; raise unless it is above 0 and at most its service's."""
+    timeout_ms = milliseconds("timeout", timeout)
+    if timeout_ms == 0:
+        raise ValueError("timeout must be more than 0 seconds")
+    if service.timeout is not None and timeout_ms > service.timeout_ms:
+        seconds = seconds_of(timeout)
+        raise ValueError(
+            f"timeout must be at most the timeout of {service.name!r}, {service.timeout:.15g} s,"
+            f" got {seconds:.15g} s"
+        )
+    return timeout_ms
 
 
 def later_ms(now: float, name: str, delay: float | timedelta) -> int:

@@ -17,7 +17,7 @@ from tickwheel.durable.administration import Administration
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
 from tickwheel.durable.progress import showing
 from tickwheel.durable.schedule import Schedule
-from tickwheel.durable.service import check_name, seconds_of
+from tickwheel.durable.service import Service, check_name, seconds_of
 from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay
 from tickwheel.durable.submit import Refused, later_ms, moment_ms
 from tickwheel.durable.task import (
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from tickwheel.durable.task import Page
 
-MAX_ATTEMPTS = 5  # for a service that this process knows only by name
 WAIT_SECONDS = 0.5
 PIECE = 250  # tasks that are cancelled or moved at once: others want to write, too
 MISSED = ("once", "all", "skip")
@@ -78,8 +77,9 @@ class Verbs(Administration):
         - `delay` (seconds or a timedelta) or `at` (an aware datetime); with neither it is due now.
         - `key`, unique among the live tasks of a service; `on_conflict` says what to do when it is
           taken: "reject" raises `KeyTaken`, "keep" returns the holder, "replace" changes it.
-        - `priority` (higher first), `timeout` (of one attempt), `max_attempts`, `deadline` (a
-          moment, or seconds from now, after which it is not run any more).
+        - `priority` (higher first), `timeout` (of one attempt, at most the service's),
+          `max_attempts`, `deadline` (a moment, or seconds from now, after which it is not run any
+          more).
         - `connection`: the task is stored by this PostgreSQL connection of yours, in your
           transaction, and exists when that commits.
         """
@@ -171,8 +171,9 @@ class Verbs(Administration):
                 f"no service or task function is named {service!r}; there are"
                 f" {sorted(node.services)[:20]}"
             )
-        attempts = known.max_attempts if known else MAX_ATTEMPTS
-        return node.submit.build(service, body, default_attempts=attempts, hashed=hashed, **options)
+        # A service that is unknown here bounds the timeout where its task is called.
+        known = known or Service(service, timeout=None)
+        return node.submit.build(known, body, hashed=hashed, **options)
 
     async def feedback(
         self,

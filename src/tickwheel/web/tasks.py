@@ -66,10 +66,9 @@ def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -
     if body.delay is not None and body.due_at is not None:
         raise Refused("invalid", "give delay or due_at, not both")
     return call.node.submit.build(
-        service.name, call.payload(body.payload), default_attempts=service.max_attempts,
-        delay=body.delay, at=body.due_at, key=body.key, on_conflict=body.on_conflict,
-        max_attempts=body.max_attempts, priority=body.priority, timeout=body.timeout,
-        deadline=body.deadline, idempotency=idempotency,
+        service, call.payload(body.payload), delay=body.delay, at=body.due_at, key=body.key,
+        on_conflict=body.on_conflict, max_attempts=body.max_attempts, priority=body.priority,
+        timeout=body.timeout, deadline=body.deadline, idempotency=idempotency,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ Id = Annotated[str, Meta(pattern=ID)]
 Moment = Annotated[datetime, Meta(tz=True)]
 Seconds = Annotated[float, Meta(ge=0, le=CENTURY)]
 Positive = Annotated[float, Meta(gt=0, le=CENTURY)]
+Timeout = Annotated[float, Meta(gt=0, le=86_400)]
 Attempts = Annotated[int, Meta(ge=1, le=10_000)]
 Priority = Annotated[int, Meta(ge=-32_768, le=32_767)]
 Limit = Annotated[int, Meta(ge=1, le=1_000)]
@@ -55,7 +56,7 @@ class SubmitTask(Taken, kw_only=True, frozen=True):
     on_conflict: Literal["reject", "replace", "keep"] = "reject"
     max_attempts: Attempts | None = None
     priority: Priority = 0
-    timeout: Positive | None = None
+    timeout: Timeout | None = None
     deadline: Moment | None = None
 
 
@@ -136,7 +137,7 @@ class PutService(Taken, kw_only=True, frozen=True):
 
     endpoint: Annotated[str, Meta(min_length=1, max_length=2_048)]
     protocol: Literal["http"] = "http"
-    timeout: Annotated[float, Meta(gt=0, le=86_400)] = 30.0
+    timeout: Timeout = 30.0
     max_attempts: Attempts = 5
     backoff: Backoff = Backoff()
     concurrency: Annotated[int, Meta(ge=1, le=100_000)] = 100
@@ -159,7 +160,7 @@ class PutSchedule(Taken, kw_only=True, frozen=True):
     missed: Literal["once", "all", "skip"] = "once"
     enabled: bool = True
     priority: Priority = 0
-    timeout: Positive | None = None
+    timeout: Timeout | None = None
     max_attempts: Attempts | None = None
 
 
