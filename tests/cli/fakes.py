@@ -101,7 +101,7 @@ class FakeClient:
 
         return call
 
-    def submit_many(self, requests, *, batch):
+    def submit_stream(self, requests, *, batch):
         return self._stored(requests, batch)
 
     def _stored(self, requests, batch):

@@ -66,7 +66,7 @@ def test_a_payload_that_is_json_already_is_kept_byte_for_byte(client, service):
     text = '{"amount": 12345678901234567.89, "rate": 1.10, "rate":1e400}'
     one = client.submit("double", Json(text), delay=3600)
     request = {"service": "double", "payload": Json(text), "delay": 3600}
-    (two,) = client.all(client.submit_many([request]))
+    (two,) = client.submit_many([request])
     for task in (one, two):
         with urllib.request.urlopen(f"{service.url}/v1/tasks/{task.id}", timeout=30) as answer:
             assert text.encode() in answer.read()
@@ -276,7 +276,7 @@ def test_many_are_submitted_and_the_bad_ones_refused_in_their_place(client):
     requests[10] = {"service": "nobody"}
     requests[20] = {"service": "double", "delay": -1}
     requests[30]["key"] = requests[40]["key"] = "same"
-    answers = client.all(client.submit_many(requests, batch=100))
+    answers = client.submit_many(requests, batch=100)
     assert len(answers) == 250
     wrong = {place: one for place, one in enumerate(answers) if not isinstance(one, Submitted)}
     assert sorted(wrong) == [10, 20, 40]
@@ -292,8 +292,8 @@ def test_a_batch_that_is_sent_again_stores_nothing_twice(client):
         {"service": "accept", "delay": 3600, "idempotency_key": f"b-{id(client)}-{number}"}
         for number in range(5)
     ]
-    first = client.all(client.submit_many(requests))
-    assert client.all(client.submit_many(requests)) == first
+    first = client.submit_many(requests)
+    assert client.submit_many(requests) == first
     assert len(client.all(client.iterate(service="accept", state="delay"))) == 5
 
 

@@ -629,7 +629,7 @@ def numbered(count):
 def test_submit_many_gives_answers_in_order_and_refusals_in_their_place(client, server):
     server.otherwise = batch_answers
     seen = []
-    answers = client.all(client.submit_many(numbered(250), batch=40, progress=seen.append))
+    answers = client.submit_many(numbered(250), batch=40, progress=seen.append)
     assert len(answers) == 250
     for number, answer in enumerate(answers):
         if number % 7:
@@ -643,7 +643,7 @@ def test_submit_many_gives_answers_in_order_and_refusals_in_their_place(client, 
 
 def test_submit_many_gives_each_task_an_idempotency_key_that_a_retry_keeps(client, server):
     server.say(CLOSE, batch_answers, batch_answers)
-    client.all(client.submit_many(numbered(4), batch=2, in_flight=1))
+    client.submit_many(numbered(4), batch=2, in_flight=1)
     first, again, second = (
         [item["idempotency_key"] for item in asked.json] for asked in server.asked
     )
@@ -654,7 +654,7 @@ def test_submit_many_gives_each_task_an_idempotency_key_that_a_retry_keeps(clien
 def test_submit_many_takes_times_and_keys_as_submit_does(client, server):
     server.say(Reply(200, {"items": []}))
     request = {"service": "a", "at": NOON, "deadline": NOON, "idempotency_key": "mine"}
-    client.all(client.submit_many([request, {"service": "a", "delay": timedelta(seconds=2)}]))
+    client.submit_many([request, {"service": "a", "delay": timedelta(seconds=2)}])
     first, second = server.asked[0].json
     moment = "2026-11-15T12:00:00.000Z"
     assert first == {
@@ -663,7 +663,7 @@ def test_submit_many_takes_times_and_keys_as_submit_does(client, server):
     assert second["delay"] == 2
 
 
-def test_submit_many_takes_no_more_than_it_can_send(client, server):
+def test_submit_stream_takes_no_more_than_it_can_send(client, server):
     server.otherwise = batch_answers
     taken = 0
 
@@ -673,7 +673,7 @@ def test_submit_many_takes_no_more_than_it_can_send(client, server):
             taken += 1
             yield request
 
-    answers = client.submit_many(requests(), batch=10, in_flight=2)
+    answers = client.submit_stream(requests(), batch=10, in_flight=2)
     if hasattr(answers, "__anext__"):
         first = client.run(anext(answers))
         assert first is not None
@@ -691,7 +691,7 @@ def test_submit_many_cuts_heavy_batches(client, server):
          * len(asked.json)},
     )  # fmt: skip
     heavy = [{"service": "a", "payload": "x" * 1_500_000} for _ in range(6)]
-    assert len(client.all(client.submit_many(heavy, in_flight=1))) == 6
+    assert len(client.submit_many(heavy, in_flight=1)) == 6
     assert [len(asked.json) for asked in server.asked] == [2, 2, 2]
 
 
@@ -699,7 +699,7 @@ def test_submit_many_says_how_far_it_came(make, server):
     client = make(server.url, retries=0)
     server.say(batch_answers, batch_answers, problem(401, "unauthorized"))
     with pytest.raises(ApiError) as refused:
-        client.all(client.submit_many(numbered(50), batch=10, in_flight=1))
+        client.submit_many(numbered(50), batch=10, in_flight=1)
     assert "after 20 answers" in refused.value.__notes__
 
 
@@ -707,13 +707,25 @@ def test_submit_many_names_the_request_that_cannot_go(client, server):
     server.otherwise = batch_answers
     requests = [*numbered(3), {"service": "a", "payload": object()}]
     with pytest.raises(TypeError) as wrong:
-        client.all(client.submit_many(requests))
+        client.submit_many(requests)
     assert "in request 3 of submit_many" in wrong.value.__notes__
 
 
-def test_submit_many_that_nobody_reads_is_warned_of(client):
+def test_a_submit_stream_that_is_never_read_warns(client):
     with pytest.warns(RuntimeWarning, match="submitted nothing"):
-        client.submit_many([])
+        client.submit_stream([])
+
+
+def test_submit_many_submits_though_its_answers_are_not_read(client, server):
+    server.otherwise = batch_answers
+    client.submit_many(numbered(3))
+    assert [len(asked.json) for asked in server.asked] == [3]
+
+
+def test_submit_stream_gives_the_answers_of_submit_many(client, server):
+    server.otherwise = batch_answers
+    streamed = client.all(client.submit_stream(numbered(5), batch=2))
+    assert [str(one) for one in streamed] == [str(one) for one in client.submit_many(numbered(5))]
 
 
 @pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 10_001}, {"in_flight": 0}])
@@ -800,12 +812,9 @@ def test_async_submit_many_can_be_awaited_and_takes_async_iterators(server):
 def test_an_async_submit_many_that_is_cancelled_leaves_nothing_behind(server):
     server.otherwise = HANG
 
-    async def read(answers):
-        return await answers
-
     async def submit():
         async with AsyncClient(server.url) as client:
-            reading = asyncio.ensure_future(read(client.submit_many(numbered(100), batch=10)))
+            reading = asyncio.ensure_future(client.submit_many(numbered(100), batch=10))
             while len(server.asked) < 4:
                 await asyncio.sleep(0.001)
             reading.cancel()
@@ -875,10 +884,10 @@ def test_a_body_is_sent_as_compact_json(client, server):
     assert body == json.dumps(json.loads(body), separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def test_a_submit_many_that_is_closed_gives_no_more(client, server):
+def test_a_submit_stream_that_is_closed_gives_no_more(client, server):
     server.otherwise = batch_answers
     for count in (0, 1):
-        answers = client.submit_many(numbered(5))
+        answers = client.submit_stream(numbered(5))
         for _ in range(count):
             client.run(anext(answers)) if hasattr(answers, "aclose") else next(answers)
         client.run(answers.aclose()) if hasattr(answers, "aclose") else answers.close()

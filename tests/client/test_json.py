@@ -34,7 +34,7 @@ def test_a_payload_goes_as_it_was_written(client, server, text):
 @pytest.mark.parametrize("text", ODD)
 def test_so_do_those_of_a_batch(client, server, text):
     server.say(Reply(200, {"items": []}))
-    client.all(client.submit_many([{"service": "mail", "payload": Json(text)}, {"service": "b"}]))
+    client.submit_many([{"service": "mail", "payload": Json(text)}, {"service": "b"}])
     assert b'"payload":' + text.encode() + b"}" in server.asked[0].body
 
 

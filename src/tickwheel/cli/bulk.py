@@ -227,7 +227,7 @@ def submit_many(*, client: Client, out: Output, file: str, service: str | None, 
         reader = Reader(given)
         show = stack.enter_context(bar(reader, size))
         tasks = Tasks(reader, service)
-        answers = stack.enter_context(contextlib.closing(client.submit_many(tasks, batch=batch)))
+        answers = stack.enter_context(contextlib.closing(client.submit_stream(tasks, batch=batch)))
         tally = told(out, answers, show)
     click.echo(f"stored {tally.stored:,}, refused {tally.refused:,}", err=out.as_json)
     if tasks.unread is not None:

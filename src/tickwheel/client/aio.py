@@ -10,7 +10,6 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
-    Generator,
     Iterable,
     Mapping,
     Sized,
@@ -280,7 +279,23 @@ class AsyncClient:
         """Return all schedules, by name."""
         return [one async for one in self.iterate_schedules(limit=1_000)]
 
-    def submit_many(
+    async def submit_many(
+        self,
+        requests: Requests,
+        *,
+        batch: int = BATCH,
+        in_flight: int = IN_FLIGHT,
+        progress: Progress = False,
+    ) -> Batch:
+        """Store any number of tasks, and return their answers in order.
+
+        `Client.submit_many` has the promises. Requests may come from an async iterator, too.
+        """
+        stream = self.submit_stream(requests, batch=batch, in_flight=in_flight, progress=progress)
+        async with aclosing(stream):
+            return [answer async for answer in stream]
+
+    def submit_stream(
         self,
         requests: Requests,
         *,
@@ -288,18 +303,16 @@ class AsyncClient:
         in_flight: int = IN_FLIGHT,
         progress: Progress = False,
     ) -> AsyncBulk:
-        """Store any number of tasks, and give their answers in order, while they are being stored.
+        """Store any number of tasks, and yield their answers in order, while they are being stored.
 
-        `Client.submit_many` has the promises. Requests may come from an async iterator, too.
-        `async for answer in client.submit_many(…)` reads the answers as they come,
-        `await client.submit_many(…)` gives a list of all.
+        `async for answer in client.submit_stream(…)`; `Client.submit_stream` has the promises.
         """
         bounded("in_flight", in_flight, 1, 64)
         return AsyncBulk(self, requests, Cutter(batch), in_flight, progress)
 
 
 class AsyncBulk(Unread, AsyncIterator[Stored]):
-    """The answers of `submit_many`, in order."""
+    """The answers of `submit_stream`, in order."""
 
     def __init__(
         self,
@@ -324,15 +337,6 @@ class AsyncBulk(Unread, AsyncIterator[Stored]):
             self.begun = True
             self._answers = self._run()
         return await anext(self._answers)
-
-    def __await__(self) -> Generator[Any, Any, Batch]:
-        return self._all().__await__()
-
-    async def _all(self) -> Batch:
-        try:
-            return [answer async for answer in self]
-        finally:
-            await self.aclose()
 
     async def aclose(self) -> None:
         """Take no more requests; batches that are on their way may still be stored."""

@@ -75,7 +75,7 @@ def cut(requests: Iterable[Mapping[str, Any]], cutter: Cutter) -> Iterator[list[
 
 
 class Unread:
-    """Tells of a stream that nobody has read: nothing of it was submitted."""
+    """Warns of a stream that was never read: it has submitted nothing."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -83,8 +83,8 @@ class Unread:
     def __del__(self) -> None:
         if not self.begun:
             warnings.warn(
-                "submit_many(...) was never read, and has submitted nothing: use"
-                " `for answer in client.submit_many(...)`, or list(...)",
+                "submit_stream(...) was never read, and has submitted nothing: use"
+                " `for answer in client.submit_stream(...)`, or submit_many(...)",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -200,25 +200,41 @@ class Client:
         batch: int = BATCH,
         in_flight: int = IN_FLIGHT,
         progress: Progress = False,
-    ) -> Bulk:
-        """Store any number of tasks, and give their answers in order, while they are being stored.
+    ) -> Batch:
+        """Store any number of tasks, and return their answers in order.
 
-        - A request is a mapping: "service", "payload", and options as `submit` has them. Requests
-          are taken as batches are sent; some thousands are in memory, never all.
+        - A request is a mapping: "service", "payload", and options as `submit` has them.
         - An answer is the task as stored (id, state, due time), or the error that refused it:
           `KeyTaken`, say. A batch that cannot be sent, whatever the retries, raises.
-        - `in_flight` batches are on their way at once, so that of two tasks with one key either may
-          be first; with 1 they are stored in order.
-        - `progress`: True for a bar on a terminal, or a function that is told how many are done.
+        - `in_flight` batches are sent at once, so that of two tasks with one key either may be
+          first; with 1 they are stored in order.
+        - `progress`: True for a bar on a terminal, or a function that takes the count of answers.
 
-        Nothing happens before the first answer is asked for: `for answer in client.submit_many(…)`.
+        `submit_stream` does the same for more tasks than fit into memory.
+        """
+        stream = self.submit_stream(requests, batch=batch, in_flight=in_flight, progress=progress)
+        return [*stream]
+
+    def submit_stream(
+        self,
+        requests: Iterable[Mapping[str, Any]],
+        *,
+        batch: int = BATCH,
+        in_flight: int = IN_FLIGHT,
+        progress: Progress = False,
+    ) -> Bulk:
+        """Store any number of tasks, and yield their answers in order, while they are being stored.
+
+        `submit_many` has the promises. Requests are taken as batches are sent: some thousands are
+        in memory, never all. Nothing is sent before the first answer is read:
+        `for answer in client.submit_stream(…)`.
         """
         bounded("in_flight", in_flight, 1, 64)
         return Bulk(self, requests, cut(requests, Cutter(batch)), in_flight, progress)
 
 
 class Bulk(Unread, Iterator[Stored]):
-    """The answers of `submit_many`, in order."""
+    """The answers of `submit_stream`, in order."""
 
     def __init__(
         self,
