@@ -2,12 +2,14 @@
 
 import contextlib
 import importlib
+import itertools
 import signal
 import sys
 from typing import NamedTuple
 
+from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.schedule import Firing, Schedule, firing_key
-from tickwheel.durable.store import Replay, Wanted
+from tickwheel.durable.store import Replay, Wanted, Window
 from tickwheel.durable.task import (
     COUNTED,
     Due,
@@ -368,3 +370,74 @@ def made(parts, at):
     """A filter of these parts, the last of which is relative to now."""
     state, service, key, due = parts
     return Filter(state, service, key, None if due is None else at + due)
+
+
+async def everything_that_a_registry_does(registry):
+    """Each method."""
+    line = Audit(1, "local", "", "service.put", "mail")
+    for _ in range(2):
+        await registry.put_service("fax", "{}", line)
+        await registry.put_token(Token("i", "n", "d", "*", ("read",), None, 1), line)
+    await registry.delete_service("fax", line)
+    await registry.delete_token("i", line)
+    await registry.note(line)
+    for namespace in (None, "acme"):
+        await registry.audit(namespace=namespace, cursor=None, limit=10)
+    await registry.prune(0, 10)
+    await registry.version()
+    await registry.services()
+    await registry.tokens()
+    await registry.nodes()
+    await registry.shards()
+
+
+async def everything_that_a_store_does(store):
+    """Each method, with every filter and every way that an attempt can end."""
+    epochs = await store.take(ALL, "n1")
+    await various(store, epochs)
+    for on_conflict in ("reject", "replace", "keep"):
+        again = [later(store, key="k"), later(store)]
+        await insert(store, *again, on_conflict=on_conflict, epochs=epochs)
+        await insert(store, *again, on_conflict=on_conflict, again=True)
+    at = now(store)
+    for _ in range(2):
+        await store.insert(
+            [request(later(store, key="named")), request(later(store), "r2")], epochs
+        )
+    await everything_that_a_registry_does(store.registry)
+    await store.due([Window("mail", 10, 10), Window("sms", 10, 10)], ALL, at, at + HOUR)
+    await store.due([Window("mail", 10, 10)], [1, 2], at, at + HOUR)
+    await store.claim([wanted(later(store))], "n1", epochs)
+    for event in EVENTS:
+        (running,) = await run(store, epochs, task(store))
+        await store.renew([lease(running, at + HOUR)])
+        await store.running([0])
+        await store.running([0], until_ms=at)
+        await store.accept([lease(running, at + HOUR)])
+        await store.record([ending(running, event)])
+        await store.attempts(running.id)
+        await store.cancel([running.id])
+        await store.reschedule([running.id], at)
+        await store.get([running.id])
+    for parts, final in itertools.product(FILTERS, (None, True, False)):
+        await store.find(made(parts, at), final=final, cursor=None, limit=3)
+        await store.find(made(parts, at), final=final, cursor="8" * 32, limit=3)
+        which = made(parts, at)._replace(namespace="acme")
+        await store.find(which, final=final, cursor=None, limit=3)
+    for parts, namespace in itertools.product(INDEXED, (None, "", "acme")):
+        which = made(parts, at)._replace(namespace=namespace)
+        await changed(store.cancel_where(which, 1))
+        await changed(store.reschedule_where(which, at + HOUR, 1))
+    (final,) = await ended(store, epochs, task(store, key="r"))
+    for force in (False, True):
+        await store.replay([replay_of(store, final)], force=force)
+    nightly = schedule(store)
+    await put(store, nightly)
+    await store.fire([firing(store, nightly, at)])
+    await store.schedules()
+    await store.delete_schedule(nightly.name)
+    await stored(store, task(store, deadline_at_ms=at - 1))
+    assert len(await store.expire(ALL, 10)) == 1
+    await store.prune(at - HOUR, 10)
+    await store.services(at)
+    await store.counts()

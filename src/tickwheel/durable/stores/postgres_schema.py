@@ -171,7 +171,7 @@ MIGRATIONS: list[list[str]] = [
         """,
         "CREATE INDEX audit_namespace ON audit (namespace, id)",
         # 'registry' rises with every change; 'service' is the highest version of any that is gone.
-        "INSERT INTO setting VALUES ('registry', '0'), ('service', '0')",
+        "INSERT INTO setting (name, value) VALUES ('registry', '0'), ('service', '0')",
     ],
     [
         # Only what has a deadline is in it, and a claim changes none of it.
@@ -288,7 +288,7 @@ async def setting(connection: Connection, name: str) -> int:
 async def put(connection: Connection, name: str, value: int) -> None:
     """Settle something."""
     await connection.execute(
-        "INSERT INTO setting VALUES ($1, $2::bigint::text)"
+        "INSERT INTO setting (name, value) VALUES ($1, $2::bigint::text)"
         " ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value",
         name,
         value,

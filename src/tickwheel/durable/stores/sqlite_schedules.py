@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tickwheel.durable.schedule import Firing
     from tickwheel.durable.stores.sqlite_connection import Connection, Row
 
-SCHEDULE = """
-    SELECT name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,
-        enabled, priority, max_attempts, timeout_ms
-    FROM schedule WHERE name = ?
-"""
+_COLUMNS = (
+    "name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,"
+    " enabled, priority, max_attempts, timeout_ms"
+)
+SCHEDULE = f"SELECT {_COLUMNS} FROM schedule WHERE name = ?"  # noqa: S608
 # Names of other namespaces are passed over without a look at what they submit.
 SCHEDULES = SCHEDULE.replace(
     "name = ?",
@@ -29,9 +29,9 @@ SCHEDULES = SCHEDULE.replace(
     ORDER BY name LIMIT :limit""",
 )
 SCHEDULED = "SELECT name FROM schedule WHERE service = ? ORDER BY name LIMIT 1"
-PUT = """
-    INSERT OR REPLACE INTO schedule VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
-"""
+PUT = f"""
+    INSERT OR REPLACE INTO schedule ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
+"""  # noqa: S608
 DELETE = "DELETE FROM schedule WHERE name = ? RETURNING name"
 PENDING_FIRINGS = """
     SELECT id FROM task WHERE key >= ? AND key < ? AND state = 'delay'

@@ -161,7 +161,7 @@ MIGRATIONS: list[list[str]] = [
         """,
         "CREATE INDEX audit_namespace ON audit (namespace, id)",
         # 'registry' rises with every change; 'service' is the highest version of any that is gone.
-        "INSERT INTO setting VALUES ('registry', '0'), ('service', '0')",
+        "INSERT INTO setting (name, value) VALUES ('registry', '0'), ('service', '0')",
         "CREATE INDEX task_lease ON task (lease_until_ms) WHERE state = 'running'",
         # What an accepted task was due at: it counts while the lease and the due time are alike.
         "ALTER TABLE task ADD COLUMN accepted_due_at_ms INTEGER",
@@ -231,5 +231,5 @@ def version(connection: Connection) -> int:
 
 def found(connection: Connection, shards: int) -> None:
     """Write what is settled when a store is made."""
-    connection.run("INSERT INTO setting VALUES ('shards', ?)", (str(shards),))
+    connection.run("INSERT INTO setting (name, value) VALUES ('shards', ?)", (str(shards),))
     connection.run_many("INSERT INTO shard (shard) VALUES (?)", [(n,) for n in range(shards)])

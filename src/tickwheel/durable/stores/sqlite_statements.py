@@ -22,7 +22,9 @@ LIVE = (
     " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch,"
     " lease_until_ms, started_at_ms"
 )
-FINAL = LIVE.replace("lease_until_ms, started_at_ms", "NULL, NULL, result, replayed_as")
+_KEPT = LIVE.removesuffix(", lease_until_ms, started_at_ms")  # of a task that is final
+FINAL = f"{_KEPT}, NULL, NULL, result, replayed_as"
+_LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
 # An accept moves the lease and the due time of its task to one moment: no other has both alike.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
 _DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_at_ms)"
@@ -30,6 +32,7 @@ SHOWN = ", ".join(f"t.{name}" for name in LIVE.split(", ")).replace("t.due_at_ms
 COLUMNS = {"task": SHOWN, "backlog": FINAL}
 IDS = "id IN (SELECT value FROM json_each(:ids))"
 _AS_DUE = "id, due_at_ms, service, priority, shard"
+# A later version may have added columns: whatever is inserted or read is named.
 GIVEN = (
     "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
     " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
@@ -47,7 +50,10 @@ SCRATCH = [
 
 INSERT = f"INSERT INTO task ({GIVEN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"
 
-SUBMISSION = "INSERT INTO temp.submission VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+SUBMISSION = f"""
+    INSERT INTO temp.submission (place, on_conflict, {GIVEN})
+    VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+"""
 INSERT_KEYED = f"""
     INSERT INTO task ({GIVEN}) SELECT {GIVEN} FROM temp.submission WHERE true ON CONFLICT DO NOTHING
 """
@@ -110,7 +116,11 @@ LATER = f"""
     JOIN shard s ON s.shard = t.shard AND s.epoch = w.epoch
 """
 
-ENDING = "INSERT INTO temp.ending VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+ENDING = """
+    INSERT INTO temp.ending
+        (number, id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error, lost)
+    VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
+"""
 KEEP_WINNERS = [
     """
     DELETE FROM temp.ending AS e
@@ -123,16 +133,16 @@ KEEP_WINNERS = [
     "DELETE FROM temp.ending WHERE number NOT IN (SELECT min(number) FROM temp.ending GROUP BY id)",
 ]
 RECORD = [
-    """
-    INSERT INTO attempt
+    f"""
+    INSERT INTO attempt ({_LOGGED})
     SELECT t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error
     FROM temp.ending e CROSS JOIN task t ON t.id = e.id
     """,
     f"""
-    INSERT INTO backlog
+    INSERT INTO backlog ({_KEPT}, result)
     SELECT t.id, t.service, t.payload, t.key, e.state, {_DUE_AT}, t.shard, t.priority, t.attempt,
         e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms, t.created_at_ms, e.at_ms,
-        t.replay_of, e.error, t.node, t.epoch, e.result, NULL
+        t.replay_of, e.error, t.node, t.epoch, e.result
     FROM temp.ending e CROSS JOIN task t ON t.id = e.id WHERE e.state <> 'delay'
     """,
     "DELETE FROM task WHERE id IN (SELECT id FROM temp.ending WHERE state <> 'delay')",
@@ -180,10 +190,10 @@ RUNNING = f"""
 """
 
 CANCEL = f"""
-    INSERT INTO backlog
+    INSERT INTO backlog ({_KEPT})
     SELECT id, service, payload, key, 'cancelled', due_at_ms, shard, priority, attempt, failures,
         max_attempts, timeout_ms, deadline_at_ms, created_at_ms, :now, replay_of, error, node,
-        epoch, NULL, NULL
+        epoch
     FROM task WHERE {IDS} AND state = 'delay'
     RETURNING {_AS_DUE}
 """
@@ -214,10 +224,10 @@ PAST_DEADLINE = """
     ORDER BY deadline_at_ms LIMIT :limit
 """
 EXPIRE = f"""
-    INSERT INTO backlog
+    INSERT INTO backlog ({_KEPT})
     SELECT id, service, payload, key, 'failed', due_at_ms, shard, priority, attempt, failures,
         max_attempts, timeout_ms, deadline_at_ms, created_at_ms, :now, replay_of,
-        '{EXPIRED}' || coalesce(char(10) || error, ''), node, epoch, NULL, NULL
+        '{EXPIRED}' || coalesce(char(10) || error, ''), node, epoch
     FROM task WHERE {IDS} AND state = 'delay' AND deadline_at_ms < :now
     RETURNING id, due_at_ms, service, priority, shard
 """
@@ -225,7 +235,7 @@ EXPIRE_LIVE = f"DELETE FROM task WHERE {IDS} AND state = 'delay' AND deadline_at
 
 LIVE_BY_ID = f"SELECT {SHOWN} FROM task t WHERE id IN (SELECT value FROM json_each(?))"
 FINAL_BY_ID = f"SELECT {FINAL} FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
-ATTEMPTS = "SELECT * FROM attempt WHERE task_id = ? ORDER BY attempt"
+ATTEMPTS = f"SELECT {_LOGGED} FROM attempt WHERE task_id = ? ORDER BY attempt"
 LAST = """
     SELECT id FROM (SELECT id FROM {table} WHERE id < ? ORDER BY id DESC LIMIT ?)
     LIMIT 1 OFFSET ?
