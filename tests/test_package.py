@@ -2,12 +2,15 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -265,3 +268,39 @@ def test_the_source_archive_can_be_built_from(tmp_path):
     assert {"LICENSE", "README.md", "pyproject.toml", "setup.py"} <= names
     assert {"src/tickwheel/_wheel.c", "src/tickwheel/py.typed"} <= names
     assert not any(name.endswith(".so") or name.startswith("tests") for name in names)
+
+
+# The first release of each without a published hole; later advisories raise these.
+SAFE_FROM = {
+    "aiohttp": "3.14.4",
+    "click": "8.3.3",
+    "cryptography": "50",
+    "flask": "3.1.3",
+    "h2": "4.4.1",
+    "httptools": "0.8",
+    "opentelemetry-exporter-otlp-proto-http": "1.45",
+    "pytest": "9.0.3",
+    "setuptools": "83",
+}
+
+
+def floors():
+    """Return the lowest version that each requirement of the project admits, by name."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        declared = tomllib.load(file)
+    extras = declared["project"]["optional-dependencies"].values()
+    found = {}
+    for requirement in chain(declared["build-system"]["requires"], *extras):
+        match = re.match(r"([\w-]+)(?:\[.*\])?>=([\d.]+)", requirement)
+        if match is not None:
+            found.setdefault(match[1], []).append(match[2])
+    return found
+
+
+@pytest.mark.parametrize("name", SAFE_FROM)
+def test_no_declared_floor_admits_a_release_with_a_known_hole(name):
+    def numbers(version):
+        return [int(part) for part in version.split(".")]
+
+    declared = floors().get(name, [])
+    assert all(numbers(floor) >= numbers(SAFE_FROM[name]) for floor in declared), declared
