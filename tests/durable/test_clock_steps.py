@@ -5,53 +5,18 @@ on; a file says which. Times are chosen so that nothing but the steps brings mos
 each step the test waits for what must have run by then, and never for a time.
 """
 
-import os
 import random
 import time
-from pathlib import Path
 
 import pytest
 
 from durable.ledger import Audit, Ledger, Tables
 from durable.worker import Worker
+from false_clock import FalseClock
 
 HOUR = 3600.0
 
 pytestmark = pytest.mark.usefixtures("watched")
-
-
-def libfaketime():
-    """Where the library is."""
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-    if not found:
-        pytest.fail("libfaketime is not here: apt-get install faketime", pytrace=False)
-    return found[0]
-
-
-class FalseClock:
-    """The wall clock of a worker, so many seconds ahead of the true one."""
-
-    def __init__(self, directory):
-        self._path = directory / "time"
-        self.set(0)
-        self.environment = {
-            "LD_PRELOAD": f"{libfaketime()} {os.environ.get('LD_PRELOAD', '')}".strip(),
-            "FAKETIME_TIMESTAMP_FILE": str(self._path),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-        }
-
-    def set(self, ahead):
-        """Step; the file appears whole, for it is read at any moment."""
-        scratch = self._path.with_suffix(".new")
-        scratch.write_text(f"{ahead:+f}\n")
-        scratch.rename(self._path)
-        self.ahead = ahead
-
-    def time(self):
-        """What a worker sees."""
-        return time.time() + self.ahead
 
 
 @pytest.fixture

@@ -177,7 +177,10 @@ class Scheduler(Verbs):
             coordinator = self._coordinator(store, name) if self._dispatch else NoCoordinator()
             self._node = Node(
                 store, coordinator, self._services,
-                {"local": LocalChannel(self._functions, self._threads), **self._make_channels()},
+                {
+                    "local": LocalChannel(self._functions, self._threads),
+                    **self._make_channels(store.now_ms),
+                },
                 vault=self._vault, max_body=self._max_body, name=name,
                 dispatches=self._dispatch, horizon=self._horizon, scan=self._horizon / 3,
                 cap=self._cap, retention=self._retention, clock=self._clock,
@@ -257,14 +260,16 @@ class Scheduler(Verbs):
         return self._node
 
 
-def remote_channels(*, allow_private: bool, allow: tuple[str, ...]) -> dict[str, Channel]:
+def remote_channels(
+    now_ms: Callable[[], float], *, allow_private: bool, allow: tuple[str, ...]
+) -> dict[str, Channel]:
     """Return the channels to other processes, as far as what they need is installed."""
     try:
         from tickwheel.durable.channels.http import HttpChannel  # noqa: PLC0415
         from tickwheel.durable.channels.target import Targets  # noqa: PLC0415
     except ImportError:
         return {}  # then no service can be put, which is said there
-    return {"http": HttpChannel(Targets(allow_private=allow_private, allow=allow))}
+    return {"http": HttpChannel(Targets(allow_private=allow_private, allow=allow), now_ms)}
 
 
 def store_at(url: str, *, shards: int, clock: Clock | None) -> Store:

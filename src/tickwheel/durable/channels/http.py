@@ -11,14 +11,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from tickwheel import __version__
-from tickwheel.arguments import SECOND
-from tickwheel.clock import Clock, SystemClock, WallClock
+from tickwheel.clock import Clock, SystemClock
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.channels.signature import check_secret, sign
 from tickwheel.durable.channels.target import host_of
@@ -90,6 +89,8 @@ class HttpChannel:
       same. A connection that the callee had closed meanwhile is replaced, within the attempt.
     - Redirects are not followed, and the address that `targets` has checked is the one that is
       connected to.
+    - `now_ms` gives the store's time, for signatures and the dates of `Retry-After`: the clock of
+      this host may be wrong.
     - `latencies` has, for each service, how long its calls took, those that failed included.
     - `trace(task, service)`, when it is set, is entered around each call.
     """
@@ -99,15 +100,15 @@ class HttpChannel:
     def __init__(
         self,
         targets: Targets,
+        now_ms: Callable[[], float],
         *,
-        clock: Clock | None = None,
         stopwatch: Clock | None = None,
         pool: Pool | None = None,
     ) -> None:
         self.latencies: dict[str, Histogram] = {}
         self.trace: Trace | None = None
         self._targets = targets
-        self._clock = clock or WallClock()
+        self._now_ms = now_ms
         self._stopwatch = stopwatch or SystemClock()
         self._pool = pool
         self._own = pool is None
@@ -147,12 +148,12 @@ class HttpChannel:
     async def _send(self, task: Task, plan: Plan, more: list[tuple[str, str]]) -> Answer:
         service = plan.service
         began = self._stopwatch.time()
-        now_ns = self._clock.time_ns()
+        timestamp = int(self._now_ms() // 1000)
         try:
             response = await self._requests().request(
                 "POST",
                 service.endpoint,
-                headers=headers_of(task, plan, now_ns // SECOND) + more,
+                headers=headers_of(task, plan, timestamp) + more,
                 body=task.body,
             )
         except TargetRefused as error:
@@ -163,7 +164,7 @@ class HttpChannel:
             return failed(told(error, plan))
         finally:
             plan.latency.observe(self._stopwatch.time() - began)
-        return answer_to(response, plan, self._clock.time_ns())
+        return answer_to(response, plan, self._now_ms())
 
     def _put_off(self, task: Task, error: NoRoom) -> Answer:
         """Try again soon: it is not the service that has failed."""
@@ -263,7 +264,7 @@ def headers_of(task: Task, plan: Plan, timestamp: int) -> list[tuple[str, str]]:
     return headers
 
 
-def answer_to(response: Response, plan: Plan, now_ns: int) -> Answer:
+def answer_to(response: Response, plan: Plan, now_ms: float) -> Answer:
     """Return what a status means."""
     status = response.status
     if status == 202:
@@ -278,7 +279,7 @@ def answer_to(response: Response, plan: Plan, now_ns: int) -> Answer:
         error += ": redirect not followed"
     elif excerpt := excerpt_of(response.body, plan.hidden):
         error += f": {excerpt}"
-    after_ms = retry_after_ms(response.header("retry-after"), now_ns)
+    after_ms = retry_after_ms(response.header("retry-after"), now_ms)
     return Answer(
         Event.RETRY,
         error=error,
@@ -327,7 +328,7 @@ def _finite(text: str) -> float:
 _JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
-def retry_after_ms(text: str | None, now_ns: int) -> int | None:
+def retry_after_ms(text: str | None, now_ms: float) -> int | None:
     """Return how long a Retry-After asks to wait, seconds or a date; None for one that is neither.
 
     At most a day; a date that has passed is 0.
@@ -339,11 +340,10 @@ def retry_after_ms(text: str | None, now_ns: int) -> int | None:
         date = parsedate_to_datetime(text[:100])
         if date.tzinfo is None:  # "-0000", and the form of C, which has no zone
             date = date.replace(tzinfo=UTC)
-        now = datetime.fromtimestamp(now_ns // SECOND, UTC)
-        seconds = (date - now).total_seconds() - now_ns % SECOND / SECOND
+        wait_ms = date.timestamp() * 1000 - now_ms
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    return min(max(0, math.ceil(seconds * 1000)), LONGEST_MS)
+    return min(max(0, math.ceil(wait_ms)), LONGEST_MS)
 
 
 def excerpt_of(body: bytes, hidden: tuple[str, ...]) -> str:

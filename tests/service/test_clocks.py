@@ -1,0 +1,55 @@
+"""A node whose own clock is wrong: what it says to receivers is by the database's clock."""
+
+import time
+from datetime import datetime
+
+import pytest
+
+from false_clock import FalseClock
+from receivers import date
+from service.rig import metric
+from tickwheel.durable.channels.signature import InvalidSignature, new_secret, verify
+
+MINUTES = 600.0  # by which the node's clock is off
+NEARLY = 60.0  # far more than a call takes, far less than the clock is off
+
+
+@pytest.fixture(params=[MINUTES, -MINUTES], ids=["fast", "slow"])
+def server(request, tmp_path, postgres_url, make_server):
+    clock = FalseClock(tmp_path)
+    clock.set(request.param)
+    server = make_server(postgres_url, environment=clock.environment)
+    offset = metric(server.get("/metrics").body.decode(), "tickwheel_clock_offset_seconds")
+    assert abs(offset + request.param) < NEARLY, "the node's clock is off, and a metric shows it"
+    return server
+
+
+def test_its_signed_calls_are_accepted_by_who_verifies_them(server, receiver):
+    secret = new_secret()
+
+    async def verifying(call):
+        try:
+            verify([secret], call.request.headers, call.request.body, now=time.time())
+        except InvalidSignature as error:
+            await call.answer(401, str(error).encode())
+        else:
+            await call.answer(200)
+
+    server.service("signed", receiver.on("/signed", verifying), secret=secret, max_attempts=1)
+    (task_id,) = server.now("signed")
+    ended = server.ended(task_id)
+    assert (ended["state"], ended["error"]) == ("finished", None)
+
+
+def test_a_date_to_retry_after_is_read_by_the_databases_clock(server, receiver):
+    until = int(time.time()) + 3600
+
+    async def busy(call):
+        await call.answer(503, headers=[("Retry-After", date(until))])
+
+    server.service("busy", receiver.on("/busy", busy))
+    (task_id,) = server.now("busy")
+    receiver.wait(lambda: receiver.requests)
+    task = server.task_in(task_id, "delay")
+    due_at = datetime.fromisoformat(task["due_at"]).timestamp()
+    assert until <= due_at < until + NEARLY
