@@ -9,7 +9,7 @@ import pytest
 from durable.stage import SHARDS, START_MS, answer_lost, away, locking, until
 from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task, feedback
 from tickwheel.durable.channel import Answer
-from tickwheel.durable.feedback import ending_of, lost
+from tickwheel.durable.ending import ending_of, lost
 from tickwheel.durable.service import Service
 from tickwheel.durable.store import Wanted
 from tickwheel.durable.task import Due, Event, Ids, Lease
@@ -87,6 +87,23 @@ class TestMeaning:
         assert (ending.event, ending.failures, ending.due_at_ms) == (Event.RETRY, 2, START_MS)
         assert ending.error.startswith("lost: n1")
         assert ending.lost
+
+    @pytest.mark.parametrize("accepted", [False, True])
+    def test_a_lost_lease_past_the_deadline_expires_it_as_any_failure_would(self, accepted):
+        lease = {"due_at_ms": START_MS - 1, "lease_until_ms": START_MS - 1} if accepted else {}
+        task = running(deadline_at_ms=START_MS - 1, **lease)
+        ending = lost(task, SERVICE, START_MS)
+        assert (ending.event, ending.failures, ending.lost) == (Event.EXPIRE, 2, True)
+        assert ending.error.startswith("expired")
+        assert ("no feedback" if accepted else "lost: n1") in ending.error
+
+    def test_a_lost_lease_whose_next_try_is_in_time_is_tried_again(self):
+        task = running(deadline_at_ms=START_MS)
+        assert lost(task, SERVICE, START_MS).event is Event.RETRY
+
+    def test_a_lost_lease_of_a_service_that_is_gone_has_the_default_backoff(self):
+        task = running(failures=0, due_at_ms=START_MS - 1, lease_until_ms=START_MS - 1)
+        assert 900 <= lost(task, None, START_MS).due_at_ms - START_MS <= 1_000
 
     def test_a_lost_lease_can_be_the_last_failure(self):
         assert lost(running(failures=2), SERVICE, START_MS).event is Event.FAIL

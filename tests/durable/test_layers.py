@@ -16,7 +16,7 @@ LAYERS = [
     "serial",
     "task",
     "schedule channel coordinator registry batch",
-    "store function aside configuration",
+    "store function aside configuration ending",
     "steps loader recurring submit feedback directory holds",
     "dispatch administration expiry",
     "node verbs",
@@ -109,7 +109,7 @@ def test_the_edges_are_unknown_here_and_only_the_channel_speaks_http(path):
 
 
 def test_what_is_pure_asks_no_clock_and_no_loop():
-    for name in ("flow", "configuration", "registry", "service", "channel", "task"):
+    for name in ("flow", "configuration", "registry", "service", "channel", "task", "ending"):
         tree = ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))
         imported = {
             name.partition(".")[0]

@@ -17,7 +17,7 @@ from durable.stage import START_MS
 from stage import program
 from tickwheel.durable import Fail, Retry, Scheduler, Snooze, State, Task, current_task
 from tickwheel.durable.channels.local import LocalChannel
-from tickwheel.durable.feedback import ERROR, storable
+from tickwheel.durable.ending import ERROR, storable
 from tickwheel.durable.task import Event, Ids
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.durable.batch import Batch
 from tickwheel.durable.channel import Answer
+from tickwheel.durable.ending import accepted, ending_of, lost, storable
 from tickwheel.durable.log import logger
 from tickwheel.durable.service import Service
 from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, SWEPT
-from tickwheel.durable.task import COUNTED, Due, Ending, Event, Lease, State
+from tickwheel.durable.task import Due, Ending, Event, Lease, State
 from tickwheel.errors import Locked, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ BEHIND = 100
 SWEEP_MS = 60_000  # how often to look for tasks that run nowhere, whatever is known
 MORE_MS = 1_000  # the same when the last look did not show all: those are to be ended first
 AHEAD_MS = 90_000  # a sweep finds the leases that end within that: the next one comes before
-ERROR = 16_000  # characters of an error that are kept: of a longer one its ends
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # between tries to write an outcome; the last repeats
 LOCKED_MS = 1_000  # a lost one that a transaction has locked is looked at again after that
 LOCKED_SECONDS = (0.005, 0.02, 0.1, 0.25, 0.5, 1.0)  # the same where a transaction has the task
@@ -390,30 +390,6 @@ def weight(ending: Ending) -> int:
     return len(ending.result_body or "") + len(ending.error or "")
 
 
-def ending_of(task: Task, service: Service, answer: Answer, now_ms: int) -> Ending:
-    """Return what an answer means for the task: the retry rules are here, and nowhere else."""
-    event, after_ms, error = answer.event, answer.after_ms or 0, answer.error
-    failures = task.failures + (event in COUNTED)
-    due_at_ms = now_ms + after_ms
-    if event is Event.RETRY:
-        if failures >= task.max_attempts:
-            event = Event.FAIL
-        else:
-            if answer.after_ms is None:
-                after_ms = round(service.backoff.seconds(failures) * 1000)
-                after_ms = max(after_ms, answer.least_ms or 0)
-            due_at_ms = now_ms + after_ms
-    elif event is Event.RELEASE:
-        due_at_ms = task.due_at_ms
-    if event in (Event.RETRY, Event.SNOOZE) and due_at_ms > (task.deadline_at_ms or due_at_ms):
-        event = Event.EXPIRE
-        error = f"expired: the next try would be after its deadline\n{error or ''}".rstrip()
-    return Ending(
-        task.id, task.attempt, task.epoch, event, now_ms, due_at_ms, failures,
-        answer.result_body, storable(error),
-    )  # fmt: skip
-
-
 def report(task: Task, ending: Ending) -> None:
     """Say on the logger that an attempt went wrong, and what comes of it."""
     if ending.event is Event.FAIL or ending.event is Event.EXPIRE:
@@ -429,40 +405,6 @@ def report(task: Task, ending: Ending) -> None:
     about = {"task": task.id, "service": task.service, "attempt": task.attempt,
              "error": ending.error}  # fmt: skip
     logger.warning(what, task.id, task.service, task.attempt, told, extra=about)
-
-
-def storable(text: str | None) -> str | None:
-    """Return a text as every database can keep it: no NUL, nothing that is not UTF-8."""
-    if text is None:
-        return None
-    text = str(text)
-    if len(text) > ERROR:
-        text = f"{text[: ERROR // 4]}\n…\n{text[-3 * ERROR // 4 :]}"
-    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
-
-
-def lost(task: Task, service: Service | None, now_ms: int) -> Ending:
-    """Return the ending of an attempt of which nothing more was heard: a failure."""
-    failures = task.failures + 1
-    event = Event.RETRY if failures < task.max_attempts else Event.FAIL
-    due_at_ms = now_ms
-    if accepted(task):
-        error = f"no feedback: attempt {task.attempt} was accepted, and its time is over"
-        backoff = (service or Service(task.service)).backoff
-        due_at_ms += round(backoff.seconds(failures) * 1000)
-    else:
-        error = (
-            f"lost: {task.node} was not heard of before the lease of attempt {task.attempt} ended"
-        )
-    return Ending(
-        task.id, task.attempt, task.epoch, event, now_ms, due_at_ms, failures, None, error,
-        lost=True,
-    )  # fmt: skip
-
-
-def accepted(task: Task) -> bool:
-    """Say whether a running task is the callee's: its lease and due time are the same then."""
-    return task.lease_until_ms == task.due_at_ms
 
 
 def renewed(attempt: Running, now_ms: int) -> int:
