@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import multiprocessing
+import pickle
 from datetime import timedelta
 
 import pytest
@@ -70,6 +72,21 @@ class TestDecorator:
         with pytest.raises(ValueError, match=r"'send' already.*name="):
             app.task(send)
         assert app.task(name="send again")(send).name == "send again"
+
+    def test_a_notebook_cell_that_runs_again_redefines_its_task(self, app):
+        def run_cell(source, filename):
+            names = {"app": app, "__name__": "__main__"}
+            exec(compile(source, filename, "exec"), names)
+            return names["send"]
+
+        cell = "@app.task\ndef send(to):\n    return 1\n"
+        run_cell(cell, "/tmp/ipykernel_1/1.py")
+        again = run_cell(cell, "/tmp/ipykernel_1/1.py")
+        assert app._functions["send"] is again
+        changed = run_cell(cell.replace("return 1", "return 2"), "/tmp/ipykernel_1/2.py")
+        assert app._functions["send"] is changed
+        with pytest.raises(ValueError, match="'send' already"):
+            run_cell("\n" + cell, "/tmp/ipykernel_1/2.py")
 
     def test_one_function_may_have_several_names(self, app):
         def send():
@@ -223,3 +240,44 @@ class TestRequest:
 
         with pytest.raises((TypeError, ValueError), match="order"):
             close.request(value)
+
+
+spawned = Scheduler("sqlite:///unused.db")
+
+
+@spawned.task
+def double(number):
+    return 2 * number
+
+
+class TestPickle:
+    def test_a_task_function_is_pickled_by_its_name(self):
+        assert pickle.loads(pickle.dumps(double)) is double
+
+    def test_a_spawned_process_can_call_it(self):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.map(double, [1, 2]) == [2, 4]
+
+
+class TestOptions:
+    @pytest.mark.asyncio
+    async def test_options_are_given_apart_from_the_arguments(self, app):
+        @app.task
+        def send(to, *, text="hello"):
+            pass
+
+        async with app:
+            task = await send.options(delay=60, key="k").submit("ann", text="bye")
+        assert (task.payload, task.key) == ({"to": "ann", "text": "bye"}, "k")
+        request = send.options(delay=60).request("ann")
+        assert request == send.request("ann", delay=60)
+
+    @pytest.mark.asyncio
+    async def test_the_repr_of_a_task_says_what_it_is(self, app):
+        @app.task
+        def send(to):
+            pass
+
+        async with app:
+            task = await send.submit("secret", delay=60, key="k")
+        assert repr(task) == f"Task({task.id!r}, 'send', delay, due_at={task.due_at}, key='k')"

@@ -389,3 +389,14 @@ class TestThreads:
         for _ in range(20):
             await calls.send(plain)
         assert len(threads) == 1
+
+
+@BOTH
+async def test_stats_show_how_long_the_calls_of_a_function_took(kind, calls):
+    quick = calls.function(kind, lambda: None)
+    async with calls.app as app:
+        task = await quick.submit()
+        await app.wait(task.id)
+        latency = (await app.stats())["services"]["f"]["latency"]
+    assert latency["count"] == 1
+    assert latency["p50"] is not None

@@ -6,7 +6,7 @@ Knows nothing of annotations, tasks or stores. Nothing that is read is run, as p
 |---|---|
 | None, bool, int, float, str | themselves; an int of any size, no NaN, no infinity |
 | list, tuple, NamedTuple, set, frozenset | array; a set in a fixed order |
-| dict and other mappings, dataclass, TypedDict | object |
+| dict and other mappings, dataclass, TypedDict, pydantic model | object |
 | datetime with a time zone, date, time | RFC 3339 text |
 | timedelta | seconds; exact to the microsecond within 136 years |
 | UUID, Decimal, path | text |
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ALLOWED = (
-    "None, bool, int, float, str, list, tuple, set, dict, dataclasses, datetime, date, time, "
-    "timedelta, UUID, Decimal, Enum, bytes and paths"
+    "None, bool, int, float, str, list, tuple, set, dict, dataclasses, pydantic models, datetime, "
+    "date, time, timedelta, UUID, Decimal, Enum, bytes and paths"
 )
 TOO_DEEP = "nested too deeply, or inside itself"
 DEPTH = 200  # arrays and objects within each other, of what comes from elsewhere
@@ -282,7 +282,14 @@ def _converter(kind: Any) -> Callable[[Any], object] | None:
     if is_dataclass(kind):
         names = tuple(field.name for field in fields(kind))
         return lambda value: {name: getattr(value, name) for name in names}
+    if is_model(kind):
+        return lambda value: value.model_dump(mode="json", by_alias=True)
     return dict if issubclass(kind, Mapping) else None
+
+
+def is_model(kind: type) -> bool:
+    """Return whether a class is a pydantic model; pydantic itself is not imported for that."""
+    return hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_validate_json")
 
 
 def _from_datetime(value: datetime) -> str:

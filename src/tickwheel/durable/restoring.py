@@ -33,7 +33,7 @@ from pathlib import PurePath
 from typing import Any, get_args, get_origin
 from uuid import UUID
 
-from tickwheel.durable.encoding import Misfit, at, encode, told
+from tickwheel.durable.encoding import Misfit, at, encode, is_model, told
 
 
 def restore(value: Any, annotation: Any) -> Any:
@@ -87,8 +87,8 @@ def _for_class(annotation: Any, kind: Any, args: tuple[Any, ...], strict: bool) 
         return _tuple(annotation, args, strict)
     if issubclass(kind, Enum):
         return _enum(kind)
-    if is_dataclass(kind) or typing.is_typeddict(kind) or _is_named_tuple(kind):
-        return _record(kind, strict)
+    if _is_record(kind):
+        return _model(kind) if is_model(kind) else _record(kind, strict)
     for base, accepted, make in _SCALARS:
         if issubclass(kind, base):
             return _scalar(kind, accepted, make)
@@ -345,6 +345,24 @@ class Record:
 @lru_cache(maxsize=1024)
 def _record(kind: Any, strict: bool) -> Plan:
     return Record(kind, strict)
+
+
+def _model(kind: Any) -> Plan:
+    """Return the plan for a pydantic model, which checks its fields by its own rules for JSON."""
+
+    def plan(value: Any) -> Any:
+        try:
+            return kind.model_validate_json(encode(value))
+        except ValueError as error:
+            raise _unfit(value, kind, f": {error}") from error
+
+    return plan
+
+
+def _is_record(kind: type) -> bool:
+    return (
+        is_dataclass(kind) or typing.is_typeddict(kind) or _is_named_tuple(kind) or is_model(kind)
+    )
 
 
 def _is_named_tuple(kind: type) -> bool:

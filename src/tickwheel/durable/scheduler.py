@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import os
 import secrets
 import socket
@@ -144,7 +145,7 @@ class Scheduler(Verbs):
         name = name or getattr(function, "__name__", None)
         if name is None or name == "<lambda>":
             raise TypeError(f"{function!r:.100} has no name of its own: give it name=...")
-        if name in self._functions:
+        if name in self._functions and not redefines(function, self._functions[name].call):
             raise ValueError(f"there is a task named {name!r} already; give one of them name=...")
         if options.get("timeout") is not None:
             options["timeout"] = seconds_of(options["timeout"])
@@ -258,6 +259,22 @@ class Scheduler(Verbs):
                 "the scheduler is not running: use `async with app`, or `with app.blocking()`"
             )
         return self._node
+
+
+def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
+    """Return whether a function is a new definition of an earlier one: a notebook cell run again.
+
+    Each run of a changed cell has a file name of its own, and an unchanged one its place in the
+    same file. Two functions of one name in one file are a mistake.
+    """
+    if not (inspect.isfunction(function) and inspect.isfunction(earlier)):
+        return False
+    if function is earlier or function.__module__ != earlier.__module__:
+        return False
+    new, old = function.__code__, earlier.__code__
+    return function.__qualname__ == earlier.__qualname__ and (
+        new.co_filename != old.co_filename or new.co_firstlineno == old.co_firstlineno
+    )
 
 
 def remote_channels(

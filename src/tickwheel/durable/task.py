@@ -92,6 +92,10 @@ class Task(NamedTuple):
     result_body: str | None = None
     replayed_as: str | None = None
 
+    def __repr__(self) -> str:
+        key = "" if self.key is None else f", key={self.key!r}"
+        return f"Task({self.id!r}, {self.service!r}, {self.state}, due_at={self.due_at}{key})"
+
     @property
     def payload(self) -> Any:
         """What it was submitted with, decoded from the bytes kept."""

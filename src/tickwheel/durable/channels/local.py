@@ -13,15 +13,18 @@ import traceback
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tickwheel.clock import SystemClock
 from tickwheel.durable import serial
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.gate import Gate
+from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.outcome import Fail, Retry, Snooze, milliseconds
 from tickwheel.durable.task import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tickwheel.clock import Clock
     from tickwheel.durable.function import TaskFunction
     from tickwheel.durable.service import Service
     from tickwheel.durable.task import Task
@@ -43,11 +46,18 @@ def current_task() -> Task:
 
 
 class LocalChannel:
-    """Calls functions by their names."""
+    """Calls functions by their names; `latencies` has, for each, how long its calls took."""
 
     remote = False
 
-    def __init__(self, functions: Mapping[str, TaskFunction[..., Any]], threads: int) -> None:
+    def __init__(
+        self,
+        functions: Mapping[str, TaskFunction[..., Any]],
+        threads: int,
+        stopwatch: Clock | None = None,
+    ) -> None:
+        self.latencies: dict[str, Histogram] = {}
+        self._stopwatch = stopwatch or SystemClock()
         self._functions = functions
         self._threads = Gate(threads)
         self._pool = Threads()
@@ -65,7 +75,14 @@ class LocalChannel:
 
     async def send(self, task: Task, service: Service) -> Answer:
         """Call the function with the task's arguments."""
-        function = self._functions[service.name]
+        began = self._stopwatch.time()
+        try:
+            return await self._call(task, self._functions[service.name])
+        finally:
+            latency = self.latencies.setdefault(service.name, Histogram())
+            latency.observe(self._stopwatch.time() - began)
+
+    async def _call(self, task: Task, function: TaskFunction[..., Any]) -> Answer:
         if function.is_async:
             _current.set(task)  # each attempt is an asyncio task, with a context of its own
             try:
@@ -79,7 +96,8 @@ class LocalChannel:
         return await self._pool.run(context.run, call, function, task)
 
     def forget(self, name: str) -> None:
-        """Do nothing: nothing is kept."""
+        """Forget how long the calls of a service took."""
+        self.latencies.pop(name, None)
 
     async def close(self) -> None:
         """Start no more threads; those that run a function yet are left to it."""
