@@ -23,6 +23,7 @@ from receivers import (
 )
 from service.interference import interfere
 from service.rig import QUICK, memory, metric, working
+from tickwheel.http import Pool
 from web.serving import wait_until
 
 BROKEN = [
@@ -285,6 +286,47 @@ def test_a_redirect_is_not_followed(server, receiver):
         assert task["error"].endswith("answered 308: redirect not followed")
         assert elsewhere.connections == 0
         assert {each.path for each in receiver.requests} == {"/moved-one"}
+
+
+OWN_HOSTS = [
+    "127.0.0.1",
+    "127.1",
+    "127.0.0.2",
+    "localhost",
+    "0.0.0.0",
+    "[::1]",
+    "[::ffff:127.0.0.1]",
+]
+
+
+@pytest.mark.parametrize("host", OWN_HOSTS)
+def test_a_server_never_calls_itself(server, host):
+    endpoint = f"http://{host}:{server.address[1]}/v1/backlog/replay"
+    answer = server.put("/v1/services/itself", {"endpoint": endpoint})
+    assert "this server itself" in answer.refused(422, "target_refused")["detail"]
+
+
+def test_calls_that_come_back_to_the_api_another_way_are_refused(server, receiver):
+    """As through a proxy, NAT or another node: no address shows where such a call ends."""
+
+    async def relay(call):
+        request = call.request
+        own = ("host", "content-length")
+        headers = [(name, value) for name, value in request.headers if name.lower() not in own]
+        url = f"{server.url}{request.target.removeprefix('/relay')}"
+        pool = Pool()
+        answer = await pool.request(request.method, url, headers=headers, body=request.body)
+        await pool.close()
+        await call.answer(answer.status, answer.body)
+
+    endpoint = receiver.watch("/relay/v1/tasks", relay)
+    name = put(server, "bomb", endpoint, max_attempts=1)
+    payload = {"service": name, "delay": 3600}
+    task = server.post("/v1/tasks", {"service": name, "payload": payload}, status=201).json
+    task = server.ended(task["id"])
+    assert task["state"] == "failed"
+    assert "answered 403: this is a call of a service" in task["error"]
+    assert len(server.get(f"/v1/tasks?service={name}", status=200).json["items"]) == 1
 
 
 def test_an_endless_body_is_cut_and_costs_no_memory(server, receiver):

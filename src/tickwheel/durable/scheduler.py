@@ -58,7 +58,8 @@ class Scheduler(Verbs):
     - `shards` counts when the store is made.
     - `max_body`: how many bytes a payload may have.
     - Services that are called over HTTP: `allow_private_targets`, or networks in `allow_targets`,
-      let them be on private addresses; `secret_key` seals their secrets in the store.
+      let them be on private addresses; `own_port`, on which this process listens itself, is
+      called on no address of this host; `secret_key` seals their secrets in the store.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Scheduler(Verbs):
         clock: Clock | None = None,
         allow_private_targets: bool = False,
         allow_targets: Sequence[str] = (),
+        own_port: int | None = None,
         secret_key: str | None = None,
         max_body: int = MAX_BODY,
     ) -> None:
@@ -98,8 +100,9 @@ class Scheduler(Verbs):
         self._clock = clock
         self._name = node
         self._make_channels = functools.partial(
-            remote_channels, allow_private=allow_private_targets, allow=tuple(allow_targets)
-        )
+            remote_channels, allow_private=allow_private_targets, allow=tuple(allow_targets),
+            own_port=own_port,
+        )  # fmt: skip
         self._vault = Vault(secret_key)
         self._max_body = bounded("max_body", max_body, 1, 1 << 30)
         self._functions: dict[str, TaskFunction[..., Any]] = {}
@@ -278,7 +281,11 @@ def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool
 
 
 def remote_channels(
-    now_ms: Callable[[], float], *, allow_private: bool, allow: tuple[str, ...]
+    now_ms: Callable[[], float],
+    *,
+    allow_private: bool,
+    allow: tuple[str, ...],
+    own_port: int | None,
 ) -> dict[str, Channel]:
     """Return the channels to other processes, as far as what they need is installed."""
     try:
@@ -286,7 +293,8 @@ def remote_channels(
         from tickwheel.durable.channels.target import Targets  # noqa: PLC0415
     except ImportError:
         return {}  # then no service can be put, which is said there
-    return {"http": HttpChannel(Targets(allow_private=allow_private, allow=allow), now_ms)}
+    targets = Targets(allow_private=allow_private, allow=allow, own_port=own_port)
+    return {"http": HttpChannel(targets, now_ms)}
 
 
 def store_at(url: str, *, shards: int, clock: Clock | None) -> Store:

@@ -34,7 +34,8 @@ class Address(NamedTuple):
     family: int
 
 
-OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # not the target's
+# Errors that say nothing of the target: this process, or this machine, has no room for a socket.
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
 
@@ -90,7 +91,7 @@ class Connector:
                 reason = f"no connection in {self._timeout:g} s"
             except OSError as error:
                 reason = reason_of(error)
-                if error.errno in OURS:
+                if error.errno in NO_ROOM:
                     raise NoRoom(f"cannot connect to {target.where}: {reason}") from error
         raise ConnectFailed(f"cannot connect to {target.where}: {reason}")
 
@@ -104,6 +105,8 @@ class Connector:
             reason = f"its name was not resolved in {self._timeout:g} s"
         except (OSError, UnicodeError) as error:
             reason = reason_of(error)
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise NoRoom(f"cannot connect to {target.where}: {reason}") from error
         raise ConnectFailed(f"cannot connect to {target.where}: {reason}")
 
     async def _open(self, target: Target, address: Address) -> Http1Connection | Http2Connection:

@@ -56,6 +56,8 @@ PROBLEM = b"application/problem+json"
 UNKNOWN = "unknown"
 QUIET_SECONDS = 1.0  # between two lines that tell why the store cannot be reached
 STOPPING = "the server is being stopped: ask another, or this one again soon"
+CALLED = b"tickwheel-attempt"  # a header of every call of a service, and of nothing else
+LOOP = "this is a call of a service: one that uses this API could make ever more tasks"
 BODIES = 256 << 20  # bytes of all bodies that are being read at once
 
 
@@ -198,6 +200,8 @@ class App:
     ) -> Reply:
         access = None
         if route.scope is not None:
+            if CALLED in headers:
+                raise Refused("forbidden", LOOP)
             access = await self._admit(headers)
             if b"authorization" not in headers and self._here_only:
                 check_here(headers)

@@ -135,7 +135,7 @@ async def serve(
         horizon=config.horizon, cap=config.cap, retention=config.retention, grace=config.grace,
         shards=config.shards, node=config.node, secret_key=config.secret_key,
         allow_private_targets=config.allow_private_targets, allow_targets=config.allow_target,
-        max_body=config.max_payload,
+        own_port=listener.getsockname()[1], max_body=config.max_payload,
     )  # fmt: skip
     tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
     await scheduler.start()

@@ -1,4 +1,7 @@
-"""Lookups: the addresses of names, asked of the system: one may hang, and cannot be stopped."""
+"""Lookups: what only the system knows: the addresses of names, and which are this host's own.
+
+A lookup of a name may hang, and cannot be stopped.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,24 @@ import asyncio
 import contextlib
 import socket
 import threading
+from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Any
+
+from tickwheel.http.connect import NO_ROOM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from tickwheel.durable.channels.addresses import IPAddress
 
 KEEP_NAMES = 1024  # that something is remembered of
 PROMPT_SECONDS = 1.0  # a lookup that takes longer counts as hung
 PROMPT = 64  # lookups at the same time
 HUNG = 192  # and hung ones beside them
+UNASSIGNED: dict[int, IPAddress] = {  # by version: no host has these
+    4: IPv4Address("255.255.255.254"),
+    6: IPv6Address("2001:db8:ffff::ffff"),
+}
 
 
 class Lookups:
@@ -80,3 +92,44 @@ def on_a_thread(host: str, port: int) -> asyncio.Future[list[tuple[Any, ...]]]:
 
     threading.Thread(target=ask, name="tickwheel-lookup", daemon=True).start()
     return future
+
+
+def is_own(address: IPAddress) -> bool:
+    """Say whether an address is one of this host's: a socket can be bound to no other.
+
+    Some hosts let sockets be bound to any address (`ip_nonlocal_bind`). There, an address is its
+    own when packets to it would come from it.
+    """
+    if address.is_loopback or address.is_unspecified:
+        return True
+    if not can_bind(address):
+        return False
+    return not can_bind(UNASSIGNED[address.version]) or source_to(address) == str(address)
+
+
+def can_bind(address: IPAddress) -> bool:
+    """Say whether a socket can be bound to an address; OSError when there is no room for one."""
+    try:
+        with datagram_socket(address) as probe:
+            probe.bind((str(address), 0))
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        return False
+    return True
+
+
+def source_to(address: IPAddress) -> str | None:
+    """Return the address that packets to another would come from; None: there is no way to it."""
+    try:
+        with datagram_socket(address) as probe:
+            probe.connect((str(address), 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def datagram_socket(address: IPAddress) -> socket.socket:
+    """Return a socket of an address's family."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    return socket.socket(family, socket.SOCK_DGRAM)

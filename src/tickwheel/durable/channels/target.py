@@ -2,12 +2,15 @@
 
 Whoever may configure a service chooses a URL that this process will call. Unless the operator has
 allowed more, it must lead to a public address, and what was checked is what is connected to: a
-name is looked up once, here, and the connection goes to the addresses that this gave.
+name is looked up once, here, and the connection goes to the addresses that this gave. This host's
+own addresses count as private, and this server's own API is never called: its tasks could make ever
+more tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -22,7 +25,7 @@ from tickwheel.durable.channels.addresses import (
     embedded_in,
     special,
 )
-from tickwheel.durable.channels.lookups import KEEP_NAMES, PROMPT_SECONDS, Lookups
+from tickwheel.durable.channels.lookups import KEEP_NAMES, PROMPT_SECONDS, Lookups, is_own
 from tickwheel.errors import TargetRefused
 from tickwheel.http import Address
 
@@ -35,9 +38,13 @@ Found = tuple[str, int]  # an address as text, and its family
 MAX_URL = 2048
 KEEP_SECONDS = 5.0  # that what a name led to is used without a look
 LAST_KNOWN_SECONDS = 3600.0  # that it is used after that, while no server of names answers
+PORTS = {"http": 80, "https": 443}
+METADATA_SERVICE = "a cloud's metadata service"
+ITSELF = "this server itself"
+NEVER_ALLOWED = (METADATA_SERVICE, ITSELF)
 LOOPBACKS = (ip_address("127.0.0.1"), ip_address("::1"))
 
-_URL = re.compile(r"(?:https?)://([^/?#]*)(?:[/?][^#]*)?", re.IGNORECASE)
+_URL = re.compile(r"(https?)://([^/?#]*)(?:[/?][^#]*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[^\[\]@]*\]|[^\[\]@:]*)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # a last label like this makes it an address
@@ -62,10 +69,12 @@ class Targets:
     """Says which endpoints may be called, and finds the addresses to connect to.
 
     - Refused are all addresses that are not public, however they are written: loopback, private,
-      link-local, reserved, multicast, and IPv6 addresses with an IPv4 address inside.
+      link-local, reserved, multicast, IPv6 addresses with an IPv4 address inside, and this host's
+      own.
     - `allow_private` permits them all; `allow` permits networks, in CIDR notation or as objects of
       `ipaddress`. An IPv6 address with an IPv4 address inside needs both to be permitted.
-    - The metadata services of clouds are refused whatever is allowed.
+    - The metadata services of clouds are refused whatever is allowed, and so is `own_port`, the
+      port of this process's own API, on any address of this host.
     - Of a name's addresses the permitted ones are used; without one the name is refused.
     - A name's addresses are remembered for some seconds, once checked, and whoever asks for the
       same name meanwhile shares one lookup.
@@ -78,11 +87,13 @@ class Targets:
         allow_private: bool = False,
         allow: Sequence[CIDR] = (),
         *,
+        own_port: int | None = None,
         lookup: Callable[[str, int], Awaitable[Iterable[tuple[Any, ...]]]] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._allow_private = allow_private
         self._allow = tuple(map(network_of, allow))
+        self._own_port = own_port
         self._lookup = lookup or Lookups()
         self._clock = clock or SystemClock()
         self._kept: dict[str, Kept] = {}
@@ -93,15 +104,17 @@ class Targets:
 
         The message names the host, never the rest of the URL.
         """
-        host = host_of(url)
+        host, port = authority_of(url)
         literal = literal_of(host)
         if literal is not None:
-            self._check(literal, host)
+            with contextlib.suppress(OSError):  # without a descriptor: it is checked when called
+                self._check(literal, host, port)
         elif host == "localhost" or host.endswith(".localhost"):
-            if not any(self._refusal(address) is None for address in LOOPBACKS):
-                raise TargetRefused(f"{host} must not be called: it is {hinted('loopback')}")
+            refused = [self._refusal(address, port) for address in LOOPBACKS]
+            if all(refused):
+                raise TargetRefused(f"{host} must not be called: it is {hinted(str(refused[0]))}")
         elif host in METADATA_NAMES:
-            raise TargetRefused(f"{host} must not be called: it is a cloud's metadata service")
+            raise TargetRefused(f"{host} must not be called: it is {METADATA_SERVICE}")
 
     async def resolve(self, host: str, port: int) -> list[Address]:
         """Return the addresses of `host` that may be connected to, in the system's order.
@@ -111,13 +124,19 @@ class Targets:
         host = normal(host)
         literal = literal_of(host)
         if literal is not None:
-            self._check(literal, host)
+            self._check(literal, host, port)
             family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
             return [Address(str(literal), port, family)]
         if host in METADATA_NAMES:
-            raise TargetRefused(f"{host} must not be called: it is a cloud's metadata service")
-        found = await self._found(host, port)
-        return [Address(address, port, family) for address, family in found]
+            raise TargetRefused(f"{host} must not be called: it is {METADATA_SERVICE}")
+        addresses = [
+            Address(address, port, family)
+            for address, family in await self._found(host, port)
+            if not self._is_itself(ip_address(address), port)
+        ]
+        if not addresses:
+            raise TargetRefused(f"{host} must not be called: it is {ITSELF}")
+        return addresses
 
     async def _found(self, host: str, port: int) -> list[Found]:
         kept, now = self._kept.get(host), self._clock.time()
@@ -174,19 +193,29 @@ class Targets:
             del self._kept[next(iter(self._kept))]  # the oldest
         self._kept[host] = Kept(self._clock.time() + KEEP_SECONDS, found)
 
-    def _check(self, address: IPAddress, host: str) -> None:
-        why = self._refusal(address)
+    def _check(self, address: IPAddress, host: str, port: int) -> None:
+        why = self._refusal(address, port)
         if why is not None:
             raise TargetRefused(f"{host} must not be called: its address is {hinted(why)}")
 
-    def _refusal(self, address: IPAddress) -> str | None:
+    def _is_itself(self, address: IPAddress, port: int | None) -> bool:
+        """Say whether this server's own API is there."""
+        if port is None or port != self._own_port:
+            return False
+        return any(is_own(one) for one in (address, *embedded_in(address)))
+
+    def _refusal(self, address: IPAddress, port: int | None = None) -> str | None:
         """Return why an address is refused, or None when it is permitted."""
         inside = embedded_in(address)
         if not METADATA.isdisjoint((address, *inside)):
-            return "a cloud's metadata service"
+            return METADATA_SERVICE
+        if self._is_itself(address, port):
+            return ITSELF
         if self._allow_private:
             return None
         why = special(address, inside)
+        if why is None and is_own(address):
+            why = "this host's own"
         if why is None or not any(address in network for network in self._allow):
             return why
         # That a way to IPv4 is allowed says nothing of where it leads.
@@ -214,6 +243,11 @@ def network_of(cidr: CIDR) -> IPNetwork:
 
 def host_of(url: str) -> str:
     """Return the host of an endpoint, normalised; TargetRefused when it is none to call."""
+    return authority_of(url)[0]
+
+
+def authority_of(url: str) -> tuple[str, int]:
+    """Return an endpoint's host, normalised, and port; TargetRefused when it is none to call."""
     if not isinstance(url, str):
         raise TypeError(f"an endpoint must be a str, got {type(url).__name__}")
     if len(url) > MAX_URL:
@@ -227,19 +261,20 @@ def host_of(url: str) -> str:
     whole = _URL.fullmatch(url)
     if whole is None:
         raise TargetRefused("an endpoint must start with http:// or https://, and a host")
-    if "@" in whole[1]:
+    if "@" in whole[2]:
         raise TargetRefused("an endpoint must have no user or password: use a header")
-    parts = _AUTHORITY.fullmatch(whole[1])
+    parts = _AUTHORITY.fullmatch(whole[2])
     if parts is None or not parts[1]:
         raise TargetRefused("an endpoint must have a host, and after it at most a port")
     bracketed = parts[1].startswith("[")
     host = normal(parts[1])
     if bracketed != (":" in host):
         raise TargetRefused("an endpoint must have an IPv6 address, and nothing else, in brackets")
-    if parts[2] is not None and not 1 <= int(parts[2]) <= 65535:
+    port = PORTS[whole[1].lower()] if parts[2] is None else int(parts[2])
+    if not 1 <= port <= 65535:
         raise TargetRefused(f"{host}: the port must be from 1 to 65535, got {parts[2]}")
     literal_of(host)
-    return host
+    return host, port
 
 
 def normal(host: str) -> str:
@@ -293,6 +328,6 @@ def address_of(sockaddr: tuple[Any, ...]) -> IPAddress | None:
 
 def hinted(why: str) -> str:
     """Return why an address is refused, and how it could be allowed where it could."""
-    if "metadata" in why:
+    if why in NEVER_ALLOWED:
         return why
     return f"{why} (see --allow-private-targets and --allow-target, or a Scheduler's options)"
