@@ -480,3 +480,50 @@ class RedisServer(Server):
         except OSError:
             return False
         return f"process_id:{self._process.pid}\r\n" in said and "\r\nloading:0\r\n" in said
+
+
+class PgBouncerServer(Server):
+    """PgBouncer before a PostgreSQL: whoever comes is its user `tickwheel`.
+
+    `options` are settings, as in `options={"pool_mode": "transaction"}`.
+    """
+
+    name = "pgbouncer"
+    package = "pgbouncer"
+    user = "postgres"
+
+    def __init__(self, postgres, **options):
+        super().__init__(**options)
+        self.postgres = postgres
+
+    def url_for(self, database):
+        return f"postgresql://tickwheel@127.0.0.1:{self.port}/{database}"
+
+    def binaries(self):
+        found = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        return Path(found or self.missing()).parent
+
+    def argv(self):
+        settings = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": self.port,
+            "unix_socket_dir": "",
+            "auth_type": "any",
+            "admin_users": "tickwheel",
+            "pidfile": self.directory / "pid",
+        } | self.options
+        lines = ["[databases]", f"* = host=127.0.0.1 port={self.postgres.port} user=tickwheel"]
+        lines += ["[pgbouncer]", *(f"{name} = {value}" for name, value in settings.items())]
+        configuration = self.directory / "pgbouncer.ini"
+        configuration.write_text("\n".join(lines) + "\n")
+        self.own(configuration)
+        return [self.binaries() / "pgbouncer", configuration]
+
+    def ready(self):
+        try:
+            if (self.directory / "pid").read_text().strip() != str(self._process.pid):
+                return False
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True

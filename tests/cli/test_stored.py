@@ -5,10 +5,14 @@ import hashlib
 import re
 import sqlite3
 
+import psycopg
 import pytest
 
+import servers
+from tickwheel.cli import stored as stored_commands
 from tickwheel.cli.stored import NAMESPACE, SCOPES, make_token, shown
 from tickwheel.durable.scheduler import store_at
+from tickwheel.durable.stores import postgres_migration
 from tickwheel.web import access
 
 
@@ -161,6 +165,45 @@ def test_migrate_says_the_version_before_and_after(run, store):
     again = run("migrate", "--store", store).json
     assert again["before"] == again["after"] == first["after"]
     assert "already" in run("migrate", "--store", store, "--table").out
+
+
+def test_migrate_waits_for_others_without_a_limit_and_says_for_whom(run, postgres_url, monkeypatch):
+    run("migrate", "--store", postgres_url)
+    for name in ("PATIENCE_SECONDS", "REPORT_AFTER_SECONDS", "REPORT_AGAIN_SECONDS"):
+        monkeypatch.setattr(postgres_migration, name, 0.01)
+    said = []
+    with psycopg.connect(postgres_url) as user:
+        user.execute("UPDATE setting SET value = '3' WHERE name = 'version'")
+        user.commit()
+        user.execute("LOCK TABLE setting IN SHARE MODE")
+
+        def tell_line(line, **_):
+            said.append(line)
+            if len(said) == 3:  # a node would have given up at the first
+                user.commit()
+
+        monkeypatch.setattr(stored_commands, "tell_line", tell_line)
+        ran = run("migrate", "--store", postgres_url)
+        assert f"waits for session {user.info.backend_pid} (" in said[0]
+    assert (ran.code, ran.json["before"]) == (0, 3)
+    assert ran.json["after"] > 3
+
+
+def test_migrate_names_a_pooler_that_shares_connections(run, postgres_url, postgres_server):
+    options = {"pool_mode": "transaction"}
+    with servers.PgBouncerServer(postgres_server, options=options) as pooler:
+        url = pooler.url_for(postgres_url.rpartition("/")[2])
+        ran = run("migrate", "--store", url)
+    assert ran.code == 2
+    assert "PgBouncer" in ran.err
+
+
+@pytest.mark.parametrize("url", ["postgresql://h/d?schema=A", "postgresql://h/d?search_path=a"])
+def test_a_schema_that_cannot_be_is_refused_in_one_line(run, url):
+    ran = run("migrate", "--store", url)
+    assert ran.code == 2
+    assert "?schema=" in ran.err or "the schema of a store's URL" in ran.err
+    assert ran.err.count("\n") == 1
 
 
 def test_a_store_that_cannot_be_opened_is_unavailable(run, tmp_path):

@@ -33,7 +33,7 @@ def place(request, tmp_path):
     database = request.getfixturevalue("contract_database")
     schema = f"test_{next(_schemas)}"
     server.execute(f"CREATE SCHEMA {schema}", database)
-    return Place(request.param, f"{server.url_for(database)}?search_path={schema}")
+    return Place(request.param, f"{server.url_for(database)}?schema={schema}")
 
 
 @pytest_asyncio.fixture

@@ -389,6 +389,6 @@ def test_a_postgres_store_does_what_the_model_does(postgres_server, contract_dat
         name = next(names)
         postgres_server.execute(f"CREATE SCHEMA {name}", contract_database)
         url = postgres_server.url_for(contract_database)
-        return Lives(Place("postgres", f"{url}?search_path={name}"))
+        return Lives(Place("postgres", f"{url}?schema={name}"))
 
     run_state_machine_as_test(lives, settings=settings(max_examples=10, stateful_step_count=30))

@@ -179,10 +179,12 @@ class TestPostgres:
             yield buffer
 
     @pytest.mark.parametrize("statement", ["REMOVE_UNTIL", "LEAST", "REMOVE"])
-    def test_the_hot_statements_go_by_an_index(self, full, postgres_server, statement):
+    def test_the_hot_statements_go_by_an_index(
+        self, full, postgres_url, postgres_server, statement
+    ):
         text = getattr(on_postgres, statement)
         values = [f"'{full.name}'", f"'{full._owner}'", "605"][: text.count("$")]
-        database = full._url.rpartition("/")[2]
+        database = postgres_url.rpartition("/")[2]
         plan = postgres_server.execute(
             f"PREPARE hot AS {text}; EXPLAIN EXECUTE hot ({', '.join(values)})", database
         )
@@ -221,8 +223,8 @@ class TestPostgres:
             assert wheel.advance(1000) == list(range(20))
 
     def test_an_address_that_is_none_is_the_callers_error(self):
-        with PostgresBuffer("mysql://nowhere") as buffer, pytest.raises(ValueError, match="DSN"):
-            filled(buffer)
+        with pytest.raises(ValueError, match="postgresql://"):
+            PostgresBuffer("mysql://nowhere")
 
     def test_a_database_that_may_only_be_read_is_unavailable(self, postgres_url, postgres_server):
         with PostgresBuffer(postgres_url) as buffer:
@@ -236,6 +238,25 @@ class TestPostgres:
             postgres_server.execute(f"{alter} = off")
             wheel.schedule(900, "last")
             assert wheel.advance(1000) == [*range(20), "last"]
+
+    @pytest.mark.parametrize("schema", ["tickwheel", "own"])
+    def test_the_table_is_in_a_schema_of_its_own(self, postgres_url, postgres_server, schema):
+        url = postgres_url if schema == "tickwheel" else f"{postgres_url}?schema={schema}"
+        with PostgresBuffer(url) as buffer:
+            assert filled(buffer).advance(1000) == list(range(20))
+        where = "SELECT schemaname FROM pg_tables WHERE tablename = 'tickwheel_overflow'"
+        assert postgres_server.execute(where, postgres_url.rpartition("/")[2]) == schema
+
+    def test_rows_of_the_version_before_are_found(self, postgres_url, postgres_server):
+        database = postgres_url.rpartition("/")[2]
+        with PostgresBuffer(f"{postgres_url}?schema=public", "shared") as buffer:
+            filled(buffer, 3)
+            with PostgresBuffer(f"{postgres_url}?schema=own", "shared") as named:
+                assert len(named._others()) == 0
+            with PostgresBuffer(postgres_url, "shared") as later:
+                assert len(later._others()) == 3
+        tables = "SELECT count(*) FROM pg_tables WHERE tablename = 'tickwheel_overflow'"
+        assert postgres_server.execute(tables, database) == "2"
 
     def test_closed_it_leaves_no_connection_and_no_thread(self, postgres_url, postgres_server):
         buffer = PostgresBuffer(postgres_url)

@@ -5,7 +5,6 @@ import contextlib
 import json
 import re
 import time
-from urllib.parse import urlsplit
 
 import asyncpg
 import psycopg
@@ -27,6 +26,7 @@ from contracts.stores import (
     task,
     wanted,
 )
+from durable.databases import ALL, SHARDS, WAITING, blocked, connected, opened, until
 from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
@@ -39,7 +39,6 @@ from tickwheel.durable.stores import (
     postgres_pool,
     postgres_registry,
     postgres_schedules,
-    postgres_schema,
     postgres_unclaimed,
 )
 from tickwheel.durable.stores import postgres_statements as sql
@@ -49,34 +48,9 @@ from tickwheel.durable.stores.postgres_listener import Listener
 from tickwheel.durable.stores.postgres_pool import Pool
 from tickwheel.durable.stores.postgres_transaction import insert_statement
 from tickwheel.durable.task import Event, Filter, Repeated, State, Submission, Taken, Task
-from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable, WrongStore
+from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
-
-SHARDS = 8
-ALL = range(SHARDS)
-# Not pg_stat_activity, which shows a transaction the same each time.
-WAITING = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
-
-
-@contextlib.asynccontextmanager
-async def opened(url, **options):
-    store = PostgresStore(url, **({"shards": SHARDS} | options))
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-@contextlib.asynccontextmanager
-async def connected(url, **options):
-    """A connection of a user."""
-    connection = await asyncpg.connect(url, **options)
-    try:
-        yield connection
-    finally:
-        connection.terminate()
 
 
 @pytest_asyncio.fixture
@@ -108,22 +82,6 @@ def server():
     """A server that a test may stop and kill."""
     with PostgresServer() as server:
         yield server
-
-
-async def until(condition, seconds=30):
-    """Wait until `await condition()` holds."""
-    async with asyncio.timeout(seconds):
-        while not await condition():
-            await asyncio.sleep(0.005)
-
-
-async def blocked(user, sessions=1):
-    """Wait until so many sessions wait for a lock."""
-
-    async def waiting():
-        return await user.fetchval(WAITING) >= sessions
-
-    await until(waiting)
 
 
 async def lock(user, task):
@@ -1163,7 +1121,8 @@ class TestErrors:
 
     async def test_more_connections_than_there_may_be(self, store, postgres_url, user):
         await user.execute("DROP ROLE IF EXISTS few; CREATE ROLE few LOGIN CONNECTION LIMIT 1")
-        await user.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO few")
+        await user.execute("GRANT USAGE ON SCHEMA tickwheel TO few")
+        await user.execute("GRANT SELECT ON ALL TABLES IN SCHEMA tickwheel TO few")
         url = postgres_url.replace("tickwheel@", "few@")
         async with opened(url) as limited:
             answers = await asyncio.gather(
@@ -1373,146 +1332,6 @@ async def until_connected(store):
         return True
 
     await until(connects)
-
-
-class TestMigrations:
-    async def test_many_processes_may_come_at_once(self, postgres_url):
-        async with contextlib.AsyncExitStack() as stack:
-            stores = await asyncio.gather(
-                *(stack.enter_async_context(opened(postgres_url, shards=4 + n)) for n in range(8))
-            )
-            assert len({store.shards for store in stores}) == 1
-            (rows,) = await stores[0].fetch("SELECT count(*) FROM shard")
-            assert rows[0] == stores[0].shards
-
-    async def test_it_is_waited_for_without_a_lock_in_the_queue(self, postgres_url):
-        async with connected(postgres_url) as user:
-            await user.fetch(postgres_schema.LOCK)
-            store = PostgresStore(postgres_url)
-            opening = asyncio.create_task(store.open())
-
-            async def there():
-                here = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tickwheel'"
-                return await user.fetchval(here) == 1
-
-            await until(there)
-            assert await user.fetchval(WAITING) == 0
-            assert not opening.done()
-            await user.fetch("SELECT pg_advisory_unlock_all()")
-            await opening
-            await store.close()
-
-    async def test_one_that_takes_for_ever_is_an_error(self, postgres_url, monkeypatch):
-        monkeypatch.setattr(postgres_schema, "PATIENCE_SECONDS", 0.1)
-        async with connected(postgres_url) as user:
-            await user.fetch(postgres_schema.LOCK)
-            with pytest.raises(StoreUnavailable, match="migrating"):
-                await PostgresStore(postgres_url).open()
-
-    async def test_a_table_of_somebody_else_is_left_alone(self, postgres_url):
-        async with connected(postgres_url) as user:
-            await user.execute("CREATE TABLE task (mine integer)")
-            with pytest.raises(ValueError, match="search_path"):
-                await PostgresStore(postgres_url).open()
-            tables = await user.fetch("SELECT relname FROM pg_stat_user_tables")
-            assert [row[0] for row in tables] == ["task"]
-
-    @pytest.mark.parametrize("table", ["task", "token"])
-    async def test_then_no_table_is_made(self, postgres_url, table):
-        async with connected(postgres_url) as user:
-            await user.execute(f"CREATE TABLE {table} (mine integer)")
-            with pytest.raises(ValueError, match="search_path"):
-                await PostgresStore(postgres_url).open()
-            tables = await user.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-            assert [row[0] for row in tables] == [table]
-
-    async def test_tables_of_every_version_before_are_brought_to_this_one(
-        self, postgres_url, monkeypatch
-    ):
-        for count in range(1, len(postgres_schema.MIGRATIONS)):
-            url = f"{postgres_url}?search_path=v{count}"
-            async with connected(postgres_url) as user:
-                await user.execute(f"CREATE SCHEMA v{count}")
-            with monkeypatch.context() as patched:
-                patched.setattr(postgres_schema, "MIGRATIONS", postgres_schema.MIGRATIONS[:count])
-                async with opened(url) as store:
-                    (given,) = await stored(store, task(store))
-            async with opened(url) as store:
-                assert await store.get([given.id]) == [given]
-                assert await store.registry.version() == 0
-                (version,) = await store.fetch("SELECT value FROM setting WHERE name = 'version'")
-                assert version[0] == str(len(postgres_schema.MIGRATIONS))
-
-    async def test_each_schema_has_tables_of_its_own(self, postgres_url):
-        async with connected(postgres_url) as user:
-            await user.execute("CREATE SCHEMA one; CREATE SCHEMA two")
-        async with (
-            opened(f"{postgres_url}?search_path=one", shards=3) as one,
-            opened(f"{postgres_url}?search_path=two", shards=5) as two,
-        ):
-            assert (one.shards, two.shards) == (3, 5)
-            await stored(one, task(one))
-            assert [(await store.counts())["live"] for store in (one, two)] == [1, 0]
-            assert one.channel("due") != two.channel("due")
-
-    @pytest.mark.parametrize(
-        "statement",
-        [
-            "CREATE TABLE setting (id integer); CREATE TABLE shard (id integer)",
-            "CREATE TABLE setting (name text, value text); CREATE TABLE shard (id integer)",
-            "CREATE TABLE shard (); CREATE TABLE setting AS SELECT 'version' AS name, 'x' AS value",
-            "CREATE TYPE task AS ENUM ('a', 'b')",
-            "CREATE VIEW service AS SELECT 1",
-        ],
-    )
-    async def test_what_only_looks_like_ours_is_left_alone(self, postgres_url, statement):
-        async with connected(postgres_url) as user:
-            await user.execute(statement)
-            tables = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace"
-            before = await user.fetch(tables)
-            with pytest.raises(WrongStore, match=r"not tickwheel's.*search_path"):
-                await PostgresStore(postgres_url).open()
-            assert await user.fetch(tables) == before
-
-    async def test_a_schema_that_is_not_there_is_made(self, postgres_url):
-        url = f"{postgres_url}?search_path=fresh"
-        async with contextlib.AsyncExitStack() as stack:
-            stores = await asyncio.gather(
-                *(stack.enter_async_context(opened(url)) for _ in range(6))
-            )
-            await stored(stores[0], task(stores[0]))
-            assert (await stores[1].counts())["live"] == 1
-        async with connected(postgres_url) as user:
-            found = await user.fetch("SELECT schemaname FROM pg_tables WHERE tablename = 'task'")
-            assert [row[0] for row in found] == ["fresh"]
-
-    @pytest.mark.parametrize("path", ["one,two", "%22a%20b%22"])
-    async def test_one_that_cannot_be_made_is_said_at_once(self, postgres_url, path):
-        with pytest.raises(WrongStore, match="no schema for the search_path"):
-            await PostgresStore(f"{postgres_url}?search_path={path}").open()
-
-    async def test_so_it_is_when_the_user_may_not_make_one(self, postgres_url):
-        async with connected(postgres_url) as user:
-            await user.execute("CREATE ROLE nobody_much LOGIN")
-            try:
-                parts = urlsplit(postgres_url)
-                host = parts.netloc.rpartition("@")[2]
-                url = f"postgresql://nobody_much@{host}{parts.path}?search_path=fresh"
-                with pytest.raises(WrongStore, match="CREATE SCHEMA"):
-                    await PostgresStore(url).open()
-            finally:
-                await user.execute("DROP ROLE nobody_much")
-
-    async def test_a_newer_database_is_no_obstacle_unless_it_says_so(
-        self, store, user, postgres_url, caplog
-    ):
-        await user.execute("UPDATE setting SET value = '99' WHERE name = 'version'")
-        async with opened(postgres_url) as old:
-            await stored(old, task(old))
-        assert "used by a newer version" in caplog.text
-        await user.execute("UPDATE setting SET value = '99' WHERE name = 'least'")
-        with pytest.raises(WrongStore, match="newer version"):
-            await PostgresStore(postgres_url).open()
 
 
 class TestListening:
@@ -1860,15 +1679,25 @@ class TestASubmitInTheUsersTransaction:
             await user.execute("COMMIT")
             assert await submitting == Taken(holder)
 
-    async def test_the_tables_are_those_of_the_connection(self, store, postgres_url, user):
-        await user.execute("CREATE SCHEMA one")
-        async with opened(f"{postgres_url}?search_path=one") as one:
-            await user.execute("SET search_path = one")
-            given = later(store)
-            await store.insert_on(user, Submission(given))
-            assert await one.get([given.id]) == [given]
-            assert await store.get([given.id]) == [None]
+    async def test_the_tables_are_the_stores_whatever_the_path_of_the_connection(
+        self, postgres_url
+    ):
+        async with (
+            opened(postgres_url) as store,
+            opened(f"{postgres_url}?schema=own") as own,
+            connected(postgres_url) as user,
+        ):
+            await user.execute("CREATE TABLE public.task (mine integer)")
+            await user.execute("SET search_path = public")
+            for one in (store, own):
+                given, keyed = later(one), later(one, key="k")
+                await one.insert_on(user, Submission(given))
+                await one.insert_on(user, Submission(keyed, "replace"))
+                await one.insert_on(user, Submission(keyed, "replace"))
+                assert await one.get([given.id, keyed.id]) == [given, keyed]
+            assert [(await one.counts())["live"] for one in (store, own)] == [2, 2]
+            assert await user.fetchval("SELECT count(*) FROM public.task") == 0
 
     async def test_a_style_that_there_is_not(self, store):
         with pytest.raises(ValueError, match="'qmark'"):
-            insert_statement(Submission(later(store)), "qmark")
+            insert_statement(Submission(later(store)), store.schema, "qmark")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -239,14 +240,18 @@ def migrate(out: Output, config_file: str | None, **flags: object) -> None:
     """Bring a store's tables to this version's form.
 
     `serve` does this, too, when it starts; here it can be done before. A store that is not there is
-    made.
+    made. On PostgreSQL nodes go on working while it runs. It waits for other transactions as long
+    as they take, and says which.
     """
     config, _ = loaded(flags, config_file)
 
     async def bring() -> tuple[int, int]:
         before = await version_of(config)
-        async with opened(config):
-            pass
+        if scheme_of(config.store) == "sqlite":
+            async with opened(config):
+                pass
+        else:
+            await _migrate_postgres(config)
         return before, await version_of(config)
 
     before, after = asyncio.run(bring())
@@ -281,12 +286,27 @@ async def version_of(config: Config) -> int:
         return await asyncio.to_thread(_sqlite_version, config)
     store_of(config)  # says what is missing
     # Only the migrations know of versions: the store's contract says nothing of them.
+    from tickwheel.durable.stores.postgres_migration import version  # noqa: PLC0415
     from tickwheel.durable.stores.postgres_pool import Pool  # noqa: PLC0415
-    from tickwheel.durable.stores.postgres_schema import version  # noqa: PLC0415
 
     pool = Pool(config.store)
     try:
         return await pool.run(version, 10.0)
+    finally:
+        await pool.close()
+
+
+async def _migrate_postgres(config: Config) -> None:
+    """Migrate without a limit of time."""
+    from tickwheel.durable.stores.postgres_migration import migrate  # noqa: PLC0415
+    from tickwheel.durable.stores.postgres_pool import Pool  # noqa: PLC0415
+
+    def notify(line: str) -> None:
+        tell_line(line, word="waiting:", colour="yellow")
+
+    pool = Pool(config.store)
+    try:
+        await migrate(pool, config.shards, patience=math.inf, notify=notify)
     finally:
         await pool.close()
 

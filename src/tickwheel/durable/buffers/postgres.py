@@ -10,6 +10,8 @@ import asyncpg  # type: ignore[import-untyped]
 
 from tickwheel.durable.background import LoopThread
 from tickwheel.durable.buffers.rows import Key, Row, RowBuffer
+from tickwheel.durable.stores.postgres_migration import need_schema
+from tickwheel.durable.stores.postgres_pool import Pool
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Two processes that make one table at the same moment collide, IF NOT EXISTS or not.
-SCHEMA = """
-    SELECT pg_advisory_xact_lock(hashtext('tickwheel_overflow'));
+LOCK = "SELECT pg_advisory_xact_lock(hashtext('tickwheel_overflow'))"
+TABLE = """
     CREATE TABLE IF NOT EXISTS tickwheel_overflow (
         name text NOT NULL, owner text NOT NULL, number bigint NOT NULL,
         expiry bigint NOT NULL, item bytea NOT NULL,
@@ -28,6 +30,8 @@ SCHEMA = """
     CREATE INDEX IF NOT EXISTS tickwheel_overflow_expiry
         ON tickwheel_overflow (name, owner, expiry);
 """
+# Where the version before made it; whatever has this name is ours.
+MOVE = "ALTER TABLE IF EXISTS public.tickwheel_overflow SET SCHEMA"
 EXISTS = "SELECT to_regclass('tickwheel_overflow_expiry') IS NOT NULL"
 INSERT = """INSERT INTO tickwheel_overflow (name, owner, number, expiry, item)
     VALUES ($1, $2, $3, $4, $5)"""
@@ -53,6 +57,7 @@ UNAVAILABLE = (
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.InsufficientResourcesError,
+    asyncpg.LockNotAvailableError,
     asyncpg.OperatorInterventionError,
     asyncpg.PostgresSystemError,
     asyncpg.ReadOnlySQLTransactionError,
@@ -62,7 +67,7 @@ UNAVAILABLE = (
 
 
 class PostgresBuffer(RowBuffer):
-    """An overflow buffer in a PostgreSQL database.
+    """An overflow buffer in a PostgreSQL database: one table, in the schema of a store's tables.
 
     - One connection, made at the first use and again when it broke, on a thread of its own.
     - A statement that takes longer than `timeout` seconds counts as failed.
@@ -70,7 +75,7 @@ class PostgresBuffer(RowBuffer):
 
     def __init__(self, url: str, name: str = "default", *, timeout: float = 10.0) -> None:
         super().__init__(name)
-        self._url = url
+        self._pool = Pool(url)
         self._timeout = timeout
         self._loop = LoopThread(f"tickwheel-overflow-{name}")
         self._connection: Any = None
@@ -92,10 +97,14 @@ class PostgresBuffer(RowBuffer):
             raise
 
     async def _connect(self) -> Any:
-        connection = await asyncpg.connect(self._url)
+        connection: Any = await self._pool.connect()
+        address = self._pool.address
         try:
             if not await connection.fetchval(EXISTS):
-                await connection.execute(SCHEMA)  # several statements are one transaction
+                await need_schema(connection, address.schema)
+                move = "" if address.named else f'{MOVE} "{address.schema}";'
+                # Several statements are one transaction.
+                await connection.execute(f"{LOCK}; {move} {TABLE}")
         except BaseException:
             connection.terminate()
             raise

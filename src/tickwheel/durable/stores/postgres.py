@@ -16,6 +16,7 @@ from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
 from tickwheel.durable.stores.postgres_insert import insert, keyed
 from tickwheel.durable.stores.postgres_listener import Listener
+from tickwheel.durable.stores.postgres_migration import migrate
 from tickwheel.durable.stores.postgres_pool import (
     ID,
     AnswerLost,
@@ -26,7 +27,7 @@ from tickwheel.durable.stores.postgres_pool import (
     valid,
 )
 from tickwheel.durable.stores.postgres_registry import PostgresRegistry
-from tickwheel.durable.stores.postgres_schema import PATIENCE_SECONDS, migrate
+from tickwheel.durable.stores.postgres_session import address_of
 from tickwheel.durable.stores.postgres_transaction import insert_on, insert_on_now
 from tickwheel.durable.stores.postgres_unclaimed import TURNS, changed_where, verdicts
 from tickwheel.durable.stores.rows import (
@@ -68,8 +69,9 @@ class PostgresStore:
 
     - `shards` counts when the tables are made; later it is what they say.
     - `clock` is the monotonic one that the database's time is reckoned on between two looks.
-    - The URL is asyncpg's: several hosts, `sslmode`, and settings such as `search_path` may be in
-      it. No pooler that shares connections among transactions may be on the way to the server.
+    - The URL is asyncpg's: several hosts, `sslmode` and settings may be in it. `?schema=NAME` names
+      the schema of the tables, "tickwheel" by default.
+    - A pooler on the way to the server must keep a session for each client.
     - A server that does not answer makes a call fail after 10 s; it works again when the server
       does.
     """
@@ -82,6 +84,7 @@ class PostgresStore:
         self.shards = shards
         self.clock = DatabaseClock(clock)
         self.where = place_of(url)
+        self.schema = address_of(url).schema
         self._pool: Pool | None = None
         self._listener: Listener | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -102,7 +105,9 @@ class PostgresStore:
         """Connect, and bring the tables to this version's form."""
         pool = Pool(self._url)
         try:
-            self.shards, self._tables = await pool.run(self._prepare, PATIENCE_SECONDS + 60)
+            self.shards = await migrate(pool, self.shards)
+            found = await pool.run(lambda connection: connection.fetch(sql.CHANNELS))
+            self._tables = found[0][0]
         except BaseException:
             await pool.close()
             raise
@@ -123,12 +128,6 @@ class PostgresStore:
         if pool is not None:
             await pool.close()
         self._keeper = self._listener = self._heard = None
-
-    async def _prepare(self, connection: Connection) -> tuple[int, int]:
-        shards = await migrate(connection, self.shards)
-        tables = (await connection.fetch(sql.CHANNELS))[0][0]
-        connection.terminate()  # and with it go the lock and what was set for the migration
-        return shards, tables
 
     def now_ms(self) -> float:
         """Return the database's time, or a little less."""
@@ -214,11 +213,11 @@ class PostgresStore:
 
     async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:
         """Store a task by a connection of asyncpg or an asynchronous one of psycopg."""
-        return await insert_on(connection, submission)
+        return await insert_on(connection, submission, self.schema)
 
     def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken:
         """Store a task by a connection of psycopg or psycopg2, or Django's `connection`."""
-        return insert_on_now(connection, submission)
+        return insert_on_now(connection, submission, self.schema)
 
     async def due(
         self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import re
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -17,7 +18,16 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg  # type: ignore[import-untyped]
 
-from tickwheel.errors import Locked, StoreUnavailable
+from tickwheel.durable.stores.postgres_session import (
+    SHARED,
+    address_of,
+    is_pooled,
+    is_shared,
+    own_process,
+    require_session,
+    script,
+)
+from tickwheel.errors import Locked, StoreUnavailable, TickwheelError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -95,29 +105,42 @@ class Pool:
     """Connections to one database, made when they are needed and kept."""
 
     def __init__(self, url: str, size: int = SIZE) -> None:
-        self._url = url
         self.where = place_of(url)
+        self.address = address_of(url)
         self._size = size
         self._slots = asyncio.Semaphore(size)
         self._free: list[Connection] = []
+        self._session_kept = False  # by a pooler in between, as far as it is known
 
     async def connect(self) -> Connection:
         """Return a new connection, which the pool does not look after."""
-        named = {} if "application_name=" in self._url else {"application_name": "tickwheel"}
+        connection = await self._greeted()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                status = await connection.execute(
+                    f"{script(self.address.schema, SETTINGS)}; {DURABLE}; {own_process(connection)}"
+                )
+            if is_pooled(status) and not self._session_kept:
+                await require_session(connection, self._greeted)
+                self._session_kept = True
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await as_hex(connection)
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, Exception) and not isinstance(error, TickwheelError):
+                raise unreachable(error, self.where) from error
+            raise
+        return connection
+
+    async def _greeted(self) -> Connection:
+        """Return a connection as it comes from the server."""
+        named = {} if "application_name=" in self.address.url else {"application_name": "tickwheel"}
         try:
             connection: Connection = await asyncpg.connect(
-                self._url, timeout=CONNECT_SECONDS, server_settings={**SETTINGS, **named}
+                self.address.url, timeout=CONNECT_SECONDS, server_settings=named
             )
         except Exception as error:
             raise unreachable(error, self.where) from error
-        try:
-            await as_hex(connection)
-            await connection.execute(DURABLE)
-        except BaseException as error:
-            connection.terminate()
-            if isinstance(error, Exception):
-                raise unreachable(error, self.where) from error
-            raise
         return connection
 
     async def run(
@@ -126,7 +149,7 @@ class Pool:
         """Have `work(connection)` done, and again when it ran into a deadlock."""
         seconds = CALL_SECONDS if seconds is None else seconds
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(None if seconds == math.inf else seconds):
                 return await self._tried(work)
         except TimeoutError as error:
             raise StoreUnavailable(f"{self.where} has not answered in {seconds:g} s") from error
@@ -231,6 +254,8 @@ def translated(error: Exception, where: str) -> Exception:
         return Locked(f"{where}: waited in vain for what another transaction holds: {text}")
     if state.startswith(("08", "57P")):
         return AnswerLost(f"{where}: {text}")
+    if is_shared(error):
+        return StoreUnavailable(f"{where}: {SHARED} ({text})")
     if state.startswith(WORLD):
         return StoreUnavailable(f"{where}: {text}")
     if state.startswith("22"):
@@ -244,6 +269,8 @@ def unreachable(error: Exception, where: str) -> Exception:
     text = str(error) or type(error).__name__
     if isinstance(error, asyncpg.ClientConfigurationError):
         return ValueError(f"the URL of {where} cannot be used: {text}")
+    if "unsupported startup parameter" in text:
+        text += "; this is PgBouncer: take the parameter out of the URL, or let it ignore that one"
     return StoreUnavailable(f"cannot connect to {where}: {text}")
 
 

@@ -1,25 +1,15 @@
 """The tables on PostgreSQL, as numbered migrations. Within a minor version they only add.
 
-They are made in the first schema of the connection's search_path, and found along it. A program
-that knows fewer migrations than the database has had works on, unless `LEAST` was raised meanwhile:
-so the nodes of a cluster can be renewed one by one.
+They are in the schema that the store's URL names, which `search_path` has alone. A program that
+knows fewer migrations than the database has had works on, unless `LEAST` was raised: so the nodes
+of a cluster can be renewed one by one.
+
+A migration is one transaction, and runs while the nodes of the version before work. An index on a
+table of an earlier migration is a migration of its own, CONCURRENTLY: building it must not keep
+anybody from writing. `postgres_migration` says how they are applied.
 """
 
 from __future__ import annotations
-
-import asyncio
-import contextlib
-import re
-from typing import TYPE_CHECKING
-
-import asyncpg  # type: ignore[import-untyped]
-
-from tickwheel.durable.log import logger
-from tickwheel.durable.stores.postgres_pool import transaction
-from tickwheel.errors import StoreUnavailable, WrongStore
-
-if TYPE_CHECKING:
-    from tickwheel.durable.stores.postgres_pool import Connection
 
 # Columns of one width first: no bytes are lost to alignment, and `state` is found quickly.
 _TASK = """
@@ -176,128 +166,30 @@ MIGRATIONS: list[list[str]] = [
     [
         # Only what has a deadline is in it, and a claim changes none of it.
         """
-        CREATE INDEX task_deadline ON task (deadline_at_ms) WHERE deadline_at_ms IS NOT NULL
+        CREATE INDEX CONCURRENTLY task_deadline ON task (deadline_at_ms)
+            WHERE deadline_at_ms IS NOT NULL
         """,
     ],
+    [],  # a mark: the tables are in a schema of their own, which nothing has to be moved to
 ]
 LEAST = 1  # a program must know so many migrations to work with these tables
 
-LOCK = """
-    SELECT pg_try_advisory_lock(1953063787, hashtext(current_schema()))
-"""  # "tick", and one for each schema
-PLAIN = re.compile('"?[a-z_][a-z0-9_]*"?')  # the name of a schema that can be made
-POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 60.0
-
-
-async def migrate(connection: Connection, shards: int) -> int:
-    """Bring the tables to the last version, at once or not at all; return the shards.
-
-    Several processes may come at the same moment: one at a time is let in. Polled, since a session
-    that waits for the lock would hold a snapshot open. The connection is to be closed afterwards.
-    """
-
-    async def steps(connection: Connection) -> None:
-        for number in range(await version(connection), len(MIGRATIONS)):
-            for statement in MIGRATIONS[number]:
-                await connection.execute(statement)
-            if number == 0:
-                await found(connection, shards)
-            await put(connection, "version", number + 1)
-            await put(connection, "least", LEAST)
-
-    await need_schema(connection)
-    if await version(connection) < len(MIGRATIONS):
-        await connection.execute("SET lock_timeout = 0")
-        await locked(connection)
-        try:
-            await transaction(connection, steps)
-        except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError) as error:
-            raise another(error) from error
-    if await version(connection) > len(MIGRATIONS):
-        logger.warning("the store has been used by a newer version of tickwheel, and works on")
-    least = await setting(connection, "least")
-    if least > len(MIGRATIONS):
-        raise WrongStore(
-            f"the tables are those of a newer version: they need one that knows {least} migrations,"
-            f" and this one knows {len(MIGRATIONS)}"
-        )
-    return await setting(connection, "shards")
-
-
-def another(why: object) -> WrongStore:
-    """Return the error for tables of another program's."""
-    line = str(why).partition("\n")[0]
-    return WrongStore(
-        f"the schema has such a table that is not tickwheel's: {line}; give tickwheel a schema of"
-        " its own, and name it in the URL: ?search_path=…"
-    )
-
-
-async def need_schema(connection: Connection) -> None:
-    """Make the schema that the URL names where there is none; raise when that cannot be."""
-    look = "SELECT current_schema(), current_setting('search_path')"
-    schema, path = (await connection.fetch(look))[0]
-    if schema is None and PLAIN.fullmatch(path):
-        # Another process may make it at the same moment, and that is no error.
-        with contextlib.suppress(
-            asyncpg.DuplicateSchemaError, asyncpg.UniqueViolationError,
-            asyncpg.InsufficientPrivilegeError,
-        ):  # fmt: skip
-            await connection.execute(f"CREATE SCHEMA {path}")
-            logger.info("there was no schema %s: it was made", path)
-        schema = (await connection.fetch(look))[0][0]
-    if schema is None:
-        raise WrongStore(
-            f"there is no schema for the search_path {path}, and this user may not make one:"
-            " CREATE SCHEMA … AUTHORIZATION …"
-        )
-
-
-async def locked(connection: Connection) -> None:
-    """Wait until this session may migrate."""
-    for _ in range(int(PATIENCE_SECONDS / POLL_SECONDS)):
-        if (await connection.fetch(LOCK))[0][0]:
-            return
-        await asyncio.sleep(POLL_SECONDS)
-    raise StoreUnavailable(f"another process has been migrating for {PATIENCE_SECONDS:g} s")
-
-
-async def version(connection: Connection) -> int:
-    """Return how many migrations the database has had."""
-    there = await connection.fetch(
-        "SELECT to_regclass('setting') IS NOT NULL AND to_regclass('shard') IS NOT NULL"
-    )
-    return await setting(connection, "version") if there[0][0] else 0
-
-
-async def setting(connection: Connection, name: str) -> int:
-    """Return what is settled under this name."""
-    try:
-        rows = await connection.fetch("SELECT value::bigint FROM setting WHERE name = $1", name)
-    except (asyncpg.SyntaxOrAccessError, asyncpg.DataError) as error:
-        if isinstance(error, asyncpg.InsufficientPrivilegeError):
-            raise
-        raise another(error) from error
-    if not rows:
-        raise another(f"setting has no row {name!r}")
-    number: int = rows[0][0]
-    return number
-
-
-async def put(connection: Connection, name: str, value: int) -> None:
-    """Settle something."""
-    await connection.execute(
-        "INSERT INTO setting (name, value) VALUES ($1, $2::bigint::text)"
-        " ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value",
-        name,
-        value,
-    )
-
-
-async def found(connection: Connection, shards: int) -> None:
-    """Write what is settled when a store is made."""
-    await put(connection, "shards", shards)
-    await connection.execute(
-        "INSERT INTO shard (shard) SELECT n FROM generate_series(0, $1::integer - 1) n", shards
-    )
+# Up to this version the tables were made in whatever schema a connection had first. They are known
+# by these columns.
+UNNAMED_VERSION = 3
+UNNAMED_TABLES = {
+    "setting": "name value",
+    "task": "id due_at_ms lease_until_ms payload shard",
+    "attempt": "task_id attempt ended_at_ms event",
+    "backlog": "id due_at_ms payload replayed_as",
+    "schedule": "name cron fired_until_ms payload",
+    "shard": "shard owner epoch",
+    "node": "name incarnation lease_until_ms",
+}
+UNNAMED_TABLES_OF_VERSION_2 = {
+    "service": "name version config updated_at_ms",
+    "token": "id digest namespace scopes created_at_ms",
+    "idempotency": "task_id caller key digest used_at_ms",
+    "accepted": "task_id until_ms due_at_ms attempt",
+    "audit": "id at_ms actor namespace action",
+}

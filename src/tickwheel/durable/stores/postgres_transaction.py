@@ -2,8 +2,8 @@
 
 The task is there when that transaction commits, and never was when it does not. Its shard goes by
 hash and no shard row is locked, so a transaction may stay open as long as it likes; only the task's
-key, when it has one, is held meanwhile. The tables are found by that connection's search_path, and
-errors of that connection stay as they are.
+key, when it has one, is held until then. The statement names the schema of the table, since that
+connection's search_path is the user's; errors of that connection stay as they are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HOLDER = "t.key = (SELECT key FROM given) AND t.service = (SELECT service FROM 
 # end of a running one could not be written before the user's transaction ends. One that is being
 # claimed at this very moment is locked all the same: then its own end waits, and no other.
 REPLACE = f"""
-    UPDATE task t SET {", ".join(f"{name} = g.{name}" for name in REPLACED)},
+    UPDATE {{table}} t SET {", ".join(f"{name} = g.{name}" for name in REPLACED)},
         failures = 0, error = NULL
     FROM given g
     WHERE {_HOLDER} AND t.state = 'delay' AND NOT EXISTS (SELECT 1 FROM stored)
@@ -45,7 +45,9 @@ REPLACE = f"""
 """  # noqa: S608
 
 
-def insert_statement(submission: Submission, style: str = "$1") -> tuple[str, list[Any]]:
+def insert_statement(
+    submission: Submission, schema: str, style: str = "$1"
+) -> tuple[str, list[Any]]:
     """Return a statement that stores a task, and its values, for drivers of a style: "$1" or "%s".
 
     It gives one row: whether the task was stored (or took the place of the one that had its key),
@@ -57,6 +59,7 @@ def insert_statement(submission: Submission, style: str = "$1") -> tuple[str, li
     if submission.idempotency is not None:
         raise ValueError("a submit in the user's own transaction takes no idempotency key")
     values: list[Any] = []
+    table = f'"{schema}".task'
 
     def mark(value: Any, kind: str) -> str:
         values.append(value)
@@ -65,34 +68,34 @@ def insert_statement(submission: Submission, style: str = "$1") -> tuple[str, li
     task, replaces = submission.task, submission.on_conflict == "replace"
     marks = ", ".join(mark(value, kind) for value, kind in zip(inserted(task), KINDS, strict=True))
     if task.key is None:
-        insert = f"INSERT INTO task ({sql.GIVEN}) VALUES ({marks})"  # noqa: S608
+        insert = f"INSERT INTO {table} ({sql.GIVEN}) VALUES ({marks})"  # noqa: S608
         return f"{insert} RETURNING true AS stored, {RETURNED}", values
-    replaced = f", replaced AS ({REPLACE})" if replaces else ""
+    replaced = f", replaced AS ({REPLACE.format(table=table)})" if replaces else ""
     others = "UNION ALL SELECT * FROM replaced" if replaces else ""
     # One that was unclaimed a moment ago, and could not be replaced: the next look tells.
     keeps = " AND t.state <> 'delay'" if replaces else ""
     statement = f"""
         WITH given ({sql.GIVEN}) AS (SELECT {marks}), stored AS (
-            INSERT INTO task ({sql.GIVEN}) SELECT {sql.GIVEN} FROM given
+            INSERT INTO {table} ({sql.GIVEN}) SELECT {sql.GIVEN} FROM given
             ON CONFLICT (key, service) WHERE key IS NOT NULL DO NOTHING
             RETURNING {sql.LIVE}
         ){replaced}, done AS (SELECT * FROM stored {others})
         SELECT true AS stored, {RETURNED} FROM done
         UNION ALL
-        SELECT false AS stored, {RETURNED} FROM task t
+        SELECT false AS stored, {RETURNED} FROM {table} t
         WHERE {_HOLDER}{keeps} AND NOT EXISTS (SELECT 1 FROM done)
     """  # noqa: S608
     return statement, values
 
 
-async def insert_on(connection: Any, submission: Submission) -> Task | Taken:
+async def insert_on(connection: Any, submission: Submission, schema: str) -> Task | Taken:
     """Store a task on a connection of asyncpg, or an asynchronous one of psycopg."""
     for _ in range(TURNS):
         if hasattr(connection, "fetchrow"):
-            statement, values = insert_statement(submission, "$1")
+            statement, values = insert_statement(submission, schema, "$1")
             row = await connection.fetchrow(statement, *values)
         else:
-            statement, values = insert_statement(submission, "%s")
+            statement, values = insert_statement(submission, schema, "%s")
             async with connection.cursor(**plain_rows(connection)) as cursor:
                 await cursor.execute(statement, values)
                 row = await cursor.fetchone()
@@ -101,9 +104,9 @@ async def insert_on(connection: Any, submission: Submission) -> Task | Taken:
     raise given_up(submission)
 
 
-def insert_on_now(connection: Any, submission: Submission) -> Task | Taken:
+def insert_on_now(connection: Any, submission: Submission, schema: str) -> Task | Taken:
     """Store a task on a connection of psycopg or psycopg2, or on Django's `connection`."""
-    statement, values = insert_statement(submission, "%s")
+    statement, values = insert_statement(submission, schema, "%s")
     for _ in range(TURNS):
         with closing(connection.cursor(**plain_rows(connection))) as cursor:
             cursor.execute(statement, values)

@@ -1,0 +1,120 @@
+"""A session with PostgreSQL: the schema that it works in, and whether a pooler leaves it whole.
+
+Settings are sent after the connection is made, not with it: PgBouncer refuses a connection whose
+startup message has settings that it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+import asyncpg  # type: ignore[import-untyped]
+
+from tickwheel.errors import WrongStore
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+SCHEMA = "tickwheel"  # where the tables are unless the URL names another schema
+PARAMETER = "schema"
+IDENTIFIER = re.compile("(?!pg_)[a-z_][a-z0-9_]{0,62}")
+NOTIFY_SECONDS = 5.0  # a session that keeps its LISTEN is notified long before
+# A statement that was prepared on one server connection and executed on another.
+SHARED_STATES = ("26000", "42P05")
+SHARED = (
+    "a connection pooler such as PgBouncer is in between, and it shares server connections between"
+    " transactions (pool_mode = transaction or statement): LISTEN, locks and prepared statements"
+    " are lost there. Set pool_mode = session for this database, or connect to PostgreSQL directly"
+)
+
+
+class Address(NamedTuple):
+    """A store's URL: what the driver is given of it, and the schema of the tables.
+
+    `named`: whether the URL names the schema itself.
+    """
+
+    url: str
+    schema: str
+    named: bool
+
+
+def address_of(url: str) -> Address:
+    """Split `?schema=NAME` off a PostgreSQL URL; the driver knows no such parameter."""
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "search_path" in given:
+        raise ValueError("a store's URL names its schema with ?schema=NAME, not with search_path")
+    if PARAMETER not in given:
+        return Address(url, SCHEMA, named=False)
+    schema = given[PARAMETER]
+    if not IDENTIFIER.fullmatch(schema):
+        raise ValueError(
+            "the schema of a store's URL is 1 to 63 of a-z 0-9 _, with no digit and no pg_ first,"
+            f" got {schema!r:.100}"
+        )
+    rest = [one for one in parts.query.split("&") if one.partition("=")[0] != PARAMETER]
+    return Address(urlunsplit(parts._replace(query="&".join(rest))), schema, named=True)
+
+
+def script(schema: str, settings: Mapping[str, str]) -> str:
+    """Return the statements that prepare a session, for one round trip.
+
+    Without `pg_temp` at its end, the path would have temporary tables before all others.
+    """
+    lines = [f"SET {name} = '{value}'" for name, value in settings.items()]
+    return "; ".join([*lines, f'SET search_path = "{schema}", pg_temp'])
+
+
+def own_process(connection: Any) -> str:
+    """Return a query with one row when the server process is the one that greeted the client.
+
+    A pooler greets with a process number of its own making. Only the status is looked at, so the
+    query needs no prepared statement, which a pooler might lose.
+    """
+    return f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid()}"
+
+
+def is_pooled(status: str) -> bool:
+    """Say whether a pooler is in between, from the status of `own_process`."""
+    return status == "SELECT 0"
+
+
+async def require_session(listening: Any, connect: Callable[[], Awaitable[Any]]) -> None:
+    """Raise when the pooler in between does not keep a session for this client.
+
+    Between two transactions such a pooler has given the server connection back, and a notification
+    that arrives there then never gets here, however the pooler chooses among its connections.
+    """
+    channel = f"tickwheel_session_{secrets.token_hex(8)}"
+    notified = asyncio.Event()
+
+    def on_notify(*_: Any) -> None:
+        notified.set()
+
+    try:
+        # In a transaction even such a pooler keeps to one server connection.
+        await listening.execute("BEGIN")
+        await listening.add_listener(channel, on_notify)
+        await listening.execute("COMMIT")
+        other = await connect()
+        try:
+            await other.execute(f"NOTIFY {channel}")
+            async with asyncio.timeout(NOTIFY_SECONDS):
+                await notified.wait()
+        finally:
+            other.terminate()
+        await listening.remove_listener(channel, on_notify)
+    except TimeoutError:
+        raise WrongStore(SHARED) from None
+    except asyncpg.PostgresError as error:
+        raise (WrongStore(SHARED) if is_shared(error) else error) from error
+
+
+def is_shared(error: asyncpg.PostgresError) -> bool:
+    """Say whether this error is one of a session that is not the client's own."""
+    return error.sqlstate in SHARED_STATES or "not allowed in statement pooling" in str(error)
