@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from contracts.stores import later, stored
-from durable.databases import connected, opened, until
+from durable.postgres_stage import connected, opened, until
 from servers import PgBouncerServer
 from tickwheel.durable import Scheduler
 from tickwheel.durable.stores import postgres_pool, postgres_session

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from contracts.stores import claim, later, stored, task
-from durable.databases import SHARDS, WAITING, blocked, connected, opened, until
+from durable.postgres_stage import SHARDS, WAITING, blocked, connected, opened, until
 from tickwheel.durable.stores import postgres_migration, postgres_schema
 from tickwheel.durable.stores.postgres import PostgresStore
 from tickwheel.durable.stores.postgres_migration import LOCK, migrate

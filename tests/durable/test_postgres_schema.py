@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from contracts.stores import later, stored, task
-from durable.databases import connected, opened
+from durable.postgres_stage import connected, opened
 from tickwheel.durable import Scheduler
 from tickwheel.durable.stores import postgres_schema
 from tickwheel.durable.stores.postgres import PostgresStore

@@ -26,7 +26,7 @@ from contracts.stores import (
     task,
     wanted,
 )
-from durable.databases import ALL, SHARDS, WAITING, blocked, connected, opened, until
+from durable.postgres_stage import ALL, SHARDS, WAITING, blocked, connected, opened, until
 from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable import Scheduler

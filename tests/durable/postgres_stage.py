@@ -1,4 +1,4 @@
-"""What the tests of the store on PostgreSQL stand on: stores, users' connections, waits."""
+"""What the tests of the store on PostgreSQL have in common."""
 
 import asyncio
 import contextlib
