@@ -1167,3 +1167,14 @@ class TestSeveralNodes:
             await stage.settle()
             tasks = await app.submit_many([note.request(n) for n in range(100)])
         assert len({task.shard for task in tasks}) == 1
+
+    @pytest.mark.parametrize("limit", [{"rate": 10}, {"concurrency": 8}], ids=["rate", "calls"])
+    async def test_a_service_that_was_put_after_the_start_is_divided_as_well(self, stage, limit):
+        app = stage.app()
+        async with app:
+            await stage.settle()
+            ours = self.two(app)
+            await app.put_service("pay", endpoint="https://example.com/", **limit)
+            requests = [{"service": "pay", "delay": 30} for _ in range(100)]
+            shards = {task.shard for task in await app.submit_many(requests)}
+        assert len(shards - ours.keys()) > 1

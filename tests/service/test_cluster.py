@@ -142,6 +142,20 @@ def test_a_rate_is_for_both_together(pair, receiver, name):
     assert times[-1] - times[0] >= (len(ids) - burst) / rate
 
 
+@pytest.mark.parametrize("limit", [{"rate": 40}, {"concurrency": 2}], ids=["rate", "calls"])
+def test_what_one_is_given_is_called_by_both_where_both_have_permits(pair, receiver, name, limit):
+    first, second = pair
+    first.service(name, receiver.watch(f"/{name}"), **limit)
+    wait_until(lambda: second.get(f"/v1/services/{name}").status == 200, "both know it")
+    ids = [*first.now(name, 30), *(first.submit(name, delay=0)["id"] for _ in range(30))]
+    tasks = [first.ended(one) for one in ids]
+    owners = {one["shard"]: one["owner"] for one in first.get("/v1/shards").json["items"]}
+    assert len({owners[task["shard"]] for task in tasks}) == 2
+    calls = [server.calls(name) for server in pair]
+    assert sum(calls) == len(ids)
+    assert min(calls) > 0
+
+
 def test_feedback_may_go_to_either(pair, receiver, name):
     first, second = pair
     first.service(name, receiver.watch(f"/{name}", answering(202)), backoff=QUICK)

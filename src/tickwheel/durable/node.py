@@ -68,7 +68,7 @@ class Node:
         self._retention_ms = int(retention * 1000)
         self._timer = AsyncTimer(0.0001, clock=clock)
         self.loader = Loader(store, coordinator, services, horizon=horizon, scan=scan, cap=cap)
-        self.submit = Submit(store, coordinator, self.loader, services=services, max_body=max_body)
+        self.submit = Submit(store, coordinator, self.loader, services, max_body=max_body)
         self.feedback = Feedback(store, coordinator, self.loader, services)
         self.directory = Directory(store.registry, services, vault, channels, store.now_ms)
         self.dispatch = Dispatch(

@@ -63,14 +63,14 @@ class Submit:
         store: Store,
         coordinator: Coordinator,
         loader: Loader,
+        services: Mapping[str, Service],
         *,
-        services: Mapping[str, Service] | None = None,
         max_body: int = MAX_BODY,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._loader = loader
-        self._services = services or {}
+        self._services = services
         self._max_body = max_body
         self._ids = Ids()
         self._room = Room()
