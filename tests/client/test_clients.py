@@ -84,7 +84,13 @@ def test_every_verb_asks_what_the_api_has(client, server):
     server.otherwise = Reply(404, b"")
     calls = [
         (lambda: client.get(ID), "GET", f"/v1/tasks/{ID}", None),
-        (lambda: client.attempts(ID), "GET", f"/v1/tasks/{ID}/attempts", None),
+        (lambda: client.attempts(ID), "GET", f"/v1/tasks/{ID}/attempts?limit=1000", None),
+        (
+            lambda: client.attempts_page(ID, cursor=7, limit=2),
+            "GET",
+            f"/v1/tasks/{ID}/attempts?cursor=7&limit=2",
+            None,
+        ),
         (
             lambda: client.list(state="ready", service="a", key="b c", due_before=NOON, limit=5),
             "GET",
@@ -219,6 +225,24 @@ def test_iterate_goes_through_all_pages(client, server):
         "/v1/tasks?service=mail&cursor=two&limit=2",
     ]
     assert len(client.all(client.iterate_backlog())) == 1
+
+
+def test_attempts_goes_through_all_pages(client, server):
+    rows = [
+        {
+            "attempt": n,
+            "event": "retry",
+            "started_at": NOON.isoformat(),
+            "ended_at": NOON.isoformat(),
+        }
+        for n in range(1, 4)
+    ]
+    server.say(
+        Reply(200, {"items": rows[:2], "next_cursor": 2}),
+        Reply(200, {"items": rows[2:], "next_cursor": None}),
+    )
+    assert [row.attempt for row in client.attempts(ID)] == [1, 2, 3]
+    assert server.asked[1].path == f"/v1/tasks/{ID}/attempts?cursor=2&limit=1000"
 
 
 def test_health_is_an_answer_whatever_it_is_and_one_try(client, server):

@@ -36,6 +36,7 @@ from contracts.stores import (
     various,
     walk,
 )
+from tickwheel.durable.store import ERROR_WEIGHT, PAGE_BYTES
 from tickwheel.durable.task import (
     Event,
     Filter,
@@ -59,6 +60,11 @@ async def pages_of(store, which, final, limit=1_000):
         cursor = page.next_cursor
         if cursor is None:
             return pages
+
+
+async def numbers(store, task_id, **options):
+    """Which attempts of a task a part of its execution log has."""
+    return [row.attempt for row in await store.attempts(task_id, **options)]
 
 
 def unclaimed_that(which, tasks, store):
@@ -130,6 +136,12 @@ class TestFind:
         running = await run(store, epochs, *given)
         result = '"' + "x" * (MEBIBYTE - 3) + '"'
         await store.record([ending(one, result_body=result) for one in running])
+        assert list(map(len, await pages_of(store, EVERYTHING, None))) == [8, 4]
+
+    @pytest.mark.parametrize("event", [Event.FAIL, Event.RETRY])
+    async def test_errors_count_for_more_than_payloads_do(self, store, epochs, event):
+        error = "x" * (MEBIBYTE // ERROR_WEIGHT)
+        await ended(store, epochs, *[task(store) for _ in range(12)], event=event, error=error)
         assert list(map(len, await pages_of(store, EVERYTHING, None))) == [8, 4]
 
     async def test_results_of_any_letters_are_all_shown(self, store, epochs, monkeypatch):
@@ -241,6 +253,32 @@ class TestAttempts:
         assert await store.attempts(NOBODY) == []
         assert await store.attempts(waiting.id) == []
         assert await store.attempts(running.id) == []
+
+    async def test_a_log_is_read_in_parts(self, store, epochs):
+        given, other = task(store), task(store)
+        await tried(store, epochs, given, 7, at_ms=now(store))
+        await tried(store, epochs, other, 2, at_ms=now(store))
+        assert await numbers(store, given.id) == [1, 2, 3, 4, 5, 6, 7]
+        assert await numbers(store, given.id, limit=3) == [1, 2, 3]
+        assert await numbers(store, given.id, after=3, limit=3) == [4, 5, 6]
+        assert await numbers(store, given.id, after=6, limit=3) == [7]
+        for after in (7, 2**31 - 1):
+            assert await numbers(store, given.id, after=after) == []
+
+    async def test_a_part_ends_where_errors_fill_a_page(self, store, epochs):
+        given = task(store)
+        quarter = "ü" * (PAGE_BYTES // ERROR_WEIGHT // 4 // 2)  # of two bytes each
+        await tried(store, epochs, given, 9, at_ms=now(store), error=quarter)
+        assert await numbers(store, given.id) == [1, 2, 3, 4]
+        assert await numbers(store, given.id, after=4) == [5, 6, 7, 8]
+        assert await numbers(store, given.id, after=8) == [9]
+
+    async def test_an_error_that_is_longer_than_a_page_is_one(self, store, epochs, monkeypatch):
+        change(monkeypatch, "PAGE_BYTES", ERROR_WEIGHT)
+        given = task(store)
+        await tried(store, epochs, given, 2, at_ms=now(store), error="no such order")
+        assert await numbers(store, given.id) == [1]
+        assert await numbers(store, given.id, after=1) == [2]
 
 
 class TestCancelWhere:
@@ -440,13 +478,13 @@ class TestReplay:
         assert await store.replay([], force=False) == []
 
 
-async def tried(store, epochs, given, times, *, at_ms):
+async def tried(store, epochs, given, times, *, at_ms, **fields):
     """A task that has had so many attempts, the last of which ended it then."""
     await stored(store, given)
     for attempt in range(1, times + 1):
         (running,) = await claim(store, [given], epochs)
         event = Event.FINISH if attempt == times else Event.RETRY
-        assert await store.record([ending(running, event, at_ms=at_ms)]) == [True]
+        assert await store.record([ending(running, event, at_ms=at_ms, **fields)]) == [True]
 
 
 class TestPrune:

@@ -14,6 +14,7 @@ from psycopg.rows import dict_row
 
 from contracts.stores import (
     HOUR,
+    NOBODY,
     SECOND,
     changed,
     claim,
@@ -32,7 +33,7 @@ from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
 from tickwheel.durable.registry import Audit, NodeRow
 from tickwheel.durable.schedule import Schedule
-from tickwheel.durable.store import Claims, Window
+from tickwheel.durable.store import ERROR_WEIGHT, Claims, Window
 from tickwheel.durable.stores import (
     postgres,
     postgres_insert,
@@ -366,6 +367,11 @@ STATEMENTS = {
 }
 
 
+# 100 KiB that do not get smaller, so that they are kept apart from their row.
+RANDOM = {
+    "payload": "(SELECT string_agg(sha512(i::text::bytea), '') FROM generate_series(1, 1600) i)",
+    "error": "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 3200) i)",
+}
 WALKS = {"running", "running_bounded", "services", "services_due"}
 
 
@@ -484,35 +490,50 @@ class TestPlans:
         found = await store.running(ALL, 100, at)
         assert {one.id for one in found} == {one.id for one in running[:10]}
 
+    @pytest.mark.parametrize("large", ["payload", "error"])
     @pytest.mark.parametrize("table", ["task", "backlog"])
-    async def test_a_page_that_is_full_reads_no_payload_beyond(self, store, user, table):
+    async def test_a_page_that_is_full_reads_no_payload_or_error_beyond(
+        self, store, user, table, large
+    ):
         """Large ones are kept apart, and read for the answer alone: not to know their sizes."""
-        random = "(SELECT string_agg(sha512(i::text::bytea), '') FROM generate_series(1, 1600) i)"
+        values = {"payload": "''", "error": "NULL"} | {large: RANDOM[large]}
         await user.execute(f"""
             INSERT INTO {table} (id, due_at_ms, created_at_ms, updated_at_ms, shard, priority,
-                max_attempts, state, service, payload)
-            SELECT gen_random_uuid(), 0, 0, 0, 0, 0, 1, 'failed', 's', {random}
+                max_attempts, state, service, payload, error)
+            SELECT gen_random_uuid(), 0, 0, 0, 0, 0, 1, 'failed', 's', {values["payload"]},
+                {values["error"]}
             FROM generate_series(1, 200)
         """)
-        apart = f"""
-            SELECT t.reltoastrelid::regclass::text FROM pg_class t
-            WHERE t.oid = '{table}'::regclass
-        """
-        toast = await user.fetchval(apart)
+        weight = ERROR_WEIGHT if large == "error" else 1
+        statement, values = sql.find(
+            table, Filter(), now_ms=0, before="f" * 32, scan=10_000, limit=1_000,
+            most_bytes=5 * 102_400 * weight,
+        )  # fmt: skip
+        assert await self.apart(store, user, table, statement, values) == (5, 5)
+
+    async def test_a_part_of_a_log_that_is_full_reads_no_error_beyond(self, store, user):
+        await user.execute(f"""
+            INSERT INTO attempt (task_id, attempt, event, epoch, started_at_ms, ended_at_ms, error)
+            SELECT '{NOBODY}', n, 'retry', 1, 0, 0, {RANDOM["error"]} FROM generate_series(1, 200) n
+        """)
+        values = [NOBODY, 0, 1_000, 5 * 102_400 * ERROR_WEIGHT]
+        assert await self.apart(store, user, "attempt", sql.ATTEMPTS, values) == (5, 5)
+
+    async def apart(self, store, user, table, statement, values):
+        """How many rows a statement gives, and how many values kept apart it reads for them."""
+        toast = await user.fetchval(
+            f"SELECT reltoastrelid::regclass::text FROM pg_class WHERE oid = '{table}'::regclass"
+        )
         count = f"""
             SELECT idx_scan FROM pg_stat_xact_all_tables WHERE relid = '{toast}'::regclass
         """
 
         async def work(connection):
-            statement, values = sql.find(
-                table, Filter(), now_ms=0, before="f" * 32, scan=10_000, limit=1_000,
-                most_bytes=5 * 102_400,
-            )  # fmt: skip
             async with in_one(connection):
                 rows = await connection.fetch(statement, *values)
                 return len(rows), (await connection.fetch(count))[0][0]
 
-        assert await store.run(work) == (5, 5)
+        return await store.run(work)
 
     async def cost(self, store, statement, *values):
         """The pages that a statement looks at, and the rows of large tables that it comes by."""

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from contracts.stores import claim, ending
 from receivers import answering
+from tickwheel.durable.task import Event
 from tickwheel.web.app import Limits
 from tickwheel.web.route import JSON, NDJSON
 from web.serving import MOMENT, UNKNOWN_ID, Api
@@ -452,6 +454,22 @@ class TestBatch:
         mail.post("/v1/tasks/batch", [*items, items[0]]).refused(413, "too_large")
 
 
+def tried(api, times, **fields):
+    """A task of a service that is disabled, with attempts in its execution log; its id."""
+    api.service("tried", enabled=False)
+    task = api.run(api.scheduler.submit("tried", max_attempts=10_000))
+    store = api.node.store
+
+    async def fail():
+        [running] = await claim(store, [task], api.node.coordinator.owned())
+        assert await store.record([ending(running, Event.RETRY, **fields)]) == [True]
+
+    api.until(lambda: task.shard in api.node.coordinator.owned())
+    for _ in range(times):
+        api.run(fail())
+    return task.id
+
+
 class TestLook:
     @pytest.mark.parametrize(
         "task_id", [UNKNOWN_ID, "x", UNKNOWN_ID[:-1], "G" * 32, "%00", "..", "a" * 5_000, "é"]
@@ -501,6 +519,43 @@ class TestLook:
         task = mail.submit()
         found = mail.get(f"/v1/tasks/{task['id']}/attempts", status=200).json
         assert found == {"items": [], "next_cursor": None}
+
+    def test_the_attempts_come_in_pages_as_tasks_do(self, either_api):
+        task_id = tried(either_api, 7)
+        path = f"/v1/tasks/{task_id}/attempts"
+        found, cursor = [], ""
+        for expected in (3, 3, 1):
+            page = either_api.get(f"{path}?limit=3{cursor}", status=200).json
+            assert len(page["items"]) == expected
+            found += [one["attempt"] for one in page["items"]]
+            cursor = f"&cursor={page['next_cursor']}"
+        assert (found, page["next_cursor"]) == ([1, 2, 3, 4, 5, 6, 7], None)
+        behind = either_api.get(f"{path}?cursor=7", status=200).json
+        assert behind == {"items": [], "next_cursor": None}
+        assert len(either_api.run(either_api.scheduler.attempts(task_id))) == 7
+
+    def test_however_long_errors_are_a_page_of_attempts_is_bounded(self, either_api):
+        error = "\x01" * 16_000  # six bytes each as JSON
+        task_id = tried(either_api, 80, error=error)
+        found, cursor, pages = [], 0, 0
+        while cursor is not None:
+            path = f"/v1/tasks/{task_id}/attempts?limit=1000&cursor={cursor}"
+            answer = either_api.get(path, status=200)
+            assert len(answer.body) < 4 << 20
+            found += answer.json["items"]
+            cursor, pages = answer.json["next_cursor"], pages + 1
+        assert [one["attempt"] for one in found] == list(range(1, 81))
+        assert {one["error"] for one in found} == {error}
+        assert pages == 3
+        rows = either_api.run(either_api.scheduler.attempts(task_id))
+        assert [row.attempt for row in rows] == list(range(1, 81))
+
+    @pytest.mark.parametrize(
+        "query", ["limit=0", "limit=1001", "cursor=x", "cursor=-1", "cursor=2147483648", "after=1"]
+    )
+    def test_a_query_that_an_execution_log_has_not_is_422(self, mail, query):
+        path = f"/v1/tasks/{mail.submit()['id']}/attempts?{query}"
+        mail.get(path).refused(422, "invalid")
 
     def test_the_answer_of_the_callee_is_the_result_byte_for_byte(self, either_api, receiver):
         text = rb'{"n" : 12345678901234567890123, "a":1,"a":2, "e":"\u00e9"}'

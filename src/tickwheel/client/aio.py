@@ -46,13 +46,14 @@ if TYPE_CHECKING:
     import ssl
     from typing import Self
 
-    from tickwheel.client.values import Page, Schedule
+    from tickwheel.client.values import Attempt, Page, Schedule
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Requests = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
 Batch = list[Stored]  # inside the class `list` is a verb
+Attempts = list["Attempt"]
 Schedules = list["Schedule"]
 
 
@@ -247,7 +248,8 @@ class AsyncClient:
 
     submit = awaited(calls.submit)
     get = awaited(calls.get)
-    attempts = awaited(calls.attempts)
+    attempts_page = awaited(calls.attempts_page)
+    iterate_attempts = turning(calls.attempts_page)
     list = awaited(calls.tasks)
     iterate = turning(calls.tasks)
     cancel = awaited(calls.cancel)
@@ -274,6 +276,10 @@ class AsyncClient:
     stats = awaited(calls.stats)
     audit = awaited(calls.audit)
     health = awaited(calls.health)
+
+    async def attempts(self, task_id: str) -> Attempts:
+        """Return the execution log of a task: one row for each attempt that has ended."""
+        return [one async for one in self.iterate_attempts(task_id, limit=1_000)]
 
     async def schedules(self) -> Schedules:
         """Return all schedules, by name."""

@@ -142,9 +142,17 @@ def get(task_id: str) -> Call[Task]:
     return Call(Request("GET", f"/v1/tasks/{segment(task_id)}"), Task.of)
 
 
-def attempts(task_id: str) -> Call[list[Attempt]]:
-    """Return the execution log of a task: one row for each attempt that has ended."""
-    return Call(Request("GET", f"/v1/tasks/{segment(task_id)}/attempts"), all_of(Attempt.of))
+def attempts_page(
+    task_id: str, *, cursor: int | None = None, limit: int = 100
+) -> Call[Page[Attempt]]:
+    """Return a part of the execution log of a task: one row for each attempt that has ended.
+
+    `next_cursor` of a page is the `cursor` of the next. A page ends earlier than `limit` says when
+    its errors are long. A cursor is the number of an attempt: the page begins behind it.
+    """
+    query = {"cursor": cursor, "limit": bounded("limit", limit, 1, 1_000)}
+    path = f"/v1/tasks/{segment(task_id)}/attempts"
+    return Call(Request("GET", asked(path, query)), page_of(Attempt.of))
 
 
 def tasks(
@@ -486,7 +494,8 @@ def ended_so(task_id: str, attempt: int, outcome: str, *, final: bool) -> Settle
     def settle(error: TickwheelError, _: datetime | None) -> Generator[Call[Any], Any, Verdict]:
         if not (events and isinstance(error, AttemptOver)):
             raise error
-        for row in (yield attempts(task_id)):
+        page: Page[Attempt] = yield attempts_page(task_id, cursor=attempt - 1, limit=1)
+        for row in page.items:
             if row.attempt == attempt and row.event in events:
                 return Verdict(task_id, True, TRANSITIONS[State.RUNNING, row.event])
         raise error

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tickwheel.client.requests import Answer
-    from tickwheel.client.values import Page, Schedule
+    from tickwheel.client.values import Attempt, Page, Schedule
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Batch = list[Stored]  # inside the class `list` is a verb
+Attempts = list["Attempt"]
 Schedules = list["Schedule"]
 
 
@@ -161,7 +162,8 @@ class Client:
 
     submit = blocking(calls.submit)
     get = blocking(calls.get)
-    attempts = blocking(calls.attempts)
+    attempts_page = blocking(calls.attempts_page)
+    iterate_attempts = turning(calls.attempts_page)
     list = blocking(calls.tasks)
     iterate = turning(calls.tasks)
     cancel = blocking(calls.cancel)
@@ -188,6 +190,10 @@ class Client:
     stats = blocking(calls.stats)
     audit = blocking(calls.audit)
     health = blocking(calls.health)
+
+    def attempts(self, task_id: str) -> Attempts:
+        """Return the execution log of a task: one row for each attempt that has ended."""
+        return [*self.iterate_attempts(task_id, limit=1_000)]
 
     def schedules(self) -> Schedules:
         """Return all schedules, by name."""

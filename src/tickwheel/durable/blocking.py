@@ -98,6 +98,7 @@ class Blocking:
     list = blocking(Verbs.list)
     backlog = blocking(Verbs.backlog)
     attempts = blocking(Verbs.attempts)
+    attempts_page = blocking(Verbs.attempts_page)
     replay = blocking(Verbs.replay)
     replay_where = blocking(Verbs.replay_where)
     put_schedule = blocking(Verbs.put_schedule)

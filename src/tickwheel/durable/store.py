@@ -33,7 +33,13 @@ BATCH = 1_000  # rows of one statement, at most
 SWEPT = 10_000  # accepted tasks that one look for what runs need give
 SCAN = 10_000  # rows that a list looks at before it answers with a cursor
 PRUNE_ROWS = 2_000  # in one turn; 2 KiB of a payload or result count as a row
-PAGE_BYTES = 8 << 20  # of payloads and results: a page that has so many ends there
+PAGE_BYTES = 8 << 20  # of payloads, results and errors: a page that has so many ends there
+ERROR_WEIGHT = 16  # what a byte of an error counts as there: JSON escapes it, up to sixfold
+
+
+def error_bytes(error: str | None) -> int:
+    """Return how much of a page an error fills."""
+    return ERROR_WEIGHT * len((error or "").encode())
 
 
 class Window(NamedTuple):
@@ -223,8 +229,11 @@ class Store(Protocol):
         that reach `PAGE_BYTES`. A page may be short, even empty, and still have a next one.
         """
 
-    async def attempts(self, task_id: str) -> list[Attempt]:
-        """Return the execution log of a task, by attempt."""
+    async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
+        """Return the execution log of a task by attempt, from the first behind `after` on.
+
+        Up to `limit` of them, or those that reach `PAGE_BYTES`, as `error_bytes` counts.
+        """
 
     async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
         """Make new tasks of final ones, each once unless `force`.

@@ -18,7 +18,7 @@ from tickwheel.durable.function import OPTIONS, Request, TaskFunction
 from tickwheel.durable.progress import showing
 from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.service import Service, check_name, seconds_of
-from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay
+from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay, error_bytes
 from tickwheel.durable.submit import Refused, later_ms, moment_ms
 from tickwheel.durable.task import (
     Attempt,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 0.5
 PIECE = 250  # tasks that are cancelled or moved at once: others want to write, too
 MISSED = ("once", "all", "skip")
+MAX_ATTEMPT = 2**31 - 1  # the column's last
 
 Target = TaskFunction[..., Any] | str
 Progress = bool | Callable[[int], object]
@@ -384,10 +385,31 @@ class Verbs(Administration):
 
     async def attempts(self, task_id: str) -> Attempts:
         """Return the execution log of a task: one row for each attempt that has ended."""
-        rows = await self._started().store.attempts(checked_id(task_id))
-        if not rows:
+        found: Attempts = []
+        cursor: int | None = 0
+        while cursor is not None:
+            page, cursor = await self.attempts_page(task_id, cursor=cursor, limit=BATCH)
+            found += page
+        return found
+
+    async def attempts_page(
+        self, task_id: str, *, cursor: int | None = None, limit: int = 100
+    ) -> tuple[Attempts, int | None]:
+        """Return a part of the execution log of a task, and the cursor of the next part, or None.
+
+        A page ends earlier than `limit` says when its errors are long. A cursor is the number of
+        an attempt: the page begins behind it.
+        """
+        store = self._started().store
+        bounded("limit", limit, 1, BATCH)
+        after = 0 if cursor is None else bounded("cursor", cursor, 0, MAX_ATTEMPT)
+        found = await store.attempts(checked_id(task_id), after=after, limit=limit + 1)
+        if not found:
             await self.get(task_id)  # raises for an id that is unknown
-        return rows
+        page = found[:limit]
+        filled = sum(error_bytes(one.error) for one in found)
+        more = len(found) > limit or filled >= PAGE_BYTES
+        return page, page[-1].attempt if more else None
 
     async def replay(
         self,

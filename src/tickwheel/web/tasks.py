@@ -211,12 +211,12 @@ async def list_tasks(call: Call) -> Reply:
 
 
 async def attempts(call: Call) -> Reply:
-    """Return the execution log of a task."""
-    task_id = call.params["id"]
-    if call.access.confined:
-        await call.scheduler.get(task_id, namespace=call.access.within)
-    rows = await call.scheduler.attempts(task_id)
-    return Reply(types.AttemptPage([views.attempt_view(row) for row in rows]))
+    """Return the execution log of a task, by attempt."""
+    query: types.ListAttempts = call.query
+    rows, cursor = await call.scheduler.attempts_page(
+        await own(call), cursor=query.cursor, limit=query.limit
+    )
+    return Reply(types.AttemptPage([views.attempt_view(row) for row in rows], cursor))
 
 
 async def cancel(call: Call) -> Reply:
@@ -327,7 +327,7 @@ ROUTES = [
           gives={200: types.Cancelled}),
     Route("GET", "/v1/tasks/{id}", get, scope="read", gives={200: types.Task}, problems=(404,)),
     Route("GET", "/v1/tasks/{id}/attempts", attempts, scope="read",
-          gives={200: types.AttemptPage}, problems=(404,)),
+          query=types.ListAttempts, gives={200: types.AttemptPage}, problems=(404,)),
     Route("POST", "/v1/tasks/{id}/cancel", cancel, scope="submit", gives={200: types.Verdict},
           problems=(404,)),
     Route("POST", "/v1/tasks/{id}/reschedule", reschedule, scope="submit",

@@ -192,6 +192,13 @@ class ListSchedules(Taken, kw_only=True, frozen=True):
     limit: Limit = 100
 
 
+class ListAttempts(Taken, kw_only=True, frozen=True):
+    """The query of an execution log."""
+
+    cursor: Annotated[int, Meta(ge=0, le=2_147_483_647)] | None = None
+    limit: Limit = 100
+
+
 class ListAudit(Taken, kw_only=True, frozen=True):
     """The query of the audit log."""
 
@@ -245,10 +252,10 @@ class Attempt(Given, frozen=True):
 
 
 class AttemptPage(Given, frozen=True):
-    """The execution log of a task."""
+    """A part of the execution log of a task, by attempt, and the cursor of the next part."""
 
     items: list[Attempt]
-    next_cursor: None = None
+    next_cursor: int | None
 
 
 class Verdict(Given, frozen=True):

@@ -31,6 +31,7 @@ from tickwheel.durable.stores.postgres_session import address_of
 from tickwheel.durable.stores.postgres_transaction import insert_on, insert_on_now
 from tickwheel.durable.stores.postgres_unclaimed import TURNS, changed_where, verdicts
 from tickwheel.durable.stores.rows import (
+    attempt_of,
     last_of_each,
     may_hold,
     merged,
@@ -38,7 +39,7 @@ from tickwheel.durable.stores.rows import (
     task_of,
     turn_of,
 )
-from tickwheel.durable.task import SHARDS, Attempt, Due, Event, State, Taken, Task, Verdict
+from tickwheel.durable.task import SHARDS, Attempt, Due, State, Taken, Task, Verdict
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -430,12 +431,12 @@ class PostgresStore:
             return tasks, tasks[-1].id
         return tasks, rows[0][0] if rows else None
 
-    async def attempts(self, task_id: str) -> list[Attempt]:
-        """Return the execution log of a task, by attempt."""
+    async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
+        """Return the execution log of a task by attempt, from the first behind `after` on."""
         if not ID.fullmatch(task_id):
             return []
-        rows = await self.fetch(sql.ATTEMPTS, task_id)
-        return [Attempt._make(row)._replace(event=Event(row[2])) for row in rows]
+        rows = await self.fetch(sql.ATTEMPTS, task_id, after, limit, PAGE_BYTES)
+        return list(map(attempt_of, rows))
 
     async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
         """Make new tasks of final ones, each once unless `force`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.durable.store import SWEPT
+from tickwheel.durable.store import ERROR_WEIGHT, SWEPT
 from tickwheel.durable.stores.rows import names_in
 from tickwheel.durable.task import State
 
@@ -448,9 +448,17 @@ BY_ID = f"""
     SELECT {SHOWN}, NULL::text, NULL::uuid FROM task t WHERE id = ANY ($1::uuid[])
     UNION ALL SELECT {FINAL} FROM backlog WHERE id = ANY ($1::uuid[])
 """
-ATTEMPTS = """
-    SELECT task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error
-    FROM attempt WHERE task_id = $1 ORDER BY attempt
+_LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
+ATTEMPTS = f"""
+    SELECT {_LOGGED} FROM (
+        SELECT {_LOGGED}, sum(coalesce(octet_length(error), 0)) OVER (ORDER BY attempt)
+            - coalesce(octet_length(error), 0) AS filled
+        FROM (
+            SELECT {_LOGGED} FROM attempt WHERE task_id = $1 AND attempt > $2::bigint
+            ORDER BY attempt LIMIT $3::bigint
+        ) found
+    ) page
+    WHERE filled * {ERROR_WEIGHT} < $4::bigint ORDER BY attempt
 """
 
 
@@ -494,7 +502,7 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
 
 def _sized(table: str, order: str) -> str:
     """Return the columns of a list, and before them the bytes so far and those of the row."""
-    size = _BYTES[table]
+    size = f"{_BYTES[table]} + {ERROR_WEIGHT} * coalesce(octet_length(t.error), 0)"
     return f"""
         sum({size}) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total, {size} AS bytes,
         {_COLUMNS[table]}"""
@@ -547,7 +555,7 @@ def find(
 ) -> tuple[str, list[Any]]:
     """Return the statement for a list, and its values: what matches among the next `scan` rows.
 
-    Newest first, up to the row with which payloads and results come to `most_bytes`: of those
+    Newest first, up to the row with which they come to `most_bytes`, errors included: of those
     behind it only the sizes are looked at. The first column is where the look ended when there may
     be more, else null; the next two are the bytes up to and with a row, and its own.
     """

@@ -8,7 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.registry import Audit, Token
-from tickwheel.durable.task import FINAL, Page, Repeated, State, Taken, Task, Verdict
+from tickwheel.durable.store import error_bytes
+from tickwheel.durable.task import (
+    FINAL,
+    Attempt,
+    Event,
+    Page,
+    Repeated,
+    State,
+    Taken,
+    Task,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
@@ -20,7 +31,7 @@ if TYPE_CHECKING:
 PAGE = 2048  # bytes that count as a row when they are deleted
 STATES = {str(state): state for state in State}
 LAST_NAME = "\U0010ffff" * 2  # no name is behind it
-BODY, RESULT = map(Task._fields.index, ("body", "result_body"))
+BODY, ERROR, RESULT = map(Task._fields.index, ("body", "error", "result_body"))
 MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
 
 
@@ -36,6 +47,11 @@ def inserted(task: Task) -> tuple[Any, ...]:
 def task_of(row: Sequence[Any]) -> Task:
     """Return a row of columns in the order of Task's fields as a task."""
     return Task._make((*row[:4], STATES[row[4]], *row[5:], *MISSING[len(row) :]))
+
+
+def attempt_of(row: Sequence[Any]) -> Attempt:
+    """Return a row of columns in the order of Attempt's fields as an attempt."""
+    return Attempt._make((*row[:2], Event(row[2]), *row[3:]))
 
 
 def rounds(keys: Iterable[Hashable]) -> list[list[int]]:
@@ -92,8 +108,9 @@ class Filling:
 
 
 def bytes_of(row: Sequence[Any]) -> int:
-    """Return the bytes of a task's payload and result, whose row this is."""
-    return len(row[BODY]) + len((len(row) > RESULT and row[RESULT]) or "")
+    """Return how much of a page a task fills, whose row this is."""
+    result = len((len(row) > RESULT and row[RESULT]) or "")
+    return len(row[BODY]) + result + error_bytes(row[ERROR])
 
 
 def turn_of(rows: Sequence[tuple[str, int, int]], most: int) -> tuple[list[str], bool]:

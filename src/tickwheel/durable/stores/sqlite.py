@@ -15,12 +15,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import WallClock
 from tickwheel.durable.log import logger
-from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, PAGE_BYTES, PRUNE_ROWS, SCAN, Claims
+from tickwheel.durable.store import (
+    BATCH,
+    LEASE_MARGIN_MS,
+    PAGE_BYTES,
+    PRUNE_ROWS,
+    SCAN,
+    Claims,
+    error_bytes,
+)
 from tickwheel.durable.stores import sqlite_schedules as schedules
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke
 from tickwheel.durable.stores.rows import (
     Filling,
+    attempt_of,
     last_of_each,
     may_hold,
     merged,
@@ -45,7 +54,6 @@ from tickwheel.durable.task import (
     SHARDS,
     Attempt,
     Due,
-    Event,
     Lease,
     Page,
     State,
@@ -480,12 +488,13 @@ class SqliteStore:
         last = connection.run(sql.LAST.format(table=table), (values["cursor"], SCAN, SCAN - 1))
         return tasks, last[0][0] if last else None
 
-    async def attempts(self, task_id: str) -> list[Attempt]:
-        """Return the execution log of a task, by attempt."""
+    async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
+        """Return the execution log of a task by attempt, from the first behind `after` on."""
 
         def work(connection: Connection) -> list[Attempt]:
-            rows = connection.run(sql.ATTEMPTS, (task_id,))
-            return [Attempt._make(row)._replace(event=Event(row[2])) for row in rows]
+            values = {"id": task_id, "after": after, "limit": limit}
+            page = Filling(PAGE_BYTES, lambda row: error_bytes(row[-1]))
+            return [attempt_of(row) for row in connection.run_until(page, sql.ATTEMPTS, values)]
 
         return await self._read(work)
 

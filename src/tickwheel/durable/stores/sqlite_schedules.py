@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tickwheel.durable.schedule import Schedule, firing_keys
 from tickwheel.durable.store import PAGE_BYTES
 from tickwheel.durable.stores import sqlite_statements as sql
-from tickwheel.durable.stores.rows import Filling, inserted, schedules_in
+from tickwheel.durable.stores.rows import BODY, Filling, inserted, schedules_in
 from tickwheel.durable.stores.sqlite_registry import BUMP
 from tickwheel.durable.stores.sqlite_unclaimed import cancelled
 
@@ -49,7 +49,8 @@ def read(connection: Connection, namespace: str | None, after: str, limit: int) 
     """Return schedules by name, from the first behind `after` on."""
     after, before, any_name = schedules_in(namespace, after)
     values = {"after": after, "before": before, "any": any_name, "limit": limit}
-    rows = connection.run_until(Filling(PAGE_BYTES), SCHEDULES, values)
+    page = Filling(PAGE_BYTES, lambda row: len(row[BODY]))
+    rows = connection.run_until(page, SCHEDULES, values)
     return [schedule_of(row) for row in rows]
 
 

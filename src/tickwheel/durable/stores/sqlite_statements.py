@@ -235,7 +235,10 @@ EXPIRE_LIVE = f"DELETE FROM task WHERE {IDS} AND state = 'delay' AND deadline_at
 
 LIVE_BY_ID = f"SELECT {SHOWN} FROM task t WHERE id IN (SELECT value FROM json_each(?))"
 FINAL_BY_ID = f"SELECT {FINAL} FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
-ATTEMPTS = f"SELECT {_LOGGED} FROM attempt WHERE task_id = ? ORDER BY attempt"
+ATTEMPTS = f"""
+    SELECT {_LOGGED} FROM attempt WHERE task_id = :id AND attempt > :after
+    ORDER BY attempt LIMIT :limit
+"""
 LAST = """
     SELECT id FROM (SELECT id FROM {table} WHERE id < ? ORDER BY id DESC LIMIT ?)
     LIMIT 1 OFFSET ?
