@@ -90,7 +90,11 @@ class FakeClient:
             raise AttributeError(verb)
 
         def call(*args, **options):
-            given = {name: value for name, value in options.items() if value is not None}
+            given = {
+                name: value
+                for name, value in options.items()
+                if value is not None or name == "secret"  # of which None is said on purpose
+            }
             self.calls.append((verb, args, given))
             answer = self.answers[verb]
             if isinstance(answer, list) and answer and isinstance(answer[0], Page):

@@ -160,6 +160,18 @@ def test_services_are_put_shown_switched_and_deleted(ok, run, receiver):
     assert kept["backoff"]["first"] == 3
     assert kept["headers"] == {"x-a": "********"}
     ok("services", "put", "svc", "--generate-secret", "--keep-old")
+    ok("services", "put", "svc", "--replace", "--endpoint", receiver.url("/new"))
+    kept = ok("services", "show", "svc").json
+    assert (kept["rate"], kept["secret"], kept["headers"]) == (
+        None,
+        "********",
+        {"x-a": "********"},
+    )
+    elsewhere = ["--endpoint", "http://127.0.0.1:9/"]
+    refused = run("services", "put", "svc", *elsewhere)
+    assert (refused.code, "no other origin" in refused.err) == (5, True)
+    moved = ok("services", "put", "svc", *elsewhere, "--no-secret", "--no-headers").json
+    assert (moved["secret"], moved["headers"]) == (None, {})
     assert not ok("services", "disable", "svc").json["enabled"]
     assert "disabled" in ok("services", "disable", "svc", "--table").out
     assert ok("services", "enable", "svc").json["enabled"]

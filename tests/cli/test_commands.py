@@ -381,6 +381,31 @@ def test_a_generated_secret_is_printed_once_and_the_old_one_may_go_on(run, clien
     assert old == "********"
 
 
+def test_secret_and_headers_are_removed_by_name_only(run, client):
+    run("services", "put", "sums", "--no-secret")
+    config = client.calls[-1][2]
+    assert (config["secret"], config["headers"]) == (None, {"x-a": "********"})
+    run("services", "put", "sums", "--no-headers")
+    config = client.calls[-1][2]
+    assert (config["secret"], config["headers"]) == ("********", {})
+    run("services", "put", "sums", "--replace", "--endpoint", "http://h/", "--no-secret")
+    assert client.calls[-1][2] == {"endpoint": "http://h/", "secret": None}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--no-secret", "--generate-secret"],
+        ["--no-secret", "--secret", "-"],
+        ["--no-secret", "--keep-old"],
+        ["--no-headers", "--header", "a: b"],
+    ],
+)
+def test_what_is_removed_and_given_at_once_is_refused(run, client, words):
+    assert run("services", "put", "sums", *words).code == 2
+    assert client.calls == []
+
+
 def test_a_secret_is_read_from_a_file(run, client, tmp_path):
     (tmp_path / "s").write_text("whsec_abc\n")
     ran = run("services", "put", "sums", "--secret", f"@{tmp_path}/s")

@@ -192,6 +192,12 @@ def test_services_are_put_read_and_deleted(client, callee):
     with pytest.raises(errors.ServiceChanged):
         client.put_service("extra", **made.config, version=made.version)
     assert (changed.enabled, changed.version > made.version) == (False, True)
+    kept = client.put_service("extra", endpoint=callee.endpoint("fail"))
+    assert (kept.document["secret"], kept.headers) == ("********", {"x-a": "********"})
+    with pytest.raises(ApiError, match="no other origin"):
+        client.put_service("extra", endpoint="http://127.0.0.1:9/")
+    bare = client.put_service("extra", endpoint="http://127.0.0.1:9/", secret=None, headers=None)
+    assert (bare.document["secret"], bare.headers) == (None, {})
     assert "extra" in [service.name for service in client.services()]
     task = client.submit("extra", delay=3600)
     with pytest.raises(errors.ServiceInUse):

@@ -1,6 +1,7 @@
 """Administration: services made, changed and deleted, and the log of who did that."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -35,17 +36,55 @@ class TestPut:
             assert versions == sorted(set(versions))
             assert versions[0] >= 1
 
-    async def test_a_put_is_the_whole_of_it(self, stage):
+    async def test_a_put_is_the_whole_of_it_but_for_what_is_secret(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service(
                 "s", endpoint=URL, rate=5, timeout=3, secret="whsec_AAAA", headers={"a": "b"}
             )
             now = await app.put_service("s", endpoint=URL)
-            assert now == Service(
+            bare = Service(
                 "s", protocol="http", endpoint=URL, timeout=30.0, breaker=Breaker(),
                 version=now.version,
             )  # fmt: skip
+            assert now == replace(bare, secrets=("whsec_AAAA",), headers=(("a", "b"),))
+            now = await app.put_service("s", endpoint=URL, secret=None, headers=None)
+            assert now == replace(bare, version=now.version)
+
+    async def test_calls_to_another_origin_carry_nothing_that_was_stored(self, stage):
+        app, callee = calling(stage)
+        async with app:
+            kept = await app.put_service("s", endpoint=URL, secret="whsec_AA", headers={"a": "b"})
+            for config in ({}, {"secret": None}, {"headers": {"a": PLACEHOLDER}}):
+                with pytest.raises(ValueError, match="no other origin"):
+                    await app.put_service("s", endpoint="https://evil.example/", **config)
+            assert await app.get_service("s") == kept
+            await app.put_service(
+                "s", endpoint="https://new.example/", secret="whsec_BB", headers={}
+            )
+            await app.submit("s")
+            await stage.settle()
+            assert [(one.secrets, one.headers) for one in callee.services] == [(("whsec_BB",), ())]
+
+    @pytest.mark.parametrize("known", [False, True])
+    async def test_a_secret_that_another_gave_at_the_same_moment_is_not_lost(self, stage, known):
+        """A put that names no secret has read the service before the other one's put."""
+        (app, _), (other, _) = calling(stage), calling(stage, dispatch=False)
+        async with app, other:
+            if known:
+                await app.put_service("s", endpoint=URL)
+            registry = app.node.store.registry
+            put_service, given = registry.put_service, []
+
+            async def late(*args, **options):
+                if not given:
+                    given.append(await other.put_service("s", endpoint=URL, secret="whsec_AA"))
+                return await put_service(*args, **options)
+
+            registry.put_service = late
+            put = await app.put_service("s", endpoint=URL, rate=5)
+            assert (put.rate, put.secrets) == (5, ("whsec_AA",))
+            assert await app.get_service("s") == put
 
     async def test_the_placeholder_keeps_secrets_and_headers(self, stage):
         app, _ = calling(stage, secret_key="a key of 16 or more")

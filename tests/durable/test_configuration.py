@@ -11,12 +11,14 @@ from tickwheel.durable.configuration import (
     MAX_SECRETS,
     PLACEHOLDER,
     configured,
+    origin_of,
     restored,
     shown_form,
     stored_form,
 )
 from tickwheel.durable.registry import ServiceRow
 from tickwheel.durable.service import Backoff, Breaker, Service
+from tickwheel.durable.vault import Vault
 
 FULL = {
     "protocol": "http", "endpoint": URL, "timeout": 12.5, "max_attempts": 7,
@@ -32,13 +34,13 @@ def made(stored=None, **config):
     return configured("s", {"protocol": "http", "endpoint": URL, **config}, stored)
 
 
-def sealed(text):
-    return f"<{text[::-1]}>"
+def sealed(text, owner):
+    return f"<{text[::-1]}>{owner}"
 
 
-def unsealed(text):
-    assert (text[0], text[-1]) == ("<", ">")
-    return text[1:-1][::-1]
+def unsealed(text, owner):
+    assert (text[0], text[-len(owner) - 1 :]) == ("<", f">{owner}")
+    return text[1 : -len(owner) - 1][::-1]
 
 
 def row(service, seal=sealed):
@@ -130,15 +132,90 @@ class TestPlaceholder:
         five = made(secret=list("abcde"))
         assert made(five, secret=["c", PLACEHOLDER]).secrets == ("c", "a", "b", "d", "e")
 
-    @pytest.mark.parametrize("secret", [None, []])
-    def test_what_is_not_given_is_gone(self, secret):
-        assert made(self.STORED, secret=secret).secrets == ()
-        assert made(self.STORED).secrets == ()
-        assert made(self.STORED).headers == ()
+    def test_what_is_not_given_stays(self):
+        again = made(self.STORED, rate=5)
+        assert (again.secrets, again.headers) == (self.STORED.secrets, self.STORED.headers)
+        again = made(self.STORED, secret="newest")
+        assert (again.secrets, again.headers) == (("newest",), self.STORED.headers)
+        again = made(self.STORED, headers={"c": "3"})
+        assert (again.secrets, again.headers) == (self.STORED.secrets, (("c", "3"),))
+
+    @pytest.mark.parametrize("nothing", [None, [], ()])
+    def test_none_removes_it(self, nothing):
+        assert made(self.STORED, secret=nothing).secrets == ()
+        assert made(self.STORED, headers=None).headers == ()
+        assert made(self.STORED, headers={}).headers == ()
+        assert made(self.STORED, secret=nothing, headers=None).endpoint == URL
+
+    def test_one_that_cannot_be_opened_here_is_not_lost_by_leaving_it_out(self):
+        hidden = restored(row(self.STORED), lambda *_: PLACEHOLDER)
+        for config in ({}, {"headers": None}, {"secret": "newest"}):
+            with pytest.raises(ValueError, match="cannot be kept"):
+                made(hidden, **config)
+        assert made(hidden, secret="newest", headers=None).secrets == ("newest",)
 
     def test_what_is_shown_can_be_given_back_and_changes_nothing(self):
         stored = configured("s", FULL, None)
         assert configured("s", shown_form(stored), stored) == stored
+
+
+class TestOrigin:
+    STORED = made(secret=["new", "old"], headers={"a": "1", "b": "2"})
+    OTHERS = (
+        "https://evil.example/", "http://callee.example/", "https://callee.example:444/",
+        "https://callee.example.evil.example/", "https://xcallee.example/", "https://10.0.0.1/",
+    )  # fmt: skip
+
+    @pytest.mark.parametrize("endpoint", OTHERS)
+    @pytest.mark.parametrize(
+        ("config", "named"),
+        [
+            ({}, "secret, the header 'a', the header 'b'"),
+            ({"secret": PLACEHOLDER, "headers": None}, "secret"),
+            ({"secret": ["newest", PLACEHOLDER], "headers": {}}, "secret"),
+            ({"secret": None}, "the header 'a', the header 'b'"),
+            ({"secret": "newest", "headers": {"a": "3", "b": PLACEHOLDER}}, "the header 'b'"),
+        ],
+        ids=str,
+    )
+    def test_another_one_needs_what_is_secret_given_again(self, endpoint, config, named):
+        with pytest.raises(ValueError, match="no other origin") as told:
+            made(self.STORED, endpoint=endpoint, **config)
+        assert f"give {named} again" in str(told.value)
+        assert endpoint not in str(told.value)
+
+    @pytest.mark.parametrize("endpoint", OTHERS)
+    def test_with_all_of_it_given_again_or_removed_it_is_another(self, endpoint):
+        moved = made(self.STORED, endpoint=endpoint, secret="newest", headers={"a": "3"})
+        assert (moved.secrets, moved.headers) == (("newest",), (("a", "3"),))
+        bare = made(self.STORED, endpoint=endpoint, secret=None, headers=None)
+        assert (bare.secrets, bare.headers) == ((), ())
+
+    def test_one_that_has_nothing_secret_may_move(self):
+        assert made(made(), endpoint="https://b.example/").endpoint == "https://b.example/"
+
+    @pytest.mark.parametrize(
+        "endpoint",
+        ["https://callee.example/other?q=1", "https://callee.example", "https://callee.example:443/",
+         "HTTPS://Callee.Example/x"],
+    )  # fmt: skip
+    def test_another_path_on_the_same_one_keeps_it(self, endpoint):
+        assert made(self.STORED, endpoint=endpoint).secrets == self.STORED.secrets
+
+    @pytest.mark.parametrize(
+        ("endpoint", "origin"),
+        [
+            ("https://a.example/x", "https://a.example:443"),
+            ("http://A.example:8080", "http://a.example:8080"),
+            ("http://[::1]:80/", "http://::1:80"),
+            ("https://a.example:x/", "https://a.example:x/"),
+            ("not a url", "not a url"),
+            ("", ""),
+            (5, "5"),
+        ],
+    )
+    def test_its_form_never_changes_since_secrets_are_bound_to_it(self, endpoint, origin):
+        assert origin_of(endpoint) == origin
 
 
 class TestForms:
@@ -169,7 +246,32 @@ class TestForms:
         form = stored_form(configured("s", FULL, None), sealed)
         assert "whsec_AAAA" not in form
         assert "Bearer b" not in form
-        assert json.loads(form)["secret"] == [sealed("whsec_AAAA")]
+        owner = json.dumps(["s", "https://callee.example:443", "secret"])
+        assert json.loads(form)["secret"] == [sealed("whsec_AAAA", owner)]
+
+    @pytest.mark.parametrize(
+        "move",
+        [
+            lambda row, config: row._replace(name="t"),
+            lambda row, config: row._replace(name="acme/s"),
+            lambda row, config: row._replace(
+                config=json.dumps({**config, "endpoint": "https://evil.example/"})
+            ),
+            lambda row, config: row._replace(
+                config=json.dumps({**config, "headers": {"x": config["headers"]["authorization"]}})
+            ),
+            lambda row, config: row._replace(
+                config=json.dumps({**config, "headers": {"x": config["secret"][0]}})
+            ),
+        ],
+        ids=["service", "namespace", "origin", "header", "field"],
+    )
+    def test_what_is_sealed_opens_in_its_own_place_only(self, move):
+        vault = Vault("a key of 16 or more")
+        stored = row(configured("s", FULL, None), vault.seal)
+        assert restored(stored, vault.open).secrets == ("whsec_AAAA",)
+        with pytest.raises(ValueError, match="another service, header or origin"):
+            restored(move(stored, json.loads(stored.config)), vault.open)
 
     def test_what_is_shown_has_neither(self):
         shown = shown_form(configured("s", FULL, None))

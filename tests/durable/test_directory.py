@@ -388,6 +388,38 @@ class TestSecrets:
             assert (await right.get(later.id)).state is State.FINISHED
         assert callee.services[0].secrets == ("whsec_hush",)
 
+    async def test_a_row_copied_to_another_service_gives_its_secrets_to_nobody(self, stage):
+        app, callee = calling(stage, secret_key=KEY)
+        async with app:
+            await app.put_service("s", endpoint=URL, secret="whsec_hush", headers={"a": "b"})
+            (row,) = await app.node.store.registry.services()
+            stage.expects_errors = True
+            evil = row.config.replace(URL, "https://evil.example/")
+            await put(app, "copy", row.config)
+            await put(app, "acme/s", row.config)
+            await put(app, "s", evil)
+            await app.node.directory.refresh()
+            for name in ("copy", "acme/s", "s"):
+                _, why = app.node.directory.unusable[name]
+                assert "another service, header or origin" in why
+                await app.submit(name)
+            await stage.advance(10)
+            assert callee.calls == []
+            for config in ({"secret": "********"}, {}):
+                with pytest.raises(ValueError, match="cannot be kept"):
+                    await app.put_service("copy", endpoint=URL, **config)
+
+    async def test_one_that_cannot_be_read_at_all_does_not_lose_its_secrets_to_a_put(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL, secret="whsec_hush", headers={"a": "b"})
+            stage.expects_errors = True
+            await put(app, "s", "{")
+            for config in ({}, {"secret": None}, {"headers": None}):
+                with pytest.raises(ValueError, match="cannot be kept"):
+                    await app.put_service("s", endpoint=URL, **config)
+            await app.put_service("s", endpoint=URL, secret=None, headers=None)
+
     async def test_a_placeholder_does_not_make_one_that_cannot_be_opened_lose_its_secret(
         self, stage
     ):
@@ -397,8 +429,9 @@ class TestSecrets:
         stage.expects_errors = True
         wrong, _ = calling(stage, secret_key=OTHER_KEY)
         async with wrong:
-            with pytest.raises(ValueError, match="TICKWHEEL_SECRET_KEY"):
-                await wrong.put_service("s", endpoint=f"{URL}new", secret="********")
+            for config in ({"secret": "********"}, {}):
+                with pytest.raises(ValueError, match="TICKWHEEL_SECRET_KEY"):
+                    await wrong.put_service("s", endpoint=f"{URL}new", **config)
         right, _ = calling(stage, secret_key=KEY)
         async with right:
             service = await right.get_service("s")

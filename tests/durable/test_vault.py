@@ -1,9 +1,11 @@
 """The vault: secrets that are sealed before they are stored."""
 
 import base64
+import hashlib
 import logging
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +13,7 @@ from tickwheel.durable.vault import Vault
 
 OLD, NEW = "the old key of 16 or more", "the new key of 16 or more"
 ONE = Vault(NEW)  # making a key takes its time
+OWNER = '["mail", "https://a.example:443", "secret"]'
 
 
 class TestSealed:
@@ -21,41 +24,74 @@ class TestSealed:
             secret.encode()
         except UnicodeEncodeError:
             return
-        assert ONE.open(ONE.seal(secret)) == secret
+        assert ONE.open(ONE.seal(secret, OWNER), OWNER) == secret
 
     def test_nothing_of_it_can_be_seen(self):
-        sealed = ONE.seal("whsec_very+secret")
+        sealed = ONE.seal("whsec_very+secret", OWNER)
         assert "secret" not in sealed
         assert b"secret" not in base64.b64decode(sealed.rpartition(":")[2])
         assert NEW not in sealed
 
     def test_the_same_secret_looks_different_each_time(self):
-        assert len({ONE.seal("a") for _ in range(20)}) == 20
+        assert len({ONE.seal("a", OWNER) for _ in range(20)}) == 20
 
     def test_the_same_key_in_another_process_opens_it(self):
-        assert Vault(NEW).open(ONE.seal("a")) == "a"
+        assert Vault(NEW).open(ONE.seal("a", OWNER), OWNER) == "a"
+
+
+class TestBound:
+    @pytest.mark.parametrize(
+        "other",
+        [
+            '["sms", "https://a.example:443", "secret"]',
+            '["acme/mail", "https://a.example:443"]',
+            "",
+        ],
+    )
+    def test_it_opens_for_nobody_but_its_owner(self, other):
+        sealed = ONE.seal("whsec_secret", OWNER)
+        with pytest.raises(ValueError, match="another service") as told:
+            ONE.open(sealed, other)
+        assert "whsec_secret" not in str(told.value)
+        assert ONE.open(sealed, OWNER) == "whsec_secret"
+
+    def test_it_is_bound_with_an_older_key_as_well(self):
+        sealed = Vault(OLD).seal("a", OWNER)
+        both = Vault(f"{NEW},{OLD}")
+        assert both.open(sealed, OWNER) == "a"
+        with pytest.raises(ValueError, match="another service"):
+            both.open(sealed, "another")
+
+    def test_one_that_an_earlier_version_sealed_unbound_stays_closed_and_says_what_to_do(self):
+        key = hashlib.scrypt(NEW.encode(), salt=b"tickwheel secret", n=2**14, r=8, p=1, dklen=32)
+        nonce = b"\0" * 12
+        data = base64.b64encode(nonce + AESGCM(key).encrypt(nonce, b"a", None)).decode()
+        key_id = ONE.seal("a", OWNER).split(":")[1]
+        for prefix in ("sealed", "bound"):  # renamed, it still is not bound
+            with pytest.raises(ValueError, match=r"given again|another service"):
+                ONE.open(f"{prefix}:{key_id}:{data}", OWNER)
 
 
 class TestKeys:
     def test_the_first_key_seals_and_all_of_them_open(self):
         old = Vault(OLD)
         both = Vault(f"{NEW}, {OLD}")
-        assert both.open(old.seal("a")) == "a"
-        assert ONE.open(both.seal("b")) == "b"
+        assert both.open(old.seal("a", OWNER), OWNER) == "a"
+        assert ONE.open(both.seal("b", OWNER), OWNER) == "b"
         with pytest.raises(ValueError, match="TICKWHEEL_SECRET_KEY does not have"):
-            old.open(both.seal("b"))
+            old.open(both.seal("b", OWNER), OWNER)
 
     def test_a_key_that_is_not_there_is_told_by_its_id_and_no_secret_is_shown(self):
-        sealed = Vault(OLD).seal("whsec_secret")
+        sealed = Vault(OLD).seal("whsec_secret", OWNER)
         with pytest.raises(ValueError, match="was sealed with the key") as told:
-            ONE.open(sealed)
+            ONE.open(sealed, OWNER)
         assert "whsec_secret" not in str(told.value)
         assert sealed.rpartition(":")[2] not in str(told.value)
         assert sealed.split(":")[1] in str(told.value)
 
     def test_without_any_key_a_sealed_one_stays_closed(self):
         with pytest.raises(ValueError, match="TICKWHEEL_SECRET_KEY"):
-            Vault().open(ONE.seal("a"))
+            Vault().open(ONE.seal("a", OWNER), OWNER)
 
     @pytest.mark.parametrize("keys", ["short", f"{NEW},short", "x" * 15, "x,y"])
     def test_a_short_key_is_refused_and_not_shown(self, keys):
@@ -65,7 +101,7 @@ class TestKeys:
 
     @pytest.mark.parametrize("keys", [None, "", "  ", ",", " , "])
     def test_no_key_is_no_key(self, keys):
-        assert Vault(keys).seal("a") == "plain:a"
+        assert Vault(keys).seal("a", OWNER) == "plain:a"
 
     def test_a_key_is_not_in_what_a_vault_shows_of_itself(self):
         assert NEW not in repr(ONE)
@@ -76,15 +112,15 @@ class TestPlain:
     def test_without_a_key_it_is_stored_as_it_is_and_a_warning_says_so_once(self, caplog):
         vault = Vault()
         with caplog.at_level(logging.WARNING, "tickwheel"):
-            assert [vault.open(vault.seal(one)) for one in ("a", "sealed:b", "")] == [
-                "a", "sealed:b", "",
+            assert [vault.open(vault.seal(one, OWNER), OWNER) for one in ("a", "bound:b", "")] == [
+                "a", "bound:b", "",
             ]  # fmt: skip
         [record] = caplog.records
         assert record.levelno == logging.WARNING
         assert "TICKWHEEL_SECRET_KEY" in record.getMessage()
 
     def test_with_a_key_what_was_stored_without_one_is_read_still(self):
-        assert ONE.open(Vault().seal("a")) == "a"
+        assert ONE.open(Vault().seal("a", OWNER), OWNER) == "a"
 
 
 class TestDamaged:
@@ -103,20 +139,20 @@ class TestDamaged:
     )
     def test_it_is_told_and_nothing_is_given(self, damage):
         with pytest.raises(ValueError, match="damaged"):
-            ONE.open(damage(ONE.seal("whsec_secret")))
+            ONE.open(damage(ONE.seal("whsec_secret", OWNER)), OWNER)
 
-    @pytest.mark.parametrize("text", ["", "whsec_secret", "sealed", "sealed:", ":", "SEALED:a:b"])
+    @pytest.mark.parametrize("text", ["", "whsec_secret", "bound", "bound:", ":", "BOUND:a:b"])
     def test_what_no_vault_has_sealed_stays_closed_and_is_not_shown(self, text):
         with pytest.raises(ValueError, match=r"key|damaged") as told:
-            ONE.open(text)
+            ONE.open(text, OWNER)
         assert "whsec_secret" not in str(told.value)
 
     def test_every_byte_counts(self):
-        text = ONE.seal("a")
+        text = ONE.seal("a", OWNER)
         head, _, body = text.rpartition(":")
         data = base64.b64decode(body)
         for place in range(len(data)):
             flipped = bytearray(data)
             flipped[place] ^= 1
             with pytest.raises(ValueError, match="damaged"):
-                ONE.open(f"{head}:{base64.b64encode(flipped).decode()}")
+                ONE.open(f"{head}:{base64.b64encode(flipped).decode()}", OWNER)

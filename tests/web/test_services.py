@@ -186,10 +186,35 @@ class TestSecrets:
         api.put(path, {"endpoint": ENDPOINT, "secret": given}, status=200)
         assert stored(api).secrets == kept
 
-    def test_a_put_that_names_no_secret_has_none(self, api):
-        api.put("/v1/services/mail", {"endpoint": ENDPOINT, "secret": SECRET}, status=201)
-        api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=200)
-        assert stored(api).secrets == ()
+    def test_a_put_that_names_no_secret_keeps_it_and_null_removes_it(self, either_api):
+        path, kept = "/v1/services/mail", {"secret": SECRET, "headers": {"x-key": VALUE}}
+        either_api.put(path, {"endpoint": ENDPOINT, **kept}, status=201)
+        either_api.put(path, {"endpoint": ENDPOINT, "rate": 5}, status=200)
+        assert stored(either_api).secrets == (SECRET,)
+        assert stored(either_api).headers == (("x-key", VALUE),)
+        for gone in kept:
+            either_api.put(path, {"endpoint": ENDPOINT, gone: None}, status=200)
+        assert (stored(either_api).secrets, stored(either_api).headers) == ((), ())
+
+    @pytest.mark.parametrize(
+        "config",
+        [{}, {"secret": HIDDEN}, {"secret": None}, {"secret": OTHER, "headers": {"x-key": HIDDEN}}],
+        ids=str,
+    )
+    def test_another_origin_gets_nothing_that_is_stored(self, api, receiver, config):
+        api.service(endpoint=ENDPOINT, secret=SECRET, headers={"x-key": VALUE})
+        before = api.get("/v1/services/mail").json
+        endpoint = receiver.url("/ok")
+        answer = api.put("/v1/services/mail", {"endpoint": endpoint, **config})
+        detail = answer.refused(422, "invalid")["detail"]
+        assert "no other origin" in detail
+        assert VALUE not in detail
+        assert api.get("/v1/services/mail").json == before
+        given = {"endpoint": endpoint, "secret": OTHER, "headers": {"x-new": "n"}}
+        api.put("/v1/services/mail", given, status=200)
+        api.task_in(api.submit(delay=0)["id"], "finished")
+        assert receiver.requests[0].header("x-new") == "n"
+        assert receiver.requests[0].header("x-key") is None
 
     @pytest.mark.parametrize(
         "config", [{"secret": HIDDEN}, {"secret": [OTHER, HIDDEN]}, {"headers": {"x": HIDDEN}}]
@@ -485,7 +510,8 @@ class TestUnusableHere:
 
     def test_a_put_that_would_keep_a_secret_that_cannot_be_opened_says_so(self, elsewhere):
         with Api(elsewhere, secret_key="another key of 16 or more") as api:
-            answer = api.put("/v1/services/mail", {"endpoint": ENDPOINT, "secret": "********"})
-            assert "TICKWHEEL_SECRET_KEY" in answer.refused(422, "invalid")["detail"]
+            for config in ({"secret": "********"}, {}):
+                answer = api.put("/v1/services/mail", {"endpoint": ENDPOINT, **config})
+                assert "TICKWHEEL_SECRET_KEY" in answer.refused(422, "invalid")["detail"]
             api.put("/v1/services/mail", {"endpoint": ENDPOINT, "secret": SECRET}, status=200)
             assert api.get("/v1/services/mail").json["problem"] is None

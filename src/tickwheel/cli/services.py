@@ -82,15 +82,20 @@ def show(*, client: Client, out: Output, name: str) -> None:
     "--header", "headers", multiple=True, metavar="'NAME: VALUE'",
     help="A header to send; may be given several times. These replace the earlier ones.",
 )  # fmt: skip
+@click.option("--no-headers", is_flag=True, help="Send none of the earlier headers any more.")
 @click.option("--secret", type=SECRET, metavar="@FILE|-", help="The secret that signs calls.")
 @click.option("--generate-secret", is_flag=True, help="Make a new secret, and print it once.")
 @click.option("--keep-old", is_flag=True, help="Sign with the earlier secrets, too: rotation.")
+@click.option("--no-secret", is_flag=True, help="Sign calls no more.")
 @click.option("--enabled/--disabled", default=None, help="Whether its tasks are called at all.")
 @click.option(
     "--from", "document", type=OBJECT, metavar="JSON|@FILE|-",
     help="Fields as JSON, such as `services show --json` prints them.",
 )  # fmt: skip
-@click.option("--replace", is_flag=True, help="What is not given gets its default again.")
+@click.option(
+    "--replace", is_flag=True,
+    help="What is not given gets its default again; the secret and the headers stay.",
+)  # fmt: skip
 @printing
 @remote
 def put(
@@ -99,9 +104,11 @@ def put(
     out: Output,
     name: str,
     headers: tuple[str, ...],
+    no_headers: bool,
     secret: str | None,
     generate_secret: bool,
     keep_old: bool,
+    no_secret: bool,
     document: dict[str, Any] | None,
     replace: bool,
     **flags: Any,
@@ -109,15 +116,21 @@ def put(
     """Make a service, or change one: what is given is changed, the rest stays as it is.
 
     What `services show --json` prints has asterisks for secrets, which keep those that are stored:
-    a copy under another name needs --secret or --generate-secret.
+    a copy under another name needs --secret, --generate-secret or --no-secret. What is stored goes
+    to no other origin: an --endpoint on another one needs the secret and the headers given again,
+    or --no-secret and --no-headers.
     """
-    check_secrets(secret, generate=generate_secret, keep_old=keep_old)
+    check_secrets(secret, generate=generate_secret, keep_old=keep_old, none=no_secret)
+    if headers and no_headers:
+        raise click.UsageError("give --header or --no-headers, not both")
     made = new_secret() if generate_secret else None
 
     def configured(before: dict[str, Any]) -> dict[str, Any]:
         config = merged({} if replace else before, part_of(document or {}) | fields_of(flags))
-        if headers:
+        if headers or no_headers:
             config["headers"] = dict(map(header_of, headers))
+        if no_secret:
+            config["secret"] = None
         if given := secret or made:
             config["secret"] = [given, MASK] if keep_old and before.get("secret") else given
         if not config.get("endpoint"):
@@ -231,10 +244,10 @@ def merged(before: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def check_secrets(secret: str | None, *, generate: bool, keep_old: bool) -> None:
+def check_secrets(secret: str | None, *, generate: bool, keep_old: bool, none: bool) -> None:
     """Raise for what cannot be said of secrets together."""
-    if secret is not None and generate:
-        raise click.UsageError("give --secret or --generate-secret, not both")
+    if (secret is not None) + generate + none > 1:
+        raise click.UsageError("give one of --secret, --generate-secret and --no-secret")
     if keep_old and secret is None and not generate:
         raise click.UsageError("--keep-old goes with --secret or --generate-secret")
 

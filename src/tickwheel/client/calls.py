@@ -297,8 +297,10 @@ def put_service(name: str, *, version: int | None = None, **config: object) -> C
     """Make a service, or change the one of this name: `config` is all of its configuration.
 
     `endpoint`, `timeout`, `max_attempts`, `backoff`, `concurrency`, `rate`, `secret`, `headers`,
-    `feedback_timeout`, `breaker`, `enabled`, …: what is left out is the server's default. To change
-    one thing: read it, and put `**service.config | {"enabled": False}, version=service.version`.
+    `feedback_timeout`, `breaker`, `enabled`, …: what is left out is the server's default, except
+    that `secret` and `headers` stay; None removes them. An `endpoint` on another origin needs both
+    given again. To change one thing: read it, and put
+    `**service.config | {"enabled": False}, version=service.version`.
 
     With `version` only while that is the stored one, 0: while there is none of this name; otherwise
     `ServiceChanged` is raised, and another's change is not undone.

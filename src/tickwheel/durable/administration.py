@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.configuration import configured, kept, stored_form
+from tickwheel.durable.configuration import configured, stored_form
 from tickwheel.durable.log import logger
 from tickwheel.durable.registry import Audit
 from tickwheel.durable.service import check_name
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.registry import NodeRow, ShardRow
     from tickwheel.durable.service import Service
 
-TURNS = 8  # of what another was quicker with each time
+TURNS = 32  # tries of a change before which another one came each time
 LOCAL = "local"  # who did it, when no token says so
 
 
@@ -56,7 +56,8 @@ class Administration(ABC):
 
         Its configuration is a mapping, or words: `protocol` ("http"), `endpoint`, `timeout`,
         `max_attempts`, `backoff`, `concurrency`, `rate`, `breaker`, `secret`, `headers`,
-        `feedback_timeout`, `enabled`. What is not given has its default.
+        `feedback_timeout`, `enabled`. What is not given has its default, except that `secret` and
+        `headers` stay; None removes them, and an endpoint on another origin needs them given again.
 
         With `version` only while that is the stored one, 0: while there is none of this name;
         otherwise `ServiceChanged` is raised, and another's change is not undone.
@@ -71,8 +72,8 @@ class Administration(ABC):
             check_version(name, stored, version)
             service = self._checked(node, configured(name, given, stored))
             form = stored_form(service, node.vault.seal)
-            # What the placeholder stands for was read: it must not have changed meanwhile.
-            read = stored.version if stored is not None and kept(given) else version
+            # What is kept was read: it must not have changed since.
+            read = 0 if stored is None else stored.version
             row = await node.store.registry.put_service(name, form, audit, version=read)
             if row is not None:
                 await self._told(node)

@@ -1,7 +1,8 @@
 """A service's configuration as JSON: what is stored, what is shown, and what a change keeps. Pure.
 
-Stored, its secrets and the values of its headers are sealed; shown, they are a placeholder, and a
-configuration that comes back with the placeholder means those that are stored.
+Stored, its secrets and the values of its headers are sealed; shown, they are a placeholder. A
+configuration that leaves them out, or has the placeholder, keeps those that are stored, as long as
+the endpoint stays on its origin; None removes them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from tickwheel.durable.service import PLACEHOLDER, Backoff, Breaker, Service
 
@@ -18,21 +20,26 @@ if TYPE_CHECKING:
     from tickwheel.durable.registry import ServiceRow
 
 MAX_SECRETS = 5
-UNREADABLE = "it is sealed with a key that this node does not have (TICKWHEEL_SECRET_KEY)"
+UNREADABLE = "this node cannot open it: its key may be missing from TICKWHEEL_SECRET_KEY"
 TIMEOUT = 30.0  # of what is called over a network, unless it says
 KEPT_APART = {"name", "version", "secrets", "headers"}
 PLAIN = [field.name for field in fields(Service) if field.name not in KEPT_APART]
 NOTED = {"gone_at_ms"}  # which nobody configures
+PORTS = {"http": 80, "https": 443}
 
 
 def configured(name: str, config: Mapping[str, Any], stored: Service | None) -> Service:
     """Return the service that a configuration describes; raise for what cannot be right.
 
     - `secret` is one, or a list, the newest first; `headers` is a mapping.
+    - Left out, or where they have the placeholder, both are the stored ones; None removes them.
+      The stored ones stay with their origin: for another, both must be given.
     """
-    given = {"timeout": TIMEOUT, **config}
-    secrets = kept_secrets(given.pop("secret", None), stored)
-    headers = kept_headers(given.pop("headers", None) or {}, stored)
+    given = {"timeout": TIMEOUT, **masked(stored), **config}
+    secrets = kept_secrets(given["secret"], stored)
+    headers = kept_headers(given["headers"] or {}, stored)
+    check_origin(given, stored)
+    del given["secret"], given["headers"]
     unknown = given.keys() - set(PLAIN) | given.keys() & NOTED
     if unknown:
         known = sorted({*PLAIN, "headers", "secret"} - NOTED)
@@ -59,11 +66,51 @@ def breaker_of(value: Any) -> Breaker | None:
     return value
 
 
-def kept(config: Mapping[str, Any]) -> bool:
-    """Say whether something that is stored is to be kept."""
-    secret = config.get("secret") or ()
-    secrets = [secret] if isinstance(secret, str) else secret
-    return PLACEHOLDER in [*secrets, *(config.get("headers") or {}).values()]
+def masked(service: Service | None) -> dict[str, Any]:
+    """Return the fields of a service that are secret, as everybody may see them."""
+    if service is None:
+        return {"secret": None, "headers": {}}
+    return {
+        "secret": PLACEHOLDER if service.secrets else None,
+        "headers": {name: PLACEHOLDER for name, _ in service.headers},
+    }
+
+
+def kept_fields(given: Mapping[str, Any]) -> list[str]:
+    """Return the fields of which something stored is to be kept."""
+    secret = given["secret"] or []
+    fields = ["secret"] if PLACEHOLDER in ([secret] if isinstance(secret, str) else secret) else []
+    headers = (given["headers"] or {}).items()
+    return fields + [f"the header {name!r:.100}" for name, value in headers if value == PLACEHOLDER]
+
+
+def check_origin(given: Mapping[str, Any], stored: Service | None) -> None:
+    """Raise when a stored secret would be sent to another origin."""
+    before = "" if stored is None else stored.endpoint
+    kept = kept_fields(given)
+    if kept and origin_of(before) != origin_of(given.get("endpoint", "")):
+        raise ValueError(  # without the endpoint: one that is wrong may hold a password
+            "the endpoint is on another origin (scheme, host and port) than before, and stored"
+            f" secrets go to no other origin: give {', '.join(kept):.500} again, or null for none"
+        )
+
+
+def origin_of(endpoint: Any) -> str:
+    """Return scheme, host and port of an endpoint; of what is no URL the whole.
+
+    Stored secrets are bound to it: another form for the same endpoint would close them for good.
+    """
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port or PORTS.get(parts.scheme)
+    except (ValueError, TypeError, AttributeError):
+        return str(endpoint)
+    return f"{parts.scheme}://{parts.hostname}:{port}" if parts.hostname else str(endpoint)
+
+
+def owner_of(name: str, endpoint: str, field: str) -> str:
+    """Return the one place where a secret belongs: what it is sealed for."""
+    return json.dumps([name, origin_of(endpoint), field])
 
 
 def kept_secrets(secret: str | Sequence[str] | None, stored: Service | None) -> tuple[str, ...]:
@@ -100,11 +147,15 @@ def kept_headers(headers: Mapping[str, str], stored: Service | None) -> tuple[tu
     return tuple(found)
 
 
-def stored_form(service: Service, seal: Callable[[str], str]) -> str:
-    """Return the JSON to store."""
+def stored_form(service: Service, seal: Callable[[str, str], str]) -> str:
+    """Return the JSON to store; `seal` is given a secret, and the owner that it is for."""
+
+    def sealed(secret: str, field: str) -> str:
+        return seal(secret, owner_of(service.name, service.endpoint, field))
+
     config = plain_form(service)
-    config["secret"] = [seal(one) for one in service.secrets]
-    config["headers"] = {name: seal(value) for name, value in service.headers}
+    config["secret"] = [sealed(one, "secret") for one in service.secrets]
+    config["headers"] = {name: sealed(value, f"header {name}") for name, value in service.headers}
     return json.dumps(config)
 
 
@@ -113,9 +164,7 @@ def shown_form(service: Service) -> dict[str, Any]:
     config = plain_form(service)
     for name in NOTED:
         del config[name]
-    config["secret"] = PLACEHOLDER if service.secrets else None
-    config["headers"] = {name: PLACEHOLDER for name, _ in service.headers}
-    return config
+    return config | masked(service)
 
 
 def plain_form(service: Service) -> dict[str, Any]:
@@ -126,11 +175,16 @@ def plain_form(service: Service) -> dict[str, Any]:
     return config
 
 
-def restored(row: ServiceRow, unseal: Callable[[str], str]) -> Service:
+def restored(row: ServiceRow, unseal: Callable[[str, str], str]) -> Service:
     """Return the service of a stored row."""
     config = json.loads(row.config)
-    secrets = tuple(map(unseal, config.pop("secret", [])))
-    headers = tuple((name, unseal(value)) for name, value in config.pop("headers", {}).items())
+
+    def opened(text: str, field: str) -> str:
+        return unseal(text, owner_of(row.name, config.get("endpoint", ""), field))
+
+    secrets = tuple(opened(one, "secret") for one in config.pop("secret", []))
+    sealed = config.pop("headers", {}).items()
+    headers = tuple((name, opened(value, f"header {name}")) for name, value in sealed)
     backoff = known_fields(Backoff, config.pop("backoff", {}))
     backoff["delays"] = tuple(backoff.get("delays", ()))
     breaker = config.pop("breaker", None)

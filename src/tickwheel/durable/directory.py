@@ -199,8 +199,15 @@ class Directory:
 
 
 def shown_at_least(row: ServiceRow) -> Service:
-    """Return what can be told of a row: all but its secrets, or no more than its name."""
+    """Return what can be told of a row: all but its secrets, or no more than its name.
+
+    One that cannot be read may have secrets and headers: they are not taken for missing.
+    """
     try:
-        return restored(row, lambda _: PLACEHOLDER)
+        return restored(row, lambda *_: PLACEHOLDER)
     except Exception:  # noqa: BLE001
-        return Service(row.name, "unknown", enabled=False, version=row.version)
+        hidden = ((PLACEHOLDER, PLACEHOLDER),)
+        return Service(
+            row.name, "unknown", enabled=False, version=row.version, secrets=(PLACEHOLDER,),
+            headers=hidden,
+        )  # fmt: skip

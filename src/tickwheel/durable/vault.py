@@ -1,6 +1,7 @@
 """The vault: secrets sealed before they are stored, with keys that only the processes have.
 
-Without a key they are stored as they are, and a warning says so. Messages never show a secret.
+A sealed secret is bound to its owner: copied to another one's row, it does not open. Without a key
+secrets are stored as they are, and a warning says so. Messages never show a secret.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tickwheel.durable.log import logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SEALED = "sealed:"
+SEALED = "bound:"
+UNBOUND = "sealed:"  # by version 0.1.0 before its release: opening it would undo the binding
 PLAIN = "plain:"
 LEAST = 16  # characters of a key
 
@@ -31,8 +33,8 @@ class Vault:
         texts = [text.strip() for text in (keys or "").split(",") if text.strip()]
         if any(len(text) < LEAST for text in texts):
             raise ValueError(f"a secret key must have {LEAST} characters at least")
-        self._keys: dict[str, Callable[[bytes, bytes], bytes]] = {}
-        self._seal: Callable[[bytes, bytes], bytes] | None = None
+        self._keys: dict[str, Callable[[bytes, bytes, bytes], bytes]] = {}
+        self._seal: Callable[[bytes, bytes, bytes], bytes] | None = None
         self._first = ""
         self._warned = False
         for text in reversed(texts):
@@ -49,11 +51,11 @@ class Vault:
         key = hashlib.scrypt(text.encode(), salt=b"tickwheel secret", n=2**14, r=8, p=1, dklen=32)
         cipher = AESGCM(key)
         self._first = hashlib.sha256(b"tickwheel key id" + key).hexdigest()[:8]
-        self._keys[self._first] = lambda nonce, data: cipher.decrypt(nonce, data, None)
-        self._seal = lambda nonce, data: cipher.encrypt(nonce, data, None)
+        self._keys[self._first] = cipher.decrypt
+        self._seal = cipher.encrypt
 
-    def seal(self, secret: str) -> str:
-        """Return a text to store for a secret."""
+    def seal(self, secret: str, owner: str) -> str:
+        """Return a text to store for a secret; `owner` names the one place where it belongs."""
         if self._seal is None:
             if not self._warned:
                 self._warned = True
@@ -63,13 +65,18 @@ class Vault:
                 )
             return PLAIN + secret
         nonce = os.urandom(12)
-        sealed = base64.b64encode(nonce + self._seal(nonce, secret.encode())).decode()
-        return f"{SEALED}{self._first}:{sealed}"
+        sealed = nonce + self._seal(nonce, secret.encode(), owner.encode())
+        return f"{SEALED}{self._first}:{base64.b64encode(sealed).decode()}"
 
-    def open(self, text: str) -> str:
-        """Return the secret that was sealed; ValueError when no key of ours opens it."""
+    def open(self, text: str, owner: str) -> str:
+        """Return the secret that was sealed for `owner`; ValueError when it does not open."""
         if text.startswith(PLAIN):
             return text.removeprefix(PLAIN)
+        if text.startswith(UNBOUND):
+            raise ValueError(
+                "a stored secret was sealed by an earlier version, which did not bind it to its"
+                " service: put the service with its secret and its headers given again"
+            )
         if not text.startswith(SEALED):
             raise ValueError("a stored secret is neither sealed nor plain: it has been damaged")
         key_id, _, sealed = text.removeprefix(SEALED).partition(":")
@@ -80,10 +87,13 @@ class Vault:
             )
         try:
             data = base64.b64decode(sealed, validate=True)
-            return self._keys[key_id](data[:12], data[12:]).decode()
+            return self._keys[key_id](data[:12], data[12:], owner.encode()).decode()
         except (binascii.Error, ValueError):
             pass
         except Exception as error:
             if type(error).__name__ != "InvalidTag":
                 raise
-        raise ValueError(f"a stored secret, sealed with the key {key_id!r}, has been damaged")
+        raise ValueError(
+            f"a stored secret, sealed with the key {key_id!r}, has been damaged, or was sealed for"
+            " another service, header or origin"
+        )

@@ -133,7 +133,11 @@ Secret = Annotated[str, Meta(max_length=200)]
 
 
 class PutService(Taken, kw_only=True, frozen=True):
-    """Whom to call when a task is due, and how. What is not given has its default."""
+    """Whom to call when a task is due, and how. What is not given has its default.
+
+    `secret` and `headers` that are not given stay as they are stored, and so does each value that
+    is `********`; null removes them. For an endpoint on another origin both must be given.
+    """
 
     endpoint: Annotated[str, Meta(min_length=1, max_length=2_048)]
     protocol: Literal["http"] = "http"
@@ -143,8 +147,8 @@ class PutService(Taken, kw_only=True, frozen=True):
     concurrency: Annotated[int, Meta(ge=1, le=100_000)] = 100
     rate: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
     breaker: Breaker | None = Breaker()
-    secret: Secret | Annotated[list[Secret], Meta(max_length=5)] | None = None
-    headers: Annotated[dict[str, Header], Meta(max_length=50)] = {}
+    secret: Secret | Annotated[list[Secret], Meta(max_length=5)] | UnsetType | None = UNSET
+    headers: Annotated[dict[str, Header], Meta(max_length=50)] | UnsetType | None = UNSET
     feedback_timeout: Annotated[float, Meta(gt=0, le=31_622_400)] = 3600.0
     enabled: bool = True
 
