@@ -87,5 +87,5 @@ class Held:
 def calling(stage, answer=OK, **options):
     """A scheduler on the stage, not started, and the callee of its services."""
     app, callee = stage.app(**options), Callee(stage, answer)
-    app._make_channels = lambda: {"http": callee}
+    app._make_channels = lambda _: {"http": callee}
     return app, callee

@@ -148,7 +148,7 @@ class TestPut:
 
     async def test_without_the_packages_it_is_refused_and_says_which_there_are(self, stage):
         app = stage.app()
-        app._make_channels = dict
+        app._make_channels = lambda _: {}
         async with app:
             with pytest.raises(ValueError, match="protocol must be one of"):
                 await app.put_service("s", endpoint=URL)

@@ -68,7 +68,7 @@ class TestVerbs:
 
     def test_services_are_administered_and_fed_back_to(self, app):
         callee = Callee(SimpleNamespace(seconds=0), ACCEPTED)
-        app._make_channels = lambda: {"http": callee}
+        app._make_channels = lambda _: {"http": callee}
         with app.blocking() as b:
             put = b.put_service("s", endpoint=URL, actor="ops")
             assert b.get_service("s") == put

@@ -828,7 +828,7 @@ class CalleeStory:
 
     async def begin(self):
         self.app = self.stage.app()
-        self.app._make_channels = lambda: {"http": self.callee}
+        self.app._make_channels = lambda _: {"http": self.callee}
         await self.app.start()
         await self.stage.settle()
 
@@ -916,7 +916,7 @@ class TestOptions:
     def test_a_network_that_is_none_is_told(self, tmp_path):
         app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", allow_targets=["not a network"])
         with pytest.raises(ValueError):
-            app._make_channels()
+            app._make_channels(lambda: 0.0)
 
 
 class TestRealTime:
