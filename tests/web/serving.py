@@ -483,6 +483,20 @@ class Served(Verbs):
             time.sleep(0.005)
 
 
+def ended(server):
+    """The exit code of a server that ends by itself, and the last thing that it says."""
+    server.launch()
+    try:
+        out, _ = server.process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        raise
+    assert out == b""
+    lines = server.log().splitlines()
+    last = lines[-1] if lines else ""
+    return server.process.returncode, json.loads(last)["message"] if last[:1] == "{" else last
+
+
 def wait_until(condition, what):
     """Wait for something that another process does."""
     servers.wait_until(condition, what, PATIENCE)

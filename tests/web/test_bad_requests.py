@@ -21,9 +21,10 @@ from uvicorn.server import ServerState
 
 from pulse import undisturbed
 from receivers import Receiver
-from tickwheel.config import Config
+from tickwheel import SystemClock
 from tickwheel.web import app as application
 from tickwheel.web import protocol
+from tickwheel.web.lobby import Lobby
 from tickwheel.web.server import uvicorn_config
 from web.serving import PATIENCE, SECRET, UNKNOWN_ID, Answer, Served, check_problem, create_token
 
@@ -570,7 +571,7 @@ class TestPatience:
                     await asyncio.sleep(pause)
 
         async def run():
-            config = uvicorn_config(Config(), api.app)
+            config = uvicorn_config(api.app, Lobby(100, SystemClock()))
             config.load()
             loop, state = asyncio.get_running_loop(), ServerState()
             server = await loop.create_server(

@@ -8,34 +8,14 @@ import pty
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import threading
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from datetime import datetime
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 import servers
-from web.serving import PATIENCE, SECRET, Served, wait_until
-
-
-def ended(server):
-    """The exit code of a server that ends by itself, and the last thing that it says."""
-    server.launch()
-    try:
-        out, _ = server.process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        raise
-    assert out == b""
-    lines = server.log().splitlines()
-    last = lines[-1] if lines else ""
-    return server.process.returncode, json.loads(last)["message"] if last[:1] == "{" else last
+from web.serving import PATIENCE, SECRET, Served, ended, wait_until
 
 
 def refused(server):
@@ -527,71 +507,6 @@ class TestLogs:
         assert server.log() == ""
 
 
-def key_usage(signs):
-    """What a certificate's key is for; Python asks for that from 3.13 on."""
-    return x509.KeyUsage(
-        digital_signature=True, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, key_cert_sign=signs, crl_sign=signs,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-
-
-class Authority:
-    """A certificate authority, and a certificate of this host by it."""
-
-    def __init__(self, directory):
-        now = datetime.now(UTC)
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tickwheel tests")])
-        own = ec.generate_private_key(ec.SECP256R1())
-        key = ec.generate_private_key(ec.SECP256R1())
-
-        def made(subject, public, extension, *, ca):
-            usage = x509.BasicConstraints(ca=ca, path_length=None)
-            return (
-                x509.CertificateBuilder()
-                .subject_name(subject)
-                .issuer_name(name)
-                .public_key(public)
-                .serial_number(x509.random_serial_number())
-                .not_valid_before(now - timedelta(hours=1))
-                .not_valid_after(now + timedelta(hours=1))
-                .add_extension(usage, critical=True)
-                .add_extension(extension, critical=False)
-                .add_extension(key_usage(ca), critical=True)
-                .add_extension(
-                    x509.AuthorityKeyIdentifier.from_issuer_public_key(own.public_key()),
-                    critical=False,
-                )
-                .sign(own, hashes.SHA256())
-            )
-
-        alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-        host = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-        identifier = x509.SubjectKeyIdentifier.from_public_key(own.public_key())
-        root = made(name, own.public_key(), identifier, ca=True)
-        leaf = made(host, key.public_key(), alternative, ca=False)
-        self.ca, self.cert, self.key = (directory / n for n in ("ca.pem", "cert.pem", "key.pem"))
-        self.ca.write_bytes(root.public_bytes(serialization.Encoding.PEM))
-        self.cert.write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
-        self.key.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Authority(tmp_path_factory.mktemp("tls"))
-
-
-def made(directory):
-    directory.mkdir()
-    return directory
-
-
 def test_a_line_of_the_log_says_which_node_wrote_it_and_what_it_is_about(serve, receiver):
     server = serve("--node", "one")
     server.service(endpoint=receiver.url("/missing"), max_attempts=1)
@@ -602,82 +517,6 @@ def test_a_line_of_the_log_says_which_node_wrote_it_and_what_it_is_about(serve, 
     assert (line["node"], line["service"], line["attempt"]) == ("one", "mail", 1)
     assert line["error"] == "127.0.0.1 answered 404"
     assert "failed for good: 127.0.0.1 answered 404" in line["message"]
-
-
-class TestTls:
-    def test_it_speaks_https(self, serve, authority):
-        files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
-        server = serve(*files, ca=authority.ca)
-        assert server.url.startswith("https://127.0.0.1:")
-        server.service()
-        server.submit()
-        with server.connect() as wire, pytest.raises(ssl.SSLError):
-            ssl.create_default_context().wrap_socket(wire, server_hostname="127.0.0.1")
-        with server.connect() as wire:
-            wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            with contextlib.suppress(ConnectionError):
-                assert b"200" not in wire.recv(1000)
-        server.get("/healthz", status=200)
-
-    def test_old_versions_of_tls_are_refused(self, serve, authority):
-        server = serve("--tls-cert", authority.cert, "--tls-key", authority.key, ca=authority.ca)
-        context = ssl.create_default_context(cafile=authority.ca)
-        with server.connect() as wire:
-            found = context.wrap_socket(wire, server_hostname="127.0.0.1")
-            assert found.version() in ("TLSv1.2", "TLSv1.3")
-            found.close()
-
-    def test_a_certificate_that_was_renewed_is_read_at_sighup(self, serve, tmp_path):
-        old, new = Authority(made(tmp_path / "old")), Authority(made(tmp_path / "new"))
-        server = serve("--tls-cert", old.cert, "--tls-key", old.key, ca=old.ca, errors=True)
-        server.get("/healthz", status=200)
-        old.cert.write_bytes(new.cert.read_bytes())  # the key does not fit yet
-        server.signal(signal.SIGHUP)
-        wait_until(lambda: "is not renewed" in server.log(), "it is said")
-        server.hang_up()
-        server.get("/healthz", status=200)
-        old.key.write_bytes(new.key.read_bytes())
-        server.signal(signal.SIGHUP)
-        wait_until(lambda: "was read again" in server.log(), "it is said")
-        server.hang_up()
-        server.ca = new.ca
-        server.get("/healthz", status=200)
-
-    def test_a_terminal_that_is_closed_stops_it(self, tmp_path, sqlite_url):
-        leader, follower = pty.openpty()
-        try:
-            server = Served("--store", sqlite_url, cwd=tmp_path)
-            server.stderr = follower
-            with server:
-                server.get("/healthz", status=200)
-                server.signal(signal.SIGHUP)
-                assert server.process.wait(PATIENCE) == 0
-        finally:
-            os.close(leader)
-            os.close(follower)
-
-    def test_without_tls_sighup_is_ignored(self, serve):
-        server = serve()
-        server.get("/healthz", status=200)
-        server.signal(signal.SIGHUP)
-        wait_until(lambda: "SIGHUP is ignored" in server.log(), "it is said")
-        server.get("/healthz", status=200)
-
-    @pytest.mark.parametrize("wrong", ["missing", "swapped", "garbage"])
-    def test_a_certificate_that_is_none_is_said(self, tmp_path, sqlite_url, authority, wrong):
-        garbage = tmp_path / "garbage.pem"
-        garbage.write_text("this is no certificate")
-        cert, key = {
-            "missing": (tmp_path / "nothing.pem", authority.key),
-            "swapped": (authority.key, authority.cert),
-            "garbage": (garbage, authority.key),
-        }[wrong]
-        files = ("--tls-cert", cert, "--tls-key", key)
-        server = Served("--store", sqlite_url, *files, cwd=tmp_path)
-        code, message = ended(server)
-        assert code in (1, 2)
-        assert cert.name in message
-        assert "Traceback" not in server.log()
 
 
 class TestWorkers:

@@ -14,12 +14,16 @@ logger = logging.getLogger("tickwheel.web")
 SHARE = 0.6  # of the file descriptors are for connections; the rest for callbacks and the store
 DESCRIPTORS = 1 << 20  # that are asked for where there is no limit
 QUIET_SECONDS = 60.0  # between two warnings
-UNREAD = 128 << 20  # bytes of answers that wait to be read, of all connections together
+UNREAD = 128 << 20  # bytes that wait, of all connections together: see `Lobby`
+ENOUGH = 0.75  # of UNREAD: so much may be left when some connections were closed for it
 FULL = (
     "%d connections are open, which is the most there may be: for each new one the one that has"
     " waited longest is closed"
 )
-SLOW = "answers of over %d MiB are not being read: the connections that stand longest are closed"
+SLOW = (
+    "answers that are not read, and requests sent ahead of their answers, take over %d MiB:"
+    " the connections that have waited longest are closed"
+)
 
 
 class Guest(Protocol):
@@ -29,7 +33,7 @@ class Guest(Protocol):
         """Close it now: its place is needed, or the memory that its answer takes."""
 
     def unread(self) -> int:
-        """Return how many bytes of answers it has yet to take."""
+        """Return how many bytes wait: of answers to be read, of requests to be answered."""
 
 
 class Lobby:
@@ -37,15 +41,17 @@ class Lobby:
 
     - One more takes the place of the one that has waited longest for a request, as a stranger's
       does that sends nothing; when all of them are being answered, it is not let in.
-    - Answers that are not being read take `UNREAD` bytes together at most: beyond that the
-      connections that have stood longest are closed.
+    - Answers that are not being read, and requests that were sent ahead of an answer, take
+      `UNREAD` bytes together at most: beyond that the connections that have waited longest are
+      closed.
     """
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
         self.open: set[Guest] = set()
         self._waiting: dict[Guest, None] = {}  # those that wait, longest first
-        self._stuck: dict[Guest, None] = {}  # those that read too slowly, longest first
+        self._stuck: dict[Guest, int] = {}  # bytes of those with `unread`, longest first
+        self._unread = 0  # the sum of these
         self._clock = clock
         self._quiet_until = clock.time()
 
@@ -75,22 +81,31 @@ class Lobby:
         """Forget it."""
         self.open.discard(guest)
         self._waiting.pop(guest, None)
-        self._stuck.pop(guest, None)
+        self.flowing(guest)
 
     def stuck(self, guest: Guest) -> None:
-        """Note that it does not read what it is answered as fast as it comes."""
-        self._stuck.setdefault(guest)
-        held = sum(one.unread() for one in self._stuck)
-        while held > UNREAD:
-            self._warn(SLOW, UNREAD >> 20)
+        """Note that something waits for it: it reads too slowly, or asks too fast."""
+        size = guest.unread()
+        self._unread += size - self._stuck.get(guest, 0)
+        self._stuck[guest] = size  # a place that it has already, it keeps
+        if self._unread > UNREAD:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the connections that have waited longest, if it is as much as it seems."""
+        self._stuck = {one: one.unread() for one in self._stuck}
+        self._unread = sum(self._stuck.values())
+        if self._unread <= UNREAD:
+            return
+        self._warn(SLOW, UNREAD >> 20)
+        while self._unread > ENOUGH * UNREAD:
             longest = next(iter(self._stuck))
-            held -= longest.unread()
-            self._stuck.pop(longest)
+            self.flowing(longest)
             longest.dismiss()
 
     def flowing(self, guest: Guest) -> None:
-        """Note that it has read nearly all."""
-        self._stuck.pop(guest, None)
+        """Note that nothing waits for it any more, or next to nothing."""
+        self._unread -= self._stuck.pop(guest, 0)
 
     def _warn(self, message: str, figure: int) -> None:
         now = self._clock.time()

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +29,7 @@ from tickwheel.web.logs import set_up, sign
 from tickwheel.web.metrics import families_of
 from tickwheel.web.protocol import Protocol
 from tickwheel.web.siblings import Siblings
+from tickwheel.web.tls import Certificate, Listener
 from tickwheel.web.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -155,8 +155,11 @@ async def serve(
         app = App(scheduler, guard, limits, here_only=here_only, tracing=tracing)
         if tracing is not None:
             tracing.follow(scheduler.node.channels)
-        server = Server(uvicorn_config(config, app), app, config.grace)
-        load(server.config, config)
+        certificate = None
+        if config.tls_cert is not None and config.tls_key is not None:
+            certificate = Certificate(config.tls_cert, config.tls_key)
+        lobby = Lobby(places(config.max_connections), SystemClock())
+        server = Server(uvicorn_config(app, lobby), app, lobby, config.grace, certificate)
         if inherited is None:
             announce(config, listener)
         async with server.among_siblings(inherited):
@@ -172,27 +175,14 @@ async def serve(
             tracing.close()
 
 
-def uvicorn_config(config: Config, app: App) -> uvicorn.Config:
+def uvicorn_config(app: App, lobby: Lobby) -> uvicorn.Config:
     """Return what uvicorn is to do."""
-    lobby = Lobby(places(config.max_connections), SystemClock())
     return uvicorn.Config(
         app, http=partial(Protocol, lobby),  # type: ignore[arg-type]
         ws="none", lifespan="off", loop="none", interface="asgi3",
         log_config=None, access_log=False, server_header=False, date_header=True,
         proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        ssl_certfile=str(config.tls_cert) if config.tls_cert else None,
-        ssl_keyfile=str(config.tls_key) if config.tls_key else None,
     )  # fmt: skip
-
-
-def load(made: uvicorn.Config, config: Config) -> None:
-    """Read the certificate now: what is wrong with it is said before the address is."""
-    try:
-        made.load()
-    except OSError as error:  # ssl.SSLError is one, too
-        files = f"{config.tls_cert} and {config.tls_key}"
-        why = error.strerror or error
-        raise OSError(f"the certificate and key in {files} cannot be used: {why}") from error
 
 
 def announce(config: Config, listener: socket.socket) -> None:
@@ -210,10 +200,19 @@ class Server(uvicorn.Server):
       a balancer sees by /readyz that it is to ask others, and nobody is refused a connection.
     """
 
-    def __init__(self, config: uvicorn.Config, app: App, grace: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: App,
+        lobby: Lobby,
+        grace: float,
+        certificate: Certificate | None,
+    ) -> None:
         super().__init__(config)
         self._app = app
+        self._lobby = lobby
         self._grace = grace
+        self._certificate = certificate
         self._orphaned = False
         self._clock = SystemClock()
         self._told_at = self._clock.time()
@@ -273,20 +272,22 @@ class Server(uvicorn.Server):
 
     def renew_certificate(self) -> None:
         """Read the certificate and its key again, for connections from now on."""
-        context = self.config.ssl
-        certificate, key = self.config.ssl_certfile, self.config.ssl_keyfile
-        if context is None or certificate is None:
+        if self._certificate is None:
             logger.info("SIGHUP is ignored: without TLS there is no certificate to read again")
-            return
-        try:
-            # Elsewhere first: a key that does not fit would leave the one in use without any.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-            context.load_cert_chain(certificate, key)
-        except OSError as error:  # ssl.SSLError is one, too
-            why = error.strerror or error
-            logger.error("the certificate in %s is not renewed: %s", certificate, why)  # noqa: TRY400
         else:
-            logger.info("the certificate in %s was read again", certificate)
+            self._certificate.renew()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup([] if self._certificate else sockets)
+        if self._certificate is not None:
+            make = partial(
+                Protocol, self._lobby, config=self.config, server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )  # fmt: skip
+            for one in sockets or []:
+                listener = Listener(one, self._certificate.context, self._lobby, make)
+                self.servers.append(listener)  # type: ignore[arg-type]
 
     async def on_tick(self, counter: int) -> bool:
         """Say whether to end: what was under way has ended, or its time is over."""

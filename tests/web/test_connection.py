@@ -1,0 +1,409 @@
+"""One connection: requests sent ahead of their answers, bodies in crumbs, and heads that are none.
+
+The protocol in this process with an application of the test's own; a server where memory counts.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import re
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+from uvicorn.server import ServerState
+
+from tickwheel import SystemClock
+from tickwheel.web import protocol
+from tickwheel.web.lobby import Lobby
+from tickwheel.web.protocol import MAX_HEADERS, SLICE
+from tickwheel.web.server import uvicorn_config
+from web.serving import PATIENCE, wait_until
+
+GET = b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
+READ = 256 << 10  # bytes that a loop reads at once, and so the most that may wait
+MIB = 1 << 20
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+
+
+class Line:
+    """A connection to an application that notes what it is asked, and answers when it may."""
+
+    def __init__(self, *, answer=b"ok", reads=False):
+        self.answer = answer
+        self.reads = reads
+        self.asked = []
+        self.bodies = []
+        self.may = asyncio.Event()
+        self.protocols = []
+        self.lobby = Lobby(100, SystemClock())
+
+    async def __call__(self, scope, receive, send):
+        self.asked.append(scope["path"])
+        body, more = b"", self.reads
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        self.bodies.append(body)
+        await self.may.wait()
+        headers = [(b"content-length", str(len(self.answer)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self.answer})
+
+    def make(self):
+        made = self.config.http_protocol_class(
+            config=self.config, server_state=self.state, app_state={}
+        )
+        self.protocols.append(made)
+        return made
+
+    async def __aenter__(self):
+        self.config, self.state = uvicorn_config(self, self.lobby), ServerState()
+        self.config.load()
+        listener = socket.create_server(("127.0.0.1", 0))
+        wire = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+        self.server = await asyncio.get_running_loop().create_server(self.make, sock=listener)
+        wire.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(wire, self.server.sockets[0].getsockname())
+        self.reader, self.writer = await asyncio.open_connection(sock=wire, limit=4096)
+        return self
+
+    async def __aexit__(self, *_):
+        self.may.set()
+        self.writer.transport.abort()
+        self.server.close()
+        await asyncio.gather(*self.state.tasks, return_exceptions=True)
+        await until(lambda: not self.state.connections)
+
+    @property
+    def protocol(self):
+        return self.protocols[0]
+
+    async def answers(self, count):
+        """Read so many answers."""
+        for _ in range(count):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), head
+            await self.reader.readexactly(len(self.answer))
+
+
+async def until(condition):
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def turns(count=100):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def run(story):
+    """Run a story on a loop, which must not hang."""
+
+    async def guarded():
+        async with asyncio.timeout(PATIENCE):
+            await story()
+
+    asyncio.run(guarded())
+
+
+class TestRequestsSentAhead:
+    COUNT = 50_000
+
+    def test_they_are_not_parsed_and_no_more_is_read_until_the_first_is_answered(self):
+        async def story():
+            async with Line() as line:
+                line.writer.write(b"".join(GET % n for n in range(self.COUNT)))
+                await until(lambda: line.protocol.flow.read_paused)
+                await turns()
+                assert line.asked == ["/0"]
+                assert not line.protocol.pipeline
+                assert line.protocol.unread() <= READ
+                assert line.protocol.flow.read_paused
+                line.may.set()
+                await line.answers(1000)
+                assert line.asked[:1000] == [f"/{n}" for n in range(1000)]
+
+        run(story)
+
+    def test_all_are_answered_in_order_wherever_they_were_cut(self):
+        async def story():
+            body = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n\r\n\r\n\r\n\r\nx"
+            chunks = (
+                b"POST /%d HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"8\r\n\r\n\r\n\r\n\r\n\r\n1\r\nx\r\n0\r\nT: 1\r\n\r\n"
+            )
+            kinds = [GET, body, chunks, b"\r\n\r\n\r\n" + GET]
+            text = b"".join(kinds[n % 4] % n for n in range(40))
+            for size in (1, 2, 3, 5, 7, 64, 1000):
+                async with Line(reads=True) as line:
+                    line.may.set()
+                    for place in range(0, len(text), size):
+                        line.writer.write(text[place : place + size])
+                        await asyncio.sleep(0)
+                    await line.answers(40)
+                    assert line.asked == [f"/{n}" for n in range(40)]
+                    assert (
+                        line.bodies == [b"", b"\r\n\r\n\r\n\r\nx", b"\r\n\r\n\r\n\r\nx", b""] * 10
+                    )
+
+        run(story)
+
+    @pytest.mark.parametrize("late", [1, 2, 3, 4, 5])
+    def test_none_is_parsed_with_the_end_of_the_first(self, late):
+        async def story():
+            async with Line() as line:
+                first = GET % 1
+                line.writer.write(first[:-late])
+                await until(lambda: line.protocols and line.protocol.scope)
+                line.writer.write(first[-late:] + GET % 2)
+                await until(lambda: line.protocol.flow.read_paused)
+                await turns()
+                assert line.asked == ["/1"]
+                assert not line.protocol.pipeline
+                line.may.set()
+                await line.answers(2)
+
+        run(story)
+
+    def test_the_next_is_not_begun_while_an_answer_is_not_read(self):
+        async def story():
+            async with Line(answer=b"x" * 8 * MIB) as line:
+                line.may.set()
+                line.writer.write((GET % 1) * 50)
+                await until(lambda: line.protocol.flow.write_paused)
+                await turns()
+                assert line.asked == ["/1"]
+                await line.answers(3)
+                assert 3 <= len(line.asked) <= 4
+
+        run(story)
+
+    def test_they_count_with_what_is_not_read_and_are_cut_off_together(self, monkeypatch):
+        monkeypatch.setattr("tickwheel.web.lobby.UNREAD", 1000)
+
+        async def story():
+            async with Line() as line:
+                line.writer.write((GET % 1) * 100)
+                assert await line.reader.read() == b""
+
+        run(story)
+
+    def test_one_that_has_only_begun_when_it_waited_must_be_ended_soon(self, monkeypatch):
+        monkeypatch.setattr(protocol, "PATIENCE_SECONDS", 0.1)
+
+        async def story():
+            async with Line() as line:
+                line.writer.write(GET % 1 + (GET % 2)[:20])
+                await until(lambda: line.protocol.flow.read_paused)
+                line.may.set()
+                await line.answers(1)
+                assert (await line.reader.read()).startswith(b"HTTP/1.1 408 ")
+
+        run(story)
+
+    def test_a_server_takes_no_memory_for_them(self, serve):
+        server = serve()
+        server.get("/healthz", status=200)
+        before = server.rss()
+        one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        count = MIB // 2 // len(one)
+        with server.connect() as wire, contextlib.ExitStack() as stack:
+            reading = threading.Thread(target=skip, args=(wire, count))
+            reading.start()
+            stack.callback(reading.join)
+            wire.sendall(one * count)
+        assert server.rss() - before < 15 * MIB
+
+
+def skip(wire, count):
+    """Read so many answers."""
+    found, end = 0, b""
+    while found < count:
+        text = end + wire.recv(MIB)
+        found += text.count(b'{"status":"ok"}')
+        end = text[-14:]
+
+
+class TestPieces:
+    def test_chunks_of_one_byte_leave_others_their_turns(self, monkeypatch):
+        """A read of 256 KiB has 40,000 of them: the loop must not stand still for all of these."""
+        turn, parsed = 0, {}
+        original = protocol.Protocol.on_body
+
+        def on_body(self, body):
+            parsed[turn] = parsed.get(turn, 0) + 1
+            original(self, body)
+
+        monkeypatch.setattr(protocol.Protocol, "on_body", on_body)
+
+        async def story():
+            nonlocal turn
+            async with Line(reads=True) as line:
+                line.may.set()
+                head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+                line.writer.write(head + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n")
+                while not line.bodies:
+                    turn += 1
+                    await asyncio.sleep(0)
+                await line.answers(1)
+                assert line.bodies == [b"x" * 100_000]
+
+        run(story)
+        assert sum(parsed.values()) == 100_000
+        assert max(parsed.values()) <= SLICE / 6 + 1
+
+    def test_while_chunks_wait_no_more_is_read(self):
+        async def story():
+            async with Line(reads=True) as line:
+                head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+                line.writer.write(head)
+                line.writer.write(b"1\r\nx\r\n" * 200_000)
+                await until(lambda: line.asked)
+                most = 0
+                for _ in range(1000):
+                    await asyncio.sleep(0)
+                    most = max(most, line.protocol.unread())
+                assert most <= READ + SLICE
+
+        run(story)
+
+    @pytest.mark.parametrize("reads", [True, False], ids=["read", "unread"])
+    def test_a_body_that_nobody_reads_is_not_taken_into_memory(self, reads):
+        async def story():
+            async with Line(reads=reads) as line:
+                head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+                line.writer.write(head + b"400\r\n%s\r\n" % (b"x" * 1024) * 10_000)
+                await until(lambda: line.asked)
+                most = 0
+                for _ in range(1000):
+                    await asyncio.sleep(0)
+                    most = max(most, len(line.protocol.cycle.body) + line.protocol.unread())
+                assert most < 3 * READ
+
+        run(story)
+
+    def test_a_body_after_its_answer_is_skipped_up_to_a_bound(self, monkeypatch):
+        monkeypatch.setattr(protocol, "MAX_DISCARDED", 4 * MIB)
+
+        async def story():
+            async with Line() as line:
+                line.may.set()
+                line.writer.write(
+                    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999\r\n\r\n"
+                )
+                await line.answers(1)
+                sent = 0
+                with contextlib.suppress(ConnectionError):
+                    while sent < 64 * MIB:
+                        line.writer.write(b"x" * MIB)
+                        await line.writer.drain()
+                        sent += MIB
+                assert 4 * MIB <= sent < 64 * MIB
+
+        run(story)
+
+    def test_a_body_after_its_answer_that_is_malformed_gets_no_second_answer(self):
+        async def story():
+            async with Line() as line:
+                line.may.set()
+                head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+                line.writer.write(head)
+                await line.answers(1)
+                line.writer.write(b"no size\r\n")
+                assert await line.reader.read() == b""
+
+        run(story)
+
+    def test_who_reads_an_answer_byte_by_byte_is_hung_up_on(self, monkeypatch):
+        monkeypatch.setattr(protocol, "PATIENCE_SECONDS", 0.05)
+
+        async def story():
+            async with Line(answer=b"x" * 8 * MIB) as line:
+                await until(lambda: line.protocols)
+                left = itertools.count(8 * MIB, -1)  # each time a byte less: buffers hide that
+                wire = line.protocol._wire
+                line.protocol._wire = SimpleNamespace(
+                    get_write_buffer_size=lambda: next(left), abort=wire.abort
+                )
+                line.may.set()
+                line.writer.write(GET % 1)
+                await until(lambda: not line.state.connections)
+
+        run(story)
+
+
+class TestHeads:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def answered():
+        """What is answered to a head, and whether the application was asked."""
+
+        def ask(head):
+            async def story():
+                nonlocal found
+                async with Line() as line:
+                    line.may.set()
+                    line.writer.write(head)
+                    found = await line.reader.readuntil(b"\r\n"), line.asked
+
+            found = None
+            run(story)
+            return found
+
+        return ask
+
+    @pytest.mark.parametrize(
+        ("status", "head"),
+        [
+            (400, b"GET / HTTP/1.1\r\n\r\n"),
+            (400, b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n"),
+            (505, b"GET / HTTP/2.0\r\nHost: a\r\n\r\n"),
+            (505, b"GET / HTTP/2.0\r\n\r\n"),
+            (400, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+            (400, b"GET / HTTP/3.0\r\nHost: a\r\n\r\n"),
+            (400, b"GET / HTTP/1.2\r\nHost: a\r\n\r\n"),
+            (400, b"GET / HTTP/0.9\r\nHost: a\r\n\r\n"),
+            (400, b"GET /\r\n\r\n"),
+            (400, POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+            (400, POST + b"Transfer-Encoding: gzip\r\n\r\n"),
+            (400, POST + b"Transfer-Encoding: identity\r\n\r\n"),
+            (400, b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+            (431, b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n"),
+            (431, b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a:\r\n" * 15_000 + b"\r\n"),
+            (431, b"GET / HTTP/1.1\r\nHost: " + b"a" * 65_536 + b"\r\n\r\n"),
+        ],
+        ids=lambda value: re.sub(r"\W+", " ", str(value))[:60],
+    )  # fmt: skip
+    def test_one_that_another_may_read_otherwise_is_refused(self, answered, status, head):
+        line, asked = answered(head)
+        assert line.startswith(b"HTTP/1.1 %d " % status)
+        assert asked == []
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"GET / HTTP/1.0\r\n\r\n",
+            POST + b"Transfer-Encoding: Chunked\r\n\r\n0\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost:\r\n" + b"a:\r\n" * (MAX_HEADERS - 1) + b"\r\n",
+        ],
+        ids=["1.0", "chunked", "many headers"],
+    )
+    def test_one_that_is_right_is_taken(self, answered, head):
+        line, asked = answered(head)
+        assert line.startswith(b"HTTP/1.1 200 ")
+        assert asked == ["/"]
+
+
+def test_they_are_refused_by_a_server_too(serve):
+    server = serve()
+    for head in (b"GET /healthz HTTP/1.1\r\n\r\n", b"GET /healthz HTTP/2.0\r\nHost: a\r\n\r\n"):
+        with server.connect() as wire:
+            wire.sendall(head)
+            assert wire.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 505")
+    wait_until(lambda: server.get("/healthz").status == 200, "it goes on")

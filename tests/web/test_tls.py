@@ -1,0 +1,198 @@
+"""TLS: certificates, handshakes, and connections that never do one."""
+
+import contextlib
+import os
+import pty
+import resource
+import signal
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from tickwheel.web.tls import HANDSHAKE_SECONDS
+from web.authority import Authority
+from web.serving import PATIENCE, Served, ended, wait_until
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+def made(directory):
+    directory.mkdir()
+    return directory
+
+
+class TestCertificate:
+    def test_it_speaks_https(self, serve, authority):
+        files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
+        server = serve(*files, ca=authority.ca)
+        assert server.url.startswith("https://127.0.0.1:")
+        server.service()
+        server.submit()
+        with server.connect() as wire, pytest.raises(ssl.SSLError):
+            ssl.create_default_context().wrap_socket(wire, server_hostname="127.0.0.1")
+        with server.connect() as wire:
+            wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                assert b"200" not in wire.recv(1000)
+        server.get("/healthz", status=200)
+
+    def test_old_versions_of_tls_are_refused(self, serve, authority):
+        server = serve("--tls-cert", authority.cert, "--tls-key", authority.key, ca=authority.ca)
+        context = ssl.create_default_context(cafile=authority.ca)
+        with server.connect() as wire:
+            found = context.wrap_socket(wire, server_hostname="127.0.0.1")
+            assert found.version() in ("TLSv1.2", "TLSv1.3")
+            found.close()
+
+    def test_a_certificate_that_was_renewed_is_read_at_sighup(self, serve, tmp_path):
+        old, new = Authority(made(tmp_path / "old")), Authority(made(tmp_path / "new"))
+        server = serve("--tls-cert", old.cert, "--tls-key", old.key, ca=old.ca, errors=True)
+        server.get("/healthz", status=200)
+        old.cert.write_bytes(new.cert.read_bytes())  # the key does not fit yet
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "is not renewed" in server.log(), "it is said")
+        server.hang_up()
+        server.get("/healthz", status=200)
+        old.key.write_bytes(new.key.read_bytes())
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "was read again" in server.log(), "it is said")
+        server.hang_up()
+        server.ca = new.ca
+        server.get("/healthz", status=200)
+
+    def test_a_terminal_that_is_closed_stops_it(self, tmp_path, sqlite_url):
+        leader, follower = pty.openpty()
+        try:
+            server = Served("--store", sqlite_url, cwd=tmp_path)
+            server.stderr = follower
+            with server:
+                server.get("/healthz", status=200)
+                server.signal(signal.SIGHUP)
+                assert server.process.wait(PATIENCE) == 0
+        finally:
+            os.close(leader)
+            os.close(follower)
+
+    def test_without_tls_sighup_is_ignored(self, serve):
+        server = serve()
+        server.get("/healthz", status=200)
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "SIGHUP is ignored" in server.log(), "it is said")
+        server.get("/healthz", status=200)
+
+    @pytest.mark.parametrize("wrong", ["missing", "swapped", "garbage"])
+    def test_a_certificate_that_is_none_is_said(self, tmp_path, sqlite_url, authority, wrong):
+        garbage = tmp_path / "garbage.pem"
+        garbage.write_text("this is no certificate")
+        cert, key = {
+            "missing": (tmp_path / "nothing.pem", authority.key),
+            "swapped": (authority.key, authority.cert),
+            "garbage": (garbage, authority.key),
+        }[wrong]
+        files = ("--tls-cert", cert, "--tls-key", key)
+        server = Served("--store", sqlite_url, *files, cwd=tmp_path)
+        code, message = ended(server)
+        assert code in (1, 2)
+        assert cert.name in message
+        assert "Traceback" not in server.log()
+
+
+class TestHandshake:
+    """A connection counts from its accept on, and must speak TLS soon."""
+
+    SILENT = 400
+
+    @pytest.fixture
+    def secured(self, serve, authority):
+        """A server with TLS that may have few connections."""
+        options = ("--tls-cert", authority.cert, "--tls-key", authority.key)
+        return serve(*options, "--max-connections", "20", ca=authority.ca)
+
+    def test_many_that_say_nothing_shut_nobody_out(self, secured):
+        """Not even when there are hardly more descriptors than connections that may be."""
+        secured.get("/healthz", status=200)
+        most = len(list(Path(f"/proc/{secured.pid}/fd").iterdir())) + 120
+        resource.prlimit(secured.pid, resource.RLIMIT_NOFILE, (most, most))
+        with contextlib.ExitStack() as stack:
+            silent = [stack.enter_context(secured.connect()) for _ in range(self.SILENT)]
+            for wire in silent[: self.SILENT - 25]:  # their places were needed
+                assert gone(wire)
+            secured.hang_up()
+            secured.service(enabled=False)
+            secured.submit()
+            secured.get("/readyz", status=200)
+        assert "connections are open" in secured.log()
+
+    def test_when_all_are_busy_it_hangs_up_on_one_more_and_says_so(self, secured):
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                wire = stack.enter_context(spoken(secured))
+                wire.sendall(
+                    b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: 10\r\n\r\n"
+                )
+                assert wire.recv(12) == b"HTTP/1.1 100"
+            assert gone(stack.enter_context(secured.connect()))
+        wait_until(lambda: "connections are open" in secured.log(), "it is said")
+        wait_until(lambda: answers(secured), "places are free again")
+
+    def test_one_that_says_nothing_or_only_begins_is_closed(self, secured):
+        began = time.monotonic()
+        with secured.connect() as silent, secured.connect() as slow:
+            slow.sendall(b"\x16\x03\x01")
+            assert gone(silent)
+            assert gone(slow)
+        assert time.monotonic() - began >= HANDSHAKE_SECONDS / 2
+
+    def test_a_place_is_handed_on_and_given_back(self, secured):
+        for _ in range(60):
+            with spoken(secured) as wire:
+                wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert wire.recv(12) == b"HTTP/1.1 200"
+        wires = [spoken(secured) for _ in range(19)]  # all of them at once
+        for wire in wires:
+            wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert wire.recv(12) == b"HTTP/1.1 200"
+            wire.close()
+        assert "connections are open" not in secured.log()
+
+    def test_a_request_that_comes_with_the_handshake_is_answered(self, secured):
+        with spoken(secured) as wire:
+            wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+            text = b""
+            while text.count(b'"ok"') < 100:
+                text += wire.recv(100_000)
+
+    def test_a_stop_waits_for_no_handshake(self, secured):
+        secured.get("/healthz", status=200)
+        with secured.connect() as wire:
+            secured.signal()
+            assert secured.wait() == 0
+            assert gone(wire)
+
+
+def answers(server):
+    """Whether a request is answered."""
+    try:
+        return server.get("/healthz").status == 200
+    except OSError:
+        return False
+
+
+def spoken(server):
+    """A connection whose handshake is done."""
+    context = ssl.create_default_context(cafile=server.ca)
+    return context.wrap_socket(server.connect(), server_hostname="127.0.0.1")
+
+
+def gone(wire):
+    """Whether the other end hangs up."""
+    try:
+        return wire.recv(1) == b""
+    except ConnectionResetError:
+        return True
