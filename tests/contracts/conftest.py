@@ -1,11 +1,12 @@
 """The stores under test: each test of the contract runs on fresh tables of every kind."""
 
 import itertools
+from zlib import crc32
 
 import pytest
 import pytest_asyncio
 
-from contracts.stores import KINDS, SHARDS, Place, several, watchdog
+from contracts.stores import BELIEVED, KINDS, SHARDS, Place, believe, several, watchdog
 
 _schemas = itertools.count(1)
 
@@ -44,9 +45,14 @@ async def opened(place):
 
 
 @pytest_asyncio.fixture
-async def store(opened):
-    """An open store on an empty database."""
-    return await opened()
+async def store(opened, place, request):
+    """An open store on an empty database; on PostgreSQL the planner is wrong about most of them."""
+    store = await opened()
+    if place.kind == "postgres":
+        rows = [None, *BELIEVED][crc32(request.node.name.encode()) % (1 + len(BELIEVED))]
+        if rows is not None:
+            await believe(store.fetch, rows, rows)
+    return store
 
 
 @pytest_asyncio.fixture

@@ -34,6 +34,7 @@ GO_ON = (Event.ACCEPT, Event.CLAIM, Event.CANCEL, Event.RESCHEDULE)  # these end
 EVENTS = [event for event in Event if event not in GO_ON]
 ENDS = [Event.FINISH, Event.FAIL, Event.EXPIRE]
 RETURNS = [Event.RETRY, Event.SNOOZE, Event.RELEASE]
+BELIEVED = (0, 1, 10**9)  # rows of each page, which PostgreSQL's planner may believe in
 NOBODY = "0" * 32  # an id that no task has
 
 _ids = Ids()
@@ -96,6 +97,21 @@ def change(monkeypatch, constant, value):
     for name, module in list(sys.modules.items()):
         if name.startswith("tickwheel.durable.store") and hasattr(module, constant):
             monkeypatch.setattr(module, constant, value)
+
+
+async def believe(fetch, rows, others):
+    """Have PostgreSQL's planner believe that a page of `task` has `rows`, one of others `others`.
+
+    Its estimate is the rows per page when it last looked, times the pages that there are: tables
+    that it saw while they were empty, it believes to be so for long.
+    """
+    believed = f"CASE WHEN relname ~ '^task(_|$)' THEN {rows} ELSE {others} END"
+    changed = await fetch(f"""
+        UPDATE pg_class SET relpages = 1, reltuples = {believed}
+        WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'i')
+        RETURNING relname
+    """)
+    assert ("task",) in [tuple(row) for row in changed]
 
 
 def now(store):

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import re
 import time
 
@@ -14,7 +13,6 @@ from psycopg.rows import dict_row
 
 from contracts.stores import (
     HOUR,
-    NOBODY,
     SECOND,
     changed,
     claim,
@@ -27,19 +25,18 @@ from contracts.stores import (
     task,
     wanted,
 )
-from durable.postgres_stage import ALL, SHARDS, WAITING, blocked, connected, opened, until
+from durable.postgres_stage import ALL, SHARDS, blocked, connected, opened, until
 from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
 from tickwheel.durable.registry import Audit, NodeRow
 from tickwheel.durable.schedule import Schedule
-from tickwheel.durable.store import ERROR_WEIGHT, Claims, Window
+from tickwheel.durable.store import Claims, Window
 from tickwheel.durable.stores import (
     postgres,
     postgres_insert,
     postgres_pool,
     postgres_registry,
-    postgres_schedules,
     postgres_unclaimed,
 )
 from tickwheel.durable.stores import postgres_statements as sql
@@ -296,313 +293,6 @@ class TestALockedTask:
         assert await store.record(list(map(ending, running))) == [True] * 9
 
 
-FILTERS = {
-    "key": Filter(key="k"),
-    "key_and_service": Filter(key="k", service="mail"),
-    "service": Filter(service="mail"),
-    "service_ready": Filter(service="mail", state=State.READY),
-    "service_due": Filter(service="mail", due_before_ms=0),
-    "key_in_namespace": Filter(key="k", namespace="acme"),
-    "key_in_none": Filter(key="k", namespace=""),
-    "service_in_namespace": Filter(service="acme/mail", namespace="acme"),
-}
-LISTS = FILTERS | {
-    "all": Filter(),
-    "failed": Filter(State.FAILED),
-    "namespace": Filter(namespace="acme"),
-}
-
-
-def found_in(table, which):
-    return sql.find(table, which, now_ms=0, before="f" * 32, scan=9, limit=9, most_bytes=9)[0]
-
-
-STATEMENTS = {
-    "insert": sql.INSERT,
-    "insert_keyed": sql.INSERT_KEYED,
-    "replace_keyed": sql.REPLACE_KEYED,
-    "holders": sql.HOLDERS,
-    "use": sql.USE,
-    "used": sql.USED,
-    "used_for": sql.USED_FOR,
-    "unused": sql.UNUSED,
-    "due": sql.DUE,
-    "claim": sql.CLAIM,
-    "unclaimed": sql.UNCLAIMED,
-    "record": sql.RECORD,
-    "locked": sql.LOCKED,
-    "renew": sql.RENEW,
-    "accept": sql.ACCEPT,
-    "accepted": sql.ACCEPTED,
-    "left_behind": sql.LEFT_BEHIND,
-    "running": sql.running(bounded=False),
-    "running_bounded": sql.running(bounded=True),
-    "services": sql.SERVICES,
-    "services_due": sql.SERVICES_DUE,
-    "cancel": sql.cancel(),
-    "reschedule": sql.reschedule(),
-    "expire": sql.EXPIRE,
-    "states": sql.STATES_BY_ID,
-    "get": sql.BY_ID,
-    "attempts": sql.ATTEMPTS,
-    "replay": sql.REPLAY,
-    "replay_holders": sql.REPLAY_HOLDERS,
-    "old": sql.OLD,
-    "prune_some": sql.PRUNE_SOME,
-    "prune": sql.PRUNE,
-    "pending_firings": postgres_schedules.PENDING_FIRINGS,
-    "fire": postgres_schedules.FIRE,
-    "in_use": postgres_registry.IN_USE,
-    "forget": postgres_registry.OLD,
-    "forget_lines": postgres_registry.OLD_LINES,
-    "audit": postgres_registry.AUDIT,
-    "audit_of": postgres_registry.AUDIT_OF,
-    **{
-        f"unclaimed_{name}": sql.unclaimed(which, 0, 9, sql.Place())[0]
-        for name, which in FILTERS.items()
-    },
-    "still_unclaimed": sql.still_unclaimed("true"),
-    **{f"live_{name}": found_in("task", which) for name, which in LISTS.items()},
-    **{f"final_{name}": found_in("backlog", which) for name, which in LISTS.items()},
-}
-
-
-# 100 KiB that do not get smaller, so that they are kept apart from their row.
-RANDOM = {
-    "payload": "(SELECT string_agg(sha512(i::text::bytea), '') FROM generate_series(1, 1600) i)",
-    "error": "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 3200) i)",
-}
-WALKS = {"running", "running_bounded", "services", "services_due"}
-
-
-class TestPlans:
-    """Every hot statement goes by an index, whatever the planner knows of the tables."""
-
-    async def plans(self, store):
-        """The nodes of each statement's plan that look at a large table."""
-
-        async def work(connection):
-            found = {}
-            for name, statement in STATEMENTS.items():
-                values = max(map(int, re.findall(r"\$(\d+)", statement)), default=0)
-                await connection.execute(f"PREPARE {name} AS {statement}")
-                nulls = f"({', '.join(['NULL'] * values)})" if values else ""
-                rows = await connection.fetch(f"EXPLAIN (FORMAT JSON) EXECUTE {name} {nulls}")
-                plan = json.loads(rows[0][0])[0]["Plan"]
-                await connection.execute(f"DEALLOCATE {name}")
-                found[name] = [*looks(plan)]
-            return found
-
-        return await store.run(work, 60)
-
-    def check(self, found):
-        for name, nodes in found.items():
-            for node in nodes:
-                assert "Index" in node["Node Type"], (name, node)
-                # The walk along the services begins at the start of the index, for one row.
-                first = node["Index Name"] == "task_due" and name in WALKS
-                assert "Index Cond" in node or first, (name, node)
-
-    async def test_of_empty_tables(self, store):
-        self.check(await self.plans(store))
-
-    async def test_of_large_tables(self, store, user):
-        await fill(user, 50_000)
-        await user.execute("ANALYZE")
-        self.check(await self.plans(store))
-
-    async def test_of_tables_that_have_grown_since_the_planner_looked(self, store, user):
-        await user.execute("ANALYZE")
-        await fill(user, 50_000)
-        self.check(await self.plans(store))
-
-    async def test_the_loader_goes_along_the_due_times(self, store, user):
-        await fill(user, 10_000)
-        found = await self.plans(store)
-        assert [node["Index Name"] for node in found["due"]] == ["task_due"] * sql.MERGED
-        for node in found["due"]:
-            for column in ("service", "shard", "due_at_ms"):
-                assert column in node["Index Cond"]
-
-    @pytest.mark.parametrize("seen", [True, False], ids=["analyzed", "not analyzed"])
-    async def test_the_loader_reads_no_shards_of_others_and_no_more_than_its_window(
-        self, store, user, seen
-    ):
-        await fill(user, 20_000, due="1000 + n % 7", shards=4)
-        if seen:
-            await user.execute("ANALYZE")
-        window = "ARRAY['s1'], ARRAY[-1::bigint], ARRAY[9999::bigint], ARRAY[{}::bigint]"
-        others, _ = await self.cost(store, sql.DUE, window.format(1_000), f"ARRAY{[4, 5, 6, 7]}")
-        assert others < 50
-        for most in (10, 100):
-            _, rows = await self.cost(store, sql.DUE, window.format(most), f"ARRAY{[*ALL]}")
-            assert most <= rows <= most + SHARDS
-
-    async def test_what_runs_is_found_without_a_look_at_what_comes_later(self, store, user):
-        await fill(user, 20_000)
-        (running,) = await claim(
-            store, await stored(store, task(store)), await store.take(ALL, "n1")
-        )
-        blocks, rows = await self.cost(store, sql.running(bounded=False), f"ARRAY{[*ALL]}", "NULL")
-        assert blocks < 500  # some for each service and shard
-        assert rows < 20
-        assert [one.id for one in await store.running(ALL)] == [running.id]
-
-    async def test_what_runs_is_looked_for_behind_so_many_that_wait(self, store, user):
-        await fill(user, 20_000, due="1000 + n % 7")
-        epochs = await store.take(ALL, "n1")
-        given = [task(store, service="s1", due_at_ms=due, shard=3) for due in (5, 6, 9_999, 9)]
-        running = await claim(store, await stored(store, *given), epochs)
-        statement = sql.running(bounded=True)
-        _, rows = await self.cost(store, statement, f"ARRAY{[*ALL]}", "NULL", "10")
-        assert rows < 5 * SHARDS * 21 + 20  # of each service and shard: to the bound, and so far
-        first = [one for one in running if one.due_at_ms != 9_999]
-        found = await store.running(ALL, behind=0)
-        assert [one.id for one in found] == [
-            one.id for one in sorted(first, key=lambda one: one.due_at_ms)
-        ]
-        for behind, count in ((499, 3), (500, 4), (10**9, 4), (None, 4)):
-            assert len(await store.running(ALL, behind=behind)) == count
-
-    @pytest.mark.parametrize("bounded", [True, False])
-    async def test_what_waits_for_feedback_costs_a_sweep_nothing(self, store, user, bounded):
-        given = [task(store, shard=n % SHARDS) for n in range(1_001)]
-        epochs = await store.take(ALL, "n1")
-        left, *running = await claim(store, await stored(store, *given), epochs)
-        at = int(store.now_ms())
-        await store.accept([lease(one, at + 48 * HOUR) for one in running])
-        values = [f"ARRAY{[*ALL]}", str(at + 90 * SECOND), *(["100"] if bounded else [])]
-        _, rows = await self.cost(store, sql.running(bounded=bounded), *values)
-        assert rows < 10
-        found = await store.running(ALL, 100 if bounded else None, at + 90 * SECOND)
-        assert [one.id for one in found] == [left.id]
-
-    async def test_whose_feedback_is_overdue_is_found_at_the_cost_of_those_alone(self, store, user):
-        epochs = await store.take(ALL, "n1")
-        given = [task(store, shard=n % SHARDS) for n in range(1_010)]
-        running = await claim(store, await stored(store, *given), epochs)
-        at = int(store.now_ms())
-        await store.accept([lease(one, at + 48 * HOUR) for one in running[10:]])
-        await store.accept([lease(one, at - HOUR) for one in running[:10]])
-        await fill(user, 20_000, due="1000 + n % 7")
-        _, rows = await self.cost(store, sql.ACCEPTED, f"ARRAY{[*ALL]}", str(at))
-        assert rows == 20  # ten in each table
-        found = await store.running(ALL, 100, at)
-        assert {one.id for one in found} == {one.id for one in running[:10]}
-
-    @pytest.mark.parametrize("large", ["payload", "error"])
-    @pytest.mark.parametrize("table", ["task", "backlog"])
-    async def test_a_page_that_is_full_reads_no_payload_or_error_beyond(
-        self, store, user, table, large
-    ):
-        """Large ones are kept apart, and read for the answer alone: not to know their sizes."""
-        values = {"payload": "''", "error": "NULL"} | {large: RANDOM[large]}
-        await user.execute(f"""
-            INSERT INTO {table} (id, due_at_ms, created_at_ms, updated_at_ms, shard, priority,
-                max_attempts, state, service, payload, error)
-            SELECT gen_random_uuid(), 0, 0, 0, 0, 0, 1, 'failed', 's', {values["payload"]},
-                {values["error"]}
-            FROM generate_series(1, 200)
-        """)
-        weight = ERROR_WEIGHT if large == "error" else 1
-        statement, values = sql.find(
-            table, Filter(), now_ms=0, before="f" * 32, scan=10_000, limit=1_000,
-            most_bytes=5 * 102_400 * weight,
-        )  # fmt: skip
-        assert await self.apart(store, user, table, statement, values) == (5, 5)
-
-    async def test_a_part_of_a_log_that_is_full_reads_no_error_beyond(self, store, user):
-        await user.execute(f"""
-            INSERT INTO attempt (task_id, attempt, event, epoch, started_at_ms, ended_at_ms, error)
-            SELECT '{NOBODY}', n, 'retry', 1, 0, 0, {RANDOM["error"]} FROM generate_series(1, 200) n
-        """)
-        values = [NOBODY, 0, 1_000, 5 * 102_400 * ERROR_WEIGHT]
-        assert await self.apart(store, user, "attempt", sql.ATTEMPTS, values) == (5, 5)
-
-    async def apart(self, store, user, table, statement, values):
-        """How many rows a statement gives, and how many values kept apart it reads for them."""
-        toast = await user.fetchval(
-            f"SELECT reltoastrelid::regclass::text FROM pg_class WHERE oid = '{table}'::regclass"
-        )
-        count = f"""
-            SELECT idx_scan FROM pg_stat_xact_all_tables WHERE relid = '{toast}'::regclass
-        """
-
-        async def work(connection):
-            async with in_one(connection):
-                rows = await connection.fetch(statement, *values)
-                return len(rows), (await connection.fetch(count))[0][0]
-
-        return await store.run(work)
-
-    async def cost(self, store, statement, *values):
-        """The pages that a statement looks at, and the rows of large tables that it comes by."""
-
-        async def work(connection):
-            await connection.execute(f"PREPARE look AS {statement}")
-            rows = await connection.fetch(
-                "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON)"
-                f" EXECUTE look ({', '.join(values)})"
-            )
-            await connection.execute("DEALLOCATE look")
-            return json.loads(rows[0][0])[0]["Plan"]
-
-        plan = await store.run(work)
-        passed = ("Actual Rows", "Rows Removed by Filter")
-        rows = sum(
-            sum(node.get(name, 0) for name in passed) * node["Actual Loops"] for node in looks(plan)
-        )
-        return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], rows
-
-
-@contextlib.asynccontextmanager
-async def in_one(connection):
-    """What is done in it is one transaction."""
-    await connection.execute("BEGIN")
-    yield
-    await connection.execute("COMMIT")
-
-
-LARGE = {"task", "backlog", "attempt", "idempotency", "audit", "accepted"}
-
-
-def looks(plan):
-    if plan.get("Relation Name") in LARGE and "Scan" in plan["Node Type"]:
-        yield plan
-    for below in plan.get("Plans", ()):
-        yield from looks(below)
-
-
-DAYS = "extract(epoch FROM now()) * 1000 + 86400000 * 3 + n"
-
-
-async def fill(user, rows, *, due=DAYS, shards=SHARDS):
-    """Tasks of five services, all due in some days unless told, and as many that have ended."""
-    await user.execute(
-        f"""
-        INSERT INTO task (id, due_at_ms, created_at_ms, updated_at_ms, shard, priority,
-            max_attempts, service, payload)
-        SELECT gen_random_uuid(), {due}, 0, 0, n % {shards}, 0, 1, 's' || n % 5, ''
-        FROM generate_series(1, {rows}) n
-        """
-    )
-    await user.execute(
-        """
-        INSERT INTO backlog (id, due_at_ms, created_at_ms, updated_at_ms, shard, priority,
-            max_attempts, service, key, state, payload)
-        SELECT gen_random_uuid(), due_at_ms, 0, due_at_ms, shard, 0, 1, service,
-            'k' || due_at_ms % 7, 'finished', ''
-        FROM task
-        """
-    )
-    await user.execute(
-        """
-        INSERT INTO attempt (task_id, epoch, started_at_ms, ended_at_ms, attempt, event)
-        SELECT id, 0, 0, 0, 1, 'finish' FROM backlog
-        """
-    )
-
-
 ENDED_BY_AN_OLD_NODE = {
     "finished": "DELETE FROM task",
     "tried again": """
@@ -641,39 +331,81 @@ class TestANodeOfTheVersionBefore:
         assert [one.due_at_ms for one in await store.get([given.id])] == [0]
         assert await user.fetchval("SELECT count(*) FROM accepted") == 0
 
-    async def test_an_ending_that_meets_an_accept_knows_about_when_it_was_due(
-        self, store, other, user, epochs, monkeypatch
-    ):
-        """It sees the task as the accept has left it, but not the row beside it.
 
-        That takes an accept that commits while the statement is on its way to the task: here it
-        waits there.
-        """
-        monkeypatch.setattr(sql, "RECORD", sql.RECORD.replace("SKIP LOCKED", ""))
+class TestARowThatChangesWhileAStatementIsOnItsWay:
+    """The statement locks the new version, but does not see it: it leaves it and everything else.
+
+    That takes a commit between the statement's snapshot and its lock: here it waits for the lock.
+    """
+
+    @pytest.fixture(autouse=True)
+    def waits(self, monkeypatch):
+        for name in ("CLAIM", "RECORD", "RENEW", "ACCEPT"):
+            statement = getattr(sql, name).replace("UPDATE SKIP LOCKED", "UPDATE")
+            monkeypatch.setattr(sql, name, statement)
+
+    @staticmethod
+    @contextlib.asynccontextmanager
+    async def changed(user, change):
+        """Have a transaction of the user's change the task, and commit when something waits."""
+        await user.execute(f"BEGIN; UPDATE task SET {change}")
+
+        async def commit():
+            await blocked(user)
+            await user.execute("COMMIT")
+
+        commits = asyncio.create_task(commit())
+        yield
+        await commits
+
+    async def test_it_is_claimed_the_next_time(self, store, user, epochs):
+        (given,) = await stored(store, task(store))
+        async with self.changed(user, "priority = 5"):
+            claims = await store.claim([wanted(given)], "n1", epochs)
+        assert claims == Claims([], [], (due_of(given)._replace(priority=5),))
+        assert [one.attempt for one in await claim(store, [given], epochs)] == [1]
+
+    async def test_its_end_is_written_the_next_time_and_once(self, store, user, epochs):
         (running,) = await claim(store, await stored(store, task(store)), epochs)
-        at = int(store.now_ms())
-        accepting = asyncio.Event()
+        async with self.changed(user, "lease_until_ms = lease_until_ms + 1"):
+            assert await store.record([ending(running)]) == [None]
+        assert await store.attempts(running.id) == []
+        assert await user.fetchval("SELECT count(*) FROM backlog") == 0
+        assert await store.record([ending(running), ending(running)]) == [True, False]
+        assert len(await store.attempts(running.id)) == 1
 
-        async def accept(connection):
-            async with in_one(connection):
-                leases = zip(lease(running, at + HOUR), strict=True)
-                await connection.fetch(sql.ACCEPT, *leases)
-                accepting.set()
-                await until(lambda: waiting(user))
+    @pytest.mark.parametrize("how", ["renew", "accept"])
+    async def test_so_is_its_lease(self, store, user, epochs, how):
+        (running,) = await claim(store, await stored(store, task(store)), epochs)
+        moved = lease(running, int(store.now_ms()) + HOUR)
+        async with self.changed(user, "lease_until_ms = lease_until_ms + 1"):
+            assert await getattr(store, how)([moved]) == [None]
+        assert await user.fetchval("SELECT count(*) FROM accepted") == 0
+        assert await getattr(store, how)([moved]) == [True]
 
-        accept_ends = asyncio.create_task(store.run(accept))
-        await accepting.wait()
-        recorded = await other.record([ending(running)])
-        await accept_ends
-        assert recorded == [True]
-        (found,) = await store.get([running.id])
-        assert running.due_at_ms <= found.due_at_ms <= running.started_at_ms
-        assert await store.registry.prune(at + 2 * HOUR, 10) == 1
+    @pytest.mark.parametrize("how", ["cancel", "reschedule"])
+    async def test_it_is_cancelled_or_moved_all_the_same(self, store, user, how):
+        (given,) = await stored(store, later(store))
+        to = [] if how == "cancel" else [given.due_at_ms + HOUR]
+        async with self.changed(user, "priority = 5"):
+            (verdict,) = await getattr(store, how)([given.id], *to)
+        assert verdict.won
+        (found,) = await store.get([given.id])
+        assert (found.state, found.due_at_ms, found.priority) == (
+            verdict.state, *(to or [given.due_at_ms]), 5,
+        )  # fmt: skip
 
-
-async def waiting(user):
-    """Whether a statement waits for another."""
-    return await user.fetchval(WAITING) > 0
+    @pytest.mark.parametrize("keys", [["k"], ["j", "k"]], ids=len)
+    async def test_it_is_replaced_all_the_same(self, store, user, keys):
+        holders = await stored(store, *[later(store, key=key) for key in keys])
+        new = [later(store, key=key, body=b"2") for key in keys]
+        async with self.changed(user, "priority = 5 WHERE key = 'k'"):
+            given = [Submission(one, "replace") for one in new]
+            found = await store.insert(given, {})
+        assert [one.id for one in found] == [one.id for one in holders]
+        assert [one.body for one in await store.get([one.id for one in holders])] == [b"2"] * len(
+            keys
+        )
 
 
 class TestDue:

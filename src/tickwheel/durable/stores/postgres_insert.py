@@ -261,10 +261,14 @@ async def settle(connection: Connection, submissions: Sequence[Submission]) -> l
 async def conflicts(connection: Connection, submissions: Sequence[Submission]) -> Settled:
     """Replace the holders of keys where that is wished, and name them; none: it has just gone."""
     replacing = [one.task for one in submissions if one.on_conflict == "replace"]
-    replaced: list[Sequence[Any]] = []
-    if replacing:
-        replaced = await connection.fetch(sql.REPLACE_KEYED, *columns(replacing))
-    done = by_key(replaced)
+    done: dict[tuple[str, str | None], Task] = {}
+    if len(replacing) > 1:
+        # Two batches meet at the first key: who waited there sees all that the other has done.
+        await connection.fetch(sql.LOCK_HOLDER, replacing[0].key, replacing[0].service)
+    for _ in range(2):  # a holder that had to be waited for is locked by the first statement only
+        left = [task for task in replacing if (task.service, task.key) not in done]
+        if left:
+            done |= by_key(await connection.fetch(sql.REPLACE_KEYED, *columns(left)))
     keys = [one.task.key for one in submissions]
     rows = await connection.fetch(sql.HOLDERS, keys, [one.task.service for one in submissions])
     holders = by_key(rows)

@@ -71,7 +71,7 @@ FIRE = f"""
     ), moved AS (
         UPDATE schedule s SET fired_until_ms = w.until_ms
         FROM (SELECT DISTINCT ON (name) name, until_ms FROM won ORDER BY name, until_ms DESC) w
-        WHERE s.name = w.name
+        WHERE s.name = ANY (ARRAY[w.name])
     ), stored AS (
         INSERT INTO task ({sql.GIVEN})
         SELECT {sql.GIVEN} FROM won WHERE id IS NOT NULL ON CONFLICT DO NOTHING

@@ -3,6 +3,12 @@
 Rows are locked one by one in the order of the array, which the store sorts by id: a lateral query
 that locks cannot be turned round by the planner. What a lock had to wait for is looked at again
 (READ COMMITTED), so each condition holds for the row as it is when it is changed.
+
+No plan depends on what the planner knows of the tables: it may have looked while they were empty.
+- A locked row is changed by its ctid, so nothing but the row itself can be read. A version that was
+  committed while the statement ran is locked but not seen by that, and stays as it is: only the
+  changed rows are winners, the others have to be asked for again.
+- Look-ups by id are ordered by it, and those by key compare rows: then one index alone serves them.
 """
 
 from __future__ import annotations
@@ -27,8 +33,7 @@ FINAL = LIVE.replace(
 )
 # An accept moves the lease and the due time of its task to one moment: no other has both alike.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
-# Which it was due at before. Of an accept that commits while a statement runs that sees the task
-# but not yet the row beside it, all that is known is that it was due when it was claimed.
+# Which it was due at before; without the row that says so, at the latest when it was claimed.
 _DUE_AT = f"""CASE WHEN {_ACCEPTED} THEN coalesce(
             (SELECT a.due_at_ms FROM accepted a WHERE a.task_id = t.id AND a.attempt = t.attempt),
             least(t.due_at_ms, t.started_at_ms)
@@ -58,6 +63,23 @@ _BYTES = {
     "task": "octet_length(t.payload)",
     "backlog": "octet_length(t.payload) + coalesce(octet_length(t.result), 0)",
 }
+
+
+def by_id(value: str) -> str:
+    """Return the end of a look-up of `t` by its id, which only the primary key serves.
+
+    `id =` could be looked up along task_due as well, all of it. No other index has the order.
+    """
+    return f"t.id = ANY (ARRAY[{value}]) ORDER BY t.id"
+
+
+def by_key(key: str, service: str) -> str:
+    """Return the condition of a look-up of `t` by its key, which only task_key serves.
+
+    With `service =`, task_due would do as well, along all tasks of that service.
+    """
+    pair = f"({key}, {service})"
+    return f"t.key = {key} AND (t.key, t.service) BETWEEN {pair} AND {pair}"
 
 
 def given(first: int) -> str:
@@ -102,18 +124,31 @@ HELD = f"WITH {_held(1)} SELECT shard FROM held"
 INSERT_KEYED = f"""
     INSERT INTO task ({GIVEN}) SELECT * FROM {given(1)} ON CONFLICT DO NOTHING RETURNING id
 """
+LOCK_HOLDER = f"""
+    SELECT 1 FROM task t WHERE {by_key("$1::text", "$2::text")} AND t.state = 'delay'
+    FOR NO KEY UPDATE
+"""
 REPLACE_KEYED = f"""
-    UPDATE task t SET payload = g.payload, due_at_ms = g.due_at_ms, priority = g.priority,
-        max_attempts = g.max_attempts, timeout_ms = g.timeout_ms,
-        deadline_at_ms = g.deadline_at_ms, updated_at_ms = g.updated_at_ms,
+    WITH holder AS MATERIALIZED (
+        SELECT g.*, t.place FROM {given(1)}
+        CROSS JOIN LATERAL (
+            SELECT t.ctid AS place FROM task t
+            WHERE {by_key("g.key", "g.service")} AND t.id <> g.id AND t.state = 'delay'
+            FOR NO KEY UPDATE
+        ) t
+    )
+    UPDATE task t SET payload = h.payload, due_at_ms = h.due_at_ms, priority = h.priority,
+        max_attempts = h.max_attempts, timeout_ms = h.timeout_ms,
+        deadline_at_ms = h.deadline_at_ms, updated_at_ms = h.updated_at_ms,
         failures = 0, error = NULL
-    FROM {given(1)}
-    WHERE t.key = g.key AND t.service = g.service AND t.id <> g.id AND t.state = 'delay'
+    FROM holder h WHERE t.ctid = h.place
     RETURNING {of("t", LIVE)}
 """
 HOLDERS = f"""
-    SELECT {SHOWN} FROM unnest($1::text[], $2::text[]) AS g (key, service)
-    JOIN task t ON t.key = g.key AND t.service = g.service
+    SELECT t.* FROM unnest($1::text[], $2::text[]) AS g (key, service)
+    CROSS JOIN LATERAL (
+        SELECT {SHOWN} FROM task t WHERE {by_key("g.key", "g.service")} LIMIT 1
+    ) t
 """
 # Of two that come at once with one name the second waits here until the first has committed.
 USE = f"""
@@ -176,12 +211,12 @@ _WANTED = (
 # Rows that a transaction under way has locked are left out: one would keep all the others waiting.
 CLAIM = f"""
     WITH {_held(1)}, {_MOMENT}, free AS MATERIALIZED (
-        SELECT t.id, w.timeout_ms, w.epoch, {_NOW} AS now_ms
+        SELECT t.place, w.timeout_ms, w.epoch, {_NOW} AS now_ms
         FROM {_WANTED}
         CROSS JOIN LATERAL (
-            SELECT t.id FROM task t
-            WHERE t.id = w.id AND t.state = 'delay' AND t.due_at_ms = w.due_at_ms
-                AND t.due_at_ms <= {_NOW}
+            SELECT t.ctid AS place FROM task t
+            WHERE t.state = 'delay' AND t.due_at_ms = w.due_at_ms AND t.due_at_ms <= {_NOW}
+                AND {by_id("w.id")}
             FOR NO KEY UPDATE SKIP LOCKED
         ) t
         WHERE w.shard {_IN_HELD}
@@ -189,87 +224,103 @@ CLAIM = f"""
         UPDATE task t SET state = 'running', attempt = t.attempt + 1, node = $8,
             epoch = f.epoch, started_at_ms = f.now_ms, updated_at_ms = f.now_ms,
             lease_until_ms = f.now_ms + coalesce(t.timeout_ms, f.timeout_ms) + $9::bigint
-        FROM free f WHERE t.id = f.id
+        FROM free f WHERE t.ctid = f.place
         RETURNING {of("t", LIVE)}
     )
     SELECT m.exact_ms, c.* FROM moment m LEFT JOIN claimed c ON true
 """
-UNCLAIMED = """
-    SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard
-    FROM unnest($1::uuid[], $2::bigint[]) AS w (id, epoch)
-    JOIN task t ON t.id = w.id AND t.state = 'delay'
-    JOIN shard s ON s.shard = t.shard AND s.epoch = w.epoch
+UNCLAIMED = f"""
+    SELECT t.* FROM unnest($1::uuid[], $2::bigint[]) AS w (id, epoch)
+    CROSS JOIN LATERAL (
+        SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard FROM task t
+        WHERE t.state = 'delay' AND {by_id("w.id")} LIMIT 1
+    ) t
+    WHERE (SELECT s.epoch FROM shard s WHERE s.shard = t.shard) = w.epoch
 """
 
 # Here, too, one that is locked would keep all the others waiting, and so it is with leases.
 RECORD = f"""
     WITH won AS MATERIALIZED (
-        SELECT e.*, t.node, t.started_at_ms, t.was_due_at_ms, t.accepted
+        SELECT e.*, t.place, t.was_due_at_ms, t.accepted
         FROM unnest(
             $1::uuid[], $2::integer[], $3::bigint[], $4::text[], $5::text[], $6::bigint[],
             $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::boolean[], $12::integer[]
         ) AS e (id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error, lost,
             number)
         CROSS JOIN LATERAL (
-            SELECT t.node, t.started_at_ms, {_DUE_AT} AS was_due_at_ms, {_ACCEPTED} AS accepted
+            SELECT t.ctid AS place, {_DUE_AT} AS was_due_at_ms, {_ACCEPTED} AS accepted
             FROM task t
-            WHERE t.id = e.id AND t.state = 'running' AND t.attempt = e.attempt
-                AND t.epoch = e.epoch AND (NOT e.lost OR t.lease_until_ms < e.at_ms)
+            WHERE t.state = 'running' AND t.attempt = e.attempt AND t.epoch = e.epoch
+                AND (NOT e.lost OR t.lease_until_ms < e.at_ms) AND {by_id("e.id")}
             FOR UPDATE SKIP LOCKED
         ) t
-    ), logged AS (
-        INSERT INTO attempt
-            (task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error)
-        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error FROM won
-    ), heard_of AS (
-        DELETE FROM accepted WHERE task_id = ANY (ARRAY(SELECT id FROM won WHERE accepted))
     ), gone AS (
-        DELETE FROM task t USING won e WHERE t.id = e.id AND e.state <> 'delay'
+        DELETE FROM task t USING won e WHERE t.ctid = e.place AND e.state <> 'delay'
         RETURNING t.id, t.service, t.payload, t.key, e.state, e.was_due_at_ms, t.shard,
             t.priority, t.attempt, e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
-            t.created_at_ms, e.at_ms, t.replay_of, e.error, t.node, t.epoch, e.result
+            t.created_at_ms, e.at_ms, t.replay_of, e.error, t.node, t.epoch, e.result,
+            t.started_at_ms, e.event, e.accepted, e.number
     ), kept AS (
-        INSERT INTO backlog ({_KEPT}, result) SELECT * FROM gone
+        INSERT INTO backlog ({_KEPT}, result)
+        SELECT id, service, payload, key, state, was_due_at_ms, shard, priority, attempt, failures,
+            max_attempts, timeout_ms, deadline_at_ms, created_at_ms, at_ms, replay_of, error, node,
+            epoch, result
+        FROM gone
     ), back AS (
         UPDATE task t SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
             error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
-        FROM won e WHERE t.id = e.id AND e.state = 'delay'
+        FROM won e WHERE t.ctid = e.place AND e.state = 'delay'
+        RETURNING t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error,
+            e.accepted, e.number
+    ), ended AS MATERIALIZED (
+        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error, accepted, number
+        FROM gone
+        UNION ALL SELECT * FROM back
+    ), logged AS (
+        INSERT INTO attempt
+            (task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error)
+        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error FROM ended
+    ), heard_of AS (
+        DELETE FROM accepted WHERE task_id = ANY (ARRAY(SELECT id FROM ended WHERE accepted))
     )
-    SELECT number FROM won
+    SELECT number FROM ended
 """
 
 
 def _still(changes: str, noted: str = "") -> str:
     """Return the statement that changes which of these attempts are the running ones.
 
-    `noted`: what else is done with them, as `still`. No attempt may be given twice.
+    `noted`: what else is done with them, as `moved`. No attempt may be given twice.
     """
     return f"""
         WITH {_MOMENT}, still AS MATERIALIZED (
-            SELECT l.*, t.shard, t.due_at_ms
+            SELECT l.until_ms, t.place, t.due_at_ms
             FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
                 AS l (id, attempt, epoch, until_ms)
             CROSS JOIN LATERAL (
-                SELECT t.shard, t.due_at_ms FROM task t WHERE t.id = l.id AND t.state = 'running'
-                    AND t.attempt = l.attempt AND t.epoch = l.epoch
+                SELECT t.ctid AS place, t.due_at_ms FROM task t
+                WHERE t.state = 'running' AND t.attempt = l.attempt AND t.epoch = l.epoch
+                    AND {by_id("l.id")}
                 FOR NO KEY UPDATE SKIP LOCKED
             ) t
+        ), moved AS (
+            UPDATE task t SET {changes} FROM still s WHERE t.ctid = s.place
+            RETURNING t.id, t.attempt, t.epoch, t.shard, s.until_ms, s.due_at_ms
         ){noted}
-        UPDATE task t SET {changes} FROM still s WHERE t.id = s.id
-        RETURNING t.id, t.attempt, t.epoch
+        SELECT id, attempt, epoch FROM moved
     """
 
 
 # Which of those that such a statement did not change only a lock can have kept from it; $4 is when
 # the lease must have been over, or null.
-LOCKED = """
+LOCKED = f"""
     SELECT e.number
     FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[], $5::integer[])
         AS e (id, attempt, epoch, over_at_ms, number)
     CROSS JOIN LATERAL (
-        SELECT 1 FROM task t WHERE t.id = e.id AND t.state = 'running' AND t.attempt = e.attempt
+        SELECT 1 FROM task t WHERE t.state = 'running' AND t.attempt = e.attempt
             AND t.epoch = e.epoch AND (e.over_at_ms IS NULL OR t.lease_until_ms < e.over_at_ms)
-        LIMIT 1
+            AND {by_id("e.id")} LIMIT 1
     ) t
 """
 # One that was accepted stays so, though the node that sent it renews what it had.
@@ -280,7 +331,7 @@ ACCEPT = _still(
     f"lease_until_ms = s.until_ms, due_at_ms = s.until_ms, updated_at_ms = {_NOW}",
     """, noted AS (
             INSERT INTO accepted AS a (task_id, until_ms, due_at_ms, attempt, shard)
-            SELECT id, until_ms, due_at_ms, attempt, shard FROM still
+            SELECT id, until_ms, due_at_ms, attempt, shard FROM moved
             ON CONFLICT (task_id) DO UPDATE SET
                 until_ms = EXCLUDED.until_ms, attempt = EXCLUDED.attempt, due_at_ms = CASE
                     WHEN a.attempt = EXCLUDED.attempt THEN a.due_at_ms ELSE EXCLUDED.due_at_ms END
@@ -289,22 +340,21 @@ ACCEPT = _still(
 ACCEPTED = f"""
     SELECT t.* FROM accepted a CROSS JOIN LATERAL (
         SELECT {LIVE.replace("payload", "''::bytea AS payload")} FROM task t
-        WHERE t.id = a.task_id AND t.attempt = a.attempt AND t.state = 'running'
-            AND t.lease_until_ms <= $2::bigint
-        LIMIT 1
+        WHERE t.attempt = a.attempt AND t.state = 'running' AND t.lease_until_ms <= $2::bigint
+            AND {by_id("a.task_id")} LIMIT 1
     ) t
     WHERE a.until_ms <= $2::bigint AND a.shard = ANY ($1::integer[])
     ORDER BY a.until_ms LIMIT {SWEPT}
 """
 # What a node that knew nothing of the table has ended. In use, a row is never so old for long.
-LEFT_BEHIND = """
+LEFT_BEHIND = f"""
     WITH old AS MATERIALIZED (
         SELECT task_id, attempt FROM accepted WHERE until_ms < $1
         ORDER BY until_ms LIMIT $2::bigint FOR UPDATE SKIP LOCKED
     )
     DELETE FROM accepted WHERE task_id = ANY (ARRAY(
         SELECT o.task_id FROM old o WHERE o.attempt IS DISTINCT FROM (
-            SELECT t.attempt FROM task t WHERE t.id = o.task_id AND t.state = 'running'
+            SELECT t.attempt FROM task t WHERE t.state = 'running' AND {by_id("o.task_id")}
         )
     ))
     RETURNING task_id
@@ -371,21 +421,19 @@ def running(bounded: bool) -> str:
     """
 
 
-_FREE = """free AS MATERIALIZED (
-        SELECT t.id FROM unnest($1::uuid[]) AS i (id)
-        CROSS JOIN LATERAL (
-            SELECT t.id FROM task t WHERE t.id = i.id AND t.state = 'delay' AND {where}
-            FOR UPDATE {locked}
-        ) t
-    )"""
 _AS_DUE = "id, due_at_ms, service, priority, shard"
 
 
 def _free(where: str | None) -> str:
     """Return which of the ids are unclaimed; with a condition, those that others hold left out."""
-    if where is None:
-        return _FREE.format(where="true", locked="")
-    return _FREE.format(where=where, locked="SKIP LOCKED")
+    return f"""free AS MATERIALIZED (
+        SELECT t.place FROM unnest($1::uuid[]) AS i (id)
+        CROSS JOIN LATERAL (
+            SELECT t.ctid AS place FROM task t
+            WHERE t.state = 'delay' AND {where or "true"} AND {by_id("i.id")}
+            FOR UPDATE {"" if where is None else "SKIP LOCKED"}
+        ) t
+    )"""
 
 
 def cancel(where: str | None = None) -> str:
@@ -395,7 +443,7 @@ def cancel(where: str | None = None) -> str:
     """
     return f"""
         WITH {_MOMENT}, {_free(where)}, gone AS (
-            DELETE FROM task t USING free f WHERE t.id = f.id
+            DELETE FROM task t USING free f WHERE t.ctid = f.place
             RETURNING t.id, t.service, t.payload, t.key, 'cancelled', t.due_at_ms, t.shard,
                 t.priority, t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
                 t.created_at_ms, {_NOW}, t.replay_of, t.error, t.node, t.epoch
@@ -408,7 +456,8 @@ def reschedule(where: str | None = None) -> str:
     """Return the statement that moves which of these ids are unclaimed; `where` as in `cancel`."""
     return f"""
         WITH {_MOMENT}, {_free(where)}
-        UPDATE task t SET due_at_ms = $2, updated_at_ms = {_NOW} FROM free f WHERE t.id = f.id
+        UPDATE task t SET due_at_ms = $2, updated_at_ms = {_NOW} FROM free f
+        WHERE t.ctid = f.place
         RETURNING {of("t", _AS_DUE)}
     """
 
@@ -416,8 +465,8 @@ def reschedule(where: str | None = None) -> str:
 def still_unclaimed(where: str) -> str:
     """Return the statement for which of these ids are unclaimed, and `where` holds for."""
     return f"""
-        SELECT t.id FROM unnest($1::uuid[]) AS i (id)
-        JOIN task t ON t.id = i.id AND t.state = 'delay' AND {where}
+        SELECT t.id FROM task t
+        WHERE t.id = ANY ($1::uuid[]) AND t.state = 'delay' AND {where} ORDER BY t.id
     """
 
 
@@ -425,12 +474,12 @@ EXPIRED = "expired: its deadline has passed"
 # What somebody has locked is left for the next time: it may be about to be moved or cancelled.
 EXPIRE = f"""
     WITH {_MOMENT}, late AS MATERIALIZED (
-        SELECT t.id FROM task t
+        SELECT t.ctid AS place FROM task t
         WHERE t.deadline_at_ms < {_NOW} AND t.state = 'delay' AND t.shard = ANY ($1::integer[])
         ORDER BY t.deadline_at_ms LIMIT $2::bigint
         FOR UPDATE SKIP LOCKED
     ), gone AS (
-        DELETE FROM task t USING late l WHERE t.id = l.id
+        DELETE FROM task t USING late l WHERE t.ctid = l.place
         RETURNING t.id, t.service, t.payload, t.key, 'failed', t.due_at_ms, t.shard, t.priority,
             t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
             t.created_at_ms, {_NOW}, t.replay_of, '{EXPIRED}' || coalesce(chr(10) || t.error, ''),
@@ -441,11 +490,11 @@ EXPIRE = f"""
 """
 
 STATES_BY_ID = """
-    SELECT id, state FROM task WHERE id = ANY ($1::uuid[])
+    (SELECT id, state FROM task WHERE id = ANY ($1::uuid[]) ORDER BY id)
     UNION ALL SELECT id, state FROM backlog WHERE id = ANY ($1::uuid[])
 """
 BY_ID = f"""
-    SELECT {SHOWN}, NULL::text, NULL::uuid FROM task t WHERE id = ANY ($1::uuid[])
+    (SELECT {SHOWN}, NULL::text, NULL::uuid FROM task t WHERE id = ANY ($1::uuid[]) ORDER BY id)
     UNION ALL SELECT {FINAL} FROM backlog WHERE id = ANY ($1::uuid[])
 """
 _LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
@@ -479,8 +528,8 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
     conditions = ["true"]
     if filter.service is not None:
         conditions.append(f"t.service = {values.add(filter.service)}")
-    if filter.key is not None:
-        conditions.append(f"t.key = {values.add(filter.key)}")
+    if filter.key is not None:  # with `=`, an order by key and id would be one by id
+        conditions.append(f"t.key = ANY (ARRAY[{values.add(filter.key)}])")
     if filter.namespace:
         low, high = map(values.add, names_in(filter.namespace))
         conditions.append(f"t.service >= {low} AND t.service < {high}")
@@ -578,7 +627,7 @@ def find(
         """
         return statement, values.list
     if filter.key is not None:
-        range_ += f" AND t.key = {values.add(filter.key)}"
+        range_ += f" AND t.key = ANY (ARRAY[{values.add(filter.key)}])"
         order = "t.key DESC, t.id DESC"
     statement = f"""
         WITH stop AS MATERIALIZED (
@@ -615,14 +664,17 @@ REPLAY = f"""
         ON CONFLICT DO NOTHING
         RETURNING {LIVE}
     ), noted AS (
-        UPDATE backlog b SET replayed_as = s.id FROM stored s WHERE b.id = s.replay_of
+        UPDATE backlog b SET replayed_as = s.id FROM stored s
+        WHERE b.id = ANY (ARRAY[s.replay_of])
     )
     SELECT o.id AS old_id, s.* FROM old o LEFT JOIN stored s ON s.id = o.new_id
 """
 REPLAY_HOLDERS = f"""
-    SELECT b.id AS old_id, {SHOWN} FROM unnest($1::uuid[]) AS r (id)
-    JOIN backlog b ON b.id = r.id
-    JOIN task t ON t.key = b.key AND t.service = b.service
+    SELECT b.id AS old_id, t.* FROM unnest($1::uuid[]) AS r (id)
+    CROSS JOIN LATERAL (SELECT b.* FROM backlog b WHERE b.id = r.id LIMIT 1) b
+    CROSS JOIN LATERAL (
+        SELECT {SHOWN} FROM task t WHERE {by_key("b.key", "b.service")} LIMIT 1
+    ) t
 """
 
 OLD = f"""
@@ -637,12 +689,10 @@ PRUNE_SOME = """
     RETURNING attempt
 """
 PRUNE = """
-    WITH old AS MATERIALIZED (
-        SELECT unnest($1::uuid[]) AS id
-    ), logs AS (
-        DELETE FROM attempt a USING old o WHERE a.task_id = o.id
+    WITH logs AS (
+        DELETE FROM attempt WHERE task_id = ANY ($1::uuid[])
     )
-    DELETE FROM backlog b USING old o WHERE b.id = o.id RETURNING b.id
+    DELETE FROM backlog WHERE id = ANY ($1::uuid[]) RETURNING id
 """
 
 TAKE = """

@@ -32,7 +32,7 @@ RETURNED = ", ".join(
 )
 REPLACED = ("payload", "due_at_ms", "priority", "max_attempts", "timeout_ms", "deadline_at_ms",
             "updated_at_ms")  # fmt: skip
-_HOLDER = "t.key = (SELECT key FROM given) AND t.service = (SELECT service FROM given)"
+_HOLDER = sql.by_key("(SELECT key FROM given)", "(SELECT service FROM given)")
 # Not DO UPDATE … WHERE: that locks the holder of the key also where it leaves it as it is, and the
 # end of a running one could not be written before the user's transaction ends. One that is being
 # claimed at this very moment is locked all the same: then its own end waits, and no other.
