@@ -202,6 +202,21 @@ class TestTokens:
         assert await registry.delete_token("id-a", audit("token.delete")) is False
         assert await registry.tokens() == [token("b")]
 
+    async def test_that_there_was_one_is_kept_when_all_are_deleted(self, registry, place):
+        assert await registry.had_tokens() is False
+        await registry.delete_token("id-ci", audit())
+        assert await registry.had_tokens() is False
+        await registry.put_token(token(), audit())
+        assert await registry.had_tokens() is True
+        await registry.delete_token("id-ci", audit())
+        assert await registry.tokens() == []
+        other = place.store()
+        await other.open()
+        try:
+            assert await other.registry.had_tokens() is True
+        finally:
+            await other.close()
+
 
 class TestTheVersion:
     async def test_it_rises_with_every_change(self, registry):
@@ -464,6 +479,7 @@ CALLS = {
     "put_service": put,
     "delete_service": lambda registry: registry.delete_service("mail", audit()),
     "tokens": lambda registry: registry.tokens(),
+    "had_tokens": lambda registry: registry.had_tokens(),
     "put_token": lambda registry: registry.put_token(token(), audit()),
     "delete_token": lambda registry: registry.delete_token("id-ci", audit()),
     "audit": lambda registry: registry.audit(namespace=None, cursor=None, limit=1),

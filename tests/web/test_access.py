@@ -488,6 +488,34 @@ class TestStart:
         server = serve("--insecure-without-tokens", listen="0.0.0.0:0")
         server.get("/v1/tasks", headers={"host": "ticks.example"}, status=200)
 
+    def test_with_the_last_token_revoked_it_starts_closed_and_another_token_lets_in(
+        self, store_url, serve, receiver
+    ):
+        server = serve(store=store_url)
+        server.service(endpoint=receiver.url("/ok"))
+        token = create_token(store_url, "admin")
+        on_store(store_url, lambda store: revoked(store, token))
+        server.stop()
+        again = serve(store=store_url)
+        for given in (None, token):
+            again.get("/v1/tasks", token=given).refused(401, "unauthorized")
+            again.put(
+                "/v1/services/mine", {"endpoint": "http://127.0.0.1:9/"}, token=given
+            ).refused(401, "unauthorized")
+        assert "every token of this store was revoked" in again.log()
+        again.get("/v1/tasks", token=create_token(store_url, "read"), status=200)
+
+    def test_off_loopback_too_and_tasks_go_on(self, serve, sqlite_url, receiver):
+        server = serve()
+        server.service(endpoint=receiver.url("/ok"))
+        server.submit(delay=1)
+        token = create_token(sqlite_url, "admin")
+        on_store(sqlite_url, lambda store: revoked(store, token))
+        server.stop()
+        again = serve(listen="0.0.0.0:0")
+        receiver.wait(lambda: receiver.requests)
+        again.get("/v1/tasks").refused(401, "unauthorized")
+
     def test_tokens_that_are_made_and_revoked_count_while_it_runs(self, serve, sqlite_url):
         server = serve()
         server.get("/v1/tasks", status=200)

@@ -27,7 +27,7 @@ import servers
 from tickwheel.web.server import INHERITED, Inherited
 from tickwheel.web.siblings import SECONDS
 from tickwheel.web.workers import tell
-from web.serving import PATIENCE, Served, create_token, wait_until
+from web.serving import PATIENCE, Served, create_token, on_store, revoked, wait_until
 
 SHARED = {"tickwheel_tasks", "tickwheel_store_up", "tickwheel_nodes"}
 COUNTS = ("_total", "_count", "_sum", "_bucket")
@@ -263,6 +263,19 @@ def test_a_killed_worker_is_left_out_until_another_has_its_number(make_crew):
     scrape = crew.whole(1)
     rising.check(scrape)
     assert scrape.of("tickwheel_submitted_total") == {0: 6, 1: 1, 2: 6}
+
+
+def test_a_worker_that_takes_anothers_place_is_closed_after_the_last_token(make_crew, postgres_url):
+    crew = make_crew(2)
+    token = create_token(postgres_url, "admin")
+    on_store(postgres_url, lambda store: revoked(store, token))
+    before = crew.pids()
+    os.kill(before[0], signal.SIGKILL)
+    wait_until(lambda: crew.pids().get(0, before[0]) != before[0], "it is replaced")
+    wait_until(lambda: "every token of this store was revoked" in crew.server.log(), "it serves")
+    crew.server.hang_up()
+    with standing_still(crew.pids()[1]):
+        crew.server.get("/v1/tasks").refused(401, "unauthorized")
 
 
 def test_a_worker_that_stands_still_holds_no_scrape_up(make_crew):

@@ -57,7 +57,7 @@ class Directory:
         self._renewal: asyncio.Future[None] | None = None
         self.services = services
         self.tokens: dict[str, Token] = {}
-        self.had_tokens = False  # whether there ever was one here: revoking the last opens nothing
+        self.had_tokens = False  # whether there ever was one: revoking the last opens nothing
         self.updated_at_ms: dict[str, int] = {}
         self._last: dict[str, Service] = {}  # as they were read: what has not changed stays
         self.unusable: dict[str, tuple[Service, str]] = {}
@@ -135,7 +135,7 @@ class Directory:
             rows = await self._registry.services()
             tokens = await self._registry.tokens()
             self.tokens = {token.id: token for token in tokens}
-            self.had_tokens |= bool(tokens)
+            self.had_tokens = self.had_tokens or await self._registry.had_tokens()
             self._apply(rows)
             self._version = version
         self.changed()

@@ -91,6 +91,9 @@ class Registry(Protocol):
     async def tokens(self) -> list[Token]:
         """Return all tokens, oldest first."""
 
+    async def had_tokens(self) -> bool:
+        """Say whether there ever was a token, also when all have been deleted since."""
+
     async def put_token(self, token: Token, audit: Audit) -> None:
         """Store a token."""
 

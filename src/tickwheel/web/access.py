@@ -55,8 +55,8 @@ class Access(NamedTuple):
 class Guard:
     """Lets requests in: by a token, or without one where that was allowed.
 
-    - Without a token anything may be done while only this machine can ask (`local`) and this
-      process has seen no token, or when that was said in so many words (`open_access`).
+    - Without a token anything may be done while only this machine can ask (`local`) and the store
+      has never had a token, or with the setting `--insecure-without-tokens` (`open_access`).
     - Rates are counted by each process for itself.
     """
 
@@ -76,9 +76,14 @@ class Guard:
         return self._directory.tokens
 
     @property
+    def had_tokens(self) -> bool:
+        """Whether there ever was one."""
+        return self._directory.had_tokens
+
+    @property
     def open(self) -> bool:
         """Whether no token is needed."""
-        return self._open_access or (self._local and not self._directory.had_tokens)
+        return self._open_access or (self._local and not self.had_tokens)
 
     def admit(self, headers: Mapping[bytes, bytes], now_ms: float) -> Access:
         """Return what a request with these headers may do; raise when it is nothing."""

@@ -144,12 +144,7 @@ async def serve(
         local = is_loopback(config.listen.host)
         guard = Guard(scheduler.node.directory, local=local, open_access=config.open_access,
                       rate=config.token_rate)  # fmt: skip
-        if not guard.open and not guard.tokens:
-            raise Refusal(
-                f"{config.listen} is not a loopback address, and there is no token: anybody could"
-                " do anything. Make a token with `tickwheel tokens create`, or say"
-                " --insecure-without-tokens"
-            )
+        check_tokens(config, guard)
         limits = Limits(config.max_body, config.max_batch, config.max_payload)
         here_only = local and not config.open_access
         app = App(scheduler, guard, limits, here_only=here_only, tracing=tracing)
@@ -173,6 +168,22 @@ async def serve(
     finally:
         if tracing is not None:
             tracing.close()
+
+
+def check_tokens(config: Config, guard: Guard) -> None:
+    """Raise or warn when nobody can be let in: tasks go on where there once was a token."""
+    if guard.open or guard.tokens:
+        return
+    if not guard.had_tokens:
+        raise Refusal(
+            f"{config.listen} is not a loopback address, and there is no token: anybody could"
+            " do anything. Make a token with `tickwheel tokens create`, or say"
+            " --insecure-without-tokens"
+        )
+    logger.warning(
+        "every token of this store was revoked: requests are refused until there is one; make it"
+        " with `tickwheel tokens create` on the store"
+    )
 
 
 def uvicorn_config(app: App, lobby: Lobby) -> uvicorn.Config:

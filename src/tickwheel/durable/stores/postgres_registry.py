@@ -57,6 +57,11 @@ PUT_TOKEN = """
         created_at_ms = EXCLUDED.created_at_ms, expires_at_ms = EXCLUDED.expires_at_ms
 """  # noqa: S105
 DELETE_TOKEN = "DELETE FROM token WHERE id = $1 RETURNING id"  # noqa: S105
+# Never taken back: without it, deleting the last token would open the service to anybody.
+HAD_TOKENS = "INSERT INTO setting (name, value) VALUES ('tokens', '1') ON CONFLICT DO NOTHING"
+EVER_TOKENS = """
+    SELECT EXISTS (SELECT 1 FROM setting WHERE name = 'tokens') OR EXISTS (SELECT 1 FROM token)
+"""
 
 NOTE = """
     INSERT INTO audit (at_ms, actor, namespace, action, target, request, detail)
@@ -152,10 +157,15 @@ class PostgresRegistry:
         """Return all tokens, oldest first."""
         return list(map(token_of, await self._store.fetch(TOKENS)))
 
+    async def had_tokens(self) -> bool:
+        """Say whether there ever was a token."""
+        return bool((await self._store.fetch(EVER_TOKENS))[0][0])
+
     async def put_token(self, token: Token, audit: Audit) -> None:
         """Store a token."""
 
         async def work(connection: Connection) -> bool:
+            await connection.fetch(HAD_TOKENS)
             await connection.fetch(PUT_TOKEN, *token_row(token))
             return True
 

@@ -41,6 +41,8 @@ PUT_TOKEN = """
     VALUES (?,?,?,?,?,?,?,?)
 """  # noqa: S105
 DELETE_TOKEN = "DELETE FROM token WHERE id = ? RETURNING id"  # noqa: S105
+# Never taken back: without it, deleting the last token would open the service to anybody.
+HAD_TOKENS = "INSERT OR IGNORE INTO setting (name, value) VALUES ('tokens', '1')"
 
 NOTE = """
     INSERT INTO audit (at_ms, actor, namespace, action, target, request, detail)
@@ -150,10 +152,19 @@ class SqliteRegistry:
 
         return await self._store._read(work)
 
+    async def had_tokens(self) -> bool:
+        """Say whether there ever was a token."""
+
+        def work(connection: Connection) -> bool:
+            return bool(connection.run(SETTING, ("tokens",)) or connection.run(TOKENS))
+
+        return await self._store._read(work)
+
     async def put_token(self, token: Token, audit: Audit) -> None:
         """Store a token."""
 
         def work(connection: Connection) -> None:
+            connection.run(HAD_TOKENS)
             connection.run(PUT_TOKEN, token_row(token))
             changed(connection, audit)
 
