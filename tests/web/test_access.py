@@ -458,9 +458,27 @@ class TestOpenMode:
         headers = {"host": "ticks.example", "origin": "https://ticks.example"}
         api.get("/v1/tasks", headers=headers, token=token, status=200)
 
-    def test_said_in_so_many_words_anybody_may_ask(self, make_api):
+    OURS = ("192.168.0.7:7380", "10.0.0.1", "[2001:db8::1]:7380", "ticks:7380", "localhost")
+
+    def test_without_tokens_anybody_may_ask_by_an_address_or_a_name_without_a_dot(self, make_api):
         api = make_api(local=False, open_access=True, here_only=False)
-        api.get("/v1/tasks", headers={"host": "ticks.example"}, status=200)
+        for host in self.OURS:
+            own = {"host": host, "origin": f"http://{host}", "x-forwarded-for": "203.0.113.9"}
+            api.get("/v1/tasks", headers={"host": host}, status=200)
+            api.get("/v1/tasks", headers=own, status=200)
+
+    @pytest.mark.parametrize("local", [True, False], ids=["loopback", "anywhere"])
+    def test_without_tokens_no_page_of_another_site_may_ask(self, make_api, local):
+        """Neither by its own origin, nor by a name of its own that was made to lead here."""
+        api = make_api(local=local, open_access=True, here_only=local)
+        headers = [{"host": "127.0.0.1:7380", "origin": "http://evil.example"}]
+        for host in ("evil.example", "evil.example:7380", "1.2.3.4.evil.example", "evil.", ""):
+            headers += [{"host": host}, {"host": host, "origin": f"http://{host}"}]
+        if local:
+            headers.append({"host": "10.0.0.1:7380"})
+        for one in headers:
+            api.get("/v1/tasks", headers=one).refused(403, "forbidden")
+            api.post("/v1/tasks/cancel", {"key": "a"}, headers=one).refused(403, "forbidden")
 
     def test_off_loopback_nobody_may_without(self, make_api):
         make_api(local=False).get("/v1/tasks").refused(401, "unauthorized")
@@ -486,7 +504,16 @@ class TestStart:
 
     def test_told_to_it_starts_without(self, serve):
         server = serve("--insecure-without-tokens", listen="0.0.0.0:0")
-        server.get("/v1/tasks", headers={"host": "ticks.example"}, status=200)
+        server.get("/v1/tasks", headers={"host": "10.1.2.3:7380"}, status=200)
+        server.get("/v1/tasks", headers={"host": "ticks.example"}).refused(403, "forbidden")
+
+    def test_on_loopback_it_is_then_asked_by_loopback_names_only(self, serve):
+        server = serve("--insecure-without-tokens")
+        server.get("/v1/tasks", status=200)
+        server.get("/v1/tasks", headers={"host": "ticks.example"}).refused(403, "forbidden")
+        server.get("/v1/tasks", headers={"host": "10.1.2.3"}).refused(403, "forbidden")
+        page = {"origin": "http://evil.example"}
+        server.get("/v1/tasks", headers=page).refused(403, "forbidden")
 
     def test_with_the_last_token_revoked_it_starts_closed_and_another_token_lets_in(
         self, store_url, serve, receiver

@@ -11,6 +11,7 @@ from tickwheel.durable.tokens import ANY, NAMESPACE, SCOPES, TOKEN, digest_of, n
 from tickwheel.web.problems import Refused
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Mapping
 
     from tickwheel.durable.directory import Directory
@@ -65,7 +66,7 @@ class Guard:
     ) -> None:
         self._directory = directory
         self._local = local
-        self._open_access = open_access
+        self.open_access = open_access
         self._rate = rate
         self._clock = SystemClock()
         self._buckets: dict[str, tuple[float, float]] = {}  # what is left, and when that was
@@ -83,7 +84,7 @@ class Guard:
     @property
     def open(self) -> bool:
         """Whether no token is needed."""
-        return self._open_access or (self._local and not self.had_tokens)
+        return self.open_access or (self._local and not self.had_tokens)
 
     def admit(self, headers: Mapping[bytes, bytes], now_ms: float) -> Access:
         """Return what a request with these headers may do; raise when it is nothing."""
@@ -104,8 +105,7 @@ class Guard:
         return Access(namespace, confined, frozenset(token.scopes), f"{token.id} {token.name}")
 
     def _known(self, given: bytes, now_ms: float) -> Token:
-        scheme, _, text = given.decode("latin-1").strip().partition(" ")
-        match = TOKEN.fullmatch(text.strip()) if scheme.lower() == "bearer" else None
+        match = match_of(given)
         token = self.tokens.get(match[1]) if match else None
         digest = digest_of(match[2]) if match else ""
         if token is None or not hmac.compare_digest(digest, token.digest):
@@ -134,6 +134,18 @@ class Guard:
                 f"the token may be used {rate:g} times a second",
                 [(b"retry-after", str(after).encode())],
             )
+
+
+def match_of(given: bytes) -> re.Match[str] | None:
+    """Return the id and the secret that an authorization header has, if it is one of ours."""
+    scheme, _, text = given.decode("latin-1").strip().partition(" ")
+    return TOKEN.fullmatch(text.strip()) if scheme.lower() == "bearer" else None
+
+
+def named_token(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the id of the token that a request names; None: it is none of ours."""
+    match = match_of(headers.get(b"authorization", b""))
+    return match[1] if match else None
 
 
 def chosen(wanted: bytes | None) -> str:

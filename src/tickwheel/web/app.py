@@ -22,6 +22,8 @@ from tickwheel.clock import SystemClock
 from tickwheel.durable.histogram import Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.web import cluster, services, tasks
+from tickwheel.web.access import named_token
+from tickwheel.web.logins import FailedLogins
 from tickwheel.web.openapi import described
 from tickwheel.web.page import page
 from tickwheel.web.problems import Refused, localised, problem
@@ -47,6 +49,9 @@ logger = logging.getLogger("tickwheel.web")
 ROUTES: list[Route] = [*tasks.ROUTES, *services.ROUTES, *cluster.ROUTES]
 SANE = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
 LOOPBACK = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)
+ADDRESS = re.compile(
+    rb"([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9a-f:.]+\]|[a-z0-9_-]+)(:[0-9]+)?", re.IGNORECASE
+)  # or a name that no other site can have: it is without a dot
 ONCE = (
     b"authorization", b"tickwheel-namespace", b"host", b"idempotency-key", b"content-type",
     b"content-length", b"origin", b"if-match", b"if-none-match",
@@ -72,8 +77,8 @@ class Limits(NamedTuple):
 class App:
     """The API of one scheduler, which is running.
 
-    - `here_only`: requests without a token must name this host by a loopback name, so that no
-      page in a browser can reach them by a name of its own.
+    - Requests without a token must name this host by an address or a name without a dot, with
+      `here_only` by a loopback name: so no page in a browser can reach it by a name of its own.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class App:
         self.durations: dict[str, Histogram] = {}
         self.siblings: Siblings | None = None  # one worker of several has
         self.reading = 0  # bytes of bodies that have come in part
+        self.logins = FailedLogins(scheduler.note)
         self._here_only = here_only
         self._tracing = tracing
         self._router = Router(ROUTES)
@@ -202,9 +208,11 @@ class App:
         if route.scope is not None:
             if CALLED in headers:
                 raise Refused("forbidden", LOOP)
-            access = await self._admit(headers)
-            if b"authorization" not in headers and self._here_only:
-                check_here(headers)
+            access = await self._admit(scope, headers, request_id)
+            if b"authorization" not in headers:
+                check_host(headers, here_only=self._here_only)
+                if not self.guard.open_access:
+                    check_direct(headers)
             access.require(route.scope)
             if self.stopping and route.adds:
                 raise Refused("not_started", STOPPING)
@@ -220,7 +228,7 @@ class App:
         except TickwheelError as error:
             raise localised(error, access.namespace if access else "")  # noqa: B904 - the same one
 
-    async def _admit(self, headers: Headers) -> Access:
+    async def _admit(self, scope: Message, headers: Headers, request_id: str) -> Access:
         """Let the caller in; a token that is not known here may just have been made."""
         now_ms = self.node.store.now_ms()
         try:
@@ -229,7 +237,13 @@ class App:
             if refused.code != "unauthorized" or b"authorization" not in headers:
                 raise
         await self.directory.renewed()
-        return self.guard.admit(headers, now_ms)
+        try:
+            return self.guard.admit(headers, now_ms)
+        except Refused as refused:
+            if refused.code == "unauthorized":
+                address = (scope.get("client") or (UNKNOWN,))[0]
+                self.logins.add(named_token(headers) or UNKNOWN, str(refused), address, request_id)
+            raise
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """Return the body; raise as soon as it is too large, or does not come."""
@@ -350,18 +364,23 @@ def checked_size(body: bytes, limit: int) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def is_here(host: bytes) -> bool:
-    """Say whether a name can only be this host's."""
-    return bool(LOOPBACK.fullmatch(host))
+def is_ours(host: bytes, *, here_only: bool) -> bool:
+    """Say whether a name can only be this host's: another site's may be made to lead here."""
+    return bool((LOOPBACK if here_only else ADDRESS).fullmatch(host))
 
 
-def check_here(headers: Headers) -> None:
-    """Raise when a request without a token may come from a page in a browser, or from afar."""
-    if not PROXIED.isdisjoint(headers):
-        raise Refused("forbidden", "without a token nothing may come through a proxy: make a token")
+def check_host(headers: Headers, *, here_only: bool) -> None:
+    """Raise when a request without a token may come from a page of another site in a browser."""
     host = headers.get(b"host", b"")
-    if not is_here(host):
-        raise Refused("forbidden", "without a token the host must be named localhost or 127.0.0.1")
+    if not is_ours(host, here_only=here_only):
+        wanted = "localhost or 127.0.0.1" if here_only else "by its address or a name without a dot"
+        raise Refused("forbidden", f"without a token the host must be named {wanted}")
     origin = headers.get(b"origin")
     if origin is not None and origin.partition(b"://")[2] != host:
         raise Refused("forbidden", "without a token no page of another origin may ask")
+
+
+def check_direct(headers: Headers) -> None:
+    """Raise when a request without a token may come from afar."""
+    if not PROXIED.isdisjoint(headers):
+        raise Refused("forbidden", "without a token nothing may come through a proxy: make a token")

@@ -146,8 +146,7 @@ async def serve(
                       rate=config.token_rate)  # fmt: skip
         check_tokens(config, guard)
         limits = Limits(config.max_body, config.max_batch, config.max_payload)
-        here_only = local and not config.open_access
-        app = App(scheduler, guard, limits, here_only=here_only, tracing=tracing)
+        app = App(scheduler, guard, limits, here_only=local, tracing=tracing)
         if tracing is not None:
             tracing.follow(scheduler.node.channels)
         certificate = None
@@ -160,6 +159,7 @@ async def serve(
         async with server.among_siblings(inherited):
             with server.signals():
                 await server.serve([listener])
+                await app.logins.close()
                 await scheduler.stop(server.grace_left())
     except BaseException:
         if scheduler.running:
