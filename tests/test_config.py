@@ -201,6 +201,7 @@ def test_the_file_may_have_every_setting_but_secrets():
         insecure_without_tokens = true
         token_rate = 5
         max_connections = 5000
+        max_calls = 700
         max_body = "1MiB"
         max_batch = 10
         max_payload = 1000

@@ -363,6 +363,11 @@ class Config:
         "How many connections one process has open at once; never more than three fifths of its"
         " file descriptors.",
     )  # fmt: skip
+    max_calls: int = _setting(
+        10_000, _whole(1, 1_000_000),
+        "How many calls of services one process has under way at once; never more than a fifth of"
+        " its file descriptors.",
+    )  # fmt: skip
     max_body: int = _setting(
         16 << 20, _bytes(1024, 1 << 30),
         "The largest body of a request; the clients send batches of up to 4 MiB.",

@@ -72,6 +72,62 @@ async def test_no_more_connections_are_made_than_allowed(stage):
     assert len(server.requests) == 6
 
 
+async def test_beyond_the_total_an_idle_connection_is_closed_for_each_new_one(stage):
+    server, pool = await stage.server(), stage.pool(total=3)
+    for number in range(10):
+        await pool.request("GET", server.url(host=f"{number}.example"))
+        assert pool.stats()["connections"] == pool._connector.open == min(number + 1, 3)
+    for number in (9, 8, 7):
+        await pool.request("GET", server.url(host=f"{number}.example"))
+    assert pool.stats()["reused"] == 3, "those that were used last are kept"
+
+
+async def test_requests_that_come_together_stay_within_the_total(stage):
+    server, pool = await stage.server(), stage.pool(total=3)
+    for turn in range(5):
+        hosts = [f"{turn}-{number}.example" for number in range(3)]
+        await asyncio.gather(*(pool.request("GET", server.url(host=host)) for host in hosts))
+        assert pool.stats()["connections"] == pool._connector.open == 3
+
+
+async def test_where_all_are_in_use_nobody_waits_for_the_total(stage):
+    gate = asyncio.Event()
+    server, pool = await stage.server(holding(gate)), stage.pool(total=2)
+    hosts = [f"{number}.example" for number in range(4)]
+    calls = [asyncio.create_task(pool.request("GET", server.url(host=host))) for host in hosts]
+    await until(lambda: len(server.requests) == 4)
+    gate.set()
+    await asyncio.gather(*calls)
+    await pool.request("GET", server.url(host="next.example"))
+    assert pool.stats()["connections"] == 2
+
+
+async def test_an_idle_connection_of_http2_is_closed_for_another_as_well(stage):
+    modern, plain = await stage.http2_server(), await stage.server()
+    pool = stage.pool(total=1)
+    for _ in range(2):
+        assert (await pool.request("GET", modern.url())).status == 200
+        assert pool.stats()["connections"] == 1
+        assert (await pool.request("GET", plain.url())).status == 200
+        assert pool.stats()["connections"] == 1
+    assert len(modern.connections) == len(plain.connections) == 2
+
+
+async def test_a_connect_that_failed_or_was_cancelled_does_not_count(stage):
+    pool = stage.pool(total=1)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectFailed):
+            await pool.request("GET", f"http://localhost:{nobody.getsockname()[1]}/")
+    server = await stage.server(silent)
+    waiting = asyncio.create_task(pool.request("GET", server.url()))
+    await asyncio.sleep(0)
+    assert pool._connector.open == 1
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await until(lambda: not pool._connector.open)
+
+
 async def test_who_waits_is_served_in_turn(stage):
     gate = asyncio.Event()
     server, pool = await stage.server(holding(gate)), stage.pool(connections=1)

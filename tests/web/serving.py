@@ -312,13 +312,15 @@ class Served(Verbs):
     """A server: `python -m tickwheel serve` with some arguments, on any free port of loopback."""
 
     def __init__(
-        self, *arguments, cwd, listen="127.0.0.1:0", environment=None, ca=None, errors=False
-    ):
+        self, *arguments, cwd, listen="127.0.0.1:0", environment=None, ca=None, errors=False,
+        descriptors=None,
+    ):  # fmt: skip
         self.directory = Path(cwd)
         self.arguments = [*map(str, arguments), *(["--listen", listen] if listen else [])]
         self.environment = environment or {}
         self.ca = ca
         self.errors = errors  # whether it may log errors
+        self.descriptors = descriptors  # how many files it may have open, if it is told
         self.url = None
         self.token = None  # sent with every request that names none
         self.stderr = None  # a file descriptor, instead of the log
@@ -329,6 +331,9 @@ class Served(Verbs):
     def launch(self):
         """Start it, and wait for nothing."""
         command = [sys.executable, "-m", "tickwheel", "serve", *self.arguments]
+        if self.descriptors is not None:
+            limit = f'ulimit -n {self.descriptors}; exec "$@"'
+            command = ["/bin/sh", "-c", limit, "sh", *command]
         launch = [
             sys.executable,
             "-ISc",

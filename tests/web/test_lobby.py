@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from tickwheel import ManualClock
-from tickwheel.web.lobby import DESCRIPTORS, QUIET_SECONDS, UNREAD, Lobby, places
+from tickwheel.durable import descriptors
+from tickwheel.web.lobby import QUIET_SECONDS, UNREAD, Lobby, places
 from web.serving import PATIENCE, Served
 
 
@@ -102,24 +103,42 @@ class TestPlaces:
         return now
 
     def test_the_limit_is_raised_and_a_part_of_it_is_for_connections(self, limits, caplog):
+        descriptors.raise_limit()
         assert places(10_000) == 2457
         assert limits[0] == 4096
         assert "4096 file descriptors" in caplog.text
 
     def test_what_was_wanted_is_enough(self, limits, caplog):
+        descriptors.raise_limit()
         assert places(1000) == 1000
         assert not caplog.records
 
     def test_without_a_limit_many_are_asked_for(self, limits):
         limits[1] = resource.RLIM_INFINITY
+        descriptors.raise_limit()
         assert places(10_000) == 10_000
-        assert limits[0] == DESCRIPTORS
+        assert limits[0] == descriptors.MOST_DESCRIPTORS
+
+    def test_where_there_is_no_limit_all_are_allowed(self, limits):
+        limits[:] = [resource.RLIM_INFINITY] * 2
+        descriptors.raise_limit()
+        assert places(1_000_000) == 1_000_000
+
+    def test_there_is_room_for_calls_lookups_and_a_reserve(self, limits):
+        shares = (
+            descriptors.CONNECTIONS_SHARE,
+            descriptors.CALLS_SHARE,
+            descriptors.LOOKUPS_SHARE,
+        )
+        used = sum(descriptors.within(share, 10_000) for share in shares)
+        assert 256 - used >= 32
 
     def test_a_system_that_does_not_allow_it_is_lived_with(self, limits, monkeypatch, caplog):
         def refuse(*_):
             raise ValueError("not allowed to raise maximum limit")
 
         monkeypatch.setattr(resource, "setrlimit", refuse)
+        descriptors.raise_limit()
         assert places(100) == 100
         assert "not allowed" in caplog.text
 

@@ -24,6 +24,7 @@ FAMILIES = {  # by name: the kind, and the labels
     "tickwheel_service_under_way": ("gauge", {"service"}),
     "tickwheel_service_limit": ("gauge", {"service"}),
     "tickwheel_service_waiting": ("gauge", {"service"}),
+    "tickwheel_calls_free": ("gauge", set()),
     "tickwheel_shards_owned": ("gauge", set()),
     "tickwheel_nodes": ("gauge", set()),
     "tickwheel_clock_offset_seconds": ("gauge", set()),

@@ -46,6 +46,7 @@ LAST_SECONDS = 1.0  # for what was cancelled to end
 LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 LOCKED_SECONDS = 0.02  # what a transaction has locked when it comes due is asked for so often
 LOCKED_MS = 200  # for so long; then the loader finds it, each second
+QUIET_SECONDS = 60.0  # between two warnings that calls wait for others
 AWHILE_SECONDS = 1.0  # a hold that ends no later than that after the one there is changes nothing
 
 
@@ -107,6 +108,7 @@ class Dispatch:
         self._served = ""
         self._pause = 0.0  # the store said "not due yet": our clock is ahead of its
         self._paused_until = 0.0
+        self._warn_at = -math.inf
         self.flows: dict[str, Flow] = {}
         self._stopping = False
         self._jobs: dict[asyncio.Task[None], Running] = {}
@@ -182,8 +184,8 @@ class Dispatch:
     def _pick(self) -> list[Picked]:
         """Take permits, and as many tasks out of the lines; no service is in another's way.
 
-        What services share, threads say, is divided among those that have tasks waiting, and each
-        time another one is the first to choose.
+        Threads and connections, which services share, are divided among those that have tasks
+        waiting, and each time another one is the first to choose.
         """
         batch: list[Picked] = []
         now = self._timer.time()
@@ -193,8 +195,11 @@ class Dispatch:
             line, service = self._ready[name], self._services[name]
             flow, shared = self._gates(service, now)
             free = min(BATCH - len(batch), flow.free(now))
-            if shared is not None:  # divided fairly among those that are still to choose
-                free = min(free, -(-shared.free // (len(names) - number)))
+            if shared is not None and free:
+                choosers, services = len(names) - number, len(self._services)
+                free = min(free, shared.offer(flow.under_way, choosers, services))
+                if not free and shared.spare:
+                    self._warn_of_crowd(name, flow, shared)
             popped = self._pop(line, free)
             turn_taken = flow.take(len(popped), now)
             picked = [(due, entry, service, turn_taken) for due, entry in popped]
@@ -208,6 +213,16 @@ class Dispatch:
                 self._loader.hungry.discard(name)
                 self.hungry()
         return batch
+
+    def _warn_of_crowd(self, name: str, flow: Flow, shared: Gate) -> None:
+        """Log, now and then, that calls wait for other calls of this process."""
+        now = self._timer.time()
+        if now >= self._warn_at:
+            self._warn_at = now + QUIET_SECONDS
+            logger.warning(
+                "calls of %s wait: it has %d under way, and of %d (max_calls) %d are free",
+                name, flow.under_way, shared.permits, shared.free, extra={"service": name},
+            )  # fmt: skip
 
     def forget(self, name: str) -> None:
         """Let go of what is kept of a service that was deleted, once nothing of it is under way."""

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+RESERVED = 8  # every eighth permit is for services that hold few
+
 
 class Gate:
-    """So many permits; whoever has taken one gives it back."""
+    """Permits that several services share; whoever has taken one gives it back.
 
-    __slots__ = ("free", "permits")
+    - `spare`: no service may hold more than it leaves free, and every eighth permit is reserved for
+      those that hold few: each service may have its equal part of these, whatever the others hold.
+    """
 
-    def __init__(self, permits: int) -> None:
+    __slots__ = ("free", "permits", "spare")
+
+    def __init__(self, permits: int, *, spare: bool = False) -> None:
         self.permits = permits
         self.free = permits
+        self.spare = spare
+
+    def offer(self, held: int, choosers: int, services: int) -> int:
+        """Return how many permits a service may take.
+
+        - `held`: those that it has; `choosers`: how many services still choose, it included;
+          `services`: how many there are.
+        """
+        if not self.spare:
+            return -(-self.free // choosers)
+        reserve = self.permits // RESERVED
+        rest = max(0, self.free - reserve)
+        share = min(-(-rest // choosers), -(-(rest - held) // 2))
+        return max(share, min(self.free, max(1, reserve // services) - held), 0)
 
     def take(self, count: int) -> None:
         """Take permits that are free."""

@@ -15,11 +15,13 @@ from urllib.parse import unquote, urlsplit
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import forkable
+from tickwheel.durable import descriptors
 from tickwheel.durable.blocking import Blocking
 from tickwheel.durable.channels.local import LocalChannel
 from tickwheel.durable.coordinators.none import NoCoordinator
 from tickwheel.durable.coordinators.solo import SoloCoordinator
 from tickwheel.durable.function import TaskFunction
+from tickwheel.durable.log import logger
 from tickwheel.durable.node import Node
 from tickwheel.durable.service import Backoff, Service, seconds_of
 from tickwheel.durable.submit import MAX_BODY
@@ -59,7 +61,8 @@ class Scheduler(Verbs):
     - `max_body`: how many bytes a payload may have.
     - Services that are called over HTTP: `allow_private_targets`, or networks in `allow_targets`,
       let them be on private addresses; `own_port`, on which this process listens itself, is
-      called on no address of this host; `secret_key` seals their secrets in the store.
+      called on no address of this host; `max_calls` are under way at once, fewer where the limit
+      of file descriptors is low; `secret_key` seals their secrets in the store.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Scheduler(Verbs):
         allow_private_targets: bool = False,
         allow_targets: Sequence[str] = (),
         own_port: int | None = None,
+        max_calls: int = 10_000,
         secret_key: str | None = None,
         max_body: int = MAX_BODY,
     ) -> None:
@@ -101,7 +105,7 @@ class Scheduler(Verbs):
         self._name = node
         self._make_channels = functools.partial(
             remote_channels, allow_private=allow_private_targets, allow=tuple(allow_targets),
-            own_port=own_port,
+            own_port=own_port, max_calls=bounded("max_calls", max_calls, 1, 1_000_000),
         )  # fmt: skip
         self._vault = Vault(secret_key)
         self._max_body = bounded("max_body", max_body, 1, 1 << 30)
@@ -286,15 +290,24 @@ def remote_channels(
     allow_private: bool,
     allow: tuple[str, ...],
     own_port: int | None,
+    max_calls: int,
 ) -> dict[str, Channel]:
     """Return the channels to other processes, as far as what they need is installed."""
     try:
         from tickwheel.durable.channels.http import HttpChannel  # noqa: PLC0415
+        from tickwheel.durable.channels.lookups import HUNG, PROMPT, Lookups  # noqa: PLC0415
         from tickwheel.durable.channels.target import Targets  # noqa: PLC0415
     except ImportError:
         return {}  # then no service can be put, which is said there
-    targets = Targets(allow_private=allow_private, allow=allow, own_port=own_port)
-    return {"http": HttpChannel(targets, now_ms)}
+    calls = descriptors.within(descriptors.CALLS_SHARE, max_calls)
+    if calls < max_calls:
+        logger.info(
+            "%d calls at once instead of %d: this process may have %d file descriptors",
+            calls, max_calls, descriptors.limit(),
+        )  # fmt: skip
+    lookups = Lookups(descriptors.within(descriptors.LOOKUPS_SHARE, PROMPT + HUNG))
+    targets = Targets(allow_private=allow_private, allow=allow, own_port=own_port, lookup=lookups)
+    return {"http": HttpChannel(targets, now_ms, max_calls=calls)}
 
 
 def store_at(url: str, *, shards: int, clock: Clock | None) -> Store:

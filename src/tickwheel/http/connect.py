@@ -52,6 +52,8 @@ class Connector:
 
     - All of that has `timeout` seconds. Addresses are tried in turn, each with an equal share of
       what is left, so that one that does not answer leaves time for the next.
+    - `open` counts the connections that are made or being made and not yet closed. From `total` on
+      an idle one is closed before another is made, by `drop_idle`.
     - A TLS context that is given has its ALPN protocols set; without one the system's authorities
       are trusted.
     """
@@ -63,7 +65,11 @@ class Connector:
         max_body: int,
         tls: ssl.SSLContext | None,
         http2: bool,
+        total: int | None = None,
     ) -> None:
+        self.open = 0
+        self.drop_idle: Callable[[], asyncio.Future[None] | None] = lambda: None
+        self._total = total
         self._resolve = resolve or resolved
         self._timeout = timeout
         self._max_body = max_body
@@ -78,6 +84,24 @@ class Connector:
         NoRoom is the one that says nothing of the target: this process has no descriptor left,
         this machine no port or memory.
         """
+        while self._total is not None and self.open >= self._total:
+            closing = self.drop_idle()
+            if closing is None:
+                break
+            await asyncio.wait([closing])
+        self.open += 1
+        try:
+            connection = await self._connect(target)
+        except BaseException:
+            self.open -= 1
+            raise
+        connection.gone.add_done_callback(self._ended)
+        return connection
+
+    def _ended(self, _: asyncio.Future[None]) -> None:
+        self.open -= 1
+
+    async def _connect(self, target: Target) -> Http1Connection | Http2Connection:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._timeout
         addresses = await self._addresses(target)

@@ -43,6 +43,7 @@ class Origin:
         idle_timeout: float,
         http2: bool,
         empty: Callable[[Origin], None],
+        rested: Callable[[Origin], None],
     ) -> None:
         self.target = target
         self.idle: list[Http1Connection] = []  # by `idle_since`
@@ -53,6 +54,7 @@ class Origin:
         self._idle_timeout = idle_timeout
         self._alone = http2 and target.scheme == "https"
         self._empty = empty
+        self._rested = rested
         self._loop = asyncio.get_running_loop()
         self._places = 0
         self._waiters: OrderedDict[asyncio.Future[Exchange | None], None] = OrderedDict()
@@ -161,6 +163,7 @@ class Origin:
         else:
             connection.idle_since = self._loop.time()
             self.idle.append(connection)
+            self._rested(self)
             if self._timer is None:
                 self._watch(connection.idle_since)
         if self._waiters:
@@ -200,6 +203,7 @@ class Origin:
             self._waiters.popitem(last=False)
         if self.shared is not None and not self.shared.held:
             self._idle_since = self._loop.time()
+            self._rested(self)
             if self._timer is None:
                 self._watch(self._idle_since)
 
@@ -224,6 +228,19 @@ class Origin:
             moments.append(self._idle_since)
         if moments:
             self._watch(min(moments))
+
+    def drop_idle(self) -> asyncio.Future[None] | None:
+        """Close the connection that has been idle longest; return its end, None without one."""
+        dropped: Connection | None = None
+        if self.idle:
+            dropped = self.idle.pop(0)
+            self._places -= 1
+        elif self.shared is not None and not self.shared.held:
+            dropped, self.shared = self.shared, None
+        if dropped is None:
+            return None
+        dropped.drop()
+        return dropped.gone
 
     def _fail_waiters(self, error: ConnectFailed) -> None:
         while self._waiters:

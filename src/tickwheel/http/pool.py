@@ -29,6 +29,8 @@ class Pool:
 
     - `connections` is the most that one origin may have; who comes later waits, first come, first
       served. HTTP/2 has one connection, and as many requests at a time as the server takes.
+    - `total` is for all origins: from there on an idle connection is closed for each new one. It
+      is not waited for: the caller bounds how many requests are under way.
     - `resolve(host, port)` says which addresses may be connected to; what it raises on its own
       account (a `TickwheelError`) is raised by `request`.
     - `connect_timeout` is for resolving, connecting and TLS; `idle_timeout` for a connection that
@@ -42,6 +44,7 @@ class Pool:
         *,
         resolve: Resolve | None = None,
         connections: int = 100,
+        total: int | None = None,
         connect_timeout: float = 5.0,
         idle_timeout: float = 15.0,
         max_body: int = 1 << 20,
@@ -52,11 +55,13 @@ class Pool:
             raise ValueError(f"connections must be at least 1, got {connections}")
         if max_body < 0:
             raise ValueError(f"max_body must be at least 0, got {max_body}")
-        self._connector = Connector(resolve, connect_timeout, max_body, ssl, http2)
+        self._connector = Connector(resolve, connect_timeout, max_body, ssl, http2, total)
+        self._connector.drop_idle = self._drop_idle
         self._limit = connections
         self._idle_timeout = idle_timeout
         self._http2 = http2
         self._origins: dict[tuple[str, str, int], Origin] = {}
+        self._resting: dict[Origin, None] = {}  # those with idle connections, by the last of them
         self._targets: dict[str, Target] = {}
         self._closed = False
         self._requests = 0
@@ -157,11 +162,28 @@ class Pool:
         if self._closed:  # while a request was about to be sent again
             raise ConnectFailed(f"cannot connect to {target.where}: the pool was closed")
         origin = self._origins[target.origin] = Origin(
-            target, self._connector, self._limit, self._idle_timeout, self._http2, self._forget
-        )
+            target, self._connector, self._limit, self._idle_timeout, self._http2,
+            self._forget, self._rested,
+        )  # fmt: skip
         return origin
 
+    def _rested(self, origin: Origin) -> None:
+        """Note that an origin has an idle connection."""
+        self._resting.pop(origin, None)
+        self._resting[origin] = None
+
+    def _drop_idle(self) -> asyncio.Future[None] | None:
+        """Close a connection of the origin that has not been used for longest; return its end."""
+        while self._resting:
+            origin = next(iter(self._resting))
+            closing = origin.drop_idle()
+            if closing is not None:
+                return closing
+            del self._resting[origin]
+        return None
+
     def _forget(self, origin: Origin) -> None:
+        self._resting.pop(origin, None)
         key = origin.target.origin
         if self._origins.get(key) is origin:
             del self._origins[key]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import resource
 from typing import TYPE_CHECKING, Protocol
+
+from tickwheel.durable import descriptors
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
 
 logger = logging.getLogger("tickwheel.web")
 
-SHARE = 0.6  # of the file descriptors are for connections; the rest for callbacks and the store
-DESCRIPTORS = 1 << 20  # that are asked for where there is no limit
 QUIET_SECONDS = 60.0  # between two warnings
 UNREAD = 128 << 20  # bytes that wait, of all connections together: see `Lobby`
 ENOUGH = 0.75  # of UNREAD: so much may be left when some connections were closed for it
@@ -115,20 +114,11 @@ class Lobby:
 
 
 def places(wanted: int) -> int:
-    """Raise the process's limit of file descriptors, and return how many may be connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < most:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
-        except (OSError, ValueError) as error:  # some systems allow less than they say
-            logger.warning("the limit of %d file descriptors stays: %s", soft, error)
-    if soft == resource.RLIM_INFINITY or wanted <= soft * SHARE:
-        return wanted
-    allowed = max(1, int(soft * SHARE))
-    logger.warning(
-        "%d connections instead of %d: this process may have %d file descriptors",
-        allowed, wanted, soft,
-    )  # fmt: skip
+    """Return how many of these connections there may be, by the limit of file descriptors."""
+    allowed = descriptors.within(descriptors.CONNECTIONS_SHARE, wanted)
+    if allowed < wanted:
+        logger.warning(
+            "%d connections instead of %d: this process may have %d file descriptors",
+            allowed, wanted, descriptors.limit(),
+        )  # fmt: skip
     return allowed

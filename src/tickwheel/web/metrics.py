@@ -157,6 +157,11 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
             ({"state": "unrecorded"}, len(node.feedback.unrecorded)),
         ],
     )  # fmt: skip
+    if (calls := getattr(node.channels.get("http"), "calls", None)) is not None:
+        page.add(
+            "gauge", "tickwheel_calls_free", "Calls of services that may still begin (max_calls).",
+            [({}, calls.free)],
+        )  # fmt: skip
     page.add(
         "gauge", "tickwheel_shards_owned", "Shards that this node owns.",
         [({}, len(node.coordinator.owned()))],

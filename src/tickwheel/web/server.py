@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvicorn
 
 from tickwheel.clock import SystemClock
+from tickwheel.durable import descriptors
 from tickwheel.durable.scheduler import Scheduler
 from tickwheel.errors import TickwheelError, WrongStore
 from tickwheel.web.access import Guard
@@ -130,12 +131,13 @@ async def serve(
     config: Config, listener: socket.socket, inherited: Inherited | None = None
 ) -> None:
     """Run scheduler and API until SIGTERM or SIGINT, or until the supervisor is gone."""
+    descriptors.raise_limit()
     scheduler = Scheduler(
         config.store, dispatch=not config.submit_only, coordinator=config.coordinator,
         horizon=config.horizon, cap=config.cap, retention=config.retention, grace=config.grace,
         shards=config.shards, node=config.node, secret_key=config.secret_key,
         allow_private_targets=config.allow_private_targets, allow_targets=config.allow_target,
-        own_port=listener.getsockname()[1], max_body=config.max_payload,
+        own_port=listener.getsockname()[1], max_calls=config.max_calls, max_body=config.max_payload,
     )  # fmt: skip
     tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
     await scheduler.start()

@@ -22,6 +22,7 @@ from tickwheel.durable.channel import Answer
 from tickwheel.durable.channels.signature import check_secret, sign
 from tickwheel.durable.channels.target import host_of
 from tickwheel.durable.encoding import deeper
+from tickwheel.durable.gate import Gate
 from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.log import logger
 from tickwheel.durable.service import PLACEHOLDER
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from tickwheel.durable.channel import Traced
     from tickwheel.durable.channels.target import Targets
-    from tickwheel.durable.gate import Gate
     from tickwheel.durable.service import Service
     from tickwheel.durable.task import Task
     from tickwheel.http import Response
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 RESULT = 65_536  # bytes that a result may have; no more of a body is read
 EXCERPT = 500  # characters of a body that an error shows
 LONGEST_MS = 24 * 3600 * 1000  # that a callee may ask to be left alone
-CONNECTIONS = 10_000  # to one origin: a service's own concurrency bounds them before
+MAX_CALLS = 10_000  # under way at once, of all services
 PLANS = 10_000
 PAUSE_MS = 1000  # before a call that could not be made for want of something here
 
@@ -91,6 +91,8 @@ class HttpChannel:
       connected to.
     - `now_ms` gives the store's time, for signatures and the dates of `Retry-After`: the clock of
       this host may be wrong.
+    - `max_calls` are under way at once, of all services, and as many connections are open, idle
+      ones included; no service has more than are left for others.
     - `latencies` has, for each service, how long its calls took, those that failed included.
     - `trace(task, service)`, when it is set, is entered around each call.
     """
@@ -102,9 +104,11 @@ class HttpChannel:
         targets: Targets,
         now_ms: Callable[[], float],
         *,
+        max_calls: int = MAX_CALLS,
         stopwatch: Clock | None = None,
         pool: Pool | None = None,
     ) -> None:
+        self.calls = Gate(max_calls, spare=True)
         self.latencies: dict[str, Histogram] = {}
         self.trace: Trace | None = None
         self._targets = targets
@@ -115,8 +119,8 @@ class HttpChannel:
         self._plans: dict[str, Plan] = {}
 
     def gate(self, service: Service) -> Gate | None:
-        """Return None: the service's own concurrency is the only bound."""
-        return None
+        """Return the calls that all services may have under way."""
+        return self.calls
 
     def interruptible(self, service: Service) -> bool:
         """Say yes: a call that is cancelled drops its connection."""
@@ -190,8 +194,9 @@ class HttpChannel:
         """Return the pool; it is made in the loop that it is used in."""
         if self._pool is None:
             self._pool = Pool(
-                resolve=self._targets.resolve, connections=CONNECTIONS, max_body=RESULT
-            )
+                resolve=self._targets.resolve, connections=self.calls.permits,
+                total=self.calls.permits, max_body=RESULT,
+            )  # fmt: skip
         return self._pool
 
     def _plan(self, service: Service) -> Plan:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 KEEP_NAMES = 1024  # that something is remembered of
 PROMPT_SECONDS = 1.0  # a lookup that takes longer counts as hung
 PROMPT = 64  # lookups at the same time
-HUNG = 192  # and hung ones beside them
+HUNG = 192  # more of them, which hang
 UNASSIGNED: dict[int, IPAddress] = {  # by version: no host has these
     4: IPv4Address("255.255.255.254"),
     6: IPv6Address("2001:db8:ffff::ffff"),
@@ -33,15 +33,18 @@ class Lookups:
     """Asks the system for the addresses of names, each on a thread that keeps no process alive.
 
     - At most `PROMPT` at once, for a lookup cannot be stopped. One that hangs makes room for
-      others, until `HUNG` of them do.
+      others, until `HUNG` of them do. Where file descriptors are few, `most` bounds all of them,
+      divided in the same way.
     - A name whose last lookup hung is looked up among the hung ones: names that no server answers
       for hold up no others.
     - For one event loop.
     """
 
-    def __init__(self) -> None:
-        self._prompt = asyncio.Semaphore(PROMPT)
-        self._hung = asyncio.Semaphore(HUNG)
+    def __init__(self, most: int | None = None) -> None:
+        most = PROMPT + HUNG if most is None else most
+        prompt = max(1, most * PROMPT // (PROMPT + HUNG))
+        self._prompt = asyncio.Semaphore(prompt)
+        self._hung = asyncio.Semaphore(max(1, most - prompt))
         self._slow: dict[str, None] = {}  # names whose last lookup hung, the oldest first
 
     async def __call__(self, host: str, port: int) -> Iterable[tuple[Any, ...]]:

@@ -1,0 +1,67 @@
+"""Few file descriptors, and callees that never answer: others are called, and requests answered.
+
+A server under a low limit of its own; the callees are real, and hold what they are sent.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from receivers import Receiver
+from service.rig import metric
+
+DESCRIPTORS = 256
+CALLS = DESCRIPTORS // 5
+HANGING = ("first", "second", "third", "fourth", "fifth")
+MORE = 10  # files that a server may open for itself meanwhile
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def server(request, tmp_path, make_server):
+    store = f"sqlite:///{tmp_path}/tasks.db"
+    if request.param == "postgres":
+        store = request.getfixturevalue("postgres_url")
+    return make_server(store, descriptors=DESCRIPTORS)
+
+
+def open_files(server):
+    return len([*Path(f"/proc/{server.pid}/fd").iterdir()])
+
+
+def test_services_that_hang_leave_the_others_and_the_api_theirs(server, receiver):
+    async def hang(call):
+        await call.hold()
+
+    config = {"concurrency": 100_000, "timeout": 3600, "breaker": None}
+    server.service("healthy", receiver.watch("/healthy"), concurrency=10)
+    for name in HANGING:
+        server.service(name, receiver.watch(f"/{name}", hang), **config)
+    for number, name in enumerate(HANGING):
+        server.now(name, 500)
+        most = CALLS // 3 if number == 0 else 1
+        receiver.wait(lambda path=f"/{name}", most=most: len(receiver.of(path)) >= most)
+        healthy = server.now("healthy", 20)
+        assert {server.ended(one)["state"] for one in healthy} == {"finished"}
+        assert server.get("/readyz", status=200)
+    page = server.get("/metrics", status=200).body.decode()
+    assert metric(page, "tickwheel_calls_free") >= 1
+    assert open_files(server) < DESCRIPTORS
+    assert "Too many open files" not in server.log()
+    assert "calls of first wait" in server.log()
+    receiver.release()
+
+
+def test_connections_that_are_kept_count_as_well(server):
+    """More origins than calls: idle connections are closed for others, and none is refused."""
+    with Receiver("0.0.0.0") as receiver:
+        names = [f"service-{number}" for number in range(1, 3 * CALLS)]
+        for number, name in enumerate(names):
+            endpoint = receiver.url().replace("0.0.0.0", f"127.0.1.{number}")
+            server.service(name, endpoint, max_attempts=1)
+        before = open_files(server)
+        bodies = [{"service": name} for name in names]
+        items = server.post("/v1/tasks/batch", bodies, status=200).json["items"]
+        tasks = [server.ended(item["id"]) for item in items]
+        assert open_files(server) <= before + CALLS + MORE
+    assert {(task["state"], task["error"]) for task in tasks} == {("finished", None)}
+    assert "Too many open files" not in server.log()
