@@ -6,7 +6,7 @@ they were, for whoever compares to leave out.
 
 from contracts.stores import holds
 from tickwheel.durable.schedule import firing_keys
-from tickwheel.durable.store import LEASE_MARGIN_MS
+from tickwheel.durable.store import LEASE_MS
 from tickwheel.durable.task import (
     FINAL,
     TRANSITIONS,
@@ -95,7 +95,7 @@ class ModelStore:
     def claim(self, wanted, node, epochs, now_ms):
         """The ids that are claimed, and what is due later."""
         claimed, later = [], []
-        for due, timeout_ms in wanted:
+        for due in wanted:
             task = self.live.get(due.id)
             if task is None or task.state is not State.DELAY:
                 continue
@@ -104,13 +104,12 @@ class ModelStore:
             if task.due_at_ms != due.due_at_ms or task.due_at_ms > now_ms:
                 later.append(due_of(task))
                 continue
-            length_ms = timeout_ms if task.timeout_ms is None else task.timeout_ms
             self.live[task.id] = task._replace(
                 state=TRANSITIONS[State.DELAY, Event.CLAIM],
                 attempt=task.attempt + 1,
                 node=node,
                 epoch=self.epochs[task.shard],
-                lease_until_ms=now_ms + length_ms + LEASE_MARGIN_MS,
+                lease_until_ms=now_ms + LEASE_MS,
                 started_at_ms=now_ms,
             )
             claimed.append(task.id)
@@ -123,7 +122,7 @@ class ModelStore:
         task = self.live.get(end.id)
         if not self._runs(task, end.attempt, end.epoch):
             return False
-        if end.lost and task.lease_until_ms >= end.at_ms:
+        if end.lease_until_ms not in (None, task.lease_until_ms):
             return False
         self.log.setdefault(task.id, []).append(
             Attempt(
@@ -156,20 +155,21 @@ class ModelStore:
             and (task.attempt, task.epoch) == (attempt, epoch)
         )
 
-    def renew(self, leases):
-        return [self._move(one, unless=self.accepted) for one in leases]
+    def renew(self, attempts, until_ms):
+        return [self._move(one, until_ms, unless=self.accepted) for one in attempts]
 
     def accept(self, leases):
-        answers = [self._move(one) for one in leases]
+        answers = [self._move(one[:3], one.until_ms) for one in leases]
         self.accepted |= {lease.id for lease, still in zip(leases, answers, strict=True) if still}
         return answers
 
-    def _move(self, lease, unless=()):
-        task = self.live.get(lease.id)
-        if not self._runs(task, lease.attempt, lease.epoch):
+    def _move(self, attempt, until_ms, unless=()):
+        task_id, number, epoch = attempt
+        task = self.live.get(task_id)
+        if not self._runs(task, number, epoch):
             return False
         if task.id not in unless:
-            self.live[task.id] = task._replace(lease_until_ms=lease.until_ms)
+            self.live[task.id] = task._replace(lease_until_ms=until_ms)
         return True
 
     def running(self, shards, until_ms):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.schedule import Firing, Schedule, firing_key
-from tickwheel.durable.store import Replay, Wanted, Window
+from tickwheel.durable.store import Replay, Window
 from tickwheel.durable.task import (
     COUNTED,
     Due,
@@ -170,9 +170,9 @@ def due_of(task):
     return Due(task.id, task.due_at_ms, task.service, task.priority, task.shard)
 
 
-def wanted(task, timeout_ms=30 * SECOND):
+def wanted(task):
     """What a claim says of a task that was loaded as it is."""
-    return Wanted(due_of(task), timeout_ms)
+    return due_of(task)
 
 
 async def claim(store, tasks, epochs, node="n1"):
@@ -224,8 +224,14 @@ async def ended(store, epochs, *tasks, event=Event.FINISH, **fields):
 
 
 def lease(task, until_ms):
-    """A running task's lease, moved."""
-    return Lease(task.id, task.attempt, task.epoch, until_ms)
+    """How long the callee of a running task may take, which accepts it."""
+    return Lease(*task.attempt_key, until_ms)
+
+
+async def renewed(store, task, lease_ms):
+    """A running task, its lease renewed for so long, or ended so long ago."""
+    assert await store.renew([task.attempt_key], lease_ms) == [True]
+    return await one(store, task.id)
 
 
 async def one(store, task_id):
@@ -426,7 +432,8 @@ async def everything_that_a_store_does(store):
     await store.claim([wanted(later(store))], "n1", epochs)
     for event in EVENTS:
         (running,) = await run(store, epochs, task(store))
-        await store.renew([lease(running, at + HOUR)])
+        await store.renew([running.attempt_key])
+        await store.running_by_id([running.id])
         await store.running([0])
         await store.running([0], until_ms=at)
         await store.accept([lease(running, at + HOUR)])
@@ -457,3 +464,5 @@ async def everything_that_a_store_does(store):
     await store.prune(at - HOUR, 10)
     await store.services(at)
     await store.counts()
+    await store.give_up(epochs)
+    await store.take(ALL, "n2", owner_is_dead=True)

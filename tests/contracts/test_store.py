@@ -38,6 +38,7 @@ from contracts.stores import (
     now,
     one,
     put,
+    renewed,
     replay_of,
     run,
     schedule,
@@ -47,7 +48,7 @@ from contracts.stores import (
     walk,
     wanted,
 )
-from tickwheel.durable.store import LEASE_MARGIN_MS, Claims, Window
+from tickwheel.durable.store import LEASE_MS, Claims, Window
 from tickwheel.durable.task import (
     FINAL,
     TRANSITIONS,
@@ -191,21 +192,16 @@ class TestClaim:
         )
         assert await one(store, given.id) == running
 
-    async def test_its_lease_is_the_timeout_and_a_margin(self, store, epochs):
-        own, services = task(store, timeout_ms=7_000), task(store)
-        await stored(store, own, services)
-        claims = await store.claim([wanted(own, 55_000), wanted(services, 55_000)], "n1", epochs)
-        leases = {one.id: one.lease_until_ms - one.started_at_ms for one in claims.tasks}
-        assert leases == {
-            own.id: 7_000 + LEASE_MARGIN_MS,
-            services.id: 55_000 + LEASE_MARGIN_MS,
-        }
-        assert LEASE_MARGIN_MS == 10_000
+    @pytest.mark.parametrize("timeout_ms", [None, 7_000, 24 * HOUR])
+    async def test_its_lease_is_as_long_whatever_its_timeout_is(self, store, epochs, timeout_ms):
+        (running,) = await run(store, epochs, task(store, timeout_ms=timeout_ms))
+        assert running.lease_until_ms == running.started_at_ms + LEASE_MS
+        assert LEASE_MS == 30_000
 
-    async def test_a_timeout_of_zero_is_a_timeout(self, store, epochs):
-        given = task(store, timeout_ms=0)
-        (running,) = await run(store, epochs, given)
-        assert running.lease_until_ms == running.started_at_ms + LEASE_MARGIN_MS
+    async def test_its_lease_may_be_of_another_length(self, store, epochs):
+        (given,) = await stored(store, task(store))
+        (running,) = (await store.claim([wanted(given)], "n1", epochs, 7_000)).tasks
+        assert running.lease_until_ms == running.started_at_ms + 7_000
 
     async def test_each_claim_is_an_attempt(self, store, epochs):
         given = task(store)
@@ -411,25 +407,25 @@ class TestRecord:
         self, store, epochs
     ):
         (running,) = await run(store, epochs, task(store))
-        ends = [ending(running, Event.RETRY, lost=True), ending(running, Event.FINISH)]
+        ends = [ending(running, Event.RETRY, lease_until_ms=1), ending(running, Event.FINISH)]
         assert await store.record(ends) == [False, True]
         assert (await one(store, running.id)).state is State.FINISHED
 
     @pytest.mark.parametrize("event", [Event.RETRY, Event.FAIL, Event.EXPIRE])
-    async def test_a_lease_is_lost_only_when_it_is_over(self, store, epochs, event):
+    async def test_a_lease_is_lost_only_when_nobody_has_renewed_it(self, store, epochs, event):
         (running,) = await run(store, epochs, task(store))
-        lost = ending(running, event, at_ms=now(store), lost=True)
+        lost = ending(running, event, at_ms=now(store), lease_until_ms=running.lease_until_ms)
+        running = await renewed(store, running, HOUR)
         assert await store.record([lost]) == [False]
         assert await everything(store) == [running]
-        assert await store.renew([lease(running, now(store) - 5 * SECOND)]) == [True]
-        lost = lost._replace(at_ms=now(store))
+        lost = lost._replace(at_ms=now(store), lease_until_ms=running.lease_until_ms)
         assert await store.record([lost]) == [True]
         assert (await one(store, running.id)).state is TRANSITIONS[State.RUNNING, event]
         assert [row.event for row in await store.attempts(running.id)] == [event]
 
     async def test_a_late_answer_counts_while_nobody_has_found_the_lease_over(self, store, epochs):
         (running,) = await run(store, epochs, task(store))
-        await store.renew([lease(running, now(store) - 5 * SECOND)])
+        await renewed(store, running, -5 * SECOND)
         assert await store.record([ending(running, at_ms=now(store))]) == [True]
 
     async def test_an_end_wins_after_another_node_has_taken_the_shard(self, store, epochs):
@@ -472,43 +468,49 @@ class TestRecord:
 
 
 class TestRenew:
-    async def test_a_lease_moves_and_nothing_else(self, store, epochs):
-        given = task(store)
-        (running,) = await run(store, epochs, given)
-        until = running.lease_until_ms + HOUR
-        assert await store.renew([lease(running, until)]) == [True]
-        after = await one(store, given.id)
+    async def test_a_lease_moves_by_the_stores_clock_and_nothing_else(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        before = now(store)
+        after = await renewed(store, running, HOUR)
+        until = after.lease_until_ms
+        assert before + HOUR <= until <= store.latest_ms() + HOUR
         assert after == running._replace(lease_until_ms=until, updated_at_ms=after.updated_at_ms)
+
+    async def test_it_is_renewed_for_as_long_as_a_claim_lasts(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        before = now(store)
+        assert await store.renew([running.attempt_key]) == [True]
+        after = await one(store, running.id)
+        assert before + LEASE_MS <= after.lease_until_ms <= store.latest_ms() + LEASE_MS
 
     async def test_only_the_running_attempt_has_a_lease(self, store, epochs):
         running, other = await run(store, epochs, task(store), task(store))
         (waiting,) = await stored(store, task(store))
         (finished,) = await ended(store, epochs, task(store))
-        until = now(store) + HOUR
-        leases = [
-            lease(running, until)._replace(attempt=2),
-            lease(running, until)._replace(epoch=running.epoch + 1),
-            lease(other, until),
-            lease(waiting, until),
-            lease(finished, until),
-            lease(running, until)._replace(id=NOBODY),
+        attempts = [
+            running.attempt_key._replace(attempt=2),
+            running.attempt_key._replace(epoch=running.epoch + 1),
+            other.attempt_key,
+            waiting.attempt_key,
+            finished.attempt_key,
+            running.attempt_key._replace(id=NOBODY),
         ]
         before = [running, waiting, finished]
-        assert await store.renew(leases) == [False, False, True, False, False, False]
+        assert await store.renew(attempts) == [False, False, True, False, False, False]
         assert await store.get(ids_of(before)) == before
 
     async def test_a_lease_moves_after_another_node_has_taken_the_shard(self, store, epochs):
         (running,) = await run(store, epochs, task(store))
         await store.take(ALL, "n2")
-        assert await store.renew([lease(running, now(store) + HOUR)]) == [True]
+        assert await store.renew([running.attempt_key]) == [True]
 
     async def test_a_thousand_move_together(self, store, epochs):
         running = await run(store, epochs, *[task(store) for _ in range(1_000)])
         until = now(store) + HOUR
-        leases = [lease(one, until + n) for n, one in enumerate(running)]
-        assert await store.renew(leases) == [True] * 1_000
+        assert await store.renew([one.attempt_key for one in running], HOUR) == [True] * 1_000
         found = await store.get(ids_of(running))
-        assert [one.lease_until_ms - until for one in found] == list(range(1_000))
+        assert len({one.lease_until_ms for one in found}) == 1
+        assert found[0].lease_until_ms >= until
 
     @pytest.mark.parametrize("until", [5 * SECOND, HOUR], ids=["for less", "for longer"])
     async def test_one_that_was_accepted_keeps_its_lease_and_is_still_the_running_one(
@@ -518,11 +520,11 @@ class TestRenew:
         at = now(store)
         await store.accept([lease(accepted, at + until)])
         before = await one(store, accepted.id)
-        leases = [lease(given, at + 40 * SECOND) for given in (accepted, other)]
-        assert await store.renew(leases) == [True, True]
+        attempts = [given.attempt_key for given in (accepted, other)]
+        assert await store.renew(attempts, 40 * SECOND) == [True, True]
         assert await one(store, accepted.id) == before
         assert before.lease_until_ms == at + until
-        assert (await one(store, other.id)).lease_until_ms == at + 40 * SECOND
+        assert (await one(store, other.id)).lease_until_ms >= at + 40 * SECOND
 
     async def test_tried_again_after_it_was_accepted_it_has_a_lease_like_any_other(
         self, store, epochs
@@ -531,8 +533,7 @@ class TestRenew:
         await store.accept([lease(running, now(store) + HOUR)])
         await store.record([ending(running, Event.RETRY)])
         (again,) = await claim(store, await store.get([running.id]), epochs)
-        until = now(store) + 2 * HOUR
-        assert await store.renew([lease(again, until)]) == [True]
+        until = (await renewed(store, again, 2 * HOUR)).lease_until_ms
         (found,) = await store.running(ALL)
         assert (found.lease_until_ms, found.due_at_ms) == (until, again.due_at_ms)
 
@@ -564,8 +565,8 @@ class TestRunning:
     async def test_those_whose_lease_ends_by_then(self, store, epochs):
         running = await run(store, epochs, *[task(store, shard=n) for n in range(3)])
         at = now(store)
-        leases = [lease(one, at + n * HOUR) for n, one in enumerate(running, 1)]
-        await store.renew(leases)
+        for hours, given in enumerate(running, 1):
+            await renewed(store, given, hours * HOUR - 60 * SECOND)
         for hours in range(4):
             found = await store.running(ALL, until_ms=at + hours * HOUR)
             assert set(ids_of(found)) >= set(ids_of(running[:hours]))
@@ -580,7 +581,7 @@ class TestRunning:
         (running,) = await run(store, epochs, task(store, shard=1))
         await stored(store, *[task(store, late=HOUR, shard=1) for _ in range(200)])
         at = now(store)
-        await store.renew([lease(running, at + hours * HOUR)])
+        await renewed(store, running, hours * HOUR)
         first = await store.running(ALL, until_ms=at + SECOND)
         later = await store.running(ALL, 100, at + hours * HOUR)
         assert running.id in ids_of(first + later)
@@ -604,6 +605,30 @@ class TestRunning:
         assert sorted(ids_of(found)) == sorted(ids_of(running[:2]))
         assert ids_of(await store.running([1], 100, at + SECOND)) == [running[1].id]
         assert all(one.body == b"" and one.due_at_ms == one.lease_until_ms for one in found)
+
+    @pytest.mark.parametrize("hours", [1, 100])
+    async def test_a_whole_look_shows_one_whose_lease_ends_after_the_clock_was_set_back(
+        self, store, epochs, hours
+    ):
+        running, accepted = await run(store, epochs, task(store), task(store))
+        await store.accept([lease(accepted, now(store) + hours * HOUR)])
+        set_back = await renewed(store, running, hours * HOUR)
+        await stored(store, *[later(store) for _ in range(20)])
+        found = await store.running(ALL, until_ms=now(store) + SECOND)
+        assert found == [set_back._replace(body=b"")]
+
+    async def test_by_id_those_that_run_without_their_bodies(self, store, epochs):
+        running, accepted = await run(store, epochs, task(store), task(store, shard=3))
+        (waiting,) = await stored(store, task(store))
+        (finished,) = await ended(store, epochs, task(store))
+        until = now(store) + HOUR
+        await store.accept([lease(accepted, until)])
+        ids = [*ids_of([running, accepted, waiting, finished]), NOBODY, running.id]
+        found = {one.id: one for one in await store.running_by_id(ids)}
+        assert found.keys() == {running.id, accepted.id}
+        assert found[running.id] == running._replace(body=b"")
+        assert found[accepted.id].due_at_ms == found[accepted.id].lease_until_ms == until
+        assert await store.running_by_id([]) == []
 
     async def test_none_that_was_accepted_and_has_ended(self, store, epochs):
         running = await run(store, epochs, *[task(store) for _ in EVENTS])
@@ -655,7 +680,8 @@ class TestAccept:
         at = now(store)
         await store.accept([lease(running, at - 2)])
         (found,) = await store.running(ALL, 100, at)
-        assert await store.record([ending(found, Event.FAIL, at_ms=at, lost=True)]) == [True]
+        end = ending(found, Event.FAIL, at_ms=at, lease_until_ms=found.lease_until_ms)
+        assert await store.record([end]) == [True]
         assert (await one(store, running.id)).due_at_ms == running.due_at_ms
 
     async def test_tried_again_and_accepted_again_it_was_due_at_the_second_time(
@@ -736,14 +762,15 @@ class TestAccept:
         assert await store.record([ending(running, event)]) == [True]
         assert await store.accept([lease(running, now(store) + HOUR)]) == [False]
 
-    async def test_it_is_lost_only_when_its_time_is_over(self, store, epochs):
+    async def test_it_is_lost_only_when_its_time_was_not_moved(self, store, epochs):
         (running,) = await run(store, epochs, task(store))
         until = now(store) + HOUR
-        await store.accept([lease(running, until)])
-        early = ending(running, Event.RETRY, at_ms=until, lost=True)
-        late = ending(running, Event.RETRY, at_ms=until + 1, lost=True)
-        assert await store.record([early]) == [False]
-        assert await store.record([late]) == [True]
+        for ends in (running.lease_until_ms, until):
+            await store.accept([lease(running, until + SECOND)])
+            lost = ending(running, Event.RETRY, lease_until_ms=ends)
+            assert await store.record([lost]) == [False]
+        lost = ending(running, Event.RETRY, lease_until_ms=until + SECOND)
+        assert await store.record([lost]) == [True]
 
     async def test_nobody_claims_cancels_or_moves_it(self, store, epochs):
         (running,) = await run(store, epochs, task(store))
@@ -928,6 +955,29 @@ class TestTake:
     async def test_no_shards_no_epochs(self, store):
         assert await store.take([], "n1") == {}
 
+    async def test_an_owner_that_gave_its_shards_up_keeps_its_leases(self, store, epochs):
+        running = await run(store, epochs, *[task(store, shard=n) for n in (1, 2)])
+        await store.give_up({1: epochs[1], 2: epochs[2]})
+        await store.take(ALL, "n2", owner_is_dead=True)
+        await store.take(ALL, "n3", owner_is_dead=True)
+        assert await store.get(ids_of(running)) == running
+        assert await store.renew([one.attempt_key for one in running]) == [True, True]
+
+    async def test_a_shard_is_given_up_by_its_last_owner_only(self, store, epochs):
+        newer = await store.take([1], "n2")
+        await store.give_up({1: epochs[1], 2: epochs[2]})
+        owners = {row.shard: row.owner for row in await store.registry.shards()}
+        assert (owners[1], owners[2]) == ("n2", None)
+        (given,) = await stored(store, task(store, shard=1))
+        assert len((await store.claim([wanted(given)], "n2", newer)).tasks) == 1
+
+    async def test_a_dead_owner_leaves_what_was_accepted_to_its_callee(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        await store.accept([lease(running, now(store) + HOUR)])
+        before = await one(store, running.id)
+        await store.take(ALL, "n2", owner_is_dead=True)
+        assert await one(store, running.id) == before
+
 
 class TestTelling:
     async def test_one_store_hears_another(self, store, opened):
@@ -953,7 +1003,7 @@ CALLS = {
     "due": lambda store: store.due([Window("mail", 1, 1)], ALL, 0, 1),
     "claim": lambda store: store.claim([wanted(task(store))], "n1", {}),
     "record": lambda store: store.record([ending(task(store), at_ms=0)]),
-    "renew": lambda store: store.renew([lease(task(store), 0)]),
+    "renew": lambda store: store.renew([task(store).attempt_key]),
     "accept": lambda store: store.accept([lease(task(store), 0)]),
     "running": lambda store: store.running(ALL),
     "cancel": lambda store: store.cancel([NOBODY]),
@@ -967,6 +1017,8 @@ CALLS = {
     "replay": lambda store: store.replay([replay_of(store, task(store))], force=False),
     "prune": lambda store: store.prune(0, 1),
     "take": lambda store: store.take([0], "n1"),
+    "give_up": lambda store: store.give_up({0: 1}),
+    "running_by_id": lambda store: store.running_by_id([NOBODY]),
     "counts": lambda store: store.counts(),
     "schedules": lambda store: store.schedules(),
     "put_schedule": lambda store: store.put_schedule(schedule(store)),

@@ -31,6 +31,7 @@ from contracts.stores import (
     now,
     one,
     put,
+    renewed,
     replay_of,
     request,
     run,
@@ -159,14 +160,14 @@ async def test_of_a_renewal_and_a_lost_lease_one_wins(store, opened, epochs):
     other = await opened()
     for _ in range(ROUNDS):
         (running,) = await run(store, epochs, task(store))
-        await store.renew([lease(running, now(store) - 5 * SECOND)])
-        lost = ending(running, Event.RETRY, at_ms=now(store), lost=True)
-        (renewed,), (ended_it,) = await asyncio.gather(
-            answered(store.renew, [lease(running, now(store) + HOUR)]),
+        over = await renewed(store, running, -5 * SECOND)
+        lost = ending(running, Event.RETRY, lease_until_ms=over.lease_until_ms)
+        (goes_on,), (ended_it,) = await asyncio.gather(
+            answered(store.renew, [running.attempt_key]),
             answered(other.record, [lost]),
         )
-        assert renewed is not ended_it
-        assert (await one(store, running.id)).state is (State.RUNNING if renewed else State.DELAY)
+        assert goes_on is not ended_it
+        assert (await one(store, running.id)).state is (State.RUNNING if goes_on else State.DELAY)
 
 
 async def test_of_many_submits_of_one_key_one_is_stored(store, opened):
@@ -250,10 +251,10 @@ async def test_of_an_acceptance_and_a_lost_lease_one_wins(store, opened, epochs)
     other = await opened()
     for _ in range(ROUNDS):
         (running,) = await run(store, epochs, task(store))
-        at = running.lease_until_ms + 1
+        until = running.lease_until_ms
         (accepted,), (lost,) = await asyncio.gather(
-            answered(store.accept, [lease(running, at + HOUR)]),
-            answered(other.record, [ending(running, Event.RETRY, at_ms=at, lost=True)]),
+            answered(store.accept, [lease(running, until + HOUR)]),
+            answered(other.record, [ending(running, Event.RETRY, lease_until_ms=until)]),
         )
         assert accepted is not lost
 

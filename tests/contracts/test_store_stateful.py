@@ -35,14 +35,13 @@ from contracts.stores import (
 )
 from stage import HandClock
 from tickwheel.durable.schedule import Firing, firing_key
-from tickwheel.durable.store import Replay, Wanted, Window
+from tickwheel.durable.store import Replay, Window
 from tickwheel.durable.task import Filter, Idempotency, Repeated, State, Submission, Taken
 
 SHARDS = 3
 ALL = range(SHARDS)
 SERVICES = ["mail", "sms", "acme/sms"]
 START = 1_800_000_000.0
-TIMEOUT_MS = 30 * SECOND
 
 places = st.lists(st.integers(0, 999), min_size=1, max_size=4)
 late = st.sampled_from([SECOND, 2 * SECOND, -HOUR, -2 * HOUR])
@@ -179,7 +178,7 @@ class Lives(RuleBasedStateMachine):
     def claim(self, places, moved, how):
         ids = list(dict.fromkeys(self.chosen(places, self.known)))
         asked = [
-            Wanted(due_of(one)._replace(due_at_ms=one.due_at_ms + moved), TIMEOUT_MS)
+            due_of(one)._replace(due_at_ms=one.due_at_ms + moved)
             for one in map(self.model.get, ids)
             if one is not None
         ]
@@ -209,17 +208,27 @@ class Lives(RuleBasedStateMachine):
     def record(self, places, event, late, lost, error):
         at = self.now()
         ends = [
-            ending(one, event, at_ms=at, due_at_ms=at - late, lost=lost, error=error)
+            ending(
+                one, event, at_ms=at, due_at_ms=at - late, error=error,
+                lease_until_ms=one.lease_until_ms if lost else None,
+            )
             for one in self.chosen(places, self.claimed)
-        ]
+        ]  # fmt: skip
         assert self.do(self.store.record(ends)) == self.model.record(ends)
 
     @precondition(lambda self: self.claimed)
     @rule(places=places, moved=st.sampled_from([1 - HOUR, 2 * HOUR + 1]))  # never to a due time
     def renew(self, places, moved):
-        chosen = {one.id: one for one in self.chosen(places, self.claimed)}
-        leases = [lease(one, self.now() + moved) for one in chosen.values()]
-        assert self.do(self.store.renew(leases)) == self.model.renew(leases)
+        chosen = {one.attempt_key: one for one in self.chosen(places, self.claimed)}
+        answers = self.do(self.store.renew([*chosen], moved))
+        found = {one.id: one for one in self.do(self.store.running_by_id([*self.known]))}
+        assert answers == self.model.renew([*chosen], self.now() + moved)
+        for task_id, *_ in chosen:  # by the store's own clock, where it has one
+            one = self.model.live.get(task_id)
+            if one is not None and one.state is State.RUNNING and not self.clock:
+                self.model.live[task_id] = one._replace(
+                    lease_until_ms=found[task_id].lease_until_ms
+                )
 
     @precondition(lambda self: self.claimed)
     @rule(places=places, moved=st.sampled_from([SECOND, HOUR, 24 * HOUR]))

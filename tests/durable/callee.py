@@ -40,7 +40,7 @@ class Callee:
         if not service.endpoint.startswith("https://"):
             raise ValueError(f"endpoint must be an https URL, got {service.endpoint!r}")
 
-    async def send(self, task, service):
+    async def send(self, task, service, may_send):
         self.calls.append((self._stage.seconds, service.name, task))
         self.services.append(service)
         answer = self.answer

@@ -190,7 +190,7 @@ class Stage:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-        await node.coordinator.stop()
+        node.coordinator._lock.release()  # as the system does; the shards are not given up
         await node._timer.close()
         await node.store.close()
 

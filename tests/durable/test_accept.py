@@ -6,7 +6,7 @@ import pytest
 
 from durable.callee import ACCEPTED, BROKEN, OK, URL, Held, calling
 from durable.stage import DAY, HOUR, SHARDS, START_MS, StagedStore, away, locking, until
-from tickwheel.durable import State, feedback
+from tickwheel.durable import State, feedback, leases
 from tickwheel.durable.task import Event
 from tickwheel.errors import AttemptOver, Locked, UnknownTask
 
@@ -86,7 +86,8 @@ class TestAccepted:
             await stage.advance(300)
             assert len(callee.calls) == 10_000
             node = app.node
-            assert (node.feedback._left, node.dispatch.running, node.loader.held) == ({}, {}, {})
+            assert (node.orphans.watched, node.dispatch.running, node.loader.held) == ({}, {}, {})
+            assert node.leases.held == {}
             assert not node.feedback.unrecorded
             assert (await app.counts())["live"] == 10_000
 
@@ -94,10 +95,10 @@ class TestAccepted:
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app, "x" * 100_000, feedback_timeout=30)
-            watched = app.node.feedback._left[task.id]
+            watched = app.node.orphans.watched[task.id]
             assert watched.body == b""
             await app.feedback(task.id, "progress", attempt=1)
-            assert app.node.feedback._left[task.id].body == b""
+            assert app.node.orphans.watched[task.id].body == b""
 
     async def test_one_whose_task_is_locked_is_noted_when_it_is_no_more(self, stage):
         app, _ = calling(stage, ACCEPTED)
@@ -142,7 +143,7 @@ class TestAccepted:
             assert (await app.feedback(task.id, outcome, attempt=1)).won
 
     async def test_more_than_one_look_shows_are_all_ended_soon(self, stage, monkeypatch):
-        monkeypatch.setattr(feedback, "SWEPT", 5)
+        monkeypatch.setattr(leases, "SWEPT", 5)
         app, _ = calling(stage, ACCEPTED)
         async with app:
             running, looks = app.node.store.running, []
@@ -359,7 +360,7 @@ class TestFeedback:
                 await stage.advance(1)  # for the other to hear of the service
                 await other.feedback(task.id, "progress", attempt=1)
             await stage.advance(200)
-            assert other.node.feedback._left == {}
+            assert other.node.orphans.watched == {}
             assert other.node.loader.held == {}
 
 
@@ -378,7 +379,7 @@ class TestOvertaking:
             done = await app.get(task.id)
             assert (done.state, done.result, done.failures) == (State.FINISHED, "fed back", 0)
             assert app.node.dispatch.flows["s"].under_way == 0
-            assert app.node.feedback._left == {}
+            assert app.node.orphans.watched == {}
         assert len(callee.calls) == 1
 
     @pytest.mark.parametrize("answer", [ACCEPTED, OK, BROKEN], ids=["202", "200", "500"])
@@ -394,16 +395,19 @@ class TestOvertaking:
             assert callee.times == [0.0, 5.0]
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
 
-    async def test_a_retry_waits_for_the_call_that_is_still_under_way(self, stage):
+    async def test_a_retry_waits_until_the_call_that_is_still_under_way_is_ended(self, stage):
+        """Two attempts of one task are never under way here."""
         held = Held()
         app, callee = calling(stage, held)
         async with app:
-            task = await accepted(stage, app, timeout=30)
+            task = await accepted(stage, app, timeout=HOUR)
+            [under_way] = held.waiting
             await app.feedback(task.id, "failed", attempt=1, error="no")
             callee.answer = OK
-            await stage.advance(29)
-            assert callee.times == [0.0], "two attempts of one task are never under way here"
-            await stage.advance(3)
+            await stage.advance(9)
+            assert callee.times == [0.0]
+            await stage.advance(5)
+            assert under_way.cancelled(), "its lease was not renewed: the attempt is over"
             assert len(callee.calls) == 2
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
 
@@ -474,7 +478,7 @@ class TestTimeout:
             assert len(callee.calls) == 3_000
             await stage.advance(10)
             assert len(callee.calls) == 6_000
-            assert app.node.feedback._left == {}
+            assert app.node.orphans.watched == {}
 
     async def test_a_service_that_is_gone_by_then_has_the_default_backoff(self, stage):
         app, _ = calling(stage, ACCEPTED)
@@ -572,8 +576,8 @@ class TestStop:
         async with second:
             await stage.settle()
             assert await outcome(second, task) == (State.RUNNING, 1, 0)
-            await stage.advance(39)
-            assert again.calls == [], "its lease is the timeout and ten seconds"
+            await stage.advance(29)
+            assert again.calls == [], "its lease is 30 seconds"
             await stage.advance(3)
             assert await outcome(second, task) == (State.FINISHED, 2, 1)
         assert len(callee.calls) == 1

@@ -32,7 +32,7 @@ def ledger():
 @pytest.fixture
 def worker(tmp_path, clock, ledger):
     url = f"sqlite:///{tmp_path}/tasks.db"
-    options = {"timeout": 30, "margin_ms": 10_000}  # nothing is lost here: no lease shall end
+    options = {"timeout": 30, "lease": 30}  # nothing is lost here: no lease shall end
     with Worker(url, ledger, environment=clock.environment, **options) as worker:
         worker.url = url
         yield worker
@@ -120,7 +120,7 @@ def test_set_back_between_two_processes_it_fires_again_at_the_new_time(
     worker.kill()
     clock.set(0)
     environment = clock.environment
-    with Worker(worker.url, ledger, environment=environment, margin_ms=300) as second:
+    with Worker(worker.url, ledger, environment=environment) as second:
         goes_on(second, ledger)
         clock.set(4 * HOUR)  # beyond the lease of what was running when it was killed, too
         due_have_run(clock, ledger)

@@ -45,6 +45,16 @@ def noting(stage, app):
     return note
 
 
+class Later:
+    """A clock that is ahead of another by so many seconds: the machine was suspended."""
+
+    def __init__(self, clock, seconds):
+        self._clock, self._seconds = clock, seconds
+
+    def time(self):
+        return self._clock.time() + self._seconds
+
+
 async def both_permits_are_there(stage, wait, begun, goes_on):
     """After three that have ended, two more begin at once."""
     goes_on.clear()
@@ -715,25 +725,23 @@ class TestClaims:
 
         async with app:
             await stage.settle()
-            dispatch = app._node.dispatch
-            boot = dispatch._boot
+            node = app._node
+            node.coordinator.sole = lambda: False
+            claim = node.store.claim
 
-            class Suspended:
+            async def suspended(*args):
                 """The machine sleeps for a minute while the claim is under way."""
+                node.store.claim = claim
+                claims = await claim(*args)
+                node.leases.clock = Later(stage.clock, 60)
+                return claims
 
-                times = 0
-
-                def time(self):
-                    self.times += 1
-                    return boot.time() + (60 if self.times >= 2 else 0)
-
-            dispatch._boot = Suspended()
+            node.store.claim = suspended
             task = await note.submit()
             await stage.settle()
             assert (await app.get(task.id)).failures == 0
             rows = await app.attempts(task.id)
             assert rows[0].event is Event.RELEASE
-            dispatch._boot = boot
             await stage.advance(1)
             done = await app.get(task.id)
             assert (done.state, done.failures) == (State.FINISHED, 0)
@@ -753,9 +761,9 @@ class TestClaims:
             claim = store.claim
 
             async def locking(wanted, *rest):
-                locked = [one.due for one in wanted if one.due.id in ids]
+                locked = [due for due in wanted if due.id in ids]
                 asked.extend(stage.seconds for _ in locked)
-                free = [one for one in wanted if one.due.id not in ids]
+                free = [due for due in wanted if due.id not in ids]
                 return (await claim(free, *rest))._replace(locked=tuple(locked))
 
             store.claim = locking
@@ -786,7 +794,7 @@ class TestClaims:
 
             async def locked(wanted, *_):
                 store.claim = claim
-                return Claims([], [], tuple(one.due for one in wanted))
+                return Claims([], [], tuple(wanted))
 
             await note.submit(delay=1.3)  # between two looks of the loader
             store.claim = locked
@@ -830,20 +838,16 @@ class TestClaims:
 
         async with app:
             await stage.settle()
-            dispatch = app._node.dispatch
-            boot, send = dispatch._boot, dispatch._send
+            dispatch, leases = app._node.dispatch, app._node.leases
+            app._node.coordinator.sole = lambda: False
+            send = dispatch._send
 
-            class Suspended:
-                seconds = 0
+            def suspended(*args):
+                send(*args)
+                leases.clock = Later(stage.clock, 60)
+                dispatch._send = send
 
-                def time(self):
-                    return boot.time() + self.seconds
-
-            def suspended(*args, **options):
-                send(*args, **options)
-                dispatch._boot.seconds = 60
-
-            dispatch._boot, dispatch._send = Suspended(), suspended
+            dispatch._send = suspended
             task = await note.submit()
             await stage.advance(1)
             assert [row.event for row in await app.attempts(task.id)] == ["release", "finish"]

@@ -26,7 +26,7 @@ import pytest
 
 import servers
 from durable.ledger import Ledger, Tables
-from durable.worker import Worker, shorten_leases
+from durable.worker import Worker
 from tickwheel.durable import Scheduler, State, current_task
 from tickwheel.durable.stores import sqlite_connection
 from tickwheel.errors import StoreUnavailable
@@ -215,7 +215,6 @@ def fault(request, monkeypatch):
     monkeypatch.setattr(sqlite_connection, "BUSY_MS", 100)
     if request.param is StandingStill:
         monkeypatch.setattr("tickwheel.durable.stores.postgres_pool.CALL_SECONDS", 3.0)
-    shorten_leases(500, monkeypatch.setattr)
     with contextlib.closing(request.param()) as fault:
         yield fault
 

@@ -1,4 +1,4 @@
-"""Feedback: what an answer means, how it is written, and what becomes of a lease that ran out."""
+"""Feedback: what an answer means, and how it is written."""
 
 import asyncio
 import logging
@@ -6,13 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from durable.stage import SHARDS, START_MS, answer_lost, away, locking, until
+from durable.stage import START_MS, answer_lost, away, locking, until
 from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task, feedback
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.ending import ending_of, lost
 from tickwheel.durable.service import Service
-from tickwheel.durable.store import Wanted
-from tickwheel.durable.task import Due, Event, Ids, Lease
+from tickwheel.durable.task import Event, Ids
 from tickwheel.errors import StoreUnavailable
 
 SERVICE = Service("f", max_attempts=3, backoff=Backoff.of([1, 5]))
@@ -86,14 +85,14 @@ class TestMeaning:
         ending = lost(running(), SERVICE, START_MS)
         assert (ending.event, ending.failures, ending.due_at_ms) == (Event.RETRY, 2, START_MS)
         assert ending.error.startswith("lost: n1")
-        assert ending.lost
+        assert ending.lease_until_ms == START_MS + 5, "it counts if nobody has renewed that"
 
     @pytest.mark.parametrize("accepted", [False, True])
     def test_a_lost_lease_past_the_deadline_expires_it_as_any_failure_would(self, accepted):
         lease = {"due_at_ms": START_MS - 1, "lease_until_ms": START_MS - 1} if accepted else {}
         task = running(deadline_at_ms=START_MS - 1, **lease)
         ending = lost(task, SERVICE, START_MS)
-        assert (ending.event, ending.failures, ending.lost) == (Event.EXPIRE, 2, True)
+        assert (ending.event, ending.failures) == (Event.EXPIRE, 2)
         assert ending.error.startswith("expired")
         assert ("no feedback" if accepted else "lost: n1") in ending.error
 
@@ -115,7 +114,7 @@ class TestMeaning:
         assert (ending.event, ending.failures) == (Event.RETRY, 2)
         assert ending.due_at_ms == START_MS + 5_000
         assert ending.error.startswith("no feedback")
-        assert ending.lost
+        assert ending.lease_until_ms == START_MS - 1
 
     @pytest.mark.parametrize(("least", "after"), [(0, 5_000), (4_999, 5_000), (5_001, 5_001)])
     def test_a_next_try_is_the_later_of_the_backoff_and_what_was_asked_for(self, least, after):
@@ -381,7 +380,7 @@ class TestLives:
             channel = app._node.channels["local"]
             send = channel.send
 
-            async def odd(task, service):
+            async def odd(*_):
                 channel.send = send
                 return answer
 
@@ -570,385 +569,6 @@ class TestWriting:
         for _ in range(20):
             await asyncio.sleep(0.002)
         assert len(tries) == before
-
-
-def noting(stage, app):
-    """A function with a lease of 15 s, that notes its calls."""
-
-    @app.task(timeout=5)
-    async def note():
-        stage.called(current_task().attempt)
-
-    return note
-
-
-async def taken_away(app, function, stage):
-    """A task that is claimed, by this node's epochs, and that no node knows of."""
-    await stage.settle()
-    node = app._node
-    task = await function.submit(delay=30)
-    node.loader.forget(task.id)
-    assert (await node.store.reschedule([task.id], task.created_at_ms))[0].won
-    due = Due(task.id, task.created_at_ms, task.service, 0, task.shard)
-    claims = await node.store.claim([Wanted(due, 5_000)], "elsewhere", node.coordinator.owned())
-    assert [claimed.id for claimed in claims.tasks] == [task.id]
-    return task
-
-
-@pytest.mark.asyncio
-class TestLeases:
-    async def test_after_a_crash_the_next_process_tries_again_when_the_lease_is_over(self, stage):
-        first, second = stage.app(node="first"), stage.app(node="second")
-        for app in (first, second):
-
-            @app.task(timeout=30)
-            async def work():
-                stage.called(current_task().node, current_task().attempt, current_task().failures)
-                if current_task().node == "first":
-                    await asyncio.Event().wait()
-                return "done"
-
-        await first.start()
-        task = await first.submit("work")
-        await stage.settle()
-        await stage.kill(first)
-        async with second:
-            await stage.advance(40)  # the timeout and the margin
-            assert stage.calls == [(0.0, "first", 1, 0)]
-            assert (await second.get(task.id)).state is State.RUNNING
-            await stage.advance(0.01)
-            assert stage.calls[1:] == [(pytest.approx(40, abs=0.01), "second", 2, 1)]
-            done = await second.get(task.id)
-            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
-            one, two = await second.attempts(task.id)
-            assert (one.event, one.node, one.attempt) == (Event.RETRY, "first", 1)
-            assert one.error.startswith("lost")
-            assert (two.event, two.node) == (Event.FINISH, "second")
-
-    async def test_a_lease_that_ran_out_before_the_restart_is_ended_at_once(self, stage):
-        first, second = stage.app(), stage.app()
-        for app in (first, second):
-
-            @app.task(name="work", timeout=30)
-            async def work():
-                stage.called(current_task().attempt)
-                if current_task().attempt == 1:
-                    await asyncio.Event().wait()
-
-        await first.start()
-        await first.submit("work")
-        await stage.settle()
-        await stage.kill(first)
-        stage.clock.advance(100)
-        async with second:
-            await stage.advance(0.1)
-        assert stage.calls == [(0.0, 1), (100.0, 2)]
-
-    async def test_lost_leases_use_tries_up(self, stage):
-        task = None
-        for _ in range(2):
-            app = stage.app()
-
-            @app.task(name="work", max_attempts=2, timeout=30)
-            async def work():
-                stage.called(current_task().attempt)
-                await asyncio.Event().wait()
-
-            await app.start()
-            task = task or await app.submit("work")
-            await stage.advance(1)
-            await stage.kill(app)
-            stage.clock.advance(100)
-        last = stage.app()
-        last.task(name="work")(lambda: stage.called("again"))
-        async with last:
-            await stage.advance(200)
-            final = await last.get(task.id)
-            assert (final.state, final.attempt, final.failures) == (State.FAILED, 2, 2)
-            assert final.error.startswith("lost")
-        assert [attempt for _, attempt in stage.calls] == [1, 2]
-
-    async def test_while_the_function_runs_its_lease_is_renewed(self, stage):
-        app = stage.app()
-        goes_on = asyncio.Event()
-
-        @app.task(timeout=None)
-        async def long():
-            stage.called(current_task().attempt)
-            await goes_on.wait()
-
-        async with app:
-            task = await long.submit()
-            await stage.settle()
-            for _ in range(10):
-                await stage.advance(60)
-                assert (await app.get(task.id)).lease_until_ms > stage.now_ms
-            goes_on.set()
-            await stage.settle()
-            done = await app.get(task.id)
-            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 1, 0)
-        assert stage.calls == [(0.0, 1)]
-
-    async def test_an_answer_that_comes_after_the_lease_was_lost_comes_to_nothing(self, stage):
-        first, second = stage.app(node="first"), stage.app(node="second")
-        goes_on = asyncio.Event()
-        for app in (first, second):
-
-            @app.task(name="work", timeout=30, backoff=0)
-            async def work():
-                stage.called(current_task().node)
-                if current_task().node == "first":
-                    await goes_on.wait()
-                return current_task().node
-
-        async with first, second:
-            task = await first.submit("work")
-            await stage.settle()
-            node = first._node
-            for step in ("feedback", "coordinator", "dispatch", "loader"):
-                await node._steps[step].stop()  # it hangs: it renews nothing, and hears nothing
-            node.dispatch.running[task.id].deadline.cancel()
-            await node.coordinator.stop()
-            await until(lambda: second._node.coordinator._ours)
-            await stage.advance(45)
-            assert (await second.get(task.id)).result == "second"
-            goes_on.set()
-            await stage.settle()
-            done = await second.get(task.id)
-            assert (done.result, done.attempt, done.failures) == ("second", 2, 1)
-            assert len(await second.attempts(task.id)) == 2
-
-    async def test_a_claim_whose_answer_was_lost_is_tried_again_when_its_lease_is_over(self, stage):
-        app = stage.app()
-
-        @app.task(timeout=30)
-        async def work():
-            stage.called(current_task().attempt, current_task().failures)
-
-        async with app:
-            await stage.settle()
-            store = app._node.store
-            store.claim = answer_lost(store.claim)
-            task = await work.submit(delay=1)
-            await stage.advance(10)
-            assert stage.calls == []
-            assert (await app.get(task.id)).state is State.RUNNING
-            await stage.advance(40)
-            assert [call[1:] for call in stage.calls] == [(2, 1)]
-            assert (await app.get(task.id)).state is State.FINISHED
-            assert (await app.attempts(task.id))[0].error.startswith("lost")
-
-    async def test_a_claim_whose_answer_is_on_its_way_survives_a_step_of_the_clock(self, stage):
-        """By the wall clock its lease is over before we know that we have it."""
-        app = stage.app()
-        committed, heard = asyncio.Event(), asyncio.Event()
-
-        @app.task(timeout=30)
-        async def work():
-            stage.called(current_task().attempt)
-
-        async with app:
-            await stage.settle()
-            node = app._node
-            claim = node.store.claim
-
-            async def claim_slowly(*args):
-                answer = await claim(*args)
-                committed.set()
-                await heard.wait()
-                return answer
-
-            node.store.claim = claim_slowly
-            task = await work.submit()
-            await committed.wait()
-            stage.wall.set(3600)
-            node.feedback.doubt()
-            await stage.advance(5)
-            assert (await app.get(task.id)).attempt == 1
-            heard.set()
-            await stage.advance(5)
-            done = await app.get(task.id)
-            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 1, 0)
-        assert [attempt for _, attempt in stage.calls] == [1]
-
-    async def test_a_claim_that_was_refused_by_a_store_that_is_away_is_made_again(self, stage):
-        app = stage.app()
-
-        @app.task(concurrency=1)
-        async def work(number):
-            stage.called(number, current_task().attempt)
-
-        async with app:
-            await stage.settle()
-            store = app._node.store
-            store.claim = away(store.claim, 3)
-            for number in range(3):
-                await work.submit(number, delay=1 + number / 1000)
-            await stage.advance(10)
-        assert [call[1:] for call in stage.calls] == [(0, 1), (1, 1), (2, 1)]
-
-    async def test_a_store_that_is_away_is_asked_for_a_claim_more_and_more_slowly(self, stage):
-        app = stage.app()
-
-        @app.task
-        async def work():
-            stage.called()
-
-        async with app:
-            await stage.settle()
-            store = app._node.store
-            store.claim = away(store.claim, 3)
-            await work.submit(delay=1)
-            await stage.advance(10)
-        assert stage.calls == [(pytest.approx(1 + 0.1 + 0.2 + 0.5, abs=0.01),)]
-
-    async def test_a_task_that_runs_nowhere_is_found_though_nobody_doubted_it(self, stage):
-        """Whatever lost it: each minute all that runs by the store is looked at."""
-        app = stage.app()
-        note = noting(stage, app)
-        async with app:
-            task = await taken_away(app, note, stage)
-            await stage.advance(15)
-            assert (await app.get(task.id)).state is State.RUNNING, (
-                "its lease has been over for 0 s"
-            )
-            await stage.advance(60)
-            done = await app.get(task.id)
-            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
-        assert len(stage.calls) == 1
-
-    async def test_one_that_another_node_renewed_is_not_forgotten(self, stage):
-        app = stage.app()
-        note = noting(stage, app)
-        async with app:
-            task = await taken_away(app, note, stage)
-            node = app._node
-            node.feedback.doubt()
-            await stage.settle()
-            taken = await app.get(task.id)
-            lease = Lease(task.id, taken.attempt, taken.epoch, taken.lease_until_ms + 10_000)
-            assert await node.store.renew([lease]) == [True]
-            get = node.store.get
-            node.store.get = away(get, 1_000)
-            await stage.advance(24)
-            assert stage.calls == [], "somebody has it"
-            await stage.advance(7)
-            node.store.get = get
-            assert (await app.get(task.id)).state is State.FINISHED
-        assert len(stage.calls) == 1
-
-    async def test_a_lease_that_cannot_be_renewed_for_now_keeps_no_other_from_it(self, stage):
-        app = stage.app()
-        goes_on = asyncio.Event()
-        ids = set()
-
-        @app.task(timeout=None)
-        async def long():
-            await goes_on.wait()
-
-        async def lease_of(task):
-            return ((await app.get(task.id)).lease_until_ms - stage.now_ms) / 1000
-
-        async with app:
-            store = app._node.store
-            store.renew = locking(store.renew, ids)
-            locked, free = await long.submit(), await long.submit()
-            ids.add(locked.id)
-            await stage.advance(60)
-            assert await lease_of(locked) == pytest.approx(10, abs=1)
-            assert await lease_of(free) > 50
-            ids.clear()
-            await stage.advance(5)
-            assert await lease_of(locked) > 60
-            goes_on.set()
-
-    async def test_what_was_left_is_ended_though_our_own_leases_cannot_be_renewed(self, stage):
-        app = stage.app()
-        note = noting(stage, app)
-
-        @app.task(timeout=None)
-        async def long():
-            await asyncio.Event().wait()
-
-        async with app:
-            node = app._node
-            task = await taken_away(app, note, stage)
-            node.feedback.doubt()
-            await long.submit()
-            await stage.settle()
-            node.store.renew = away(node.store.renew, 1_000_000)
-            await stage.advance(80)
-            assert (await app.get(task.id)).state is State.FINISHED
-
-    async def test_a_lost_one_that_is_locked_is_ended_when_it_is_no_more(self, stage):
-        app = stage.app()
-        note = noting(stage, app)
-        asked = []
-        async with app:
-            node = app._node
-            locked, free = [await taken_away(app, note, stage) for _ in range(2)]
-            node.feedback.doubt()
-            await stage.settle()
-            ids = {locked.id}
-            record = locking(node.store.record, ids)
-
-            async def counted(endings):
-                asked.extend(one.id for one in endings if one.lost)
-                return await record(endings)
-
-            node.store.record = counted
-            await stage.advance(25)
-            assert (await app.get(locked.id)).state is State.RUNNING
-            assert (await app.get(free.id)).state is State.FINISHED
-            assert 9 <= asked.count(locked.id) <= 11, "each second"
-            ids.clear()
-            await stage.advance(1.1)
-            done = await app.get(locked.id)
-            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
-
-    @pytest.mark.parametrize("renewed", [False, True])
-    async def test_one_with_a_long_lease_that_only_the_first_look_shows_is_ended(
-        self, stage, renewed
-    ):
-        """As where much that is unclaimed was due before it: the looks each minute stop there."""
-        app = stage.app()
-        note = noting(stage, app)
-        async with app:
-            node = app._node
-            task = await taken_away(app, note, stage)
-            first = await app.get(task.id)
-            end = first.lease_until_ms + 600_000
-            lease = Lease(task.id, first.attempt, first.epoch, end)
-            assert await node.store.renew([lease]) == [True]
-            everything = node.store.running
-
-            async def whole_or_nothing(shards, behind, until_ms):
-                return [] if behind is not None else await everything(shards)
-
-            node.store.running = whole_or_nothing
-            node.feedback.doubt()
-            await stage.advance(600)
-            if renewed:
-                assert await node.store.renew([lease._replace(until_ms=end + 600_000)]) == [True]
-                await stage.advance(600)
-            assert (await app.get(task.id)).state is State.RUNNING
-            await stage.advance(16)
-            done = await app.get(task.id)
-            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
-
-    async def test_shards_that_were_away_for_a_moment_are_swept_again(self, stage):
-        """The numbers are the same, the epochs are not: somebody had them in between."""
-        app = stage.app()
-        note = noting(stage, app)
-        async with app:
-            task = await taken_away(app, note, stage)
-            node = app._node
-            node.coordinator._owned = await node.store.take(range(SHARDS), "again")
-            node._owned_changed()
-            await stage.advance(16)
-            done = await app.get(task.id)
-            assert (done.state, done.attempt) == (State.FINISHED, 2)
-        assert len(stage.calls) == 1
 
 
 @pytest.mark.asyncio

@@ -151,6 +151,33 @@ class TestTheRequest:
         assert receiver.connections == 1
 
 
+class TestALeaseThatMayBeOver:
+    async def test_nothing_is_sent_and_the_task_goes_back(self, channel, receiver):
+        endpoint = receiver.on("/ok", answering(200))
+        answer = await channel.send(task(), service(endpoint), lambda: False)
+        assert answer.event is Event.RELEASE
+        assert answer.error.startswith("claimed, not sent")
+        assert receiver.requests == []
+
+    async def test_it_is_asked_for_when_the_connection_is_there(self, receiver):
+        """Not before: to find and reach the callee may take long."""
+        asked = []
+
+        class Slow(Targets):
+            async def resolve(self, *args):
+                asked.append("resolved")
+                return await super().resolve(*args)
+
+        channel = HttpChannel(Slow(allow_private=True), now_ms_of(WallClock()))
+        endpoint = receiver.on("/ok", answering(200))
+        answer = await channel.send(
+            task(), service(endpoint), lambda: not asked.append("may it be sent?")
+        )
+        assert answer.event is Event.FINISH
+        assert asked == ["resolved", "may it be sent?"]
+        await channel.close()
+
+
 class TestSigning:
     async def test_the_public_package_verifies_what_was_received(self, receiver):
         secret = new_secret()

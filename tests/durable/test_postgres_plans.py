@@ -72,6 +72,7 @@ STATEMENTS = {
     "left_behind": sql.LEFT_BEHIND,
     "running": sql.running(bounded=False),
     "running_bounded": sql.running(bounded=True),
+    "running_by_id": sql.RUNNING_BY_ID,
     "services": sql.SERVICES,
     "services_due": sql.SERVICES_DUE,
     "cancel": sql.cancel(),
@@ -210,6 +211,19 @@ class TestPlans:
         ]
         for behind, count in ((499, 3), (500, 4), (10**9, 4), (None, 4)):
             assert len(await store.running(ALL, behind=behind)) == count
+
+    async def test_what_runs_and_is_due_later_is_found_by_a_whole_look(self, store, user):
+        """The clock was set back since it was claimed; much that is due later does not run."""
+        await fill(user, 20_000, due="9000000000000 + n")
+        epochs = await store.take(ALL, "n1")
+        (running,) = await claim(store, await stored(store, task(store, shard=3)), epochs)
+        at = int(store.now_ms())
+        await user.execute("UPDATE task SET due_at_ms = $1 WHERE id = $2", at + HOUR, running.id)
+        (found,) = await store.running(ALL, None, at + 90 * SECOND)
+        assert (found.id, found.due_at_ms) == (running.id, at + HOUR)
+        assert await store.running(ALL, 100, at + 90 * SECOND) == []
+        _, rows = await self.cost(store, sql.running(bounded=True), f"ARRAY{[*ALL]}", "NULL", "100")
+        assert rows < 20
 
     @pytest.mark.parametrize("bounded", [True, False])
     async def test_what_waits_for_feedback_costs_a_sweep_nothing(self, store, user, bounded):

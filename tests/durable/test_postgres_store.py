@@ -45,7 +45,7 @@ from tickwheel.durable.stores.postgres_clock import DatabaseClock
 from tickwheel.durable.stores.postgres_listener import Listener
 from tickwheel.durable.stores.postgres_pool import Pool
 from tickwheel.durable.stores.postgres_transaction import insert_statement
-from tickwheel.durable.task import Event, Filter, Repeated, State, Submission, Taken, Task
+from tickwheel.durable.task import Event, Filter, Lease, Repeated, State, Submission, Taken, Task
 from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -231,21 +231,21 @@ class TestALockedTask:
     @pytest.mark.parametrize("how", ["renew", "accept"])
     async def test_so_is_its_lease(self, store, user, epochs, how):
         locked, free = await claim(store, await stored(store, task(store), task(store)), epochs)
-        until_ms = int(store.now_ms()) + HOUR
-        leases = [lease(locked, until_ms), lease(free, until_ms)]
-        leases.append(leases[0]._replace(attempt=9))
+        given = [locked.attempt_key, free.attempt_key, locked.attempt_key._replace(attempt=9)]
+        if how == "accept":
+            given = [Lease(*one, int(store.now_ms()) + HOUR) for one in given]
         await lock(user, locked)
-        assert await getattr(store, how)(leases) == [None, True, False]
+        assert await getattr(store, how)(given) == [None, True, False]
         await user.execute("ROLLBACK")
-        assert await getattr(store, how)(leases) == [True, True, False]
+        assert await getattr(store, how)(given) == [True, True, False]
 
-    async def test_one_that_is_lost_has_to_be_over_to_be_asked_for_again(self, store, user, epochs):
+    async def test_one_whose_lease_was_renewed_is_not_to_be_asked_for_again(
+        self, store, user, epochs
+    ):
         (given,) = await claim(store, await stored(store, task(store)), epochs)
         await lock(user, given)
-        over = given.lease_until_ms + 1
-        ends = [
-            ending(given, Event.RETRY, at_ms=at, lost=True) for at in (over, given.lease_until_ms)
-        ]
+        until = given.lease_until_ms
+        ends = [ending(given, Event.RETRY, lease_until_ms=at) for at in (until, until - 1)]
         assert [await store.record([one]) for one in ends] == [[None], [False]]
 
     async def test_what_was_written_is_not_lost_with_the_reason_why_the_rest_was_not(
@@ -1385,7 +1385,7 @@ class TestASubmitInTheUsersTransaction:
         for on_conflict in ("reject", "keep", "replace"):
             given = Submission(later(store, key="k"), on_conflict)
             assert await store.insert_on(user, given) == Taken(running)
-        assert await store.renew([lease(running, running.lease_until_ms + SECOND)]) == [True]
+        assert await store.renew([running.attempt_key]) == [True]
         assert await store.record([ending(running)]) == [True]
 
     async def test_a_holder_that_is_claimed_meanwhile_is_not_replaced(

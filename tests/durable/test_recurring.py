@@ -11,7 +11,7 @@ from tickwheel import ManualClock
 from tickwheel.durable import Schedule, State, current_task
 from tickwheel.durable.recurring import Recurring
 from tickwheel.durable.schedule import LEAD_MS, Firing
-from tickwheel.durable.store import Wanted, Window
+from tickwheel.durable.store import Window
 from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.durable.task import Ending, Event, Ids, hashed_shard
@@ -577,7 +577,7 @@ class Owner:
         clock.advance(seconds)
         now = int(self.store.now_ms())
         due = await self.store.due([Window("note", 10, 0)], list(self.epochs), now, now)
-        claims = await self.store.claim([Wanted(one, 1_000) for one in due], "n", self.epochs)
+        claims = await self.store.claim(due, "n", self.epochs)
         await self.store.record(
             [
                 Ending(task.id, task.attempt, task.epoch, Event.FINISH, now, now, 0, None, None)

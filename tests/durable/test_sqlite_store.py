@@ -42,7 +42,7 @@ from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.durable.stores.sqlite_connection import DRIVERS
 from tickwheel.durable.stores.sqlite_schema import MIGRATIONS, NEXT_GENERATION
 from tickwheel.durable.stores.sqlite_writer import Rank
-from tickwheel.durable.task import Filter, Submission, Task
+from tickwheel.durable.task import Event, Filter, State, Submission, Task
 from tickwheel.errors import StoreUnavailable, WrongStore
 
 pytestmark = pytest.mark.asyncio
@@ -491,6 +491,39 @@ class TestPlans:
         steps = await store._read(work)
         assert sum("USING INDEX task_due" in step for step in steps) == 2
         assert not [step for step in steps if "TEMP B-TREE" in step]
+
+
+class TestADeadOwner:
+    """Whoever has the file's lock knows that the last owner has ended."""
+
+    async def test_its_leases_end_when_its_shards_are_taken(self, store):
+        epochs = await store.take(ALL, "n1")
+        running = await run(store, epochs, *[task(store, shard=shard) for shard in ALL])
+        await store.take(ALL, "n2", owner_is_dead=True)
+        for one in await store.get(ids_of(running)):
+            assert one.state is State.RUNNING
+            assert one.lease_until_ms < now(store)
+            assert one.lease_until_ms != one.due_at_ms, "that would say that it was accepted"
+        found = await store.running(ALL, 100, now(store))
+        ends = [ending(one, Event.RETRY, lease_until_ms=one.lease_until_ms) for one in found]
+        assert await store.record(ends) == [True] * SHARDS
+
+    async def test_not_those_of_the_owner_before_which_may_still_be_ending_its_calls(self, store):
+        epochs = await store.take(ALL, "n1")
+        running = await run(store, epochs, task(store))
+        await store.give_up(epochs)
+        second = await store.take(ALL, "n2", owner_is_dead=True)
+        (dead,) = await run(store, second, task(store))
+        await store.take(ALL, "n3", owner_is_dead=True)
+        assert await store.get(ids_of(running)) == running
+        (found,) = await store.running(ALL, 100, now(store))
+        assert found.id == dead.id
+
+    async def test_not_those_of_shards_that_are_taken_without_the_lock(self, store):
+        epochs = await store.take(ALL, "n1")
+        running = await run(store, epochs, task(store))
+        await store.take(ALL, "n2")
+        assert await store.get(ids_of(running)) == running
 
 
 class TestAPage:

@@ -402,7 +402,7 @@ class TestLooking:
             ]  # fmt: skip
             running = shown["running"]
             assert running.started_at_ms == START_MS
-            assert running.lease_until_ms == START_MS + 70_000
+            assert running.lease_until_ms == START_MS + 30_000
             assert shown["delay"].payload == ["delay"]
             assert shown["delay"].created_at == NOW
             cast.goes_on.set()

@@ -167,15 +167,15 @@ def done(task):
 class Program:
     """The child's end.
 
-    - `margin_ms`: the lease's margin, instead of ten seconds.
+    - `lease`: how long an attempt is a process's own, instead of 30 seconds.
     - `dispatch`, `node`: as in `Scheduler`. `driver`: SQLite's.
     - `ttl`: how long the PostgreSQL coordinator's lease lasts.
     - `max_attempts`, `timeout`: of every function.
     """
 
-    def __init__(self, url, *, margin_ms=300, driver=None, ttl=None, timeout=0.1,
+    def __init__(self, url, *, lease=1.0, driver=None, ttl=None, timeout=0.1,
                  max_attempts=10_000, **options):  # fmt: skip
-        shorten_leases(margin_ms)
+        shorten_leases(lease)
         if driver is not None:
             from tickwheel.durable.stores import sqlite
 
@@ -386,15 +386,11 @@ def read_orders(loop, orders):
     os._exit(0)
 
 
-def shorten_leases(margin_ms, set_attribute=setattr):
-    """Have leases end soon after the timeout: tests would wait for ten seconds otherwise."""
-    import importlib
+def shorten_leases(seconds, set_attribute=setattr):
+    """Have leases end soon: tests would wait for half a minute otherwise."""
+    from tickwheel.durable import leases
 
-    for name in ("store", "dispatch", "feedback", "stores.sqlite", "stores.postgres"):
-        with contextlib.suppress(ImportError):
-            module = importlib.import_module(f"tickwheel.durable.{name}")
-            if hasattr(module, "LEASE_MARGIN_MS"):
-                set_attribute(module, "LEASE_MARGIN_MS", margin_ms)
+    set_attribute(leases, "LEASE_SECONDS", seconds)
 
 
 def shorten_ownership(ttl):

@@ -7,7 +7,16 @@ import pytest
 from http_peers import OK, answering
 
 from tickwheel.errors import TargetRefused
-from tickwheel.http import Address, BadAnswer, ConnectFailed, HttpError, Pool, TimedOut, Unanswered
+from tickwheel.http import (
+    Address,
+    BadAnswer,
+    ConnectFailed,
+    HttpError,
+    NotSent,
+    Pool,
+    TimedOut,
+    Unanswered,
+)
 
 
 def holding(gate):
@@ -304,6 +313,31 @@ async def test_a_request_is_not_sent_again_when_the_caller_would_rather_do_so(st
     assert not caught.value.untouched
     assert len(server.requests) == 2
     assert (await pool.request("GET", server.url())).status == 200
+
+
+async def test_a_request_that_may_not_be_sent_any_more_is_not_sent_again(stage):
+    async def hasty(connection):
+        await connection.request()
+        await connection.send(OK)
+        await connection.request()
+
+    server, pool = await stage.server(hasty), stage.pool(connections=1)
+    await pool.request("POST", server.url(), body=b"one")
+    answers = iter([True, False])
+    with pytest.raises(NotSent, match="not sent"):
+        await pool.request("POST", server.url(), body=b"two", may_send=lambda: next(answers))
+    assert [body for _, _, body in server.requests] == [b"one", b"two"]
+    assert (await pool.request("POST", server.url(), body=b"three")).status == 200
+
+
+async def test_a_request_that_may_not_be_sent_leaves_its_connection_to_the_next(stage):
+    server, pool = await stage.server(), stage.pool(connections=1)
+    for _ in range(3):
+        with pytest.raises(NotSent):
+            await pool.request("POST", server.url(), body=b"no", may_send=lambda: False)
+        await pool.request("POST", server.url(), body=b"yes", may_send=lambda: True)
+    assert len(server.connections) == 1
+    assert [body for _, _, body in server.requests] == [b"yes"] * 3
 
 
 async def test_a_request_is_sent_again_once_only(stage):

@@ -15,6 +15,7 @@ from service.rig import QUICK, Server, working
 from web.serving import create_token, on_store, revoked, wait_until
 
 SOON = 2.0  # seconds in which a token that was revoked has to be refused everywhere
+LEASE = 5.0  # seconds until the other takes up what one ran that was killed
 
 numbers = itertools.count(1)
 
@@ -31,8 +32,8 @@ def cluster_url(postgres_server):
 def pair(cluster_url, tmp_path_factory):
     """Two servers that know of each other, have half of the shards each, and want a token."""
     directory = tmp_path_factory.mktemp("pair")
-    first = Server(cluster_url, directory / "first")
-    second = Server(cluster_url, directory / "second")
+    first = Server(cluster_url, directory / "first", lease=LEASE)
+    second = Server(cluster_url, directory / "second", lease=LEASE)
     first.token = second.token = create_token(cluster_url, "admin")
     with first, second:
         settle(first, second)

@@ -22,6 +22,7 @@ from web.serving import wait_until
 
 ROUNDS = 3
 PAUSE = 15.0  # longer than a node's lease, and than a call's
+LEASE = 5.0
 
 SERVICE = {"timeout": 0.5, "max_attempts": 1000, "backoff": QUICK, "concurrency": 20}
 LONG = int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "200")) // 5  # a server takes its time to start
@@ -39,12 +40,12 @@ def places(tmp_path, postgres_url):
 class Trial:
     """A server under load, with submitters and a receiver that live through its deaths."""
 
-    def __init__(self, make_server, place, number, **service):
+    def __init__(self, make_server, place, number, lease=None, **service):
         self._url, arguments = place
         self._service = SERVICE | service
         self._chance = random.Random(number)
         self.receiver = Watcher()
-        self.server = make_server(self._url, *arguments, errors=True)
+        self.server = make_server(self._url, *arguments, errors=True, lease=lease)
         self.submitters = Submitters([self.server.url], seed=number)
 
     def __enter__(self):
@@ -179,7 +180,7 @@ class Account:
 def test_killed_under_load_it_loses_and_doubles_nothing(make_server, places):
     """Both stores at once: a task whose server was killed waits for the end of its lease."""
     number = seed()
-    trials = [Trial(make_server, place, number) for place in places.values()]
+    trials = [Trial(make_server, place, number, LEASE) for place in places.values()]
     for figures in rounds_of(Trial.kill, trials, ROUNDS):
         print(figures)
         assert figures["finished"] > 0
@@ -188,7 +189,7 @@ def test_killed_under_load_it_loses_and_doubles_nothing(make_server, places):
 @pytest.mark.chaos
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_many_times_it_loses_and_doubles_nothing(make_server, places, kind, capsys):
-    trial = Trial(make_server, places[kind], seed())
+    trial = Trial(make_server, places[kind], seed(), LEASE)
     (figures,) = rounds_of(Trial.kill, [trial], LONG)
     with capsys.disabled():
         print(f"\n{kind}: {LONG} rounds: {figures}")
@@ -237,8 +238,8 @@ def test_a_server_that_was_paused_sends_nothing_stale(make_server, postgres_url,
       is a reason to send again; but not by then.
     - What it was about to claim: it hears that this was granted when the lease is over.
     """
-    first = make_server(f"{postgres_url}?application_name=first", errors=True)
-    second = make_server(postgres_url, errors=True)
+    first = make_server(f"{postgres_url}?application_name=first", errors=True, lease=LEASE)
+    second = make_server(postgres_url, errors=True, lease=LEASE)
     share = lambda: [one["shards"] for one in first.get("/v1/nodes").json["items"]]  # noqa: E731
     wait_until(lambda: share() == [32, 32], "each has its share")
     first.service("work", receiver.watch("/work", working(0.02)), **SERVICE)

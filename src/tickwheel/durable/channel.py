@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tickwheel.durable.task import Event
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.durable.gate import Gate
     from tickwheel.durable.service import Service
-    from tickwheel.durable.task import Event, Task
+    from tickwheel.durable.task import Task
 
 
 class Answer(NamedTuple):
@@ -28,6 +30,9 @@ class Answer(NamedTuple):
     healthy: bool | None = None
     hold_ms: int | None = None
     gone: bool = False
+
+
+UNSENT = Answer(Event.RELEASE, error="claimed, not sent: the lease may be over")
 
 
 class Traced(NamedTuple):
@@ -52,8 +57,13 @@ class Channel(Protocol):
     def check(self, service: Service) -> None:
         """Raise when the service's configuration is not one that can be sent by."""
 
-    async def send(self, task: Task, service: Service) -> Answer:
-        """Call the service; what goes wrong there is an answer, not an exception."""
+    async def send(self, task: Task, service: Service, may_send: Callable[[], bool]) -> Answer:
+        """Call the service; what goes wrong there is an answer, not an exception.
+
+        `may_send()` says whether the attempt is still this node's. A channel that has to wait
+        before it sends, or sends again, asks just before; when it says no, nothing is sent, and
+        the answer is `UNSENT`.
+        """
 
     def forget(self, name: str) -> None:
         """Let go of what is kept of a service that was deleted."""

@@ -27,6 +27,12 @@ class Coordinator(Protocol):
         Empty as soon as another node could have taken them.
         """
 
+    def sole(self) -> bool:
+        """Say whether no other process can take a shard while this one lives, whatever happens.
+
+        Then a lease that could not be renewed is this node's all the same.
+        """
+
     def nodes(self) -> int:
         """Return how many nodes live, this one included, as far as is known; 1 at least."""
 
@@ -37,4 +43,7 @@ class Coordinator(Protocol):
         """
 
     async def stop(self) -> None:
-        """Give up all shards, so that another node can take them at once."""
+        """Give up all shards, so that another node can take them at once.
+
+        Calls may still be under way. A second time, when none is, lets go of whatever is left.
+        """

@@ -1,7 +1,8 @@
 """Step 3: from the wheel to the channel. Permits first, then one claim, then send at once.
 
 What waits for a permit is unclaimed: it can be cancelled, and another node could have it. A claimed
-task is sent only while its lease covers its timeout by a clock that counts suspension, too.
+task is sent only while its lease is proven, by a clock that counts suspension, too; a call whose
+lease was lost is ended.
 """
 
 from __future__ import annotations
@@ -13,16 +14,14 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tickwheel.clock import BootClock
-from tickwheel.durable.channel import Answer
+from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.flow import BreakerState, Flow
 from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.loader import WINDOW
 from tickwheel.durable.log import logger
 from tickwheel.durable.steps import Home
-from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, Wanted
+from tickwheel.durable.store import BATCH
 from tickwheel.durable.task import Event
-from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,10 +31,11 @@ if TYPE_CHECKING:
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.feedback import Feedback
     from tickwheel.durable.gate import Gate
+    from tickwheel.durable.leases import Leases, Orphans
     from tickwheel.durable.loader import Loader
     from tickwheel.durable.service import Service
     from tickwheel.durable.store import Store
-    from tickwheel.durable.task import Due, Task
+    from tickwheel.durable.task import AttemptKey, Due, Task
 
 if TYPE_CHECKING:
     # Priority, due time, id and turn decide; an entry that is held no more has lost its place.
@@ -53,29 +53,19 @@ AWHILE_SECONDS = 1.0  # a hold that ends no later than that after the one there 
 class Running:
     """One attempt that this node has under way."""
 
-    __slots__ = ("asked", "deadline", "ended", "flow", "job", "lease_until_ms", "service", "shared",
-                 "task", "turn")  # fmt: skip
+    __slots__ = ("deadline", "ended", "flow", "job", "service", "shared", "task", "turn")
 
     def __init__(
-        self,
-        task: Task,
-        service: Service,
-        flow: Flow,
-        turn: int,
-        shared: Gate | None,
-        asked: float,
+        self, task: Task, service: Service, flow: Flow, turn: int, shared: Gate | None
     ) -> None:
         self.task = task
         self.service = service
         self.flow = flow
         self.turn = turn  # the flow's word for when it was let through
         self.shared = shared
-        self.asked = asked  # when the claim was, by a clock that counts suspension
         self.job: asyncio.Task[None] | None = None
         self.deadline: Handle | None = None
         self.ended = False
-        assert task.lease_until_ms is not None
-        self.lease_until_ms = task.lease_until_ms
 
 
 class Dispatch:
@@ -87,7 +77,10 @@ class Dispatch:
         coordinator: Coordinator,
         loader: Loader,
         feedback: Feedback,
+        leases: Leases,
+        orphans: Orphans,
         services: Mapping[str, Service],
+        *,
         channels: Mapping[str, Channel],
         timer: AsyncTimer,
         node: str,
@@ -96,12 +89,13 @@ class Dispatch:
         self._coordinator = coordinator
         self._loader = loader
         self._feedback = feedback
+        self._leases = leases
+        self._orphans = orphans
         self._services = services
         self._channels = channels
         self._timer = timer
         self._node = node
         self._home = Home()
-        self._boot = BootClock()
         self._ready: dict[str, Line] = {}
         self._tidied: dict[str, int] = {}  # how long a line was without those who had left it
         self._turns = count()
@@ -113,7 +107,6 @@ class Dispatch:
         self._stopping = False
         self._jobs: dict[asyncio.Task[None], Running] = {}
         self.running: dict[str, Running] = {}
-        self.claiming: set[str] = set()  # asked for: the store may have them running already
         self.sent = 0
         self.lateness = Histogram()
         self.gone: Callable[[Service], None] = lambda _: None  # told of what must not be called
@@ -279,21 +272,25 @@ class Dispatch:
 
     async def _claim(self, batch: list[Picked]) -> None:
         """Claim the batch with one statement, and send what was got."""
-        wanted = [Wanted(due, service.timeout_ms) for due, _, service, _ in batch]
-        asked = self._boot.time()
-        self.claiming.update(due.id for due, *_ in batch)
+        wanted = [due for due, *_ in batch]
+        owned, asked = self._coordinator.owned(), self._leases.clock.time()
+        self._leases.claiming.update(due.id for due in wanted)
         try:
-            claims = await self._store.claim(wanted, self._node, self._coordinator.owned())
-        except BaseException as error:
-            self.claiming.clear()
+            claims = await self._store.claim(wanted, self._node, owned, self._leases.milliseconds)
+        except BaseException:
+            self._leases.claiming.clear()
+            # It may have been committed all the same.
+            self._orphans.suspect(
+                {due.id: owned[due.shard] for due in wanted if due.shard in owned}
+            )
             for due, entry, service, turn in batch:
                 self._undo(service, turn)  # not woken by it: the step waits first
                 if self._loader.held.get(due.id) is entry:
                     self._wait(due)
-            if isinstance(error, StoreUnavailable):
-                self._feedback.doubt()  # it may have been committed all the same
             raise
-        self.claiming.clear()  # one batch at a time; what was got runs before anybody looks again
+        for task in claims.tasks:
+            self._leases.hold(task, asked)
+        self._leases.claiming.clear()  # one batch at a time
         got = {task.id for task in claims.tasks}
         for due, entry, service, turn in batch:
             if self._loader.held.get(due.id) is entry or due.id in got:
@@ -306,7 +303,7 @@ class Dispatch:
         now_ms = self._store.now_ms()
         for task in sorted(claims.tasks, key=lambda task: places[task.id]):
             self.lateness.observe(max(0.0, now_ms - task.due_at_ms) / 1000)
-            self._send(task, *batch[places[task.id]][2:], asked)
+            self._send(task, *batch[places[task.id]][2:])
 
     def _rearm(self, batch: list[Picked], later: list[Due]) -> None:
         """Put back what is due at another time; what the store finds not due yet, after a pause."""
@@ -333,10 +330,10 @@ class Dispatch:
         if due.id not in self._loader.held:  # otherwise it has been found, or moved
             self._loader.add(due)
 
-    def _send(self, task: Task, service: Service, turn: int, asked: float) -> None:
-        """Begin an attempt that was claimed; `asked` is when that was asked for."""
+    def _send(self, task: Task, service: Service, turn: int) -> None:
+        """Begin an attempt that was claimed."""
         shared = self._channels[service.protocol].gate(service)
-        attempt = Running(task, service, self.flows[service.name], turn, shared, asked)
+        attempt = Running(task, service, self.flows[service.name], turn, shared)
         self.running[task.id] = attempt
         if self._stopping:
             self._end(attempt, Answer(Event.RELEASE, error="claimed, not sent: the node stopped"))
@@ -359,7 +356,8 @@ class Dispatch:
                 timeout, self._home.call, self._time_out, attempt, timeout
             )
         try:
-            answer = await self._channels[service.protocol].send(task, service)
+            may_send = partial(self._leases.proven, task.attempt_key)
+            answer = await self._channels[service.protocol].send(task, service, may_send)
         except asyncio.CancelledError:
             answer = Answer(Event.RELEASE, error="stopped before it had finished")
             if not self._stopping:
@@ -373,9 +371,9 @@ class Dispatch:
         self._end(attempt, answer)
 
     def _refused(self, attempt: Running) -> Answer | None:
-        """Look a last time before it is sent: the lease must cover the timeout still."""
-        if (self._boot.time() - attempt.asked) * 1000 >= LEASE_MARGIN_MS:
-            return Answer(Event.RELEASE, error="claimed, not sent: the lease would not have lasted")
+        """Look a last time before it is sent: the task must still be this node's."""
+        if not self._leases.proven(attempt.task.attempt_key):
+            return UNSENT
         deadline_at_ms = attempt.task.deadline_at_ms
         if deadline_at_ms is not None and deadline_at_ms < self._store.now_ms():
             return Answer(Event.EXPIRE, error="expired: its deadline has passed")
@@ -385,24 +383,62 @@ class Dispatch:
         """Its time is over: that is the answer, whatever it still does."""
         late = Answer(Event.RETRY, error=f"timed out after {timeout:g} s", healthy=False)
         self._end(attempt, late)
-        channel = self._channels[attempt.service.protocol]
-        if attempt.job is not None and channel.interruptible(attempt.service):
+        self._interrupt(attempt)
+
+    def _interrupt(self, attempt: Running) -> None:
+        """Stop its call where that can be done."""
+        if attempt.job is not None and self._interruptible(attempt):
             attempt.job.cancel()
+
+    def _interruptible(self, attempt: Running) -> bool:
+        return self._channels[attempt.service.protocol].interruptible(attempt.service)
+
+    def lose(self, key: AttemptKey) -> None:
+        """End a call whose attempt is not the running one any more, and record nothing.
+
+        Its lease was lost, or feedback has ended it.
+        """
+        attempt = self.running.get(key.id)
+        if attempt is None or attempt.task.attempt_key != key:
+            return
+        logger.warning(
+            "task %s (%s): attempt %d is over by the store: its call is ended",
+            key.id, attempt.service.name, key.attempt, extra={"task": key.id},
+        )  # fmt: skip
+        attempt.flow.heard(None, self._timer.time(), attempt.turn)
+        self._detach(attempt)
+        self._interrupt(attempt)
+
+    def give_up(self, key: AttemptKey) -> None:
+        """End a call whose lease could not be renewed: another node may make it again.
+
+        One that cannot be stopped goes on; its end counts if no other attempt has begun by then.
+        """
+        attempt = self.running.get(key.id)
+        if attempt is None or attempt.task.attempt_key != key or not self._interruptible(attempt):
+            return
+        error = "lost: the lease could not be renewed, so the call was ended"
+        self._end(attempt, Answer(Event.RETRY, error=error, after_ms=0))
+        self._interrupt(attempt)
 
     def _end(self, attempt: Running, answer: Answer) -> None:
         """Hand the first answer on; a later one comes to nothing."""
         if attempt.ended:
             return
-        attempt.ended = True
-        del self.running[attempt.task.id]
-        if attempt.deadline is not None:
-            attempt.deadline.cancel()
+        self._detach(attempt)
         self._heed(attempt, answer)
         if answer.event is Event.ACCEPT:
             usual_ms = round(attempt.service.feedback_timeout * 1000)
             self._feedback.accept(attempt.task, answer.after_ms or usual_ms)
         else:
             self._feedback.end(attempt.task, attempt.service, answer)
+
+    def _detach(self, attempt: Running) -> None:
+        """No later answer of the attempt counts."""
+        attempt.ended = True
+        del self.running[attempt.task.id]
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
 
     def _heed(self, attempt: Running, answer: Answer) -> None:
         """Note what an answer says of the service itself."""
@@ -462,7 +498,7 @@ class Dispatch:
         left = list(self._jobs.items())
         for job, attempt in left:
             channel = self._channels[attempt.service.protocol]
-            if channel.remote or not channel.interruptible(attempt.service):
+            if channel.remote or not self._interruptible(attempt):
                 self._abandon(attempt)
             job.cancel()
         if left:
@@ -476,7 +512,4 @@ class Dispatch:
                 attempt.service.name,
                 attempt.task.id,
             )
-            attempt.ended = True
-            del self.running[attempt.task.id]
-            if attempt.deadline is not None:
-                attempt.deadline.cancel()
+            self._detach(attempt)

@@ -48,7 +48,8 @@ def ending_of(task: Task, service: Service | None, answer: Answer, now_ms: int) 
 def lost(task: Task, service: Service | None, now_ms: int) -> Ending:
     """Return the end of an attempt whose lease is over: a failure, tried again.
 
-    At once when its node is gone, after the backoff when its callee has not sent feedback.
+    At once when its node is gone, after the backoff when its callee has not sent feedback. It
+    counts only if nobody has renewed the lease since the task was read.
     """
     if accepted(task):
         error = f"no feedback: attempt {task.attempt} was accepted, and its time is over"
@@ -58,7 +59,7 @@ def lost(task: Task, service: Service | None, now_ms: int) -> Ending:
             f"lost: {task.node} was not heard of before the lease of attempt {task.attempt} ended"
         )
         answer = Answer(Event.RETRY, error=error, after_ms=0)
-    return ending_of(task, service, answer, now_ms)._replace(lost=True)
+    return ending_of(task, service, answer, now_ms)._replace(lease_until_ms=task.lease_until_ms)
 
 
 def accepted(task: Task) -> bool:

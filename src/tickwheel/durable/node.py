@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.aio import AsyncTimer
+from tickwheel.clock import BootClock
 from tickwheel.durable.directory import Directory
 from tickwheel.durable.dispatch import Dispatch
 from tickwheel.durable.expiry import Expiry
 from tickwheel.durable.feedback import Feedback
 from tickwheel.durable.holds import Holds
+from tickwheel.durable.leases import Leases, Orphans
 from tickwheel.durable.loader import Loader
 from tickwheel.durable.log import logger
 from tickwheel.durable.recurring import Recurring
@@ -62,6 +65,7 @@ class Node:
         self.loop = asyncio.get_running_loop()
         self.services: Mapping[str, Service] = services
         self._leaving: asyncio.Future[None] | None = None
+        self._joined = False  # the coordinator is yet to be stopped
         self.dispatches = dispatches
         self.coordinator = coordinator
         self.channels = channels
@@ -69,11 +73,16 @@ class Node:
         self._timer = AsyncTimer(0.0001, clock=clock)
         self.loader = Loader(store, coordinator, services, horizon=horizon, scan=scan, cap=cap)
         self.submit = Submit(store, coordinator, self.loader, services, max_body=max_body)
-        self.feedback = Feedback(store, coordinator, self.loader, services)
+        self.leases = Leases(store, coordinator, clock or BootClock())
+        self.orphans = Orphans(store, coordinator, self.leases, services)
+        self.feedback = Feedback(
+            store, coordinator, self.loader, services, self.leases, self.orphans
+        )
         self.directory = Directory(store.registry, services, vault, channels, store.now_ms)
         self.dispatch = Dispatch(
-            store, coordinator, self.loader, self.feedback, services, channels, self._timer, name
-        )
+            store, coordinator, self.loader, self.feedback, self.leases, self.orphans, services,
+            channels=channels, timer=self._timer, node=name,
+        )  # fmt: skip
         self._holds = Holds(store, coordinator)
         self._recurring = Recurring(store, coordinator, self.submit)
         self._expiry = Expiry(store, coordinator, self.loader, self.feedback, self._timer)
@@ -84,7 +93,9 @@ class Node:
                 ("coordinator", coordinator.step),
                 ("loader", self.loader.step),
                 ("dispatch", self.dispatch.step),
-                ("feedback", self.feedback.step),
+                ("leases", self.leases.renew),
+                ("unproven leases", self.leases.end_unproven),
+                ("orphans", self.orphans.step),
                 ("recurring", self._recurring.step),
                 ("expiry", self._expiry.step),
                 ("prune", self._prune),
@@ -95,13 +106,14 @@ class Node:
     def _wire(self) -> None:
         """Let each step wake those that its work concerns."""
         dispatch, loader = self._steps["dispatch"], self._steps["loader"]
-        self.feedback.running = self.loader.running = self.dispatch.running
-        self.feedback.claiming = self.dispatch.claiming
+        self.loader.running = self.dispatch.running
+        self.leases.on_lost = self.dispatch.lose
+        self.leases.on_unproven = self.dispatch.give_up
         self.dispatch.wake = dispatch.wake
         self.loader.trim = self.dispatch.trim
         self.dispatch.hungry = loader.wake
-        self.feedback.wake = self._steps["feedback"].wake
-        self.feedback.wake_within = self._steps["feedback"].wake_within
+        self.orphans.wake = self._steps["orphans"].wake
+        self.orphans.wake_within = self._steps["orphans"].wake_within
         self.directory.changed = self._services_changed
         self.dispatch.gone = self._gone
         self._expiry.tidy = self.dispatch.tidy
@@ -118,6 +130,7 @@ class Node:
             self._steps["directory"].start()
             if not self.dispatches:
                 return
+            self._joined = True
             await self.coordinator.start(self._owned_changed)
             self.store.listen_holds(self.dispatch.hold)
         except BaseException:
@@ -183,10 +196,11 @@ class Node:
         return self._leaving
 
     async def _leave(self) -> None:
-        names = ("dispatch", "recurring", "expiry", "prune", "loader", "coordinator")
+        names = ("dispatch", "recurring", "expiry", "prune", "loader", "orphans", "coordinator")
         await asyncio.gather(*(self._steps[name].stop(PATIENCE_SECONDS) for name in names))
         try:
             await self.coordinator.stop()  # ends count without shards: others may have them now
+            self._joined = False
         except ConnectionError as error:
             logger.warning("the shards could not be given up: %s", error)
 
@@ -204,6 +218,8 @@ class Node:
             async with asyncio.timeout(max(deadline - self._timer.time(), 1.0)):
                 await self.submit.drained()
                 await self.feedback.drained()
+                with contextlib.suppress(ConnectionError):
+                    await self.orphans.return_unsent()
         except TimeoutError:
             left = len(self.feedback.unrecorded)
             logger.warning("stopped with %d ends not written: their leases will run out", left)
@@ -212,6 +228,9 @@ class Node:
         self.feedback.close()
         await asyncio.gather(*(step.stop() for step in self._steps.values()))
         await self._holds.drained()
+        if self._joined:
+            with contextlib.suppress(ConnectionError):
+                await self.coordinator.stop()
         for channel in self.channels.values():
             await channel.close()
         await self._timer.close()

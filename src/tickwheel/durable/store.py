@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.schedule import Firing, Schedule
     from tickwheel.durable.task import (
         Attempt,
+        AttemptKey,
         Due,
         Ending,
         Filter,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         Verdict,
     )
 
-LEASE_MARGIN_MS = 10_000  # a lease is the timeout and this
+LEASE_MS = 30_000  # how long a claim or a renewal lasts
 BATCH = 1_000  # rows of one statement, at most
 SWEPT = 10_000  # accepted tasks that one look for what runs need give
 SCAN = 10_000  # rows that a list looks at before it answers with a cursor
@@ -48,13 +49,6 @@ class Window(NamedTuple):
     service: str
     overdue: int
     later: int
-
-
-class Wanted(NamedTuple):
-    """A task to claim: as it was loaded, and the timeout that counts when it has none itself."""
-
-    due: Due
-    timeout_ms: int
 
 
 class Claims(NamedTuple):
@@ -141,11 +135,18 @@ class Store(Protocol):
         Each service's by due time, then id. One statement, by index, however many tasks there are.
         """
 
-    async def claim(self, wanted: Sequence[Wanted], node: str, epochs: Mapping[int, int]) -> Claims:
+    async def claim(
+        self,
+        wanted: Sequence[Due],
+        node: str,
+        epochs: Mapping[int, int],
+        lease_ms: int = LEASE_MS,
+    ) -> Claims:
         """Claim what is unclaimed, due by the store's clock, and in a shard of that epoch.
 
-        A claimed task is `running`, its attempt one higher, with node, epoch and lease. One that
-        is unclaimed but due at another time than it was loaded with, or not yet due, is `later`.
+        A claimed task is `running`, its attempt one higher, with node, epoch and a lease that ends
+        `lease_ms` from now by the store's clock. One that is unclaimed but due at another time
+        than it was loaded with, or not yet due, is `later`.
         What a transaction of somebody else's has locked is not waited for: nobody else has to.
         """
 
@@ -156,10 +157,12 @@ class Store(Protocol):
         the task locked; nothing was changed, and it is to be asked again.
         """
 
-    async def renew(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
-        """Move leases, not of accepted ones; for each whether it is still the running attempt.
+    async def renew(
+        self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS
+    ) -> Sequence[bool | None]:
+        """Have leases end `lease_ms` from now by the store's clock; not those of accepted ones.
 
-        None as above.
+        For each whether it is still the running attempt; None as above.
         """
 
     async def accept(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
@@ -188,6 +191,9 @@ class Store(Protocol):
         - Of those that were accepted at least the first `SWEPT`, by when their leases end.
         - One that was accepted is due here when its lease ends: that tells it from the others.
         """
+
+    async def running_by_id(self, ids: Sequence[str]) -> list[Task]:
+        """Return those of these tasks that run, as `running` does; by their ids, at any number."""
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
         """Cancel what is unclaimed; None for ids that are unknown."""
@@ -248,8 +254,18 @@ class Store(Protocol):
         fewer go at once. Returns how many went; 0: there are no more.
         """
 
-    async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
-        """Become the owner of these shards, whoever was; return their new epochs."""
+    async def take(
+        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False
+    ) -> dict[int, int]:
+        """Become the owner of these shards, whoever was; return their new epochs.
+
+        `owner_is_dead`: whoever has them is known to have ended, so its leases may end now; not
+        those of an owner that gave its shards up, for it may still be ending its calls, and not
+        those of accepted tasks. A store that cannot find them quickly leaves them to their time.
+        """
+
+    async def give_up(self, epochs: Mapping[int, int]) -> None:
+        """Own these shards of these epochs no longer; calls of that owner may still go on."""
 
     async def counts(self) -> dict[str, int]:
         """Return how many "live" and "final" tasks there are; an estimate from 100,000 on."""

@@ -65,6 +65,14 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 COUNTED = frozenset({Event.RETRY, Event.FAIL})  # these add one to `failures`
 
 
+class AttemptKey(NamedTuple):
+    """What tells one attempt from all others: the epoch, too, which the claim wrote."""
+
+    id: str
+    attempt: int
+    epoch: int
+
+
 class Task(NamedTuple):
     """One task as the store has it. `attempt` counts claims, `failures` those that went wrong."""
 
@@ -105,6 +113,11 @@ class Task(NamedTuple):
     def result(self) -> Any:
         """What it finished with, or None."""
         return None if self.result_body is None else serial.decode(self.result_body)
+
+    @property
+    def attempt_key(self) -> AttemptKey:
+        """Which attempt it shows."""
+        return AttemptKey(self.id, self.attempt, self.epoch)
 
     @property
     def final(self) -> bool:
@@ -186,7 +199,7 @@ class Ending(NamedTuple):
     failures: int
     result_body: str | None = None
     error: str | None = None
-    lost: bool = False  # it wins only when the lease has run out by `at_ms`
+    lease_until_ms: int | None = None  # given: it wins only while the lease ends then, not renewed
 
     @property
     def state(self) -> State:
@@ -195,7 +208,7 @@ class Ending(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A claim that some node has made, and until when it counts."""
+    """An attempt that its callee has accepted, and until when it may take."""
 
     id: str
     attempt: int

@@ -14,6 +14,7 @@ from tickwheel.http.errors import (
     ConnectFailed,
     HttpError,
     NoRoom,
+    NotSent,
     TimedOut,
     Unanswered,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "ConnectFailed",
     "HttpError",
     "NoRoom",
+    "NotSent",
     "Pool",
     "Response",
     "TimedOut",

@@ -22,6 +22,10 @@ class NoRoom(ConnectFailed):
     """No connection could be made for want of something here: nothing is known of the server."""
 
 
+class NotSent(HttpError):
+    """The caller's `may_send` said no, just before it would have been sent, first or again."""
+
+
 class TimedOut(HttpError, TimeoutError):
     """The request's time ran out; it may have been received."""
 

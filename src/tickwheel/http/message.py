@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tickwheel.http.errors import TimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from tickwheel.http.url import Target
 
@@ -65,9 +65,11 @@ class Request:
 
     - `chunks` is what a streamed body comes from, or None; `body` is empty then.
     - `ends_at` is when its time runs out, in the loop's time, or None.
+    - `may_send()` is asked each time just before it is sent.
     """
 
-    __slots__ = ("body", "chunks", "ends_at", "fields", "headers", "method", "target", "timeout")
+    __slots__ = ("body", "chunks", "ends_at", "fields", "headers", "may_send", "method", "target",
+                 "timeout")  # fmt: skip
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Request:
         body: bytes | AsyncIterator[bytes],
         timeout: float | None = None,
         ends_at: float | None = None,
+        may_send: Callable[[], bool] | None = None,
     ) -> None:
         if method not in _methods:
             check_method(method)
@@ -84,6 +87,7 @@ class Request:
         self.target = target
         self.timeout = timeout
         self.ends_at = ends_at
+        self.may_send = may_send
         self.headers = headers
         self.fields = lines_of(headers)
         self.chunks: AsyncIterator[bytes] | None = None

@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tickwheel.http.connect import GOODBYE, Connector
-from tickwheel.http.errors import ConnectFailed, HttpError, Unanswered
+from tickwheel.http.errors import ConnectFailed, HttpError, NotSent, Unanswered
 from tickwheel.http.http1 import Http1Connection
 from tickwheel.http.message import Request
 from tickwheel.http.origin import Origin
 from tickwheel.http.url import parse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from ssl import SSLContext
 
     from tickwheel.http.connect import Resolve
@@ -76,6 +76,7 @@ class Pool:
         body: bytes | AsyncIterator[bytes] = b"",
         timeout: float | None = None,
         again: bool = True,
+        may_send: Callable[[], bool] | None = None,
     ) -> Response:
         """Send a request and return its answer, whatever its status.
 
@@ -87,6 +88,7 @@ class Pool:
           server before a byte of the answer, it goes once more, over a new one. Whatever is
           asked for has to bear that. With `again=False` that is an `Unanswered` whose `again` is
           true, for the caller to send it anew.
+        - `may_send()` is asked just before each time that it is sent; no: it raises `NotSent`.
         - A caller that is cancelled leaves nothing behind: the connection, or the stream, goes.
         - ValueError: the URL, the method or a header cannot be sent. ConnectFailed: nothing was
           sent. TimedOut, BadAnswer: it may have been received.
@@ -95,7 +97,7 @@ class Pool:
             raise RuntimeError("the pool is closed")
         target = self._targets.get(url) or self._target(url)
         ends_at = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        request = Request(method, target, headers, body, timeout, ends_at)
+        request = Request(method, target, headers, body, timeout, ends_at, may_send)
         if timeout is not None and timeout <= 0:
             raise request.timed_out()
         origin = self._origins.get(target.origin) or self._origin(target)
@@ -190,6 +192,8 @@ class Pool:
 
     async def _answer(self, exchange: Exchange, request: Request) -> Response:
         """Send a request and wait for its answer; the exchange stays the caller's."""
+        if request.may_send is not None and not request.may_send():
+            raise NotSent(f"not sent to {request.target.where}: the caller no longer wants it")
         answer = exchange.send(request)
         self._requests += 1
         if exchange.reused:

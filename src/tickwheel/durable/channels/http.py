@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from tickwheel import __version__
 from tickwheel.clock import Clock, SystemClock
-from tickwheel.durable.channel import Answer
+from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.channels.signature import check_secret, sign
 from tickwheel.durable.channels.target import host_of
 from tickwheel.durable.encoding import deeper
@@ -28,7 +28,7 @@ from tickwheel.durable.log import logger
 from tickwheel.durable.service import PLACEHOLDER
 from tickwheel.durable.task import Event, at, namespace_of
 from tickwheel.errors import TargetRefused
-from tickwheel.http import HttpError, NoRoom, Pool
+from tickwheel.http import HttpError, NoRoom, NotSent, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -133,7 +133,9 @@ class HttpChannel:
         for secret in service.secrets:
             check_secret(secret)
 
-    async def send(self, task: Task, service: Service) -> Answer:
+    async def send(
+        self, task: Task, service: Service, may_send: Callable[[], bool] = lambda: True
+    ) -> Answer:
         """POST the task's payload, byte for byte, and return what the answer means.
 
         The attempt's timeout is the caller's, who cancels this.
@@ -143,13 +145,15 @@ class HttpChannel:
         except (TypeError, ValueError) as error:
             return failed(f"it cannot be called: {error}")
         if self.trace is None:
-            return await self._send(task, plan, [])
+            return await self._send(task, plan, [], may_send)
         with self.trace(task, service) as traced:
-            answer = await self._send(task, plan, traced.headers)
+            answer = await self._send(task, plan, traced.headers, may_send)
             traced.ended(answer)
             return answer
 
-    async def _send(self, task: Task, plan: Plan, more: list[tuple[str, str]]) -> Answer:
+    async def _send(
+        self, task: Task, plan: Plan, more: list[tuple[str, str]], may_send: Callable[[], bool]
+    ) -> Answer:
         service = plan.service
         began = self._stopwatch.time()
         timestamp = int(self._now_ms() // 1000)
@@ -159,7 +163,10 @@ class HttpChannel:
                 service.endpoint,
                 headers=headers_of(task, plan, timestamp) + more,
                 body=task.body,
+                may_send=may_send,
             )
+        except NotSent:
+            return UNSENT
         except TargetRefused as error:
             return failed(str(error))
         except NoRoom as error:

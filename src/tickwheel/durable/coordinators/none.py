@@ -20,6 +20,10 @@ class NoCoordinator:
         """Return no shard."""
         return {}
 
+    def sole(self) -> bool:
+        """Say no: others own the shards."""
+        return False
+
     def nodes(self) -> int:
         """Return one: this."""
         return 1

@@ -185,6 +185,10 @@ class PostgresCoordinator:
         """Return this node's shards, or none when its lease may have run out."""
         return self._owned if self._clock.time() < self._until else {}
 
+    def sole(self) -> bool:
+        """Say no: the others take over from a node that they do not hear of."""
+        return False
+
     def nodes(self) -> int:
         """Return how many had a lease when this one last looked."""
         return self._live

@@ -1,7 +1,9 @@
 """The coordinator for one node: it owns every shard, or stands by while another process does.
 
 On SQLite a lock on a file says which process dispatches: the system frees it when that process
-ends, however it ends, and one that stands by gets it at that moment.
+ends, however it ends, and one that stands by gets it at that moment. So whoever gets it knows that
+the last owner is dead, and what that ran is tried again at once. An owner that stops frees the lock
+while its calls end: it gives its shards up in the store first, and then its leases count.
 
 Elsewhere nothing keeps a second process away, and the last to come has the shards. The other one
 notices, says so, and takes them back after a while: so none is left without an owner, whichever of
@@ -68,6 +70,10 @@ class SoloCoordinator:
         """Return all shards, or none."""
         return self._owned
 
+    def sole(self) -> bool:
+        """Say whether this process has the lock."""
+        return self._lock is not None and self._ours
+
     def nodes(self) -> int:
         """Return one: this."""
         return 1
@@ -79,7 +85,9 @@ class SoloCoordinator:
         if self._ours and not self._owned:
             if (left := self._back_at - self._clock.time()) > 0:
                 return left
-            self._owned = await self._store.take(range(self._store.shards), self._node)
+            self._owned = await self._store.take(
+                range(self._store.shards), self._node, owner_is_dead=self._lock is not None
+            )
             self._changed()
             if self._told:
                 logger.info("%s dispatches from now on", self._node)
@@ -110,8 +118,13 @@ class SoloCoordinator:
         return pause
 
     async def stop(self) -> None:
-        """Let the next process have them."""
-        self._owned = {}
+        """Let the next process have them.
+
+        When the store cannot be told, the lock is kept until the second call, or the process ends.
+        """
+        owned, self._owned = self._owned, {}
+        if self._lock is not None and owned:
+            await self._store.give_up(owned)
         self._ours = False
         if self._lock is not None:
             self._lock.release()

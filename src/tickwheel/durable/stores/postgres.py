@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.store import BATCH, LEASE_MARGIN_MS, PAGE_BYTES, PRUNE_ROWS, SCAN, Claims
+from tickwheel.durable.store import BATCH, LEASE_MS, PAGE_BYTES, PRUNE_ROWS, SCAN, Claims
 from tickwheel.durable.stores import postgres_schedules as schedules
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
@@ -39,7 +39,7 @@ from tickwheel.durable.stores.rows import (
     task_of,
     turn_of,
 )
-from tickwheel.durable.task import SHARDS, Attempt, Due, State, Taken, Task, Verdict
+from tickwheel.durable.task import SHARDS, Attempt, AttemptKey, Due, State, Taken, Task, Verdict
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.schedule import Firing, Schedule
-    from tickwheel.durable.store import Replay, Wanted, Window
+    from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.postgres_pool import Connection
     from tickwheel.durable.task import Ending, Filter, Lease, Page, Repeated, Submission
 
-    WantedRow = tuple[str, int, int, int, int]
+    WantedRow = tuple[str, int, int, int]
 
 T = TypeVar("T")
 
@@ -59,6 +59,8 @@ KEYED_LANES = 3  # connections that may wait for keys that other transactions ho
 BRIEF_LANES = 3  # and those that may do so for a moment
 CLOCK_SECONDS = 2.0  # the database's clock is looked at so often when nothing else does
 SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to look at
+RENEW_SECONDS = 5.0  # for a renewal: in time for another try before the leases are over
+AHEAD = 100  # unclaimed tasks of a service and shard that a look ahead passes, to find what runs
 WHY_SECONDS = 2.0  # to learn why a task was not changed; those that were are waiting
 WORDS = 7_900  # bytes that a notification can carry
 ALL = "*"
@@ -236,19 +238,25 @@ class PostgresStore:
         )
         return [Due._make(row[1:]) for row in rows if row[1] is not None]
 
-    async def claim(self, wanted: Sequence[Wanted], node: str, epochs: Mapping[int, int]) -> Claims:
+    async def claim(
+        self,
+        wanted: Sequence[Due],
+        node: str,
+        epochs: Mapping[int, int],
+        lease_ms: int = LEASE_MS,
+    ) -> Claims:
         """Claim what is unclaimed, due, and in a shard of that epoch; nothing is waited for."""
         self._opened()
         rows = sorted(
-            (due.id, due.due_at_ms, timeout_ms, due.shard, epochs[due.shard])
-            for due, timeout_ms in wanted
+            (due.id, due.due_at_ms, due.shard, epochs[due.shard])
+            for due in wanted
             if due.shard in epochs and ID.fullmatch(due.id)
         )
         if not rows:
             return Claims([], [])
-        checked = {row[3]: row[4] for row in rows}
+        checked = {row[2]: row[3] for row in rows}
         columns = zip(*rows, strict=True)
-        values = [*checked], [*checked.values()], *columns, node, LEASE_MARGIN_MS
+        values = [*checked], [*checked.values()], *columns, node, lease_ms
         claimed = await self.run(lambda one: self._timed(one, sql.CLAIM, *values))
         tasks = [task_of(row[1:]) for row in claimed if row[1] is not None]
         missing = {row[0]: row for row in rows} if len(tasks) < len(rows) else {}
@@ -260,7 +268,7 @@ class PostgresStore:
         self, tasks: list[Task], missing: Mapping[str, WantedRow], now_ms: float
     ) -> Claims:
         """Return what was claimed, and why the others were not."""
-        numbers = [row[4] for row in missing.values()]
+        numbers = [row[3] for row in missing.values()]
         try:
             found = await self.fetch(sql.UNCLAIMED, [*missing], numbers, seconds=WHY_SECONDS)
         except StoreUnavailable:  # what was claimed is; the loader finds the others
@@ -279,7 +287,8 @@ class PostgresStore:
         self._opened()
         rows = [
             (one.id, one.attempt, one.epoch, str(one.event), str(one.state), one.at_ms,
-             one.due_at_ms, one.failures, one.result_body, clean(one.error), one.lost, number)
+             one.due_at_ms, one.failures, one.result_body, clean(one.error),
+             one.lease_until_ms, number)
             for number, one in enumerate(endings)
         ]  # fmt: skip
         turns = rounds(one.id for one in endings)
@@ -296,33 +305,38 @@ class PostgresStore:
         won = await (self.run(work) if one_statement else self._transaction(work))
         answers: list[bool | None] = [number in won for number in range(len(rows))]
         left = [
-            (one.id, one.attempt, one.epoch, one.at_ms if one.lost else None, number)
+            (one.id, one.attempt, one.epoch, one.lease_until_ms, number)
             for number, one in enumerate(endings)
             if number not in won
         ]
         return await self._unless_locked(answers, left) if left else answers
 
-    async def renew(self, leases: Sequence[Lease]) -> list[bool | None]:
-        """Move leases; for each whether the attempt is still the running one."""
-        return await self._still(sql.RENEW, leases)
+    async def renew(
+        self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS
+    ) -> list[bool | None]:
+        """Renew leases; for each whether the attempt is still the running one."""
+        self._opened()
+        if not attempts:
+            return []
+        given = zip(*sorted(set(attempts)), strict=True)
+        rows = await self.fetch(sql.RENEW, *given, lease_ms, seconds=RENEW_SECONDS)
+        return await self._still(attempts, rows)
 
     async def accept(self, leases: Sequence[Lease]) -> list[bool | None]:
         """Let attempts go on without the node; for each whether it is still the running one."""
-        return await self._still(sql.ACCEPT, leases)
-
-    async def _still(self, statement: str, leases: Sequence[Lease]) -> list[bool | None]:
         self._opened()
         if not leases:
             return []
-        given = sorted(last_of_each(leases))
-        rows = await self.fetch(statement, *zip(*given, strict=True))
-        still = {tuple(row) for row in rows}
-        answers: list[bool | None] = [(one.id, one.attempt, one.epoch) in still for one in leases]
-        left = [
-            (one.id, one.attempt, one.epoch, None, number)
-            for number, one in enumerate(leases)
-            if not answers[number]
-        ]
+        rows = await self.fetch(sql.ACCEPT, *zip(*sorted(last_of_each(leases)), strict=True))
+        return await self._still([AttemptKey(*one[:3]) for one in leases], rows)
+
+    async def _still(
+        self, attempts: Sequence[AttemptKey], changed: Sequence[Sequence[Any]]
+    ) -> list[bool | None]:
+        """Say for each attempt whether it was changed, being the running one, or is locked."""
+        still = {tuple(row) for row in changed}
+        answers: list[bool | None] = [attempt in still for attempt in attempts]
+        left = [(*one, None, number) for number, one in enumerate(attempts) if not answers[number]]
         return await self._unless_locked(answers, left) if left else answers
 
     async def _unless_locked(
@@ -364,7 +378,23 @@ class PostgresStore:
         if until_ms is not None:
             rows += await self.fetch(sql.ACCEPTED, [*shards], until_ms)
         found = {row[0]: task_of(row) for row in rows}
+        if until_ms is not None and behind is None:
+            found |= await self._running_ahead(shards)
         return [*found.values()]
+
+    async def _running_ahead(self, shards: Sequence[int]) -> dict[str, Task]:
+        """Return tasks that run and are due later: the clock was set back while they did.
+
+        They come before what was due after them, so a short look along the index finds them.
+        """
+        statement = sql.running(bounded=True)
+        rows = await self.fetch(statement, [*shards], None, AHEAD, seconds=SWEEP_SECONDS)
+        tasks = [task_of(row) for row in rows]
+        return {one.id: one for one in tasks if one.lease_until_ms != one.due_at_ms}
+
+    async def running_by_id(self, ids: Sequence[str]) -> list[Task]:
+        """Return those of these tasks that run, their bodies left out."""
+        return [task_of(row) for row in await self.fetch(sql.RUNNING_BY_ID, valid(ids))]
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
         """Cancel what is unclaimed."""
@@ -468,10 +498,20 @@ class PostgresStore:
             pass
         return count
 
-    async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
-        """Become the owner of these shards, whoever was; return their new epochs."""
+    async def take(
+        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False
+    ) -> dict[int, int]:
+        """Become the owner of these shards, whoever was; return their new epochs.
+
+        No index has what runs, so that claims are cheap: leases are left to their time.
+        """
+        del owner_is_dead
         rows: Any = await self.fetch(sql.TAKE, node, [*shards])
         return dict(rows)
+
+    async def give_up(self, epochs: Mapping[int, int]) -> None:
+        """Own these shards of these epochs no longer."""
+        await self.fetch(sql.GIVE_UP, [*epochs], [*epochs.values()])
 
     async def counts(self) -> dict[str, int]:
         """Return how many tasks are live and final; from 100,000 on an estimate."""

@@ -203,15 +203,15 @@ DUE = f"""
 
 
 _WANTED = (
-    "unnest($3::uuid[], $4::bigint[], $5::bigint[], $6::integer[], $7::bigint[])"
-    " AS w (id, due_at_ms, timeout_ms, shard, epoch)"
+    "unnest($3::uuid[], $4::bigint[], $5::integer[], $6::bigint[])"
+    " AS w (id, due_at_ms, shard, epoch)"
 )
 
 
 # Rows that a transaction under way has locked are left out: one would keep all the others waiting.
 CLAIM = f"""
     WITH {_held(1)}, {_MOMENT}, free AS MATERIALIZED (
-        SELECT t.place, w.timeout_ms, w.epoch, {_NOW} AS now_ms
+        SELECT t.place, w.epoch, {_NOW} AS now_ms
         FROM {_WANTED}
         CROSS JOIN LATERAL (
             SELECT t.ctid AS place FROM task t
@@ -221,9 +221,9 @@ CLAIM = f"""
         ) t
         WHERE w.shard {_IN_HELD}
     ), claimed AS (
-        UPDATE task t SET state = 'running', attempt = t.attempt + 1, node = $8,
+        UPDATE task t SET state = 'running', attempt = t.attempt + 1, node = $7,
             epoch = f.epoch, started_at_ms = f.now_ms, updated_at_ms = f.now_ms,
-            lease_until_ms = f.now_ms + coalesce(t.timeout_ms, f.timeout_ms) + $9::bigint
+            lease_until_ms = f.now_ms + $8::bigint
         FROM free f WHERE t.ctid = f.place
         RETURNING {of("t", LIVE)}
     )
@@ -244,14 +244,15 @@ RECORD = f"""
         SELECT e.*, t.place, t.was_due_at_ms, t.accepted
         FROM unnest(
             $1::uuid[], $2::integer[], $3::bigint[], $4::text[], $5::text[], $6::bigint[],
-            $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::boolean[], $12::integer[]
-        ) AS e (id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error, lost,
-            number)
+            $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::bigint[], $12::integer[]
+        ) AS e (id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error,
+            lease_until_ms, number)
         CROSS JOIN LATERAL (
             SELECT t.ctid AS place, {_DUE_AT} AS was_due_at_ms, {_ACCEPTED} AS accepted
             FROM task t
             WHERE t.state = 'running' AND t.attempt = e.attempt AND t.epoch = e.epoch
-                AND (NOT e.lost OR t.lease_until_ms < e.at_ms) AND {by_id("e.id")}
+                AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
+                AND {by_id("e.id")}
             FOR UPDATE SKIP LOCKED
         ) t
     ), gone AS (
@@ -287,7 +288,15 @@ RECORD = f"""
 """
 
 
-def _still(changes: str, noted: str = "") -> str:
+_ATTEMPTS = f"""(
+                SELECT l.*, {_NOW} + $4::bigint AS until_ms
+                FROM unnest($1::uuid[], $2::integer[], $3::bigint[]) AS l (id, attempt, epoch)
+            ) l"""
+_LEASES = """unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
+                AS l (id, attempt, epoch, until_ms)"""
+
+
+def _still(given: str, changes: str, noted: str = "") -> str:
     """Return the statement that changes which of these attempts are the running ones.
 
     `noted`: what else is done with them, as `moved`. No attempt may be given twice.
@@ -295,8 +304,7 @@ def _still(changes: str, noted: str = "") -> str:
     return f"""
         WITH {_MOMENT}, still AS MATERIALIZED (
             SELECT l.until_ms, t.place, t.due_at_ms
-            FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
-                AS l (id, attempt, epoch, until_ms)
+            FROM {given}
             CROSS JOIN LATERAL (
                 SELECT t.ctid AS place, t.due_at_ms FROM task t
                 WHERE t.state = 'running' AND t.attempt = l.attempt AND t.epoch = l.epoch
@@ -312,22 +320,27 @@ def _still(changes: str, noted: str = "") -> str:
 
 
 # Which of those that such a statement did not change only a lock can have kept from it; $4 is when
-# the lease must have been over, or null.
+# the lease must end, or null.
 LOCKED = f"""
     SELECT e.number
     FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[], $5::integer[])
-        AS e (id, attempt, epoch, over_at_ms, number)
+        AS e (id, attempt, epoch, lease_until_ms, number)
     CROSS JOIN LATERAL (
         SELECT 1 FROM task t WHERE t.state = 'running' AND t.attempt = e.attempt
-            AND t.epoch = e.epoch AND (e.over_at_ms IS NULL OR t.lease_until_ms < e.over_at_ms)
+            AND t.epoch = e.epoch
+            AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
             AND {by_id("e.id")} LIMIT 1
     ) t
 """
 # One that was accepted stays so, though the node that sent it renews what it had.
-RENEW = _still(f"lease_until_ms = CASE WHEN {_ACCEPTED} THEN t.lease_until_ms ELSE s.until_ms END")
+RENEW = _still(
+    _ATTEMPTS,
+    f"lease_until_ms = CASE WHEN {_ACCEPTED} THEN t.lease_until_ms ELSE s.until_ms END",
+)
 # Accepted again, it was due when it was before the first time. A row of an attempt before this one
 # has only been left behind.
 ACCEPT = _still(
+    _LEASES,
     f"lease_until_ms = s.until_ms, due_at_ms = s.until_ms, updated_at_ms = {_NOW}",
     """, noted AS (
             INSERT INTO accepted AS a (task_id, until_ms, due_at_ms, attempt, shard)
@@ -419,6 +432,14 @@ def running(bounded: bool) -> str:
             ORDER BY t.due_at_ms, t.id
         ) t
     """
+
+
+RUNNING_BY_ID = f"""
+    SELECT t.* FROM unnest($1::uuid[]) AS i (id) CROSS JOIN LATERAL (
+        SELECT {LIVE.replace("payload", "''::bytea AS payload")} FROM task t
+        WHERE t.state = 'running' AND {by_id("i.id")} LIMIT 1
+    ) t
+"""
 
 
 _AS_DUE = "id, due_at_ms, service, priority, shard"
@@ -701,6 +722,13 @@ TAKE = """
     )
     UPDATE shard s SET owner = $1, epoch = s.epoch + 1 FROM wanted w WHERE s.shard = w.shard
     RETURNING s.shard, s.epoch
+"""
+GIVE_UP = """
+    WITH given_up AS MATERIALIZED (
+        SELECT s.shard FROM unnest($1::integer[], $2::bigint[]) AS g (shard, epoch)
+        JOIN shard s ON s.shard = g.shard AND s.epoch = g.epoch ORDER BY s.shard FOR UPDATE OF s
+    )
+    UPDATE shard s SET owner = NULL FROM given_up g WHERE s.shard = g.shard
 """
 
 MANY = 100_000  # a count looks no further: from then on it is the planner's estimate

@@ -17,7 +17,7 @@ from tickwheel.clock import WallClock
 from tickwheel.durable.log import logger
 from tickwheel.durable.store import (
     BATCH,
-    LEASE_MARGIN_MS,
+    LEASE_MS,
     PAGE_BYTES,
     PRUNE_ROWS,
     SCAN,
@@ -53,6 +53,7 @@ from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Reader, W
 from tickwheel.durable.task import (
     SHARDS,
     Attempt,
+    AttemptKey,
     Due,
     Lease,
     Page,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.schedule import Firing, Schedule
-    from tickwheel.durable.store import Replay, Wanted, Window
+    from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.sqlite_connection import Connection, Row
     from tickwheel.durable.task import Ending, Filter, Repeated, Submission
 
@@ -276,19 +277,21 @@ class SqliteStore:
 
         return await self._read(work)
 
-    async def claim(self, wanted: Sequence[Wanted], node: str, epochs: Mapping[int, int]) -> Claims:
+    async def claim(
+        self,
+        wanted: Sequence[Due],
+        node: str,
+        epochs: Mapping[int, int],
+        lease_ms: int = LEASE_MS,
+    ) -> Claims:
         """Claim what is unclaimed, due, and in a shard of that epoch."""
-        rows = [
-            (due.id, due.due_at_ms, timeout_ms, epochs.get(due.shard, -1))
-            for due, timeout_ms in wanted
-        ]
+        rows = [(due.id, due.due_at_ms, epochs.get(due.shard, -1)) for due in wanted]
 
         def work(connection: Connection) -> Claims:
             now = self._now()
             listed = json.dumps(rows)
-            claimed = connection.run(
-                sql.CLAIM, {"wanted": listed, "node": node, "now": now, "margin": LEASE_MARGIN_MS}
-            )
+            values = {"wanted": listed, "node": node, "now": now, "lease": lease_ms}
+            claimed = connection.run(sql.CLAIM, values)
             tasks = [task_of(row) for row in claimed]
             if len(tasks) == len(rows):
                 return Claims(tasks, [])
@@ -301,7 +304,7 @@ class SqliteStore:
         """End attempts; who won."""
         rows = [
             (number, one.id, one.attempt, one.epoch, one.event, one.state, one.at_ms, one.due_at_ms,
-             one.failures, one.result_body, one.error, one.lost)
+             one.failures, one.result_body, one.error, one.lease_until_ms)
             for number, one in enumerate(endings)
         ]  # fmt: skip
 
@@ -317,12 +320,12 @@ class SqliteStore:
 
         return await self._write(Rank.OUTCOME, work)
 
-    async def renew(self, leases: Sequence[Lease]) -> list[bool]:
-        """Move leases; for each whether the attempt is still the running one."""
+    async def renew(self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS) -> list[bool]:
+        """Renew leases; for each whether the attempt is still the running one."""
 
         def work(connection: Connection) -> list[bool]:
-            given = json.dumps(last_of_each(leases))
-            return still(leases, connection.run(sql.RENEW, (given,)))
+            values = {"attempts": json.dumps(attempts), "now": self._now(), "lease": lease_ms}
+            return still(attempts, connection.run(sql.RENEW, values))
 
         return await self._write(Rank.CLAIM, work)
 
@@ -351,14 +354,23 @@ class SqliteStore:
         self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None
     ) -> list[Task]:
         """Return the running tasks of these shards, their bodies left out; an index has them."""
-        del behind
         until = NEVER_MS if until_ms is None else until_ms
 
         def work(connection: Connection) -> list[Task]:
             values = {"shards": json.dumps(list(shards)), "until": until}
-            return [task_of(row) for row in connection.run(sql.RUNNING, values)]
+            rows = connection.run(sql.RUNNING, values)
+            if behind is None:
+                rows += connection.run(sql.RUNNING_HERE, {"shards": values["shards"]})
+            return [*{row[0]: task_of(row) for row in rows}.values()]
 
         return await self._read(work)
+
+    async def running_by_id(self, ids: Sequence[str]) -> list[Task]:
+        """Return those of these tasks that run, their bodies left out."""
+        listed = (json.dumps(list(ids)),)
+        return await self._read(
+            lambda connection: [task_of(row) for row in connection.run(sql.RUNNING_BY_ID, listed)]
+        )
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
         """Cancel what is unclaimed."""
@@ -545,13 +557,23 @@ class SqliteStore:
             pass
         return count
 
-    async def take(self, shards: Sequence[int], node: str) -> dict[int, int]:
+    async def take(
+        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False
+    ) -> dict[int, int]:
         """Become the owner of these shards, whoever was; return their new epochs."""
+        listed = json.dumps(list(shards))
 
         def work(connection: Connection) -> dict[int, int]:
-            return dict(connection.run(sql.TAKE, (node, json.dumps(list(shards)))))
+            if owner_is_dead:
+                connection.run(sql.END_LEASES, {"shards": listed, "now": self._now()})
+            return dict(connection.run(sql.TAKE, (node, listed)))
 
         return await self._write(Rank.CLAIM, work)
+
+    async def give_up(self, epochs: Mapping[int, int]) -> None:
+        """Own these shards of these epochs no longer."""
+        listed = (json.dumps(list(epochs.items())),)
+        await self._write(Rank.CLAIM, lambda connection: connection.run(sql.GIVE_UP, listed))
 
     async def counts(self) -> dict[str, int]:
         """Return how many live and final tasks there are; counting stops at 100,000."""
@@ -628,10 +650,10 @@ class SqliteStore:
         """Do nothing: there is one process that dispatches."""
 
 
-def still(leases: Sequence[Lease], rows: Sequence[Row]) -> list[bool]:
-    """Say for each lease whether its attempt is among those that were changed."""
-    changed = {(task_id, attempt, epoch) for task_id, attempt, epoch in rows}
-    return [(one.id, one.attempt, one.epoch) in changed for one in leases]
+def still(attempts: Sequence[AttemptKey | Lease], rows: Sequence[Row]) -> list[bool]:
+    """Say for each whether its attempt is among those that were changed."""
+    changed = {tuple(row) for row in rows}
+    return [(one.id, one.attempt, one.epoch) in changed for one in attempts]
 
 
 def firsts(replays: Sequence[Replay]) -> list[Replay]:

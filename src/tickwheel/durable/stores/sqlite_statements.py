@@ -42,7 +42,8 @@ SCRATCH = [
     """
     CREATE TEMP TABLE ending (
         number INTEGER PRIMARY KEY, id TEXT, attempt INTEGER, epoch INTEGER, event TEXT, state TEXT,
-        at_ms INTEGER, due_at_ms INTEGER, failures INTEGER, result TEXT, error TEXT, lost INTEGER
+        at_ms INTEGER, due_at_ms INTEGER, failures INTEGER, result TEXT, error TEXT,
+        lease_until_ms INTEGER
     )
     """,
     f"CREATE TEMP TABLE submission (place INTEGER PRIMARY KEY, on_conflict, {GIVEN})",
@@ -94,15 +95,13 @@ def due(services: int, every_shard: bool) -> str:
 
 
 _WANTED = """(
-        SELECT value ->> 0 AS id, value ->> 1 AS due_at_ms, value ->> 2 AS timeout_ms,
-            value ->> 3 AS epoch
+        SELECT value ->> 0 AS id, value ->> 1 AS due_at_ms, value ->> 2 AS epoch
         FROM json_each(:wanted)
     ) w"""
 
 CLAIM = f"""
     UPDATE task SET state = 'running', attempt = attempt + 1, node = :node, epoch = w.epoch,
-        started_at_ms = :now, updated_at_ms = :now,
-        lease_until_ms = :now + coalesce(task.timeout_ms, w.timeout_ms) + :margin
+        started_at_ms = :now, updated_at_ms = :now, lease_until_ms = :now + :lease
     FROM {_WANTED}
     WHERE task.id = w.id AND task.state = 'delay' AND task.due_at_ms = w.due_at_ms
         AND task.due_at_ms <= :now
@@ -118,7 +117,8 @@ LATER = f"""
 
 ENDING = """
     INSERT INTO temp.ending
-        (number, id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error, lost)
+        (number, id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error,
+        lease_until_ms)
     VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
 """
 KEEP_WINNERS = [
@@ -127,7 +127,7 @@ KEEP_WINNERS = [
     WHERE NOT EXISTS (
         SELECT 1 FROM task t WHERE t.id = e.id AND t.state = 'running'
             AND t.attempt = e.attempt AND t.epoch = e.epoch
-            AND (NOT e.lost OR t.lease_until_ms < e.at_ms)
+            AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
     )
     """,
     "DELETE FROM temp.ending WHERE number NOT IN (SELECT min(number) FROM temp.ending GROUP BY id)",
@@ -168,8 +168,8 @@ SERVICES_DUE = f"""
 
 # One that was accepted stays so, though the node that sent it renews what it had.
 RENEW = f"""
-    UPDATE task AS t SET lease_until_ms = iif({_ACCEPTED}, due_at_ms, l.value ->> 3)
-    FROM json_each(?) l
+    UPDATE task AS t SET lease_until_ms = iif({_ACCEPTED}, due_at_ms, :now + :lease)
+    FROM json_each(:attempts) l
     WHERE t.id = l.value ->> 0 AND t.state = 'running'
         AND t.attempt = l.value ->> 1 AND t.epoch = l.value ->> 2
     RETURNING id, attempt, epoch
@@ -183,10 +183,21 @@ ACCEPT = f"""
     RETURNING id, attempt, epoch
 """
 # By the leases: the plus keeps the planner from going by the shards, of which one node has all.
+_BODILESS = LIVE.replace("payload", "x'' AS payload")
 RUNNING = f"""
-    SELECT {LIVE.replace("payload", "x'' AS payload")} FROM task
+    SELECT {_BODILESS} FROM task
     WHERE state = 'running' AND lease_until_ms <= :until
         AND +shard IN (SELECT value FROM json_each(:shards))
+"""
+# Whatever their leases say: the clock may have been set back since they were written.
+RUNNING_HERE = f"""
+    SELECT {_BODILESS} FROM task
+    WHERE state = 'running' AND lease_until_ms <> due_at_ms
+        AND shard IN (SELECT value FROM json_each(:shards))
+"""
+RUNNING_BY_ID = f"""
+    SELECT {_BODILESS} FROM task
+    WHERE id IN (SELECT value FROM json_each(?)) AND state = 'running'
 """
 
 CANCEL = f"""
@@ -336,6 +347,20 @@ PRUNE_SOME = """
 PRUNE_ATTEMPTS = "DELETE FROM attempt WHERE task_id IN (SELECT value FROM json_each(?))"
 PRUNE_BACKLOG = "DELETE FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
 
+# Over, and not equal to the due time, which would say that the task was accepted.
+END_LEASES = """
+    UPDATE task SET lease_until_ms = min(due_at_ms, :now) - 1
+    WHERE state = 'running' AND lease_until_ms <> due_at_ms
+        AND shard IN (SELECT value FROM json_each(:shards))
+        AND EXISTS (
+            SELECT 1 FROM shard s
+            WHERE s.shard = task.shard AND s.epoch = task.epoch AND s.owner IS NOT NULL
+        )
+"""
+GIVE_UP = """
+    UPDATE shard SET owner = NULL FROM json_each(?) g
+    WHERE shard.shard = g.value ->> 0 AND shard.epoch = g.value ->> 1
+"""
 TAKE = """
     UPDATE shard SET owner = ?, epoch = epoch + 1
     WHERE shard IN (SELECT value FROM json_each(?)) RETURNING shard, epoch
