@@ -241,9 +241,18 @@ def test_no_secret_is_shown():
     assert "hunter2" not in repr(config)
     assert "hunter2" not in repr([s.shown(getattr(config, s.field)) for s in SETTINGS])
     assert "hunter2" in config.store
-    with pytest.raises(ConfigError) as raised:
-        loaded({}, {"TICKWHEEL_STORE": "postgresqll://u:hunter2@h/db"})
-    assert "hunter2" not in str(raised.value)
+    for store in (
+        "postgresqll://u:hunter2@h/db",
+        "host=db.example.org user=u password=hunter2",
+        "postgresql:host=db.example.org password='hun ter2'",
+        "u/hunter2@h",
+    ):
+        with pytest.raises(ConfigError, match=r"^TICKWHEEL_STORE must be sqlite://") as raised:
+            loaded({}, {"TICKWHEEL_STORE": store})
+        assert "ter2" not in str(raised.value)
+        with pytest.raises(ConfigError, match=r"^--store must be sqlite://") as raised:
+            loaded({"store": store})
+        assert "ter2" not in str(raised.value)
     with pytest.raises(ConfigError) as raised:
         loaded({}, {"TICKWHEEL_SECRET_KEY": KEY + "\x07"})
     assert "hunter2" not in str(raised.value)
@@ -257,6 +266,12 @@ def test_no_secret_is_shown():
         ("postgresql://u:p/w@h/db", f"postgresql://u:{MASK}@h/db"),
         ("postgresql://u@h:5432/db", "postgresql://u@h:5432/db"),
         ("postgresql://h/db?sslmode=require&password=p", f"postgresql://h/db?sslmode=require&password={MASK}"),
+        ("postgresql://u:hunter2/db", f"postgresql://u:{MASK}/db"),
+        ("postgresql://h:1,[::1]:5432/db", "postgresql://h:1,[::1]:5432/db"),
+        ("postgresql://[::1]:5432/db", "postgresql://[::1]:5432/db"),
+        ("postgresql://host=h password=p user=u", f"postgresql://host=h password={MASK} user=u"),
+        ("host=h password=p", f"host=h password={MASK}"),
+        ("https://collector:4318/v1", "https://collector:4318/v1"),
         ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
     ],
 )  # fmt: skip

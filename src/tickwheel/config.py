@@ -120,7 +120,7 @@ class Setting(NamedTuple):
         if self.secret:
             return None if value is None else MASK
         if isinstance(value, str):
-            return without_password(value) if ":/" in value else value
+            return without_password(value)
         if isinstance(value, Listen | Path):
             return str(value)
         return list(value) if isinstance(value, tuple) else value
@@ -539,16 +539,21 @@ def _told(setting: Setting, source: str, value: Any, read: Callable[[Any], Any])
     try:
         return read(value)
     except (ValueError, TypeError, OverflowError):
-        safe = setting.shown(value)
-        raise ConfigError(f"{source} must be {setting.kind.right}; got {safe!r:.100}") from None
+        # Of a URL that cannot be read nobody knows where its password is, if it has one.
+        hidden = setting.kind in (STORE, ENDPOINT) and re.search(r"[@=\s]", str(value))
+        got = "" if hidden else f"; got {setting.shown(value)!r:.100}"
+        raise ConfigError(f"{source} must be {setting.kind.right}{got}") from None
 
 
-def without_password(url: str) -> str:
-    """Return a URL for people: the password in it is masked, in the query, too.
+def without_password(text: str) -> str:
+    """Return a URL, or whatever was given for one, for people: a password in it is masked.
 
     Rather too much is masked than too little: a password may hold what should have been quoted.
     """
-    if url.startswith("sqlite:"):
-        return url
-    masked = re.sub(r"^([^:]*:/*[^:@/]*):.*@", rf"\1:{MASK}@", url, count=1)
-    return re.sub(r"(?i)([?&](?:password|passfile|sslpassword)=)[^&#]*", rf"\1{MASK}", masked)
+    if text.startswith("sqlite:"):
+        return text
+    if ":/" in text:
+        known = "@" in text  # without it only a port may follow the colon
+        secret = ":.*@" if known else r":(?![0-9]*(?:[/?#,]|$))[^/?#]*"
+        text = re.sub(rf"^([^:]*:/*[^:@/\[]*){secret}", rf"\1:{MASK}{'@' * known}", text, count=1)
+    return re.sub(r"(?i)((?:password|passfile)=)[^&#\s]*", rf"\1{MASK}", text)

@@ -282,6 +282,14 @@ class TestRedis:
             expiries = [int(member.split(b":")[1]) for member, _ in found]
             assert expiries == [600, 2**63 - 2, 2**63 - 1]
 
+    @pytest.mark.parametrize(
+        "url", ["redis://host=h password=hunter2", "redis://password=hunter2", "host=h pw=hunter2"]
+    )
+    def test_a_url_that_is_none_is_refused_and_not_shown(self, url):
+        with pytest.raises(ValueError, match="redis://") as raised:
+            RedisBuffer(url)
+        assert "hunter2" not in str(raised.value)
+
     def test_an_empty_one_leaves_no_key(self, redis_url):
         with RedisBuffer(redis_url) as buffer:
             wheel = filled(buffer)

@@ -856,8 +856,10 @@ class TestErrors:
             await store.get([])
 
     @pytest.mark.parametrize(
-        "url", ["postgresql://me:sec/ret@host/db", "postgresql://me:sec#ret@host/db"]
-    )
+        "url",
+        ["postgresql://me:sec/ret@host/db", "postgresql://me:sec#ret@host/db",
+         "postgresql://me:sec?ret@host/db", "postgresql://me:7?sec=ret@host/db"],
+    )  # fmt: skip
     async def test_a_url_with_a_raw_password_is_refused_and_not_shown(self, url):
         with pytest.raises(ValueError, match="%40") as raised:
             PostgresStore(url)
@@ -865,8 +867,21 @@ class TestErrors:
         assert "sec" not in str(raised.value)
 
     async def test_a_url_of_something_else(self):
-        with pytest.raises(ValueError, match="postgresql://, got 'mysql'"):
+        with pytest.raises(ValueError, match="is postgresql://USER"):
             PostgresStore("mysql://host/db")
+
+    @pytest.mark.parametrize(
+        ("url", "shown"),
+        [
+            ("postgresql://me:p%40s=s@host/db", "host/db"),
+            ("postgresql://me:p s@host:5432/my%20db?sslmode=require", "host:5432/my%20db"),
+            ("postgres://[::1]:5432,other:1,third/db", "[::1]:5432,other:1,third/db"),
+            ("postgresql:///db?host=/var/run/postgresql", "/var/run/postgresql/db"),
+            ("postgresql://", "the local socket/"),
+        ],
+    )
+    async def test_a_url_is_shown_by_host_and_database(self, url, shown):
+        assert postgres_pool.place_of(url) == f"PostgreSQL {shown}"
 
     async def test_a_database_that_is_not_there(self, postgres_server):
         with pytest.raises(StoreUnavailable, match="nowhere"):

@@ -3,7 +3,7 @@
 import pytest
 
 from tickwheel.web.app import ROUTES
-from web.serving import MOMENT, SECRET, Api
+from web.serving import MOMENT, SECRET, UNKNOWN_ID, Api
 
 HIDDEN = "********"
 VALUE = "Bearer very-private-value"
@@ -368,6 +368,30 @@ class TestAudit:
 def test_every_route_that_changes_configuration_wants_the_scope_admin():
     changing = {route.scope for route in ROUTES if route.method in ("PUT", "DELETE")}
     assert changing == {"admin"}
+
+
+@pytest.mark.parametrize("good", ["mail", UNKNOWN_ID])
+def test_a_line_feed_after_a_name_or_an_id_makes_it_none(strict, good):
+    query, body = f"{good}%0A", f"{good}\n"
+    for path in (
+        f"/v1/tasks?service={query}", f"/v1/tasks?cursor={query}",
+        f"/v1/backlog?service={query}", f"/v1/backlog?cursor={query}",
+    ):  # fmt: skip
+        strict.get(path).refused(422, "invalid")
+    for method, path, given in (
+        ("POST", "/v1/tasks", {"service": body}),
+        ("POST", "/v1/tasks/cancel", {"service": body}),
+        ("POST", "/v1/backlog/replay", {"service": body}),
+        ("PUT", "/v1/schedules/daily", {"service": body, "interval": 60}),
+    ):
+        answer = strict.request(method, path, given)
+        assert "A-Z" in answer.refused(422, "invalid")["detail"]
+    [item] = strict.post("/v1/tasks/batch", [{"service": body}], status=200).json["items"]
+    assert item["problem"]["code"] == "invalid"
+    strict.put(f"/v1/services/{good}\n", {"endpoint": "http://127.0.0.1:9/"}).refused(
+        422, "invalid"
+    )
+    strict.get(f"/v1/tasks/{good}\n").refused(404, "unknown_task")
 
 
 @pytest.mark.parametrize("name", [".", "..", "..."])

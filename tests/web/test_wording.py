@@ -141,6 +141,12 @@ def test_no_route_takes_what_has_no_words():
     assert {one.replace("\\\\", "\\") for one in patterns} <= set(PATTERNS)
 
 
+def test_no_pattern_lets_a_line_feed_in_at_its_end():
+    for pattern in PATTERNS:
+        good = next(one for one in ("mail", "0" * 32) if re.search(pattern, one))
+        assert not re.search(pattern, f"{good}\n")
+
+
 class TestHalves:
     """Half a character is valid JSON, and no text that anybody could pass on."""
 

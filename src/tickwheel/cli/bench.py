@@ -290,7 +290,7 @@ class Bench:
 def tell(line: str) -> None:
     """Say on a terminal what is going on."""
     if sys.stderr.isatty():
-        click.echo(line, err=True)
+        exits.say(line, err=True)
 
 
 def show(out: Output, plan: Plan, measures: list[Measure]) -> None:
@@ -302,4 +302,4 @@ def show(out: Output, plan: Plan, measures: list[Measure]) -> None:
         [m.what, m.count, m.refused, f"{m.rate:,.0f}/s", span(m.p50), span(m.p99)] for m in measures
     ]
     out.table(["what", "tasks", "refused", "rate", "p50", "p99"], rows)
-    click.echo(f"{plan.connections} connections; the bench and the server share the machine")
+    exits.say(f"{plan.connections} connections; the bench and the server share the machine")

@@ -229,7 +229,7 @@ def submit_many(*, client: Client, out: Output, file: str, service: str | None, 
         tasks = Tasks(reader, service)
         answers = stack.enter_context(contextlib.closing(client.submit_stream(tasks, batch=batch)))
         tally = told(out, answers, show)
-    click.echo(f"stored {tally.stored:,}, refused {tally.refused:,}", err=out.as_json)
+    exits.say(f"stored {tally.stored:,}, refused {tally.refused:,}", err=out.as_json)
     if tasks.unread is not None:
         raise tasks.unread
     return exits.OK if tally.first is None else exits.exit_code(tally.first)
@@ -277,9 +277,9 @@ def told(out: Output, answers: Iterable[object], show: Callable[[int], None]) ->
     for number, answer in enumerate(answers, 1):
         tally.add(answer)
         if out.as_json:
-            click.echo(exits.json_text(document_of(answer)))
+            exits.say_json(document_of(answer))
         elif isinstance(answer, TickwheelError) and tally.refused <= SHOWN:
-            exits.tell_line(exits.clean(f"task {number}: {answer} ({answer.code})"))
+            exits.tell_line(f"task {number}: {answer} ({answer.code})")
         show(number)
     return tally
 

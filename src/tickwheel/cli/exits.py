@@ -95,18 +95,33 @@ def problem_of(error: TickwheelError) -> dict[str, Any]:
 def tell(error: TickwheelError, *, as_json: bool) -> None:
     """Write an error to stderr: one line, or a problem document."""
     if as_json:
-        click.echo(json_text(problem_of(error)), err=True)
+        say_json(problem_of(error), err=True)
     else:
-        line = " ".join(str(error).split()) or type(error).__name__
+        line = str(error).strip() or type(error).__name__
         notes = [error.code, *getattr(error, "__notes__", ())]
         notes += [HINTS[error.code]] if error.code in HINTS else []
-        tell_line(clean(f"{line} ({'; '.join(notes)})"))
+        tell_line(f"{line} ({'; '.join(notes)})")
 
 
 def tell_line(line: str, *, word: str = "error:", colour: str = "red") -> None:
-    """Write one line of an error, or of a warning, to stderr."""
+    """Write an error or a warning to stderr, on one line."""
     styled = click.style(word, fg=colour, bold=True)
-    click.echo(f"{styled} {line}", err=True, color=None if coloured() else False)
+    text = clean(" ".join(line.split()))
+    click.echo(f"{styled} {text}", err=True, color=None if coloured() else False)
+
+
+def say(line: str = "", *, err: bool = False) -> None:
+    """Write a line to stdout or stderr, in which a terminal finds nothing to act on.
+
+    A server's text may hold anything: whatever is printed goes through here, `say_json`,
+    `tell_line` or a cell of a table.
+    """
+    click.echo(clean(line), err=err)
+
+
+def say_json(value: object, *, indent: int | None = None, err: bool = False) -> None:
+    """Write a value as JSON to stdout or stderr."""
+    click.echo(json_text(value, indent=indent), err=err)
 
 
 def coloured() -> bool:

@@ -139,8 +139,8 @@ def figures(before: Look, after: Look) -> Text:
 
 
 def _add(text: Text, name: str, value: str) -> None:
-    text.append(name, "bright_black")
-    text.append(f"{value}   ", "bold")
+    text.append(clean(name), "bright_black")
+    text.append(f"{clean(value)}   ", "bold")
 
 
 def span(seconds: float | None) -> str:
@@ -189,7 +189,7 @@ def levels(look: Look) -> Table:
             style = "black on green" if slot == pointer else "cyan" if count else "bright_black"
             bars.append(block(count, most) if count or slot == pointer else "·", style)
         held = Text(f"{sum(counts):,}", justify="right")
-        name = Text(f"level {level.get('level', '?')}", style="bold")
+        name = Text(clean(f"level {level.get('level', '?')}"), style="bold")
         table.add_row(name, Text(f"tick {tick_of(level.get('tick'))}"), held, Bars(bars))
     if not table.row_count:
         table.add_row(Text("the wheel is empty", style="bright_black"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tickwheel.cli.exits import clean, json_text
+from tickwheel.cli.exits import clean, say, say_json
 from tickwheel.cli.root import JSON
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Output(NamedTuple):
 
     def value(self, value: object) -> None:
         """Print one JSON document: indented for people, on one line for programs."""
-        click.echo(json_text(plain(value), indent=2 if sys.stdout.isatty() else None))
+        say_json(plain(value), indent=2 if sys.stdout.isatty() else None)
 
     def record(self, value: object) -> None:
         """Print one thing: JSON, or its fields below each other."""
@@ -70,7 +70,7 @@ class Output(NamedTuple):
         if self.as_json:
             count = 0
             for item in items:
-                click.echo(json_text(plain(item)))
+                say_json(plain(item))
                 count += 1
             return count
         shown: list[dict[str, Any]] = [plain(item) for item in items]
@@ -128,7 +128,7 @@ class Output(NamedTuple):
         if self.as_json:
             self.value(value)
         else:
-            click.echo(clean(line))
+            say(line)
 
 
 def _table(titles: Sequence[str]) -> Table:

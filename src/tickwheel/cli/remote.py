@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from tickwheel.cli.exits import tell_line
+from tickwheel.cli.exits import say, tell_line
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SERVER = "http://127.0.0.1:7380"
 RETRIES = 2  # somebody waits: the next try is theirs
 PAGE = 1000
+PLAIN_NAME = re.compile("[A-Za-z0-9._:-]+")  # what a shell takes as it is, whatever the server says
 OPTIONS = (
     click.option(
         "--server", envvar="TICKWHEEL_SERVER", default=SERVER, show_default=True,
@@ -108,7 +110,7 @@ def tell_of_more(ctx: click.Context, cursor: str) -> None:
     chosen = ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE
     if sys.stderr.isatty() or not chosen:
         line = f"there are more: --cursor {cursor}, or --all"
-        ctx.call_on_close(functools.partial(click.echo, line, err=True))
+        ctx.call_on_close(functools.partial(say, line, err=True))
 
 
 def limits(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,10 +149,10 @@ def completing(read: Callable[[Client], Iterable[str]]) -> Callable[..., list[Co
                 warnings.catch_warnings(action="ignore"),
                 Client(server, token, namespace, timeout=2, retries=0) as client,
             ):
-                names = [name for name in read(client) if name.startswith(incomplete)]
+                names = [name for name in read(client) if PLAIN_NAME.fullmatch(name)]
         except (TickwheelError, ValueError, OSError):
             return []
-        return [CompletionItem(name) for name in names]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
     return complete
 

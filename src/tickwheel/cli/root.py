@@ -133,7 +133,7 @@ class Root(click.Group):
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except NO_COMMAND as error:
-            click.echo(error.format_message(), err=True)
+            exits.say(error.format_message(), err=True)
             code = exits.USAGE
         except click.NoSuchOption as error:
             exits.tell_line(f"{error.format_message()}{hint_on(error)}")
@@ -170,7 +170,7 @@ def show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
         from tickwheel import __version__  # noqa: PLC0415 - a callback of an option
 
-        click.echo(f"tickwheel {__version__}")
+        exits.say(f"tickwheel {__version__}")
         ctx.exit()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tickwheel.cli.exits import say
 from tickwheel.cli.output import Output, examples, plain, printing
 from tickwheel.cli.remote import remote, service_names
 from tickwheel.cli.types import DURATION, OBJECT, SECRET
@@ -147,7 +148,7 @@ def put(
         return
     out.record(shown)
     if made:
-        click.echo("\nKeep the secret now: it will not be shown again.")
+        say("\nKeep the secret now: it will not be shown again.")
 
 
 @services.command(epilog=examples("tickwheel services delete close-order"))

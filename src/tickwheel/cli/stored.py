@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tickwheel.cli.exits import UnknownToken, tell_line
+from tickwheel.cli.exits import UnknownToken, say, tell_line
 from tickwheel.cli.output import Output, examples, moment_of_ms, printing
 from tickwheel.cli.serve import loaded, settings
 from tickwheel.cli.types import DURATION
@@ -168,12 +168,12 @@ def create(
 
     made = asyncio.run(put())
     if quiet:
-        click.echo(made.text)
+        say(made.text)
     elif out.as_json:
         out.value({"token": made.text, **shown(made.token)})
     else:
         out.record(shown(made.token))
-        click.echo(f"\n{made.text}\n\nKeep it now: it is not stored and will not be shown again.")
+        say(f"\n{made.text}\n\nKeep it now: it is not stored and will not be shown again.")
 
 
 @tokens.command(

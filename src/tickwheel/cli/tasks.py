@@ -73,7 +73,7 @@ def submit(
     """
     task = client.submit(service, payload, **options)
     if quiet:
-        click.echo(task.id)
+        exits.say(task.id)
     else:
         out.said(task, f"{task.id} is due at {plain(task.due_at)}")
 
@@ -97,7 +97,7 @@ def show(*, client: Client, out: Output, task_id: str, attempts: bool) -> None:
         return
     out.record(task)
     if attempts:
-        click.echo()
+        exits.say()
         told_of(log, out)
 
 

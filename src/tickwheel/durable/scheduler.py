@@ -325,7 +325,8 @@ def store_at(url: str, *, shards: int, clock: Clock | None) -> Store:
                 f"{missing}; for PostgreSQL: pip install 'tickwheel[postgres]'"
             ) from missing
         return PostgresStore(url, shards=shards)
-    raise ValueError(f"a store is sqlite:///PATH or postgresql://…, got {scheme!r}:// in the URL")
+    got = f", got {scheme!r}:// in the URL" if "://" in url else ""  # else it may be anything
+    raise ValueError(f"a store is sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE{got}")
 
 
 def coordinator_for(url: str, name: str | None) -> Callable[[Store, str], Coordinator]:
@@ -361,7 +362,7 @@ def sqlite_path(url: str) -> Path:
     """Return the file of a SQLite URL."""
     parts = urlsplit(url)
     path = unquote(parts.path[1:])
-    if parts.netloc or not path.strip("/"):
+    if not url.partition(":")[2].startswith("///") or not path.strip("/"):
         raise ValueError("a SQLite URL is sqlite:///PATH, with three slashes before the path")
     if path == ":memory:":
         raise ValueError("a store is a file: one in memory would be lost with the process")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -65,7 +65,7 @@ def described(routes: Iterable[Route], version: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = operation(route, schemas)
-    return {
+    document = {
         "openapi": "3.1.0",
         "info": {
             "title": "tickwheel",
@@ -91,6 +91,19 @@ def described(routes: Iterable[Route], version: str) -> dict[str, Any]:
         },
         "security": [{"token": []}, {}],
     }
+    return cast("dict[str, Any]", portable(document))
+
+
+def portable(value: Any) -> Any:
+    """Return a part of the document with the ends of patterns as JSON schemas have them."""
+    if isinstance(value, list):
+        return [portable(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {name: portable(one) for name, one in value.items()}
+    if isinstance(pattern := found.get("pattern"), str):
+        found["pattern"] = pattern.replace(r"\Z", "$")
+    return found
 
 
 class Schemas:

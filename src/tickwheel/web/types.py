@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*$"  # of dots alone a URL would not keep it
+# Not `$` at their ends: a line feed may come after that.
+NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*\Z"  # of dots alone a URL would not keep it
 CENTURY = 3_200_000_000.0  # seconds: as far as anybody waits
-ID = "^[0-9a-f]{32}$"
+ID = r"^[0-9a-f]{32}\Z"
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=NAME)]
 Key = Annotated[str, Meta(min_length=1, max_length=200)]

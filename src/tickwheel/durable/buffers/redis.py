@@ -8,6 +8,7 @@ expiry and number with leading zeros. A range of expiries is a range of texts.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -59,6 +60,8 @@ class RedisBuffer(RowBuffer):
 
     def __init__(self, url: str, name: str = "default", *, timeout: float = 10.0) -> None:
         super().__init__(name)
+        if any(char in "= \t\r\n" for char in urlsplit(url).netloc.rpartition("@")[2]):
+            raise ValueError("a Redis URL is redis://USER:PASSWORD@HOST:PORT/DATABASE")  # not shown
         # No retries by the driver: a take done twice would lose what the first one took.
         self._client = redis.Redis.from_url(
             url,

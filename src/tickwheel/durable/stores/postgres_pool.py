@@ -69,6 +69,9 @@ WORLD = ("08", "28", "40", "53", "57", "58", "3D000", "25006", "25P03", "55P03",
 AGAIN = ("40001", "40P01")
 
 ID = re.compile("[0-9a-f]{32}")
+_HOST = r"(?:\[[^\[\]]*\]|[^\[\]:,]*)(?::[0-9]*)?"
+HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
+UNSHOWN = frozenset(" \t\r\n=")  # as in "host=… password=…"
 
 
 class AnswerLost(StoreUnavailable):
@@ -275,19 +278,27 @@ def unreachable(error: Exception, where: str) -> Exception:
 
 
 def place_of(url: str) -> str:
-    """Return host and database of a URL for messages, without user and password."""
+    """Return host and database of a URL for messages, without user and password.
+
+    A URL that is none, such as `host=… password=…`, is refused, and not shown: any part of it may
+    be the password.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme not in {"postgresql", "postgres"}:
+        raise ValueError("a PostgreSQL URL is postgresql://USER:PASSWORD@HOST/DATABASE")
     parts = urlsplit(url)
-    if parts.scheme not in {"postgresql", "postgres"}:
-        raise ValueError(f"a PostgreSQL URL begins with postgresql://, got {parts.scheme!r}")
-    if "@" in parts.path + parts.fragment or parts.fragment:
-        # Not shown: what stands there is a part of the password.
-        raise ValueError(
-            "the PostgreSQL URL cannot be read: in a password, write @ : / # ? as %40 …"
-        )
     asked = parse_qs(parts.query)
-    host = parts.netloc.rpartition("@")[2] or asked.get("host", ["the local socket"])[0]
+    hosts = parts.netloc.rpartition("@")[2]
+    host = hosts or asked.get("host", [""])[0]
     database = parts.path.strip("/") or asked.get("dbname", asked.get("database", [""]))[0]
-    return f"PostgreSQL {host}/{database}"
+    beyond = rest[len(parts.netloc) :]  # a "@" there is one of the password
+    odd = "@" in beyond or parts.fragment or UNSHOWN & {*host, *database}
+    if odd or not HOSTS.fullmatch(hosts):
+        raise ValueError(
+            "the PostgreSQL URL cannot be read: it is postgresql://USER:PASSWORD@HOST/DATABASE, and"
+            " in a password @ : / # ? are written as %40 …"
+        )
+    return f"PostgreSQL {host or 'the local socket'}/{database}"
 
 
 def clean(text: str | None) -> str | None:
