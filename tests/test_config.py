@@ -171,6 +171,7 @@ def test_a_wrong_flag_is_named():
         ("max_body", "5 kb", 5000),
         ("max_body", "4096", 4096),
         ("retention", "7d", 604_800.0),
+        ("audit_retention", "400d", 34_560_000.0),
         ("grace", "0", 0.0),
         ("submit_only", "On", True),
         ("submit_only", "0", False),
@@ -206,6 +207,7 @@ def test_the_file_may_have_every_setting_but_secrets():
         max_batch = 10
         max_payload = 1000
         retention = "1d"
+        audit_retention = "1d"
         grace = 1
         horizon = 2.5
         cap = 9
@@ -218,7 +220,8 @@ def test_the_file_may_have_every_setting_but_secrets():
     assert {name for name, origin in origins.items() if origin == "default"} == {"secret_key"}
     assert config.open_access
     assert config.tls_cert == Path("c.pem")
-    assert config.retention == 86_400
+    assert (config.retention, config.audit_retention) == (86_400, 86_400)
+    assert Config().audit_retention is None
 
 
 def test_a_secret_may_be_in_the_environment_only():

@@ -377,6 +377,10 @@ class Config:
     retention: float = _setting(
         7 * DAY, _seconds(0, 36_500 * DAY), "For how long tasks that ended are kept."
     )
+    audit_retention: float | None = _setting(
+        None, _seconds(0, 36_500 * DAY),
+        "For how long lines of the audit log are kept; by default for ever.",
+    )  # fmt: skip
     grace: float = _setting(
         10.0, _seconds(0, DAY), "How long a stop waits for calls that are under way."
     )

@@ -136,7 +136,7 @@ def test_the_first_token_says_that_its_store_is_new(run, store):
 
 
 def test_who_made_and_revoked_tokens_is_in_the_audit_log(run, store):
-    token = run("tokens", "create", "ci", "--store", store).json
+    token = run("tokens", "create", "ci", "--rate", "5", "--store", store).json
     run("tokens", "revoke", token["id"], "--store", store)
     read = lambda registry: registry.audit(namespace=None, cursor=None, limit=10)  # noqa: E731
     lines, _ = stored(store, read)
@@ -144,6 +144,10 @@ def test_who_made_and_revoked_tokens_is_in_the_audit_log(run, store):
         ("token.revoke", token["id"], "local"),
         ("token.create", token["id"], "local"),
     ]
+    revoked, created = lines
+    for words in ('name: none -> "ci"', 'scopes: none -> ["submit", "read"]', "rate: none -> 5.0"):
+        assert words in created.detail
+    assert 'name: "ci" -> none' in revoked.detail
     assert token["token"] not in repr(lines)
 
 

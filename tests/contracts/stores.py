@@ -36,6 +36,7 @@ ENDS = [Event.FINISH, Event.FAIL, Event.EXPIRE]
 RETURNS = [Event.RETRY, Event.SNOOZE, Event.RELEASE]
 BELIEVED = (0, 1, 10**9)  # rows of each page, which PostgreSQL's planner may believe in
 NOBODY = "0" * 32  # an id that no task has
+AUDIT = Audit(1_000, "local", "", "schedule.put", "nightly")
 
 _ids = Ids()
 
@@ -311,7 +312,7 @@ def firing(store, schedule, until_ms, **fields):
 
 async def put(store, *schedules):
     for given in schedules:
-        await store.put_schedule(given)
+        await store.put_schedule(given, AUDIT)
 
 
 async def various(store, epochs):
@@ -405,7 +406,7 @@ async def everything_that_a_registry_does(registry):
     await registry.note(line)
     for namespace in (None, "acme"):
         await registry.audit(namespace=namespace, cursor=None, limit=10)
-    await registry.prune(0, 10)
+    await registry.prune(0, 10, audit_before_ms=0)
     await registry.version()
     await registry.services()
     await registry.tokens()
@@ -458,7 +459,7 @@ async def everything_that_a_store_does(store):
     await put(store, nightly)
     await store.fire([firing(store, nightly, at)])
     await store.schedules()
-    await store.delete_schedule(nightly.name)
+    await store.delete_schedule(nightly.name, AUDIT)
     await stored(store, task(store, deadline_at_ms=at - 1))
     assert len(await store.expire(ALL, 10)) == 1
     await store.prune(at - HOUR, 10)

@@ -6,27 +6,31 @@ import pytest
 
 from contracts.stores import (
     ALL,
+    AUDIT,
     HOUR,
     PATIENCE,
     SHARDS,
     ending,
+    everything,
+    firing,
     ids_of,
     later,
     lease,
     now,
     request,
     run,
+    schedule,
     stored,
     task,
 )
 from tickwheel.durable.registry import (
-    AUDIT_KEPT_MS,
     Audit,
     NodeRow,
     ServiceRow,
     ShardRow,
     Token,
 )
+from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.durable.task import Repeated, Task
 from tickwheel.errors import ServiceInUse, StoreUnavailable
 
@@ -301,6 +305,85 @@ class TestTheAuditLog:
         assert (await registry.audit(namespace=None, cursor=None, limit=1))[1] is not None
 
 
+async def refuse_lines(store):
+    """From now on the audit log takes no line."""
+    if hasattr(store, "fetch"):
+        await store.fetch("ALTER TABLE audit ADD CHECK (false) NOT VALID")
+        return
+    trigger = """
+        CREATE TRIGGER full BEFORE INSERT ON audit BEGIN SELECT RAISE(ABORT, 'no line'); END
+    """
+    await store._write(Rank.SUBMIT, lambda connection: connection.run(trigger))
+
+
+NOTED_CHANGES = {
+    "put_service": lambda store: put(store.registry, config="changed"),
+    "put_new_service": lambda store: put(store.registry, "sms"),
+    "delete_service": lambda store: store.registry.delete_service("mail", audit()),
+    "put_token": lambda store: store.registry.put_token(token("other"), audit()),
+    "delete_token": lambda store: store.registry.delete_token("id-ci", audit()),
+    "put_schedule": lambda store: store.put_schedule(
+        schedule(store, tz="UTC", created_at_ms=0), AUDIT
+    ),
+    "put_new_schedule": lambda store: store.put_schedule(schedule(store, "weekly"), AUDIT),
+    "delete_schedule": lambda store: store.delete_schedule("nightly", AUDIT),
+}
+
+
+class TestTheLineOfAChange:
+    """It is written in the transaction of the change: neither is there without the other."""
+
+    async def everything(self, store):
+        registry = store.registry
+        return (
+            await registry.version(), await registry.services(), await registry.tokens(),
+            await store.schedules(), await lines(registry), await everything(store),
+        )  # fmt: skip
+
+    async def fill(self, store):
+        await put(store.registry)
+        await store.registry.put_token(token(), audit())
+        nightly = schedule(store)
+        await store.put_schedule(nightly, AUDIT)
+        assert await store.fire([firing(store, nightly, now(store) + HOUR)]) == [True]
+
+    @pytest.mark.parametrize("change", NOTED_CHANGES)
+    async def test_without_it_nothing_is_changed(self, store, change):
+        await self.fill(store)
+        before = await self.everything(store)
+        await refuse_lines(store)
+        with pytest.raises(Exception, match=r"no line|audit"):
+            await NOTED_CHANGES[change](store)
+        assert await self.everything(store) == before
+
+    @pytest.mark.parametrize("change", NOTED_CHANGES)
+    async def test_there_is_one(self, store, change):
+        await self.fill(store)
+        before = await lines(store.registry)
+        await NOTED_CHANGES[change](store)
+        assert (await lines(store.registry))[1:] == before
+
+    async def test_that_of_a_schedule_says_what_changed_and_no_payload(self, store):
+        first = schedule(store, body=b'"hush"', timeout_ms=None)
+        changed = first._replace(cron="0 4 * * *", body=b'"hush again"', enabled=False, priority=2)
+        line = AUDIT._replace(at_ms=7, actor="tw_1 (ops)", namespace="acme", request="r-1")
+        await store.put_schedule(first, line)
+        await store.put_schedule(changed, line)
+        await store.put_schedule(changed, line)
+        await store.delete_schedule(first.name, line._replace(action="schedule.delete"))
+        await store.delete_schedule(first.name, line)
+        deleted, put_again, made = await lines(store.registry)
+        assert put_again == line._replace(
+            detail='payload: changed; cron: "0 3 * * *" -> "0 4 * * *"; enabled: true -> false;'
+            " priority: 0 -> 2"
+        )
+        assert made.detail.startswith(
+            'payload: set; service: none -> "report"; cron: none -> "0 3 * * *";'
+        )
+        assert deleted.detail.startswith('payload: removed; service: "report" -> none; cron: "0 4')
+        assert "hush" not in str(await lines(store.registry))
+
+
 class TestPrune:
     async def test_names_of_requests_are_forgotten_and_can_be_used_again(self, store, registry):
         first, second = task(store), task(store)
@@ -318,19 +401,26 @@ class TestPrune:
         pruned = [await registry.prune(now(store) + HOUR, 10) for _ in range(4)]
         assert pruned == [10, 10, 5, 0]
 
-    async def test_old_lines_of_the_audit_log_are_forgotten(self, store, registry):
-        old = now(store) - AUDIT_KEPT_MS
+    async def test_lines_of_the_audit_log_are_kept_however_old_they_are(self, store, registry):
+        for at in (0, 1, now(store)):
+            await registry.note(audit(at_ms=at))
+        assert await registry.prune(now(store) + HOUR, 10) == 0
+        assert len(await lines(registry)) == 3
+
+    async def test_old_lines_of_the_audit_log_are_forgotten_when_asked_for(self, store, registry):
+        old = now(store) - 90 * 24 * HOUR
         for at in (old - HOUR, old - 2 * HOUR, old + HOUR, old - HOUR, now(store)):
             await registry.note(audit(at_ms=at))
-        assert await registry.prune(0, 10) == 3
-        assert await registry.prune(0, 10) == 0
+        assert await registry.prune(0, 10, audit_before_ms=old) == 3
+        assert await registry.prune(0, 10, audit_before_ms=old) == 0
         assert [one.at_ms >= old for one in await lines(registry)] == [True, True]
 
     async def test_names_and_lines_together_are_so_many_at_a_time(self, store, registry):
         await store.insert([request(task(store), f"r{n}") for n in range(15)], {})
         for at in range(12):
             await registry.note(audit(at_ms=at))
-        pruned = [await registry.prune(now(store) + HOUR, 10) for _ in range(4)]
+        before = now(store) + HOUR
+        pruned = [await registry.prune(before, 10, audit_before_ms=before) for _ in range(4)]
         assert pruned == [10, 10, 7, 0]
         assert await lines(registry) == []
 

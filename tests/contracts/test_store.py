@@ -14,6 +14,7 @@ import pytest
 
 from contracts.stores import (
     ALL,
+    AUDIT,
     ENDS,
     EVENTS,
     EVERYTHING,
@@ -1021,8 +1022,8 @@ CALLS = {
     "running_by_id": lambda store: store.running_by_id([NOBODY]),
     "counts": lambda store: store.counts(),
     "schedules": lambda store: store.schedules(),
-    "put_schedule": lambda store: store.put_schedule(schedule(store)),
-    "delete_schedule": lambda store: store.delete_schedule("nightly"),
+    "put_schedule": lambda store: store.put_schedule(schedule(store), AUDIT),
+    "delete_schedule": lambda store: store.delete_schedule("nightly", AUDIT),
     "fire": lambda store: store.fire([firing(store, schedule(store), 0)]),
 }
 

@@ -11,6 +11,7 @@ import pytest
 
 from contracts.stores import (
     ALL,
+    AUDIT,
     HOUR,
     SECOND,
     SHARDS,
@@ -329,7 +330,7 @@ async def test_a_schedule_that_is_deleted_meanwhile_leaves_no_firing(store, open
         await put(store, nightly)
         await asyncio.gather(
             store.fire([firing(store, nightly, now(store) + HOUR)]),
-            other.delete_schedule(nightly.name),
+            other.delete_schedule(nightly.name, AUDIT),
         )
         assert await everything(store, final=False) == []
 

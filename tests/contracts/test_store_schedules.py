@@ -3,6 +3,7 @@
 import pytest
 
 from contracts.stores import (
+    AUDIT,
     HOUR,
     SECOND,
     all_of,
@@ -103,9 +104,9 @@ class TestSchedules:
         assert not await rose()
         await put(store, first._replace(tz="UTC"))
         assert await rose()
-        await store.delete_schedule(first.name)
+        await store.delete_schedule(first.name, AUDIT)
         assert await rose()
-        await store.delete_schedule(first.name)
+        await store.delete_schedule(first.name, AUDIT)
         assert not await rose()
 
     async def test_a_changed_one_takes_the_place_of_the_old(self, store):
@@ -139,16 +140,16 @@ class TestSchedules:
         at = now(store) + HOUR
         firings = [firing(store, nightly, at), firing(store, hourly, at)]
         assert await store.fire(firings) == [True, True]
-        assert await store.delete_schedule("nightly") is True
+        assert await store.delete_schedule("nightly", AUDIT) is True
         assert [found.name for found in await store.schedules()] == ["hourly"]
         found = await store.get([fired.task.id for fired in firings])
         assert [fired.state for fired in found] == [State.CANCELLED, State.DELAY]
 
     async def test_deleting_what_is_not_there_is_false(self, store):
-        assert await store.delete_schedule("nightly") is False
+        assert await store.delete_schedule("nightly", AUDIT) is False
         await put(store, schedule(store))
-        assert await store.delete_schedule("nightly") is True
-        assert await store.delete_schedule("nightly") is False
+        assert await store.delete_schedule("nightly", AUDIT) is True
+        assert await store.delete_schedule("nightly", AUDIT) is False
         assert await store.schedules() == []
 
     async def test_a_firing_stores_its_task_and_how_far_it_came(self, store):
@@ -231,13 +232,13 @@ class TestSchedules:
         at = now(store) + HOUR
         firings = [firing(store, first, at + n) for n in range(3)]
         assert await store.fire(firings) == [True] * 3
-        await store.delete_schedule(first.name)
+        await store.delete_schedule(first.name, AUDIT)
         assert await everything(store, final=False) == []
 
     async def test_a_firing_of_a_deleted_schedule_loses(self, store):
         first = schedule(store)
         await put(store, first)
-        await store.delete_schedule(first.name)
+        await store.delete_schedule(first.name, AUDIT)
         assert await store.fire([firing(store, first, now(store))]) == [False]
         assert await everything(store) == []
 
@@ -262,7 +263,7 @@ class TestSchedules:
     async def test_a_firing_of_a_schedule_that_was_made_anew_loses(self, store):
         first = schedule(store)
         await put(store, first)
-        await store.delete_schedule(first.name)
+        await store.delete_schedule(first.name, AUDIT)
         await put(store, first._replace(created_at_ms=first.created_at_ms + 1))
         assert await store.fire([firing(store, first, now(store))]) == [False]
         assert await everything(store) == []
@@ -273,19 +274,19 @@ class TestSchedules:
         pending = firing(store, first, now(store) + HOUR)
         await store.fire([pending])
         as_stored = first._replace(fired_until_ms=pending.until_ms)
-        assert await store.put_schedule(as_stored) == as_stored
+        assert await store.put_schedule(as_stored, AUDIT) == as_stored
         made_again = first._replace(created_at_ms=now(store), fired_until_ms=now(store))
-        assert await store.put_schedule(made_again) == as_stored
+        assert await store.put_schedule(made_again, AUDIT) == as_stored
         assert await store.schedules() == [as_stored]
         assert (await one(store, pending.task.id)).state is State.DELAY
-        await store.delete_schedule(first.name)
+        await store.delete_schedule(first.name, AUDIT)
         assert (await one(store, pending.task.id)).state is State.CANCELLED
 
     async def test_put_answers_with_what_is_stored(self, store):
         first = schedule(store)
         changed = first._replace(priority=4, created_at_ms=first.created_at_ms + 1)
-        assert await store.put_schedule(first) == first
-        assert await store.put_schedule(changed) == changed
+        assert await store.put_schedule(first, AUDIT) == first
+        assert await store.put_schedule(changed, AUDIT) == changed
         assert await store.schedules() == [changed]
 
     async def test_a_firing_without_a_task_only_notes_how_far_it_came(self, store):
@@ -327,7 +328,7 @@ class TestSchedules:
         until = now(store) + HOUR
         firings = [firing(store, one, until) for one in schedules]
         assert await store.fire(firings) == [True] * len(firings)
-        await store.delete_schedule("night")
+        await store.delete_schedule("night", AUDIT)
         found = await store.get([fired.task.id for fired in firings])
         assert [one.state for one in found if one.state is not State.DELAY] == [State.CANCELLED]
         assert found[0].state is State.CANCELLED

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from contracts.model_store import ModelStore, due_of
 from contracts.stores import (
+    AUDIT,
     EVENTS,
     HOUR,
     NOBODY,
@@ -331,11 +332,11 @@ class Lives(RuleBasedStateMachine):
     def put_schedule(self, name, tz, enabled):
         there = self.model.schedules.get(name) or schedule(self.store, name, service="sms")
         given = there._replace(tz=tz, enabled=enabled)
-        assert self.do(self.store.put_schedule(given)) == self.model.put_schedule(given)
+        assert self.do(self.store.put_schedule(given, AUDIT)) == self.model.put_schedule(given)
 
     @rule(name=st.sampled_from(["nightly", "hourly"]))
     def delete_schedule(self, name):
-        assert self.do(self.store.delete_schedule(name)) == self.model.delete_schedule(name)
+        assert self.do(self.store.delete_schedule(name, AUDIT)) == self.model.delete_schedule(name)
 
     @precondition(lambda self: self.model.schedules)
     @rule(place=st.integers(0, 9), moved=st.sampled_from([-1, 0, 1, 2]), late=late)

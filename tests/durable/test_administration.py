@@ -2,15 +2,16 @@
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from durable.callee import OK, URL, Held, calling
-from durable.stage import SHARDS, START_MS
+from durable.callee import GONE, OK, URL, Held, calling
+from durable.stage import DAY, HOUR, SHARDS, START_MS
 from tickwheel.durable import State
 from tickwheel.durable.registry import ShardRow
 from tickwheel.durable.service import PLACEHOLDER, Breaker, Service
-from tickwheel.errors import NotStarted, ServiceInUse, UnknownService
+from tickwheel.errors import NotStarted, ServiceInUse, UnknownSchedule, UnknownService
 
 pytestmark = pytest.mark.asyncio
 
@@ -314,6 +315,77 @@ class TestAudit:
             lines, _ = await app.audit(namespace="acme")
             assert [line.target for line in lines] == ["acme/5", "acme/3", "acme/1"]
             assert len((await app.audit(namespace=""))[0]) == 4
+
+    async def test_that_of_a_service_says_what_changed(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL, secret="whsec_hush", headers={"a": "Bearer b"})
+            await app.put_service("s", endpoint=f"{URL}new", rate=5, backoff={"first": 3})
+            await app.put_service("s", endpoint=f"{URL}new", rate=5, backoff={"first": 3})
+            await app.put_service(
+                "s", endpoint="https://b.example/", secret="whsec_b", headers=None, rate=5,
+                backoff={"first": 3},
+            )  # fmt: skip
+            await app.put_service("s", endpoint="https://b.example/", secret=None, enabled=False)
+            await app.delete_service("s")
+            deleted, off, moved, same, changed, made = (await app.audit())[0]
+            assert made.detail.startswith("secret: set; headers.a: set; protocol: none ->")
+            assert f'; endpoint: none -> "{URL}"; ' in made.detail
+            assert changed.detail == (
+                f'backoff.first: 1.0 -> 3; endpoint: "{URL}" -> "{URL}new"; rate: none -> 5'
+            )
+            assert same.detail == "no change"
+            assert moved.detail == (
+                f'secret: changed; headers.a: removed; endpoint: "{URL}new" -> "https://b.example/"'
+            )
+            assert off.detail == (
+                "secret: removed; backoff.first: 3 -> 1.0; enabled: true -> false; rate: 5 -> none"
+            )
+            assert 'endpoint: "https://b.example/" -> none' in deleted.detail
+
+    async def test_one_that_is_gone_is_noted_as_disabled(self, stage):
+        app, _ = calling(stage, GONE)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            await app.submit("s")
+            await stage.advance(2)
+            lines, _ = await app.audit()
+            assert (lines[0].action, lines[0].actor) == ("service.disable", "tickwheel")
+            assert lines[0].detail.startswith("enabled: true -> false; ")
+
+    async def test_schedules_have_theirs(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            await app.put_schedule("acme/n", "s", ["hush"], cron="0 3 * * *")
+            await app.put_schedule("acme/n", "s", ["hush"], cron="0 3 * * *")
+            await app.store_schedule(
+                "acme/n", "s", b'"hush"', interval=60, actor="tw_1 (ci)", request="r-1"
+            )
+            await app.delete_schedule("acme/n", actor="tw_2 (ops)", request="r-2")
+            with pytest.raises(UnknownSchedule):
+                await app.delete_schedule("acme/n")
+            deleted, changed, made = (await app.audit(namespace="acme"))[0]
+            assert made[:6] == (START_MS, "local", "acme", "schedule.put", "acme/n", "")
+            assert changed[1:6] == ("tw_1 (ci)", "acme", "schedule.put", "acme/n", "r-1")
+            assert deleted[1:6] == ("tw_2 (ops)", "acme", "schedule.delete", "acme/n", "r-2")
+            assert changed.detail == (
+                'payload: changed; cron: "0 3 * * *" -> none; interval_ms: none -> 60000'
+            )
+            assert "hush" not in str([deleted, changed, made])
+
+    async def test_it_is_kept_for_ever_unless_told_otherwise(self, stage):
+        app, _ = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            await stage.jump(500 * DAY)
+            await stage.advance(5 * HOUR)
+            assert len((await app.audit())[0]) == 1
+        app, _ = calling(stage, audit_retention=timedelta(days=100))
+        async with app:
+            await app.put_service("t", endpoint=URL)
+            await stage.advance(5 * HOUR)
+            assert [line.target for line in (await app.audit())[0]] == ["t"]
 
     async def test_other_things_can_be_noted(self, stage):
         app, _ = calling(stage)

@@ -11,7 +11,7 @@ FOLDER = Path(tickwheel.durable.__file__).parent
 
 # From the inside out; a module may import what stands in a line before its own.
 LAYERS = [
-    "encoding cron outcome service gate background progress log histogram tokens share",
+    "changes encoding cron outcome service gate background progress log histogram tokens share",
     "restoring flow vault descriptors",
     "serial",
     "task",

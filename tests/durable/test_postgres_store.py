@@ -1125,9 +1125,9 @@ class TestListening:
         store.registry.listen(lambda: heard.put_nowait("heard"))
         await heard.get()
         made = Schedule("s", "mail", b"1", None, 1_000, "UTC", "once", 0, 0)
-        await other.put_schedule(made)
+        await other.put_schedule(made, TestTheRegistry.LINE)
         assert await heard.get() == "heard"
-        await other.delete_schedule("s")
+        await other.delete_schedule("s", TestTheRegistry.LINE)
         assert await heard.get() == "heard"
 
     async def test_a_word_of_another_process_is_heard(self, store, other, heard):

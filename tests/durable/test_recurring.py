@@ -10,6 +10,7 @@ from durable.stage import DAY, HOUR, MINUTE, SHARDS, START, START_MS, until
 from tickwheel import ManualClock
 from tickwheel.durable import Schedule, State, current_task
 from tickwheel.durable.recurring import Recurring
+from tickwheel.durable.registry import Audit
 from tickwheel.durable.schedule import LEAD_MS, Firing
 from tickwheel.durable.store import Window
 from tickwheel.durable.stores.sqlite import SqliteStore
@@ -20,6 +21,7 @@ from tickwheel.errors import StoreUnavailable, UnknownSchedule, UnknownService
 pytestmark = pytest.mark.asyncio
 
 NOW = datetime.fromtimestamp(START, UTC)  # 08:00
+AUDIT = Audit(START_MS, "local", "", "schedule.put", "s")
 
 
 def noting(stage, *apps, **options):
@@ -412,7 +414,9 @@ class TestChanging:
         owner = Owner(store, await store.take(range(SHARDS), "n"))
         await owner.recurring.step()
         now = int(store.now_ms())
-        await store.put_schedule(Schedule("s", "note", b"[]", None, 1_000, "UTC", missed, now, now))
+        await store.put_schedule(
+            Schedule("s", "note", b"[]", None, 1_000, "UTC", missed, now, now), AUDIT
+        )
         assert await owner.run(clock, 5) == []
         await owner.recurring.step()  # it looks, and has not been told
         owner.recurring.changed()
@@ -427,7 +431,9 @@ class TestChanging:
         owner = Owner(store, await store.take(range(SHARDS), "n"))
         await owner.recurring.step()
         now = int(store.now_ms())
-        await store.put_schedule(Schedule("s", "note", b"[]", None, 1_000, "UTC", "skip", now, now))
+        await store.put_schedule(
+            Schedule("s", "note", b"[]", None, 1_000, "UTC", "skip", now, now), AUDIT
+        )
         assert await owner.run(clock, 30.5) == []  # suspended, say
         await owner.recurring.step()
         owner.recurring.changed()
@@ -458,7 +464,9 @@ class TestChanging:
         await store.open()
         owner = Owner(store, await store.take(range(SHARDS), "n"))
         now = int(store.now_ms())
-        await store.put_schedule(Schedule("s", "note", b"[]", None, 1_000, "UTC", "once", now, now))
+        await store.put_schedule(
+            Schedule("s", "note", b"[]", None, 1_000, "UTC", "once", now, now), AUDIT
+        )
         read = store.schedules
 
         async def failing(**_):
@@ -632,7 +640,7 @@ class TestTwo:
         await store.open()
         now = int(store.now_ms())
         await store.put_schedule(
-            Schedule("s", "note", b"[]", "* * * * *", None, "UTC", "once", now, now)
+            Schedule("s", "note", b"[]", "* * * * *", None, "UTC", "once", now, now), AUDIT
         )
         shard = hashed_shard("s", SHARDS)
         epochs = await store.take(range(SHARDS), "n")
@@ -659,7 +667,7 @@ class TestTwo:
         await store.open()
         now = int(store.now_ms())
         read = Schedule("s", "note", b"[]", None, 10_000, "UTC", "once", now, now)
-        await store.put_schedule(read)
+        await store.put_schedule(read, AUDIT)
         (read,) = await store.schedules()
         assert await store.fire([Firing(read, now + 10_000, None)]) == [True]
         late = [Firing(read, now + 11_000, None), Firing(read, now + 20_000, None)]

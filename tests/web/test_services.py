@@ -342,6 +342,10 @@ class TestAudit:
             ("schedule.put", "daily"), ("service.put", "mail"), ("service.put", "mail"),
         ]  # fmt: skip
         assert page["items"][4]["request"] == "r-1"
+        details = [line["detail"] for line in page["items"]]
+        assert "interval_ms: 9000 -> none" in details[2]
+        assert "interval_ms: none -> 9000" in details[3]
+        assert f'-> "{ENDPOINT}"' in details[4]
         assert {line["actor"] for line in page["items"]} == {"anybody"}
 
     def test_a_cursor_goes_on(self, either_api):

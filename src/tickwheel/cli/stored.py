@@ -14,6 +14,7 @@ from tickwheel.cli.output import Output, examples, moment_of_ms, printing
 from tickwheel.cli.serve import loaded, settings
 from tickwheel.cli.types import DURATION
 from tickwheel.config import Config, ConfigError, without_password
+from tickwheel.durable.changes import changes
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.scheduler import scheme_of, sqlite_path, store_at
 from tickwheel.durable.tokens import ANY, NAMESPACE, SCOPES, new_token
@@ -161,7 +162,7 @@ def create(
             made = make_token(
                 name, namespace=namespace, scopes=scopes, rate=rate, now_ms=now_ms, lifetime=expires
             )
-            detail = f"{name}: {' '.join(scopes)}"
+            detail = changes({}, shown(made.token))
             audit = Audit(now_ms, ACTOR, namespace, "token.create", made.token.id, detail=detail)
             await there.registry.put_token(made.token, audit)
             return made
@@ -218,9 +219,8 @@ def revoke(out: Output, token_id: str, config_file: str | None, store: str | Non
             if token_id not in found:
                 return False
             token, now_ms = found[token_id], int(there.now_ms())
-            audit = Audit(
-                now_ms, ACTOR, token.namespace, "token.revoke", token_id, detail=token.name
-            )
+            detail = changes(shown(token), {})
+            audit = Audit(now_ms, ACTOR, token.namespace, "token.revoke", token_id, detail=detail)
             return bool(await there.registry.delete_token(token_id, audit))
 
     if not asyncio.run(delete()):

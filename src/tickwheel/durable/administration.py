@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.configuration import configured, stored_form
+from tickwheel.durable.configuration import configured, service_changes, stored_form
 from tickwheel.durable.log import logger
 from tickwheel.durable.registry import Audit
 from tickwheel.durable.service import check_name
@@ -72,9 +72,10 @@ class Administration(ABC):
             check_version(name, stored, version)
             service = self._checked(node, configured(name, given, stored))
             form = stored_form(service, node.vault.seal)
+            line = audit._replace(detail=service_changes(stored, service))
             # What is kept was read: it must not have changed since.
             read = 0 if stored is None else stored.version
-            row = await node.store.registry.put_service(name, form, audit, version=read)
+            row = await node.store.registry.put_service(name, form, line, version=read)
             if row is not None:
                 await self._told(node)
                 return replace(service, version=row.version)
@@ -98,7 +99,9 @@ class Administration(ABC):
         schedule = await node.store.scheduled(name)
         if schedule is not None:
             raise ServiceInUse(f"the schedule {schedule!r} submits to {name!r}: delete it before")
+        await node.directory.refresh()
         audit = self._audit(node, actor, "service.delete", name, request)
+        audit = audit._replace(detail=service_changes(node.directory.get(name), None))
         if not await node.store.registry.delete_service(name, audit):
             raise UnknownService(f"no service is named {name!r:.100}")
         await self._told(node)

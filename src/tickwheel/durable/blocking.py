@@ -102,6 +102,7 @@ class Blocking:
     replay = blocking(Verbs.replay)
     replay_where = blocking(Verbs.replay_where)
     put_schedule = blocking(Verbs.put_schedule)
+    store_schedule = blocking(Verbs.store_schedule)
     delete_schedule = blocking(Verbs.delete_schedule)
     get_schedule = blocking(Verbs.get_schedule)
     schedules = blocking(Verbs.schedules)

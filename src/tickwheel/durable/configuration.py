@@ -12,6 +12,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tickwheel.durable.changes import changes
 from tickwheel.durable.service import PLACEHOLDER, Backoff, Breaker, Service
 
 if TYPE_CHECKING:
@@ -173,6 +174,18 @@ def plain_form(service: Service) -> dict[str, Any]:
     config["backoff"] = asdict(service.backoff)
     config["breaker"] = None if service.breaker is None else asdict(service.breaker)
     return config
+
+
+def service_changes(before: Service | None, after: Service | None) -> str:
+    """Return what a change of a service has changed, for the audit log; None: there is none."""
+
+    def fields_of(service: Service | None) -> dict[str, Any]:
+        if service is None:
+            return {}
+        config = {"secret": service.secrets or None, "headers": dict(service.headers)}
+        return config | plain_form(service)
+
+    return changes(fields_of(before), fields_of(after), secret=("secret", "headers"))
 
 
 def restored(row: ServiceRow, unseal: Callable[[str, str], str]) -> Service:

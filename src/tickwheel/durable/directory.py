@@ -102,7 +102,7 @@ class Directory:
         config = stored_form(service, self._vault.seal)
         audit = Audit(
             int(self._now_ms()), "tickwheel", namespace_of(service.name), "service.disable",
-            service.name, detail="it answered that it is gone",
+            service.name, detail="enabled: true -> false; it answered that it is gone",
         )  # fmt: skip
         await self._registry.put_service(service.name, config, audit, version=service.version)
         self._gone.pop(service.name, None)

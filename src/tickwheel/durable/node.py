@@ -57,6 +57,7 @@ class Node:
         scan: float,
         cap: int,
         retention: float,
+        audit_retention: float | None,
         clock: Clock | None,
     ) -> None:
         self.store = store
@@ -70,6 +71,7 @@ class Node:
         self.coordinator = coordinator
         self.channels = channels
         self._retention_ms = int(retention * 1000)
+        self._audit_ms = None if audit_retention is None else int(audit_retention * 1000)
         self._timer = AsyncTimer(0.0001, clock=clock)
         self.loader = Loader(store, coordinator, services, horizon=horizon, scan=scan, cap=cap)
         self.submit = Submit(store, coordinator, self.loader, services, max_body=max_body)
@@ -182,10 +184,12 @@ class Node:
         """Delete what has been final for longer than it is kept; some at a time."""
         if not self.coordinator.owned():
             return PRUNE_SECONDS
-        before = int(self.store.now_ms()) - self._retention_ms
-        pruned = await self.store.prune(before, PRUNE_ROWS)
-        old = int(self.store.now_ms()) - IDEMPOTENCY_MS
-        forgotten = await self.store.registry.prune(old, PRUNE_ROWS)
+        now = int(self.store.now_ms())
+        pruned = await self.store.prune(now - self._retention_ms, PRUNE_ROWS)
+        forgotten = await self.store.registry.prune(
+            now - IDEMPOTENCY_MS, PRUNE_ROWS,
+            audit_before_ms=None if self._audit_ms is None else now - self._audit_ms,
+        )  # fmt: skip
         return 0.05 if pruned or forgotten == PRUNE_ROWS else PRUNE_SECONDS
 
     def leave(self) -> asyncio.Future[None]:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-AUDIT_KEPT_MS = 400 * 86_400_000  # a year, and time to look back on it
-
 
 class Audit(NamedTuple):
     """One line of the audit log: who did what, to which thing."""
@@ -108,12 +106,12 @@ class Registry(Protocol):
     async def note(self, audit: Audit) -> None:
         """Add a line to the audit log: for what is changed elsewhere."""
 
-    async def prune(self, before_ms: int, limit: int) -> int:
+    async def prune(self, before_ms: int, limit: int, *, audit_before_ms: int | None = None) -> int:
         """Forget idempotency keys that were used before that; return how much was forgotten.
 
-        - With them go lines of the audit log that are older than `AUDIT_KEPT_MS`, from the first
-          on, and whatever else nobody needs any more.
-        - Up to `limit` of all that: when it is so much, there may be more.
+        - With them go lines of the audit log from before `audit_before_ms`, from the first on, or
+          none at all, and whatever else nobody needs any more.
+        - Up to `limit` rows of all that: when it is so many, there may be more.
         """
 
     async def nodes(self) -> list[NodeRow]:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.durable import serial
+from tickwheel.durable.changes import changes
 from tickwheel.durable.cron import Cron, Interval, zone_named
 from tickwheel.durable.task import at
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 
 LEAD_MS = 5_000  # a firing is stored so long before it is due
+SETTINGS = (
+    "service", "cron", "interval_ms", "tz", "missed", "enabled", "priority", "max_attempts",
+    "timeout_ms",
+)  # fmt: skip
 
 
 class Schedule(NamedTuple):
@@ -76,6 +81,17 @@ class Firing(NamedTuple):
     schedule: Schedule
     until_ms: int
     task: Task | None  # None: only noted, when missed firings are to be skipped
+
+
+def schedule_changes(before: Schedule | None, after: Schedule | None) -> str:
+    """Return what a change of a schedule has changed, for the audit log; None: there is none."""
+
+    def fields_of(one: Schedule | None) -> dict[str, Any]:
+        if one is None:
+            return {}
+        return {"payload": one.body or None, **{name: getattr(one, name) for name in SETTINGS}}
+
+    return changes(fields_of(before), fields_of(after), secret=("payload",))
 
 
 def firing_key(name: str, time_ms: int) -> str:

@@ -56,7 +56,8 @@ class Scheduler(Verbs):
     - `coordinator`: "solo" or "postgres"; by default the one that fits the store.
     - `horizon`: tasks due within so many seconds are kept in memory, `cap` of them at most.
     - `threads`: how many plain functions may run at once.
-    - `retention`: for how long final tasks are kept; `grace`: how long `stop` waits for functions.
+    - `retention`: for how long final tasks are kept, and `audit_retention` lines of the audit log,
+      None being for ever; `grace`: how long `stop` waits for functions.
     - `shards` counts when the store is made.
     - `max_body`: how many bytes a payload may have.
     - Services that are called over HTTP: `allow_private_targets`, or networks in `allow_targets`,
@@ -75,6 +76,7 @@ class Scheduler(Verbs):
         cap: int = 50_000,
         threads: int = 32,
         retention: float | timedelta = WEEK,
+        audit_retention: float | timedelta | None = None,
         grace: float = 10.0,
         shards: int = SHARDS,
         node: str | None = None,
@@ -89,6 +91,9 @@ class Scheduler(Verbs):
         nanoseconds("horizon", horizon)
         nanoseconds("grace", grace)
         nanoseconds("retention", seconds_of(retention))
+        if audit_retention is not None:
+            audit_retention = seconds_of(audit_retention)
+            nanoseconds("audit_retention", audit_retention)
         bounded("cap", cap, 1, 100_000_000)
         bounded("threads", threads, 1, 10_000)
         bounded("shards", shards, 1, MAX_SHARDS)
@@ -100,6 +105,7 @@ class Scheduler(Verbs):
         self._cap = cap
         self._threads = threads
         self._retention = seconds_of(retention)
+        self._audit_retention = audit_retention
         self._grace = grace
         self._clock = clock
         self._name = node
@@ -191,7 +197,8 @@ class Scheduler(Verbs):
                 },
                 vault=self._vault, max_body=self._max_body, name=name,
                 dispatches=self._dispatch, horizon=self._horizon, scan=self._horizon / 3,
-                cap=self._cap, retention=self._retention, clock=self._clock,
+                cap=self._cap, retention=self._retention, audit_retention=self._audit_retention,
+                clock=self._clock,
             )  # fmt: skip
             await self._node.start()
         except BaseException:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from tickwheel.durable.registry import Registry
+    from tickwheel.durable.registry import Audit, Registry
     from tickwheel.durable.schedule import Firing, Schedule
     from tickwheel.durable.task import (
         Attempt,
@@ -284,17 +284,19 @@ class Store(Protocol):
     async def scheduled(self, service: str) -> str | None:
         """Return the name of a schedule that submits to this service, if there is one."""
 
-    async def put_schedule(self, schedule: Schedule) -> Schedule:
+    async def put_schedule(self, schedule: Schedule, audit: Audit) -> Schedule:
         """Store a schedule and return it; when it changes, its pending firings are cancelled.
 
+        - Its line in the audit log, which says what was changed, is part of it.
         - One that does the same as that which is stored (`same_as`) leaves it as it was.
         - Other processes are told, as of a change in the registry, whose number rises with it.
         """
 
-    async def delete_schedule(self, name: str) -> bool:
+    async def delete_schedule(self, name: str, audit: Audit) -> bool:
         """Delete a schedule and cancel its pending firings; whether there was one.
 
-        Other processes are told, as they are of one that was put.
+        The line in the audit log is part of it. Other processes are told, as they are of one that
+        was put.
         """
 
     async def fire(self, firings: Sequence[Firing]) -> list[bool]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.durable import serial
-from tickwheel.durable.administration import Administration
+from tickwheel.durable.administration import LOCAL, Administration
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
 from tickwheel.durable.progress import showing
 from tickwheel.durable.schedule import Schedule
@@ -513,7 +513,6 @@ class Verbs(Administration):
         priority: int = 0,
         timeout: float | timedelta | None = None,
         max_attempts: int | None = None,
-        raw: bytes | None = None,
         **kwargs: Any,
     ) -> Schedule:
         """Make a schedule, or change the one of this name; as it was before, nothing happens.
@@ -521,7 +520,34 @@ class Verbs(Administration):
         - One of `cron` (five fields, in the zone `tz`) and `interval` (seconds or a timedelta).
         - `missed`: what to do about firings that no process was there for: run "once" for all of
           them, run "all", or "skip" them.
-        - `raw`: the payload's bytes as they are, instead of arguments.
+        """
+        self._started()
+        service, body = self._call(target, args, kwargs)
+        return await self.store_schedule(
+            name, service, body, cron=cron, interval=interval, tz=tz, missed=missed,
+            enabled=enabled, priority=priority, timeout=timeout, max_attempts=max_attempts,
+        )  # fmt: skip
+
+    async def store_schedule(
+        self,
+        name: str,
+        service: str,
+        body: bytes,
+        *,
+        cron: str | None = None,
+        interval: float | timedelta | None = None,
+        tz: str = "UTC",
+        missed: str = "once",
+        enabled: bool = True,
+        priority: int = 0,
+        timeout: float | timedelta | None = None,
+        max_attempts: int | None = None,
+        actor: str = LOCAL,
+        request: str = "",
+    ) -> Schedule:
+        """Put a schedule by its service's name and its payload's bytes, as `put_schedule` does.
+
+        `actor` and `request` say who did it, in the audit log.
         """
         node = self._started()
         check_name("name", name)
@@ -529,8 +555,6 @@ class Verbs(Administration):
             raise ValueError(f"give cron or interval, one of them: got {cron!r} and {interval!r}")
         if missed not in MISSED:
             raise ValueError(f"missed must be one of {MISSED}, got {missed!r:.100}")
-        service, body = self._call(target, args, kwargs)
-        body = body if raw is None else raw
         if service not in node.services:
             await self._look_for_services()
         built = self._build(
@@ -543,14 +567,16 @@ class Verbs(Administration):
             built.max_attempts, built.timeout_ms,
         )  # fmt: skip
         wanted.rule.after(now)  # raises for what is no rule
-        stored = await node.store.put_schedule(wanted)
+        audit = self._audit(node, actor, "schedule.put", name, request)
+        stored = await node.store.put_schedule(wanted, audit)
         node.schedules_changed()
         return stored
 
-    async def delete_schedule(self, name: str) -> None:
+    async def delete_schedule(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Delete a schedule; a firing of it that is still to come is cancelled with it."""
         node = self._started()
-        if not await node.store.delete_schedule(name):
+        audit = self._audit(node, actor, "schedule.delete", name, request)
+        if not await node.store.delete_schedule(name, audit):
             raise UnknownSchedule(f"no schedule is named {name!r:.100}")
         node.schedules_changed()
 

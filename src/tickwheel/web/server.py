@@ -134,7 +134,8 @@ async def serve(
     descriptors.raise_limit()
     scheduler = Scheduler(
         config.store, dispatch=not config.submit_only, coordinator=config.coordinator,
-        horizon=config.horizon, cap=config.cap, retention=config.retention, grace=config.grace,
+        horizon=config.horizon, cap=config.cap, retention=config.retention,
+        audit_retention=config.audit_retention, grace=config.grace,
         shards=config.shards, node=config.node, secret_key=config.secret_key,
         allow_private_targets=config.allow_private_targets, allow_targets=config.allow_target,
         own_port=listener.getsockname()[1], max_calls=config.max_calls, max_body=config.max_payload,

@@ -143,20 +143,18 @@ async def put_schedule(call: Call, body: types.PutSchedule) -> Reply:
         raise UnknownService(f"no service is named {body.service!r:.120}")
     payload = call.payload(body.payload)
     known = await call.node.store.schedule(name) is not None
-    schedule = await call.scheduler.put_schedule(
-        name, service, raw=payload, cron=body.cron, interval=body.interval,
+    schedule = await call.scheduler.store_schedule(
+        name, service, payload, cron=body.cron, interval=body.interval,
         tz=body.tz, missed=body.missed, enabled=body.enabled, priority=body.priority,
-        timeout=body.timeout, max_attempts=body.max_attempts,
+        timeout=body.timeout, max_attempts=body.max_attempts, **call.who,
     )  # fmt: skip
-    await call.scheduler.note("schedule.put", name, **call.who)
     return Reply(shown(call, schedule), 200 if known else 201)
 
 
 async def delete_schedule(call: Call) -> Reply:
     """Delete a schedule; a firing that is still to come is cancelled with it."""
     name = checked_name(call)
-    await call.scheduler.delete_schedule(name)
-    await call.scheduler.note("schedule.delete", name, **call.who)
+    await call.scheduler.delete_schedule(name, **call.who)
     return Reply(None, 204)
 
 

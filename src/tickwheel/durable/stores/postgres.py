@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.schedule import Firing, Schedule
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.postgres_pool import Connection
@@ -537,16 +538,18 @@ class PostgresStore:
         """Return the name of a schedule that submits to this service."""
         return await self.run(lambda connection: schedules.scheduled(connection, service))
 
-    async def put_schedule(self, schedule: Schedule) -> Schedule:
+    async def put_schedule(self, schedule: Schedule, audit: Audit) -> Schedule:
         """Store a schedule; when it changes, its pending firings are cancelled with it."""
-        stored = await self._transaction(lambda connection: schedules.put(connection, schedule))
+        stored = await self._transaction(
+            lambda connection: schedules.put(connection, schedule, audit)
+        )
         if stored is schedule:
             await self.registry.tell()
         return stored
 
-    async def delete_schedule(self, name: str) -> bool:
+    async def delete_schedule(self, name: str, audit: Audit) -> bool:
         """Delete a schedule and cancel its pending firings; whether there was one."""
-        gone = await self._transaction(lambda connection: schedules.delete(connection, name))
+        gone = await self._transaction(lambda connection: schedules.delete(connection, name, audit))
         if gone:
             await self.registry.tell()
         return gone

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.registry import AUDIT_KEPT_MS, Audit, NodeRow, ServiceRow, ShardRow
+from tickwheel.durable.registry import Audit, NodeRow, ServiceRow, ShardRow
 from tickwheel.durable.stores.postgres_pool import clean
 from tickwheel.durable.stores.postgres_statements import LEFT_BEHIND, NOTIFY, UNUSED
 from tickwheel.durable.stores.rows import audit_page, token_of, token_row
@@ -213,18 +213,18 @@ class PostgresRegistry:
         """Add a line to the audit log."""
         await self._store.fetch(NOTE, *line(audit))
 
-    async def prune(self, before_ms: int, limit: int) -> int:
+    async def prune(self, before_ms: int, limit: int, *, audit_before_ms: int | None = None) -> int:
         """Forget what is old, up to `limit` of it; return how much.
 
         Idempotency keys, lines of the audit log, and what older nodes have left behind.
         """
-        lines_before_ms = int(self._store.now_ms()) - AUDIT_KEPT_MS
 
         async def work(connection: Connection) -> int:
             old = await connection.fetch(OLD, before_ms, limit)
             await connection.executemany(UNUSED, old)
             left = limit - len(old)
-            left -= len(await connection.fetch(OLD_LINES, lines_before_ms, left))
+            if audit_before_ms is not None:
+                left -= len(await connection.fetch(OLD_LINES, audit_before_ms, left))
             left -= len(await connection.fetch(LEFT_BEHIND, before_ms, left))
             return limit - left
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.schedule import Schedule, firing_keys
+from tickwheel.durable.schedule import Schedule, firing_keys, schedule_changes
 from tickwheel.durable.store import PAGE_BYTES
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_pool import clean
-from tickwheel.durable.stores.postgres_registry import BUMP
+from tickwheel.durable.stores.postgres_registry import BUMP, NOTE, line
 from tickwheel.durable.stores.rows import inserted, schedules_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.schedule import Firing
     from tickwheel.durable.stores.postgres_pool import Connection
 
@@ -42,7 +43,7 @@ PUT = f"""
     ", ".join(f"{name} = EXCLUDED.{name}" for name in _COLUMNS.split(", ")[1:])
 }
 """  # noqa: S608
-DELETE = "DELETE FROM schedule WHERE name = $1 RETURNING name"
+DELETE = f"DELETE FROM schedule WHERE name = $1 RETURNING {_COLUMNS}"  # noqa: S608
 PENDING_FIRINGS = """
     SELECT id FROM task WHERE key >= $1 AND key < $2 AND state = 'delay' ORDER BY key, service
 """
@@ -100,27 +101,37 @@ async def scheduled(connection: Connection, service: str) -> str | None:
     return rows[0][0] if rows else None
 
 
-async def put(connection: Connection, schedule: Schedule) -> Schedule:
-    """Store a schedule; when it changes, its pending firings are cancelled with it.
-
-    The number that others look at comes last: nothing is waited for while it is locked.
-    """
-    stored = [*map(Schedule._make, await connection.fetch(LOCKED, schedule.name))]
-    if stored and stored[0].same_as(schedule):
-        return stored[0]
+async def put(connection: Connection, schedule: Schedule, audit: Audit) -> Schedule:
+    """Store a schedule; when it changes, its pending firings are cancelled with it."""
+    rows = await connection.fetch(LOCKED, schedule.name)
+    stored = Schedule._make(rows[0]) if rows else None
+    if stored is not None and stored.same_as(schedule):
+        return stored
     await cancel_pending(connection, schedule.name)
     await connection.fetch(PUT, *schedule)
-    await connection.fetch(BUMP)
+    await note(connection, audit, stored, schedule)
     return schedule
 
 
-async def delete(connection: Connection, name: str) -> bool:
+async def delete(connection: Connection, name: str, audit: Audit) -> bool:
     """Delete a schedule and cancel its pending firings; whether there was one."""
-    gone = await connection.fetch(DELETE, name)
+    rows = await connection.fetch(DELETE, name)
     await cancel_pending(connection, name)
-    if gone:
-        await connection.fetch(BUMP)
-    return bool(gone)
+    if rows:
+        await note(connection, audit, Schedule._make(rows[0]), None)
+    return bool(rows)
+
+
+async def note(
+    connection: Connection, audit: Audit, before: Schedule | None, after: Schedule | None
+) -> None:
+    """Note a change: its number, and its line in the audit log.
+
+    The number that others look at comes last: nothing is waited for while it is locked.
+    """
+    detail = schedule_changes(before, after)
+    await connection.fetch(NOTE, *line(audit._replace(detail=detail)))
+    await connection.fetch(BUMP)
 
 
 async def cancel_pending(connection: Connection, name: str) -> None:

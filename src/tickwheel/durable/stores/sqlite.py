@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.schedule import Firing, Schedule
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.sqlite_connection import Connection, Row
@@ -599,22 +600,22 @@ class SqliteStore:
         """Return the name of a schedule that submits to this service."""
         return await self._read(lambda connection: schedules.scheduled(connection, service))
 
-    async def put_schedule(self, schedule: Schedule) -> Schedule:
+    async def put_schedule(self, schedule: Schedule, audit: Audit) -> Schedule:
         """Store a schedule; when it changes, its pending firings are cancelled with it."""
 
         def work(connection: Connection) -> Schedule:
-            return schedules.put(connection, schedule, self._now())
+            return schedules.put(connection, schedule, audit, self._now())
 
         stored = await self._write(Rank.SUBMIT, work)
         if stored is schedule:
             self._poke.send()
         return stored
 
-    async def delete_schedule(self, name: str) -> bool:
+    async def delete_schedule(self, name: str, audit: Audit) -> bool:
         """Delete a schedule and cancel its pending firings; whether there was one."""
 
         def work(connection: Connection) -> bool:
-            return schedules.delete(connection, name, self._now())
+            return schedules.delete(connection, name, audit, self._now())
 
         gone = await self._write(Rank.SUBMIT, work)
         if gone:

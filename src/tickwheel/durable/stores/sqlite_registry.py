@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tickwheel.durable.registry import AUDIT_KEPT_MS, Audit, NodeRow, ServiceRow, ShardRow
+from tickwheel.durable.registry import Audit, NodeRow, ServiceRow, ShardRow
 from tickwheel.durable.stores.rows import audit_page, token_of, token_row
 from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.errors import ServiceInUse
@@ -62,9 +62,8 @@ PRUNE = """
 """
 # From the first line on: they come in the order of their times, or nearly. No index has those.
 OLD_LINES = """
-    DELETE FROM audit WHERE id IN (
-        SELECT id FROM (SELECT id, at_ms FROM audit WHERE id > 0 ORDER BY id LIMIT :limit)
-        WHERE at_ms < :before
+    DELETE FROM audit WHERE id > 0 AND at_ms < :before AND id <= (
+        SELECT max(id) FROM (SELECT id FROM audit WHERE id > 0 ORDER BY id LIMIT :limit)
     )
     RETURNING 1
 """
@@ -202,13 +201,14 @@ class SqliteRegistry:
         """Add a line to the audit log."""
         await self._store._write(Rank.CLAIM, lambda connection: connection.run(NOTE, audit))
 
-    async def prune(self, before_ms: int, limit: int) -> int:
+    async def prune(self, before_ms: int, limit: int, *, audit_before_ms: int | None = None) -> int:
         """Forget idempotency keys and lines of the audit log, up to `limit`; return how many."""
-        lines_before_ms = int(self._store.now_ms()) - AUDIT_KEPT_MS
 
         def work(connection: Connection) -> int:
             names = len(connection.run(PRUNE, (before_ms, limit)))
-            values = {"before": lines_before_ms, "limit": limit - names}
+            if audit_before_ms is None:
+                return names
+            values = {"before": audit_before_ms, "limit": limit - names}
             return names + len(connection.run(OLD_LINES, values))
 
         return await self._store._write(Rank.SUBMIT, work)

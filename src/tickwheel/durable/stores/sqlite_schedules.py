@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tickwheel.durable.schedule import Schedule, firing_keys
+from tickwheel.durable.schedule import Schedule, firing_keys, schedule_changes
 from tickwheel.durable.store import PAGE_BYTES
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.rows import BODY, Filling, inserted, schedules_in
-from tickwheel.durable.stores.sqlite_registry import BUMP
+from tickwheel.durable.stores.sqlite_registry import changed
 from tickwheel.durable.stores.sqlite_unclaimed import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.schedule import Firing
     from tickwheel.durable.stores.sqlite_connection import Connection, Row
 
@@ -32,7 +33,7 @@ SCHEDULED = "SELECT name FROM schedule WHERE service = ? ORDER BY name LIMIT 1"
 PUT = f"""
     INSERT OR REPLACE INTO schedule ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
 """  # noqa: S608
-DELETE = "DELETE FROM schedule WHERE name = ? RETURNING name"
+DELETE = "DELETE FROM schedule WHERE name = ?"
 PENDING_FIRINGS = """
     SELECT id FROM task WHERE key >= ? AND key < ? AND state = 'delay'
 """
@@ -66,24 +67,26 @@ def scheduled(connection: Connection, service: str) -> str | None:
     return rows[0][0] if rows else None
 
 
-def put(connection: Connection, schedule: Schedule, now_ms: int) -> Schedule:
+def put(connection: Connection, schedule: Schedule, audit: Audit, now_ms: int) -> Schedule:
     """Store a schedule; when it changes, its pending firings are cancelled with it."""
     stored = read_one(connection, schedule.name)
     if stored is not None and stored.same_as(schedule):
         return stored
     cancel_pending(connection, schedule.name, now_ms)
     connection.run(PUT, schedule)
-    connection.run(BUMP)
+    changed(connection, audit._replace(detail=schedule_changes(stored, schedule)))
     return schedule
 
 
-def delete(connection: Connection, name: str, now_ms: int) -> bool:
+def delete(connection: Connection, name: str, audit: Audit, now_ms: int) -> bool:
     """Delete a schedule and cancel its pending firings; whether there was one."""
     cancel_pending(connection, name, now_ms)
-    gone = bool(connection.run(DELETE, (name,)))
-    if gone:
-        connection.run(BUMP)
-    return gone
+    stored = read_one(connection, name)
+    if stored is None:
+        return False
+    connection.run(DELETE, (name,))
+    changed(connection, audit._replace(detail=schedule_changes(stored, None)))
+    return True
 
 
 def cancel_pending(connection: Connection, name: str, now_ms: int) -> None:
