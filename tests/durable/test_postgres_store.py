@@ -109,20 +109,20 @@ def cut(monkeypatch):
 
 
 class TestATakeover:
-    async def test_a_claim_that_waited_for_one_gets_nothing(self, store, user, epochs):
+    async def test_a_claim_does_not_wait_for_one_and_gets_nothing(self, store, user, epochs):
         (given,) = await stored(store, task(store))
         await user.execute("BEGIN; UPDATE shard SET epoch = epoch + 1")
-        claiming = asyncio.create_task(store.claim([wanted(given)], "n1", epochs))
-        await blocked(user)
+        assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [], (due_of(given),))
         await user.execute("COMMIT")
-        assert await claiming == Claims([], [])
+        assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [])
         assert await store.get([given.id]) == [given]
 
-    async def test_without_the_lock_on_the_shard_it_would_claim(
-        self, store, user, epochs, monkeypatch
+    @pytest.mark.parametrize("lock", ["FOR SHARE", ""])
+    async def test_without_the_lock_on_the_shard_it_would_claim_after_one(
+        self, store, user, epochs, monkeypatch, lock
     ):
-        """The trap that the test before is about: a plain look sees the epoch as it was."""
-        plain = sql.CLAIM.replace("FOR SHARE OF s", "").replace("SKIP LOCKED", "")
+        """A plain look sees the epoch as it was; a lock looks again. Here both have to wait."""
+        plain = sql.CLAIM.replace("FOR SHARE SKIP LOCKED", lock).replace("SKIP LOCKED", "")
         monkeypatch.setattr(sql, "CLAIM", plain)
         (given,) = await stored(store, task(store))
         await user.execute("BEGIN; UPDATE shard SET epoch = epoch + 1")
@@ -130,7 +130,18 @@ class TestATakeover:
         claiming = asyncio.create_task(store.claim([wanted(given)], "n1", epochs))
         await blocked(user)
         await user.execute("COMMIT")
-        assert len((await claiming).tasks) == 1
+        assert len((await claiming).tasks) == (0 if lock else 1)
+
+    async def test_a_locked_shard_keeps_no_other_from_claims_and_submits(self, store, user, epochs):
+        one, other = await stored(store, task(store, shard=1), task(store, shard=2))
+        await user.execute("BEGIN; SELECT 1 FROM shard WHERE shard = 1 FOR UPDATE")
+        claims = await store.claim([wanted(one), wanted(other)], "n1", epochs)
+        assert [found.id for found in claims.tasks] == [other.id]
+        assert claims.locked == (due_of(one),)
+        given = [task(store, shard=1), task(store, shard=2)]
+        assert await store.insert([*map(Submission, given)], epochs) == [None, given[1]]
+        await user.execute("ROLLBACK")
+        await claim(store, [one], epochs)
 
     async def test_it_waits_for_a_claim_under_way(self, store, user, epochs):
         await user.execute("BEGIN; SELECT 1 FROM shard WHERE shard = 3 FOR SHARE")
@@ -139,23 +150,6 @@ class TestATakeover:
         assert not taking.done()
         await user.execute("COMMIT")
         assert await taking == {3: epochs[3] + 1}
-
-    async def test_a_submit_for_a_shard_that_is_being_taken_is_not_stored(
-        self, store, user, epochs
-    ):
-        given = [task(store, shard=1), task(store, shard=2)]
-        await user.execute("BEGIN; UPDATE shard SET epoch = epoch + 1 WHERE shard = 1")
-        inserting = asyncio.create_task(store.insert([*map(Submission, given)], epochs))
-        await blocked(user)
-        await user.execute("COMMIT")
-        assert await inserting == [None, given[1]]
-        assert await store.get([one.id for one in given]) == [None, given[1]]
-
-    async def test_other_shards_are_not_waited_for(self, store, user, epochs):
-        await user.execute("BEGIN; UPDATE shard SET epoch = epoch + 1 WHERE shard = 1")
-        (given,) = await stored(store, task(store, shard=2))
-        assert await store.insert([Submission(task(store, shard=2))], epochs) != [None]
-        await claim(store, [given], epochs)
 
 
 class TestAClaim:
@@ -377,7 +371,9 @@ class TestARowThatChangesWhileAStatementIsOnItsWay:
     @pytest.mark.parametrize("how", ["renew", "accept"])
     async def test_so_is_its_lease(self, store, user, epochs, how):
         (running,) = await claim(store, await stored(store, task(store)), epochs)
-        moved = lease(running, int(store.now_ms()) + HOUR)
+        moved = running.attempt_key
+        if how == "accept":
+            moved = lease(running, int(store.now_ms()) + HOUR)
         async with self.changed(user, "lease_until_ms = lease_until_ms + 1"):
             assert await getattr(store, how)([moved]) == [None]
         assert await user.fetchval("SELECT count(*) FROM accepted") == 0
@@ -834,7 +830,7 @@ class TestAnAnswerThatWasLost:
             await store.insert([Submission(later(store))], {})
 
     async def test_the_backend_of_a_statement_is_killed(self, store, user, epochs):
-        await user.execute("BEGIN; UPDATE shard SET owner = 'x'")
+        await user.execute("BEGIN; LOCK TABLE task IN SHARE MODE")
         given = task(store)
         inserting = asyncio.create_task(store.insert([Submission(given)], epochs))
         await blocked(user)

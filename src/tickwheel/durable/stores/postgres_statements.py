@@ -101,11 +101,14 @@ def _held(shards: int) -> str:
     """Return the shards that have the epochs given, their rows locked: no takeover until the end.
 
     A plain look would see them as they were when the statement began, and claim after a takeover.
+    A shard that another transaction has locked is left out: it would keep all the others waiting.
     """
     return f"""held AS MATERIALIZED (
         SELECT s.shard FROM unnest(${shards}::integer[], ${shards + 1}::bigint[]) e (shard, epoch)
-        JOIN shard s ON s.shard = e.shard AND s.epoch = e.epoch
-        ORDER BY s.shard FOR SHARE OF s
+        CROSS JOIN LATERAL (
+            SELECT s.shard FROM shard s WHERE s.shard = e.shard AND s.epoch = e.epoch
+            FOR SHARE SKIP LOCKED
+        ) s
     )"""
 
 
