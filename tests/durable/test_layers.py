@@ -18,7 +18,7 @@ LAYERS = [
     "schedule channel coordinator registry batch",
     "store function aside configuration ending",
     "steps loader recurring submit leases feedback directory holds",
-    "dispatch administration expiry",
+    "dispatch administration expiry health",
     "node verbs",
     "blocking",
     "scheduler",

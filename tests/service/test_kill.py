@@ -307,8 +307,8 @@ def test_a_database_that_is_killed_under_load_loses_nothing(make_server, receive
             submitters.wait(100)
             database.kill()
             assert server.get("/healthz").status == 200
-            answer = server.get("/readyz")
-            assert (answer.status, answer.json["status"]) == (503, "unavailable")
+            wait_until(lambda: server.get("/readyz").status == 503, "it says that it cannot work")
+            assert server.get("/readyz").json["status"] == "unavailable"
             refused = server.post("/v1/tasks", {"service": "work"})
             assert (refused.status, refused.code) == (503, "store_unavailable")
             assert int(refused.headers["retry-after"]) >= 1

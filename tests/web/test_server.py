@@ -48,7 +48,7 @@ class TestStart:
     def test_it_says_where_it_is_and_nothing_else(self, serve):
         server = serve()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", server.url)
-        server.get("/readyz", status=200)
+        wait_until(lambda: server.get("/readyz").status == 200, "it can do its work")
         assert server.stop() == 0
         assert server.process.stdout.read() == b""
 
@@ -437,7 +437,10 @@ class TestStore:
                 answer = api.request(method, path, body)
                 answer.refused(503, "store_unavailable")
                 assert int(answer.headers["retry-after"]) >= 1
-            assert api.get("/readyz", status=503).json["status"] == "unavailable"
+            api.until(lambda: unready(api), "it is not ready")
+            answer = api.get("/readyz", status=503).json
+            assert answer["status"] == "unavailable"
+            assert "the store" in answer["reasons"][0]
             api.get("/healthz", status=200)
             postgres.start()
             api.until(lambda: ready(api), "it is ready again")
@@ -449,6 +452,10 @@ class TestStore:
 
 async def ready(api):
     return (await api.asked("GET", "/readyz")).status == 200
+
+
+async def unready(api):
+    return (await api.asked("GET", "/readyz")).status == 503
 
 
 class TestSubmitOnly:

@@ -850,6 +850,7 @@ class TestRoutes:
         api.submit(delay=30)
         api.until(lambda: len(api.node.loader.held) == 1)
         assert api.get("/healthz", status=200).json == {"status": "ok"}
+        api.until(lambda: not api.node.health.unready())
         assert api.get("/readyz", status=200).json["status"] == "ready"
         nodes = api.get("/v1/nodes", status=200).json["items"]
         assert [one["this"] for one in nodes] == [True]

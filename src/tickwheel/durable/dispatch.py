@@ -47,6 +47,7 @@ LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
 LOCKED_SECONDS = 0.02  # what a transaction has locked when it comes due is asked for so often
 LOCKED_MS = 200  # for so long; then the loader finds it, each second
 QUIET_SECONDS = 60.0  # between two warnings that calls wait for others
+RECENT_SECONDS = 5.0  # for which a task counts as locked that a claim has found so
 AWHILE_SECONDS = 1.0  # a hold that ends no later than that after the one there is changes nothing
 
 
@@ -104,6 +105,7 @@ class Dispatch:
         self._paused_until = 0.0
         self._warn_at = -math.inf
         self.flows: dict[str, Flow] = {}
+        self._locked_at: dict[str, float] = {}  # when a claim last found these tasks locked
         self._stopping = False
         self._jobs: dict[asyncio.Task[None], Running] = {}
         self.running: dict[str, Running] = {}
@@ -217,6 +219,22 @@ class Dispatch:
                 name, flow.under_way, shared.permits, shared.free, extra={"service": name},
             )  # fmt: skip
 
+    def has_permit(self, name: str) -> bool:
+        """Say whether a task of this service could be sent now; an unknown one has no limit."""
+        service, flow = self._services.get(name), self.flows.get(name)
+        if service is None:
+            return True
+        shared = self._channels[service.protocol].gate(service)
+        return (
+            service.enabled
+            and (flow is None or flow.free(self._timer.time()) > 0)
+            and (shared is None or shared.free > 0)
+        )
+
+    def is_locked(self, task_id: str) -> bool:
+        """Say whether a claim has found this task locked lately."""
+        return self._timer.time() - self._locked_at.get(task_id, -math.inf) < RECENT_SECONDS
+
     def forget(self, name: str) -> None:
         """Let go of what is kept of a service that was deleted, once nothing of it is under way."""
         flow = self.flows.get(name)
@@ -321,6 +339,10 @@ class Dispatch:
 
     def _ask_again(self, locked: Sequence[Due]) -> None:
         """Line those up once more, soon, that a transaction has locked just when they came due."""
+        now = self._timer.time()
+        if self._locked_at or locked:
+            recent = {one: at for one, at in self._locked_at.items() if now - at < RECENT_SECONDS}
+            self._locked_at = recent | dict.fromkeys((due.id for due in locked), now)
         since = self._store.now_ms() - LOCKED_MS
         for due in locked:
             if due.due_at_ms > since:

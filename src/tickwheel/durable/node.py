@@ -13,6 +13,7 @@ from tickwheel.durable.directory import Directory
 from tickwheel.durable.dispatch import Dispatch
 from tickwheel.durable.expiry import Expiry
 from tickwheel.durable.feedback import Feedback
+from tickwheel.durable.health import Health
 from tickwheel.durable.holds import Holds
 from tickwheel.durable.leases import Leases, Orphans
 from tickwheel.durable.loader import Loader
@@ -85,6 +86,10 @@ class Node:
             store, coordinator, self.loader, self.feedback, self.leases, self.orphans, services,
             channels=channels, timer=self._timer, node=name,
         )  # fmt: skip
+        self.health = Health(
+            store, coordinator, self.loader, self.dispatch, services, self._timer,
+            dispatches=dispatches,
+        )  # fmt: skip
         self._holds = Holds(store, coordinator)
         self._recurring = Recurring(store, coordinator, self.submit)
         self._expiry = Expiry(store, coordinator, self.loader, self.feedback, self._timer)
@@ -101,6 +106,7 @@ class Node:
                 ("recurring", self._recurring.step),
                 ("expiry", self._expiry.step),
                 ("prune", self._prune),
+                ("health", self.health.step),
             )
         }
         self._wire()
@@ -112,6 +118,7 @@ class Node:
         self.leases.on_lost = self.dispatch.lose
         self.leases.on_unproven = self.dispatch.give_up
         self.dispatch.wake = dispatch.wake
+        self.health.steps = self._steps
         self.loader.trim = self.dispatch.trim
         self.dispatch.hungry = loader.wake
         self.orphans.wake = self._steps["orphans"].wake
@@ -130,6 +137,7 @@ class Node:
             await self.directory.refresh()
             self.store.registry.listen(self._steps["directory"].wake)
             self._steps["directory"].start()
+            self._steps["health"].start()
             if not self.dispatches:
                 return
             self._joined = True
@@ -139,7 +147,7 @@ class Node:
             await self._close()
             raise
         for name, step in self._steps.items():
-            if name != "directory":
+            if name not in {"directory", "health"}:
                 step.start()
 
     def _services_changed(self) -> None:
@@ -200,7 +208,8 @@ class Node:
         return self._leaving
 
     async def _leave(self) -> None:
-        names = ("dispatch", "recurring", "expiry", "prune", "loader", "orphans", "coordinator")
+        names = ("health", "dispatch", "recurring", "expiry", "prune", "loader", "orphans")
+        names += ("coordinator",)
         await asyncio.gather(*(self._steps[name].stop(PATIENCE_SECONDS) for name in names))
         try:
             await self.coordinator.stop()  # ends count without shards: others may have them now
@@ -253,6 +262,8 @@ class Node:
             "sent": self.dispatch.sent,
             "ended": {str(event): count for event, count in self.feedback.ended.items() if count},
             "lateness": summary(self.dispatch.lateness),
+            "unready": self.health.unready(),
+            "stalled": {str(one): stall.seconds for one, stall in self.health.stalled.items()},
             "services": {name: self._service_stats(name) for name in sorted(self.services)},
             "wheel": self.loader.wheel.snapshot(),
         }

@@ -46,6 +46,9 @@ class Step:
         self._woken = asyncio.Event()
         self._until = 0.0
         self._failures = 0
+        self._error = ""  # of the last failure
+        self._unsuccessful_since: float | None = None  # the first turn since the last success
+        self._succeeded_at: float | None = None
         self._ending = False
         self._task: asyncio.Task[None] | None = None
 
@@ -63,6 +66,22 @@ class Step:
         """Have it work at that time from now, unless it will sooner."""
         if self._timer.time() + seconds < self._until:
             self._woken.set()
+
+    def without_success(self) -> float:
+        """Return for how many seconds it has failed or been at work; 0 while it sleeps."""
+        since = self._unsuccessful_since
+        return 0.0 if since is None else self._timer.time() - since
+
+    def status(self) -> str:
+        """Return how it does, as the predicate of a sentence."""
+        seconds = self.without_success()
+        if self._failures:
+            return f"has failed for {seconds:.0f} s: {self._error}"
+        if self._unsuccessful_since is not None:
+            return f"has been at work for {seconds:.0f} s"
+        if self._succeeded_at is None:
+            return "has not begun"
+        return f"ended its last turn {self._timer.time() - self._succeeded_at:.0f} s ago"
 
     async def stop(self, patience: float = 0.0) -> None:
         """End it: between two turns within `patience` seconds, then in the middle of one."""
@@ -90,11 +109,14 @@ class Step:
             alarm.cancel()
 
     async def _once(self) -> float:
+        if self._unsuccessful_since is None:
+            self._unsuccessful_since = self._timer.time()
         try:
             delay = await self._work()
         except Exception as error:  # noqa: BLE001
             pause = AGAIN_SECONDS[min(self._failures, len(AGAIN_SECONDS) - 1)]
             self._failures += 1
+            self._error = str(error) or type(error).__name__
             if not isinstance(error, StoreUnavailable):
                 logger.exception("the step %r failed; again in %g s", self.name, pause)
             elif self._failures == 1:
@@ -103,4 +125,5 @@ class Step:
         if self._failures:
             logger.info("the step %r goes on after %d failures", self.name, self._failures)
             self._failures = 0
+        self._unsuccessful_since, self._succeeded_at = None, self._timer.time()
         return delay

@@ -87,6 +87,9 @@ class Store(Protocol):
     async def close(self) -> None:
         """Let go of every connection; what was under way ends first."""
 
+    async def require_writable(self) -> None:
+        """Raise `StoreUnavailable` when the database does not answer, or cannot be written."""
+
     def now_ms(self) -> float:
         """Return the store's time: the host's on SQLite, the database's own on PostgreSQL.
 

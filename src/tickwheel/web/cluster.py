@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from tickwheel.web.siblings import Siblings
 
-READY_SECONDS = 2.0
 COUNT_SECONDS = 1.0
 NO_STORE = [(b"cache-control", b"no-store")]
 
@@ -68,14 +67,12 @@ async def healthz(_: Call) -> Reply:
 
 
 async def readyz(call: Call) -> Reply:
-    """Say whether requests can be served: the store answers, and nothing is being stopped."""
+    """Say whether this node can do its work, as it last found out; it asks the store nothing."""
     if call.app.stopping:
         return Reply(types.Status("stopping"), 503, [*NO_STORE, (b"retry-after", b"1")])
-    try:
-        async with asyncio.timeout(READY_SECONDS):
-            await call.app.node.store.registry.version()
-    except (ConnectionError, TimeoutError):
-        return Reply(types.Status("unavailable", "the store does not answer"), 503, NO_STORE)
+    reasons = call.app.node.health.unready()
+    if reasons:
+        return Reply(types.Status("unavailable", reasons), 503, NO_STORE)
     return Reply(types.Status("ready"), headers=NO_STORE)
 
 

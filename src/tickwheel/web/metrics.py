@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tickwheel.durable.flow import BreakerState
+from tickwheel.durable.health import Reason
 from tickwheel.durable.task import TRANSITIONS, State, namespace_of
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def families_of(
     """
     page = Page(worker)
     add_tasks(page, app, counts)
+    add_health(page, app)
     add_services(page, app, within)
     add_wheel(page, app)
     add_requests(page, app)
@@ -170,6 +172,24 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
     page.add(
         "gauge", "tickwheel_clock_offset_seconds", "How far the store's clock is ahead of ours.",
         [({}, getattr(node.store, "offset_ms", 0.0) / 1000)],
+    )  # fmt: skip
+
+
+def add_health(page: Page, app: App) -> None:
+    """Add whether the node does its work, and what stands still."""
+    health = app.node.health
+    page.add(
+        "gauge", "tickwheel_ready", "Whether this node can do its work, as /readyz says.",
+        [({}, not health.unready())],
+    )  # fmt: skip
+    stalled = health.stalled
+    page.add(
+        "gauge", "tickwheel_stalled_seconds",
+        "For how long a task has been due that is not run although it may be, by reason.",
+        [
+            ({"reason": one}, stalled[one].seconds if one in stalled else 0)
+            for one in Reason
+        ],
     )  # fmt: skip
 
 

@@ -427,4 +427,4 @@ class Status(Given, frozen=True):
     """How the server is."""
 
     status: str
-    detail: str | UnsetType = UNSET
+    reasons: list[str] | UnsetType = UNSET

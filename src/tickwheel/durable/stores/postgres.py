@@ -133,6 +133,11 @@ class PostgresStore:
             await pool.close()
         self._keeper = self._listener = self._heard = None
 
+    async def require_writable(self) -> None:
+        """Ask whether a transaction may write: not on a standby, or where it was forbidden."""
+        if (await self.fetch(sql.READ_ONLY))[0][0]:
+            raise StoreUnavailable(f"{self.where}: it may only be read")
+
     def now_ms(self) -> float:
         """Return the database's time, or a little less."""
         return self.clock.now_ms()

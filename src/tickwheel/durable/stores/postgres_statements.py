@@ -88,6 +88,7 @@ def given(first: int) -> str:
     return f"unnest({arrays}) AS g ({GIVEN})"
 
 
+READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
 CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8"
 # Down to the millisecond: what is due then is due.
 _MOMENT = """moment AS MATERIALIZED (

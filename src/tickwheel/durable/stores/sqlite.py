@@ -133,6 +133,10 @@ class SqliteStore:
         self._writer = self._checkpointer = self._reader = None
         self.registry.deafen()
 
+    async def require_writable(self) -> None:
+        """Begin to write, and write nothing."""
+        await self._write(Rank.CLAIM, lambda _: None)
+
     def now_ms(self) -> float:
         """Return the host's time."""
         return self._clock.time_ns() / 1_000_000  # int by int: exact

@@ -1,0 +1,236 @@
+"""Whether this node can do its work, and which due tasks are not run although they may be.
+
+It looks at the store by itself, past the loader and the wheel: a task that is long due, whose
+service has a free permit, and that two looks in a row find unclaimed, is stalled. Each look covers
+the shards of this node and those whose owner does not live; other shards are their owners' to
+watch. One look is a few statements by index, however many tasks there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from tickwheel.durable.log import logger
+from tickwheel.durable.store import Window
+from tickwheel.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tickwheel import AsyncTimer
+    from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.dispatch import Dispatch
+    from tickwheel.durable.loader import Loader
+    from tickwheel.durable.registry import NodeRow, ShardRow
+    from tickwheel.durable.service import Service
+    from tickwheel.durable.steps import Step
+    from tickwheel.durable.store import Store
+    from tickwheel.durable.task import Due
+
+LOOK_SECONDS = 2.0  # between two looks
+LOOK_IDLE_SECONDS = 4.0  # the same in a process that only submits
+LOOK_UNREADY_SECONDS = 0.25  # the same until the node can do its work
+ANSWER_SECONDS = 2.0  # for the statements of one look
+STALLED_SECONDS = 5.0  # overdue by more than this, a task is stalled
+LATELY_SECONDS = 10.0  # a step that has not succeeded for longer makes the node unready
+REPEAT_SECONDS = 60.0  # between two log lines with the same reason
+SERVICES = 100  # services that one look covers; the next look begins behind them
+
+
+class Reason(StrEnum):
+    """Why a due task is not run."""
+
+    STORE = "store"  # the store does not answer, or cannot be written
+    OWNER = "owner"  # no node that lives owns its shard
+    EPOCH = "epoch"  # claims of this node are refused: the store has another epoch for its shard
+    LOCKED = "locked"  # a transaction of somebody else's has it locked
+    LOAD = "load"  # it is not in this node's memory
+    CLAIM = "claim"  # it is in memory, and claims fail or have not come to it
+    FUNCTION = "function"  # this node has no function or service of that name
+
+
+class Stall(NamedTuple):
+    """What stands still: for how long, why in words, and the task that has waited longest."""
+
+    seconds: float
+    detail: str
+    due: Due | None = None
+
+
+class View(NamedTuple):
+    """The store as one look found it."""
+
+    shards: Mapping[int, ShardRow]
+    unowned: frozenset[int]  # shards whose owner does not live
+    refused: frozenset[int]  # shards of this node that have another epoch in the store
+    overdue: Sequence[Due]  # the longest due unclaimed task of each service that has permits
+
+
+class Health:
+    """Watches one node: `unready()` says what keeps it from its work, `stalled` what stands still.
+
+    Both are of the last look, so that asking costs nothing.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        loader: Loader,
+        dispatch: Dispatch,
+        services: Mapping[str, Service],
+        timer: AsyncTimer,
+        *,
+        dispatches: bool,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._loader = loader
+        self._dispatch = dispatch
+        self._services = services
+        self._timer = timer
+        self._dispatches = dispatches
+        self._answered_at: float | None = None  # when the store last answered a look
+        self._began_at = timer.time()
+        self._seen: set[tuple[str, int]] = set()  # what the look before found overdue
+        self._refused: frozenset[int] = frozenset()  # what the look before found refused
+        self._last_service = ""
+        self._reported: dict[Reason, float] = {}
+        self._unready: list[str] = ["the store has not been looked at yet"]
+        self.stalled: dict[Reason, Stall] = {}
+        self.steps: Mapping[str, Step] = {}
+
+    def unready(self) -> list[str]:
+        """Return what keeps this node from its work, in sentences without names of hosts."""
+        since = self._timer.time() - (self._answered_at or self._began_at)
+        if self._answered_at is not None and since > LATELY_SECONDS:
+            return [f"the store has not answered for {since:.0f} s"]
+        return self._unready
+
+    async def step(self) -> float:
+        """Look once; return when to look again."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                view = await self._look()
+        except (StoreUnavailable, TimeoutError) as error:
+            self._without_store(error)
+            return LOOK_UNREADY_SECONDS
+        self._answered_at = self._timer.time()
+        self._unready = self._obstacles(view)
+        self._judge(view)
+        if self._unready:
+            return LOOK_UNREADY_SECONDS
+        return LOOK_SECONDS if self._dispatches else LOOK_IDLE_SECONDS
+
+    def _without_store(self, error: Exception) -> None:
+        self._unready = ["the store does not answer, or cannot be written"]
+        since = self._timer.time() - (self._answered_at or self._began_at)
+        if since > STALLED_SECONDS:
+            detail = str(error) or f"it has not answered in {ANSWER_SECONDS:g} s"
+            self._report({Reason.STORE: Stall(since, detail)})
+
+    async def _look(self) -> View:
+        store, registry = self._store, self._store.registry
+        await store.require_writable()
+        shards = {row.shard: row for row in await registry.shards()}
+        owned = dict(self._coordinator.owned())
+        live = self._live(await registry.nodes())
+        unowned = {number for number, row in shards.items() if row.owner not in live} - {*owned}
+        refused = {
+            number
+            for number, epoch in owned.items()
+            if number not in shards or shards[number].epoch != epoch
+        }
+        overdue = await self._overdue([*owned, *unowned])
+        return View(shards, frozenset(unowned), frozenset(refused), overdue)
+
+    def _live(self, rows: Sequence[NodeRow]) -> set[str]:
+        """Return the nodes that have a lease; where there are no leases, all."""
+        leases = {row.name: row.lease_until_ms for row in rows}
+        if all(until_ms is None for until_ms in leases.values()):
+            return {*leases}
+        now_ms = self._store.now_ms()
+        return {name for name, until_ms in leases.items() if (until_ms or 0) >= now_ms}
+
+    async def _overdue(self, shards: Sequence[int]) -> list[Due]:
+        """Return the longest due unclaimed task of each service that has a free permit here."""
+        cutoff_ms = int(self._store.now_ms() - STALLED_SECONDS * 1000)
+        if not shards:
+            return []
+        names = sorted(filter(self._dispatch.has_permit, await self._store.services(cutoff_ms)))
+        names = [name for name in names if name > self._last_service][:SERVICES]
+        self._last_service = names[-1] if len(names) == SERVICES else ""
+        windows = [Window(name, 1, 0) for name in names]
+        return await self._store.due(windows, shards, cutoff_ms, cutoff_ms)
+
+    def _obstacles(self, view: View) -> list[str]:
+        """Return what keeps this node from its work."""
+        refused, self._refused = self._refused & view.refused, view.refused
+        if not self._dispatches:
+            return []
+        found = []
+        if not self._coordinator.owned() and view.unowned:
+            found.append(f"{len(view.unowned)} shards have no owner, and this node has none yet")
+        if refused:
+            found.append(f"claims are refused: {len(refused)} shards are not this node's any more")
+        for name in ("coordinator", "loader", "dispatch"):
+            seconds = self.steps[name].without_success()
+            if seconds > LATELY_SECONDS:
+                found.append(f"the step {name} has not succeeded for {seconds:.0f} s")
+        return found
+
+    def _judge(self, view: View) -> None:
+        """Report what this look and the one before it have found overdue."""
+        seen, self._seen = self._seen, {(due.id, due.due_at_ms) for due in view.overdue}
+        found: dict[Reason, Stall] = {}
+        for due in sorted(view.overdue, key=lambda due: due.due_at_ms):
+            if (due.id, due.due_at_ms) in seen:
+                reason, detail = self._why(due, view)
+                seconds = (self._store.now_ms() - due.due_at_ms) / 1000
+                found.setdefault(reason, Stall(seconds, detail, due))
+        self._report(found)
+
+    def _why(self, due: Due, view: View) -> tuple[Reason, str]:
+        """Return why a task is not run, and that in words."""
+        row, step = view.shards.get(due.shard), self.steps["dispatch"]
+        if due.shard in view.unowned:
+            if row is None or row.owner is None:
+                return Reason.OWNER, "no node owns its shard"
+            return Reason.OWNER, f"its shard is owned by {row.owner}, which has no lease"
+        if due.shard in view.refused:
+            epoch = None if row is None else row.epoch
+            return Reason.EPOCH, f"claims are refused: the shard's epoch is {epoch} in the store"
+        if due.service not in self._services:
+            return Reason.FUNCTION, "this node has no function or service of that name"
+        if self._dispatch.is_locked(due.id):
+            return Reason.LOCKED, "a transaction of another session has it, or its shard, locked"
+        if due.id not in self._loader.held:
+            return Reason.LOAD, f"it is not in memory: the loader {self.steps['loader'].status()}"
+        return Reason.CLAIM, f"it is not claimed: the dispatch {step.status()}"
+
+    def _report(self, found: dict[Reason, Stall]) -> None:
+        """Keep what stands still, and log it: at once, then now and then."""
+        now = self._timer.time()
+        for reason, stall in found.items():
+            if now - self._reported.get(reason, -REPEAT_SECONDS) >= REPEAT_SECONDS:
+                self._reported[reason] = now
+                log(reason, stall)
+        for reason in self.stalled.keys() - found.keys():
+            self._reported.pop(reason, None)
+            logger.info("nothing is stalled any more for the reason %r", str(reason))
+        self.stalled = found
+
+
+def log(reason: Reason, stall: Stall) -> None:
+    """Write one line about what stands still."""
+    due = stall.due
+    if due is None:
+        logger.warning("stalled for %.0f s (%s): %s", stall.seconds, reason, stall.detail)
+        return
+    logger.warning(
+        "stalled (%s): task %s of %r in shard %d is due since %.0f s: %s",
+        reason, due.id, due.service, due.shard, stall.seconds, stall.detail,
+        extra={"task": due.id, "service": due.service},
+    )  # fmt: skip

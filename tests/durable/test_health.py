@@ -1,0 +1,325 @@
+"""What stands still is found, with its reason, and so is what keeps a node from its work."""
+
+import asyncio
+import contextlib
+import logging
+
+import pytest
+
+from durable.postgres_stage import connected, until
+from servers import PostgresServer
+from tickwheel.durable import Scheduler
+from tickwheel.durable import health as health_module
+from tickwheel.durable.health import Reason
+from tickwheel.durable.loader import Loader
+from tickwheel.durable.stores.sqlite import SqliteStore
+from tickwheel.errors import StoreUnavailable
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """Everything a hundred times as often: what is found does not depend on it."""
+    monkeypatch.setattr(health_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(health_module, "LOOK_IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(health_module, "LOOK_UNREADY_SECONDS", 0.02)
+    monkeypatch.setattr(health_module, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(health_module, "LATELY_SECONDS", 0.5)
+
+
+@pytest.fixture
+def log(caplog):
+    """The lines about what is stalled."""
+    caplog.set_level(logging.INFO)
+
+    def lines():
+        return [one for one in caplog.messages if one.startswith("stalled")]
+
+    return lines
+
+
+@contextlib.asynccontextmanager
+async def node(url, functions=(), **options):
+    """A running scheduler with functions that note their calls, and its health."""
+    app = Scheduler(url, **options)
+    calls = []
+    for name in functions:
+        app.task(lambda word, name=name: calls.append((name, word)), name=name)
+    async with app:
+        yield app, app.node.health, calls
+
+
+@contextlib.asynccontextmanager
+async def one_stall(app, reason):
+    """Wait until something stands still for this reason; when it is mended, it does no more."""
+    health = app.node.health
+
+    async def stalled():
+        return reason in health.stalled
+
+    async def goes_on():
+        return not health.stalled and not health.unready()
+
+    await until(stalled)
+    yield health.stalled[reason]
+    await until(goes_on)
+
+
+async def called(calls):
+    async def once():
+        return calls == [("mail", "a")]
+
+    await until(once)
+
+
+async def ready(app):
+    async def is_ready():
+        return not app.node.health.unready()
+
+    await until(is_ready)
+
+
+class TestATaskThatIsNotRun:
+    async def test_because_another_transaction_has_it_locked(self, postgres_url, log):
+        async with node(postgres_url, dispatch=False) as (app, _, _):
+            task = await app.submit("mail", ["a"])
+        async with connected(postgres_url) as user:
+            await user.execute(f"BEGIN; SELECT 1 FROM task WHERE id = '{task.id}' FOR UPDATE")
+            async with node(postgres_url, ["mail"]) as (app, _, calls):
+                async with one_stall(app, Reason.LOCKED) as stall:
+                    assert stall.due.id == task.id
+                    await user.execute("COMMIT")
+                await called(calls)
+        line = next(line for line in log() if "(locked)" in line)
+        assert f"stalled (locked): task {task.id} of 'mail' in shard {task.shard} is due" in line
+
+    async def test_because_no_node_owns_its_shard(self, postgres_url, log):
+        async with node(postgres_url, dispatch=False) as (app, _, _):
+            await app.submit("mail", ["a"])
+            async with one_stall(app, Reason.OWNER), node(postgres_url, ["mail"]) as (_, _, calls):
+                await called(calls)
+        assert "no node owns its shard" in log()[0]
+
+    async def test_because_its_shard_is_a_dead_nodes(self, postgres_url, log):
+        async with node(postgres_url, dispatch=False) as (app, _, _):
+            task = await app.submit("mail", ["a"])
+            async with connected(postgres_url) as user:
+                await user.execute("UPDATE shard SET owner = 'gone'")
+                await user.execute(
+                    "INSERT INTO node (name, incarnation, started_at_ms, lease_until_ms)"
+                    " VALUES ('gone', gen_random_uuid(), 1, 2)"
+                )
+            async with one_stall(app, Reason.OWNER) as stall:
+                assert stall.due.id == task.id
+                await app.cancel(task.id)
+        assert "owned by gone, which has no lease" in log()[0]
+
+    @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+    async def test_because_claims_are_refused_by_the_epoch(self, request, tmp_path, log, kind):
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        if kind == "postgres":
+            url = request.getfixturevalue("postgres_url")
+        async with node(url, ["mail"]) as (app, health, calls):
+            await ready(app)
+            coordinator = app.node.coordinator
+            real = coordinator.owned
+            old = {shard: epoch - 1 for shard, epoch in real().items()}
+            coordinator.owned = lambda: old
+            await app.submit("mail", ["a"])
+            async with one_stall(app, Reason.EPOCH):
+
+                async def unready():
+                    return any("claims are refused" in one for one in health.unready())
+
+                await until(unready)
+                coordinator.owned = real
+            await called(calls)
+        assert "claims are refused: the shard's epoch is 1 in the store" in log()[0]
+
+    async def test_because_claims_fail(self, tmp_path, log, monkeypatch):
+        async def fails(*_):
+            raise StoreUnavailable("the claim has not answered in 10 s")
+
+        async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, calls):
+            await ready(app)
+            with monkeypatch.context() as patched:
+                patched.setattr(app.node.store, "claim", fails)
+                await app.submit("mail", ["a"])
+                async with one_stall(app, Reason.CLAIM):
+
+                    async def unready():
+                        return any("the step dispatch" in one for one in health.unready())
+
+                    await until(unready)
+                    patched.undo()
+            await called(calls)
+        assert "not claimed: the dispatch has failed for 0 s: the claim has not" in log()[0]
+
+    async def test_because_it_is_not_loaded(self, tmp_path, log, monkeypatch):
+        go_on = asyncio.Event()
+        real = Loader.step
+
+        async def stands_still(loader):
+            await go_on.wait()
+            return await real(loader)
+
+        monkeypatch.setattr(Loader, "step", stands_still)
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        async with node(url, ["mail"], horizon=1) as (app, health, calls):
+            async with node(url, dispatch=False) as (other, _, _):
+                await other.submit("mail", ["a"])
+            async with one_stall(app, Reason.LOAD):
+
+                async def unready():
+                    return health.unready()
+
+                await until(unready)
+                assert "the step loader has not succeeded" in health.unready()[0]
+                go_on.set()
+            await called(calls)
+        assert "the loader has been at work for" in log()[0]
+
+    async def test_because_nobody_has_the_function(self, tmp_path, log):
+        async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
+            async with node(f"sqlite:///{tmp_path}/tasks.db", dispatch=False) as (other, _, _):
+                task = await other.submit("sms", ["a"])
+            async with one_stall(app, Reason.FUNCTION):
+                assert health.unready() == []
+                await app.cancel(task.id)
+        assert "of 'sms'" in log()[0]
+
+    async def test_because_the_store_does_not_answer(self, log):
+        with PostgresServer() as server:
+            async with node(server.url, ["mail"]) as (app, health, calls):
+                await ready(app)
+                await app.submit("mail", ["a"], delay=0.5)
+                await asyncio.to_thread(server.kill)
+                async with one_stall(app, Reason.STORE):
+                    assert "the store" in health.unready()[0]
+                    assert "127.0.0.1" not in " ".join(health.unready())
+                    await asyncio.to_thread(server.start)
+                await called(calls)
+        assert "(store)" in log()[0]
+
+
+class TestATaskThatMayNotBeRun:
+    """Is none that stands still, however long it is due."""
+
+    async def looked_at(self, app, task):
+        """Wait until it could have been found, several times."""
+        health, looks = app.node.health, []
+        judge = health._judge
+        health._judge = lambda view: (looks.append(view), judge(view))
+
+        async def often():
+            return app.node.store.now_ms() - task.due_at_ms > 500 and len(looks) > 5
+
+        await until(often)
+
+    async def test_as_its_service_is_disabled(self, tmp_path, log):
+        app = Scheduler(f"sqlite:///{tmp_path}/tasks.db")
+        app.task(enabled=False, name="mail")(lambda word: word)
+        async with app:
+            await self.looked_at(app, await app.submit("mail", ["a"]))
+            assert app.node.health.stalled == {}
+        assert log() == []
+
+    async def test_as_all_permits_are_taken(self, tmp_path, log):
+        app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", grace=0)
+        go_on = asyncio.Event()
+
+        async def mail(word):
+            await go_on.wait()
+
+        app.task(concurrency=1)(mail)
+        async with app:
+            first = await app.submit("mail", ["a"])
+
+            async def runs():
+                return first.id in app.node.dispatch.running
+
+            await until(runs)
+            second = await app.submit("mail", ["b"])
+            await self.looked_at(app, second)
+            assert app.node.health.stalled == {}
+            go_on.set()
+            await app.wait(second.id)
+        assert log() == []
+
+    async def test_as_it_is_one_of_a_backlog_that_gets_on(self, tmp_path, log):
+        app = Scheduler(f"sqlite:///{tmp_path}/tasks.db")
+
+        @app.task(concurrency=1)
+        async def mail(word):
+            await asyncio.sleep(0.02)
+
+        async with app:
+            tasks = [await app.submit("mail", [n]) for n in range(60)]
+            for task in tasks:
+                await app.wait(task.id)
+        assert log() == []
+
+
+class TestReadiness:
+    async def test_a_node_is_ready_when_it_owns_shards_or_knows_who_does(self, postgres_url):
+        async with node(postgres_url, ["mail"], shards=1) as (first, _, _):
+            await ready(first)
+            async with node(postgres_url, ["mail"]) as (second, _, _):
+                await ready(second)
+                owned = [len(one.node.coordinator.owned()) for one in (first, second)]
+                assert sorted(owned) == [0, 1]
+
+    async def test_one_that_only_submits_needs_the_store_alone(self, postgres_url):
+        async with node(postgres_url, dispatch=False) as (app, _, _):
+            await ready(app)
+
+    @pytest.mark.parametrize("dispatch", [True, False])
+    async def test_none_is_where_the_database_may_only_be_read(self, postgres_url, dispatch):
+        async with node(postgres_url, ["mail"], dispatch=dispatch) as (app, health, _):
+            await ready(app)
+            database = postgres_url.rpartition("/")[2]
+            async with connected(postgres_url) as user:
+                alter = f"ALTER DATABASE {database} SET default_transaction_read_only"
+                others = (
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+                await user.execute(f"{alter} = on")
+                await user.execute(others)
+
+                async def unready():
+                    return any("cannot be written" in one for one in health.unready())
+
+                await until(unready)
+                await user.execute(f"SET default_transaction_read_only = off; {alter} = off")
+                await user.execute(others)
+            await ready(app)
+
+    async def test_none_is_while_another_process_keeps_a_sqlite_file_locked(self, tmp_path):
+        path = tmp_path / "tasks.db"
+        async with node(f"sqlite:///{path}", ["mail"]) as (app, health, _):
+            await ready(app)
+            # By the same library: two of them in one process do not see each other's locks.
+            with contextlib.closing(SqliteStore(path)._connect()) as other:
+                other.run("BEGIN IMMEDIATE")
+
+                async def unready():
+                    return any("the store" in one for one in health.unready())
+
+                await until(unready)
+                other.run("ROLLBACK")
+            await ready(app)
+
+    async def test_a_node_whose_loop_has_lost_the_store_says_for_how_long(
+        self, tmp_path, monkeypatch
+    ):
+        async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
+            await ready(app)
+            go_on = asyncio.Event()
+            monkeypatch.setattr(health, "_look", go_on.wait)
+
+            async def unready():
+                return any("has not answered for" in one for one in health.unready())
+
+            await until(unready)

@@ -1,0 +1,70 @@
+"""What stands still, seen through the server: the log, the metrics, and `/readyz`."""
+
+import re
+
+import psycopg
+import pytest
+
+from tickwheel.durable.health import Reason
+from web.serving import wait_until
+
+pytestmark = pytest.mark.usefixtures("watched")
+
+
+def stalled(server):
+    """For how long something has stood still, by reason."""
+    page = server.get("/metrics", status=200).body.decode()
+    found = re.findall(r'^tickwheel_stalled_seconds\{reason="(\w+)"\} (\S+)$', page, re.MULTILINE)
+    return {reason: float(seconds) for reason, seconds in found}
+
+
+def is_ready(server):
+    return server.get("/readyz").status == 200
+
+
+def test_a_task_that_is_locked_is_named_in_the_log_and_the_metrics(serve, postgres_url, receiver):
+    taker = serve("--submit-only", store=postgres_url)
+    taker.service(endpoint=receiver.url("/ok"))
+    task = taker.submit(delay=0)
+    with psycopg.connect(postgres_url) as user:
+        user.execute("SELECT 1 FROM task FOR UPDATE")
+        server = serve("--log-format", "json", store=postgres_url)
+        wait_until(lambda: stalled(server)["locked"] > 5, "the metric tells of it")
+        assert stalled(server).keys() == {*Reason}
+        assert server.get("/v1/stats").json["stalled"]["locked"] > 5
+        assert is_ready(server)  # what others have locked is not the node's fault
+        lines = [line for line in server.lines() if "stalled (locked)" in line["message"]]
+        assert [(line["level"], line["task"]) for line in lines] == [("warning", task["id"])]
+        user.rollback()
+    taker.task_in(task["id"], "finished")
+    wait_until(lambda: not any(stalled(server).values()), "nothing stands still")
+
+
+def test_without_a_node_that_dispatches_the_one_that_submits_says_so(serve, postgres_url):
+    taker = serve("--submit-only", "--log-format", "json", store=postgres_url)
+    taker.service()
+    taker.submit(delay=0)
+    wait_until(lambda: stalled(taker)["owner"] > 5, "the metric tells of it")
+    assert "no node owns its shard" in taker.log()
+    assert is_ready(taker)
+
+
+def test_a_database_that_may_only_be_read_makes_it_unready(serve, postgres_url):
+    server = serve(store=postgres_url, errors=True)
+    wait_until(lambda: is_ready(server), "it can do its work")
+    name = postgres_url.rpartition("/")[2]
+    with psycopg.connect(postgres_url, autocommit=True) as user:
+        others = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        user.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        user.execute(others)
+        wait_until(lambda: not is_ready(server), "it cannot do its work")
+        answer = server.get("/readyz").json
+        assert answer["status"] == "unavailable"
+        assert "cannot be written" in answer["reasons"][0] or "the store" in answer["reasons"][0]
+        user.execute("SET default_transaction_read_only = off")
+        user.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = off")
+        user.execute(others)
+    wait_until(lambda: is_ready(server), "it can do its work again")
