@@ -10,9 +10,10 @@ from durable.postgres_stage import connected, until
 from servers import PostgresServer
 from tickwheel.durable import Scheduler
 from tickwheel.durable import health as health_module
-from tickwheel.durable.health import Reason
+from tickwheel.durable.health import Reason, View
 from tickwheel.durable.loader import Loader
 from tickwheel.durable.stores.sqlite import SqliteStore
+from tickwheel.durable.task import Due
 from tickwheel.errors import StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -247,6 +248,14 @@ class TestATaskThatMayNotBeRun:
             await app.wait(second.id)
         assert log() == []
 
+    async def test_as_it_has_been_found_once_only(self, tmp_path):
+        async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
+            await ready(app)
+            due, later = (Due("1" * 32, at_ms, "mail", 0, 0) for at_ms in (5, 6))
+            for found, stalls in ((due, False), (later, False), (later, True)):
+                health._judge(View({}, frozenset(), frozenset(), [found]))
+                assert bool(health.stalled) == stalls
+
     async def test_as_it_is_one_of_a_backlog_that_gets_on(self, tmp_path, log):
         app = Scheduler(f"sqlite:///{tmp_path}/tasks.db")
 
@@ -288,8 +297,12 @@ class TestReadiness:
                 await user.execute(f"{alter} = on")
                 await user.execute(others)
 
-                async def unready():
-                    return any("cannot be written" in one for one in health.unready())
+                looks = []
+                look = health._look
+                health._look = lambda: (looks.append(health.unready()), look())[1]
+
+                async def unready():  # also when it has connected again
+                    return len(looks) > 20 and all(looks[-5:])
 
                 await until(unready)
                 await user.execute(f"SET default_transaction_read_only = off; {alter} = off")

@@ -28,6 +28,8 @@ FAMILIES = {  # by name: the kind, and the labels
     "tickwheel_shards_owned": ("gauge", set()),
     "tickwheel_nodes": ("gauge", set()),
     "tickwheel_clock_offset_seconds": ("gauge", set()),
+    "tickwheel_ready": ("gauge", set()),
+    "tickwheel_stalled_seconds": ("gauge", {"reason"}),
     "tickwheel_http_requests": ("counter", {"method", "route", "status"}),
     "tickwheel_http_request_seconds": ("histogram", {"route"}),
 }
