@@ -208,9 +208,9 @@ class Node:
         return self._leaving
 
     async def _leave(self) -> None:
-        names = ("health", "dispatch", "recurring", "expiry", "prune", "loader", "orphans")
-        names += ("coordinator",)
-        await asyncio.gather(*(self._steps[name].stop(PATIENCE_SECONDS) for name in names))
+        kept = {"directory", "leases", "unproven leases"}  # for calls that are under way
+        steps = [step for name, step in self._steps.items() if name not in kept]
+        await asyncio.gather(*(step.stop(PATIENCE_SECONDS) for step in steps))
         try:
             await self.coordinator.stop()  # ends count without shards: others may have them now
             self._joined = False
