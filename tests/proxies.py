@@ -1,0 +1,121 @@
+"""A TCP proxy between a client and a server, with faults that a test sets while it runs."""
+
+import asyncio
+import random
+import threading
+from urllib.parse import urlsplit
+
+CHUNK = 4096  # bytes that are passed on at a time
+
+
+class Proxy:
+    """Passes bytes on to `port` of this machine, on a thread of its own, while it is entered.
+
+    - `rate`: bytes per second from the server to all clients together; None: no limit.
+    - `loses`: the share of answers that are lost: the request has reached the server, and the
+      connection is closed instead. An answer is what comes in one piece.
+    - `silent`: nothing is passed on in either direction, and connections stay open.
+    - `passed`: bytes that have come from the server so far.
+    """
+
+    def __init__(self, port, *, seed=0):
+        self.rate = None
+        self.loses = 0.0
+        self.silent = False
+        self.passed = 0
+        self.port = 0
+        self._target = port
+        self._chance = random.Random(seed)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._server = None
+        self._writers = set()
+        self._tasks = set()
+        self._turn = None
+
+    def __enter__(self):
+        self._thread.start()
+        self._run(self._listen())
+        return self
+
+    def __exit__(self, *_):
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def url_for(self, url):
+        """A server's URL, with the proxy in its place."""
+        parts = urlsplit(url)
+        user = parts.netloc.rpartition("@")[0]
+        place = f"127.0.0.1:{self.port}"
+        return parts._replace(netloc=f"{user}@{place}" if user else place).geturl()
+
+    def heal(self):
+        """End all faults; connections that are open stay so."""
+        self.rate, self.loses, self.silent = None, 0.0, False
+
+    def cut(self):
+        """Close all connections."""
+        self._run(self._cut())
+
+    def _run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _listen(self):
+        self._turn = asyncio.Lock()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _close(self):
+        self._server.close()
+        await self._cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _cut(self):
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _accept(self, reader, writer):
+        self._tasks.add(asyncio.current_task())
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, back}
+        ways = [self._pass(reader, back, self._request), self._pass(there, writer, self._answer)]
+        try:
+            await asyncio.wait(
+                [asyncio.ensure_future(way) for way in ways], return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for one in (writer, back):
+                self._writers.discard(one)
+                one.transport.abort()
+            self._tasks.discard(asyncio.current_task())
+
+    async def _pass(self, reader, writer, faulty):
+        try:
+            while data := await reader.read(CHUNK):
+                while self.silent:
+                    await asyncio.sleep(0.01)
+                if await faulty(len(data)):
+                    return
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            return
+
+    async def _request(self, _):
+        return False
+
+    async def _answer(self, size):
+        """Wait as long as that many bytes take; whether they are lost."""
+        self.passed += size
+        if self.rate is not None:
+            async with self._turn:
+                await asyncio.sleep(size / self.rate)
+        return self._chance.random() < self.loses
