@@ -14,7 +14,7 @@ from stage import program
 from tickwheel import ManualClock
 from tickwheel.durable import Blocking, Scheduler, State, current_task
 from tickwheel.durable.verbs import Verbs
-from tickwheel.errors import AttemptOver, KeyTaken, NotStarted, UnknownTask
+from tickwheel.errors import AttemptOver, KeyReused, KeyTaken, NotStarted, UnknownTask
 
 pytestmark = pytest.mark.usefixtures("watched")
 
@@ -89,6 +89,15 @@ class TestVerbs:
             ]  # fmt: skip
             assert [node.shards for node in b.nodes()] == [len(b.shards())]
             assert b.counts() == {"live": 0, "final": 1}
+
+    def test_the_same_request_again_stores_nothing(self, app):
+        with app.blocking() as b:
+            note = app._functions["note"]
+            first = b.submit(note, "a", delay=100, idempotency_key="k")
+            assert b.submit(note, "a", delay=100, idempotency_key="k").id == first.id
+            with pytest.raises(KeyReused):
+                b.submit(note, "b", delay=100, idempotency_key="k")
+            assert b.counts()["live"] == 1
 
     def test_all_the_others(self, app):
         with app.blocking() as b:

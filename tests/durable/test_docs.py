@@ -125,7 +125,7 @@ def test_the_table_of_errors_is_that_of_the_code():
         if isinstance(error := getattr(tickwheel.durable, name), type)
         and issubclass(error, TickwheelError)
     ]
-    assert told == {(error.__name__, error.__bases__[1].__name__, error.code) for error in errors}
+    assert told == {(error.__name__, error.__bases__[-1].__name__, error.code) for error in errors}
 
 
 def test_the_tables_in_the_reference_are_those_of_the_schemas():

@@ -186,7 +186,7 @@ class TestReservedWords:
     def test_the_words_are_those_that_submit_documents(self):
         assert {
             "delay", "at", "key", "on_conflict", "priority", "timeout", "deadline", "max_attempts",
-            "connection",
+            "idempotency_key", "connection",
         } == OPTIONS  # fmt: skip
 
     def test_one_that_goes_by_position_may(self, app):

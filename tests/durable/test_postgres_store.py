@@ -20,6 +20,7 @@ from contracts.stores import (
     ending,
     later,
     lease,
+    replay_of,
     request,
     stored,
     task,
@@ -1461,6 +1462,87 @@ class TestASubmitInTheUsersTransaction:
                 assert await one.get([given.id, keyed.id]) == [given, keyed]
             assert [(await one.counts())["live"] for one in (store, own)] == [2, 2]
             assert await user.fetchval("SELECT count(*) FROM public.task") == 0
+
+    async def test_a_request_that_was_made_before_is_answered_and_stores_nothing(self, store, way):
+        given, again, later_on = (later(store, body=b"\x00") for _ in range(3))
+        assert await way(request(given), request(again)) == [given, Repeated(True, given)]
+        assert await way(request(later_on)) == [Repeated(True, given)]
+        assert await store.insert([request(later_on)], {}) == [Repeated(True, given)]
+        assert await way(request(later_on, digest="other")) == [Repeated(False, None)]
+        assert await store.get([again.id, later_on.id]) == [None, None]
+
+    async def test_one_that_the_service_took_is_known_on_a_connection_too(self, store, way):
+        given = later(store)
+        await store.insert([request(given)], {})
+        assert await way(request(later(store))) == [Repeated(True, given)]
+        assert await way(request(given)) == [given], "this very one: its answer was lost"
+
+    async def test_a_final_task_is_answered_as_it_is_and_one_that_is_gone_is_told(
+        self, store, way, epochs
+    ):
+        (given,) = await way(request(task(store)))
+        (running,) = await claim(store, [given], epochs)
+        await store.record([ending(running, result_body='{"a": 1}')])
+        (final,) = await store.get([given.id])
+        assert await way(request(later(store))) == [Repeated(True, final)]
+        await store.replay([replay_of(store, final)], force=False)
+        (replayed,) = await store.get([given.id])
+        assert await way(request(later(store))) == [Repeated(True, replayed)]
+        await store.prune(final.updated_at_ms + HOUR, 10)
+        assert await way(request(later(store))) == [Repeated(True, None)]
+
+    async def test_after_a_rollback_a_request_was_never_made(self, store, way):
+        given, again = later(store), later(store)
+        await way(request(given), end="rollback")
+        assert await way(request(again)) == [again]
+
+    async def test_a_request_that_is_refused_has_not_used_its_name(self, store, way):
+        (holder,) = await stored(store, later(store, key="k"))
+        refused = request(later(store, key="k"))
+        assert await way(refused) == [Taken(holder)]
+        other = later(store)
+        assert await way(request(other, digest="other")) == [other]
+
+    @pytest.mark.parametrize("on_conflict", ["keep", "replace"])
+    async def test_a_request_is_known_by_the_task_that_has_the_key(self, store, way, on_conflict):
+        (holder,) = await stored(store, later(store, key="k"))
+        for _ in range(2):
+            (answer,) = await way(request(later(store, key="k"), on_conflict=on_conflict))
+            found = answer.holder if isinstance(answer, Taken) else getattr(answer, "task", answer)
+            assert found.id == holder.id
+
+    async def test_while_it_is_open_no_other_can_make_the_same_request(self, store, user):
+        await user.execute("BEGIN")
+        given = later(store)
+        await store.insert_on(user, request(given))
+        with pytest.raises(Locked):
+            await store.insert([request(later(store))], {}, patient=False)
+        await user.execute("COMMIT")
+        assert await store.insert([request(later(store))], {}) == [Repeated(True, given)]
+
+    async def test_in_a_savepoint_that_is_rolled_back_it_was_never_made(self, store, user):
+        given, again = later(store), later(store)
+        async with user.transaction():
+            with contextlib.suppress(ZeroDivisionError):
+                async with user.transaction():
+                    assert await store.insert_on(user, request(given)) == given
+                    raise ZeroDivisionError
+            assert await store.insert_on(user, request(again)) == again
+        assert await store.get([given.id, again.id]) == [None, again]
+
+    async def test_without_a_transaction_a_request_with_a_name_is_refused(
+        self, store, user, postgres_url
+    ):
+        with pytest.raises(ValueError, match="needs a transaction"):
+            await store.insert_on(user, request(later(store)))
+        auto = await psycopg.AsyncConnection.connect(postgres_url, autocommit=True)
+        async with auto:
+            with pytest.raises(ValueError, match="needs a transaction"):
+                await store.insert_on(auto, request(later(store)))
+            async with auto.transaction():
+                given = later(store)
+                assert await store.insert_on(auto, request(given)) == given
+        assert (await store.counts())["live"] == 1
 
     async def test_a_style_that_there_is_not(self, store):
         with pytest.raises(ValueError, match="'qmark'"):

@@ -231,3 +231,13 @@ def test_when_its_task_is_not_kept_any_more_the_request_is_known_to_have_been_ma
 
 def test_a_key_is_kept_with_its_caller_and_a_digest():
     assert Idempotency._fields == ("caller", "key", "digest")
+
+
+def test_a_key_of_the_process_itself_is_none_of_the_api(mail):
+    body = {"service": "mail", "delay": 60}
+    over_http = mail.post("/v1/tasks", body, headers=KEY, status=201).json["id"]
+    options = {"delay": 60, "idempotency_key": "order-1"}
+    embedded = mail.run(mail.scheduler.submit("mail", None, **options)).id
+    assert embedded != over_http
+    assert mail.post("/v1/tasks", body, headers=KEY, status=201).json["id"] == over_http
+    assert mail.run(mail.scheduler.submit("mail", None, **options)).id == embedded

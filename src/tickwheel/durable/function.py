@@ -48,6 +48,7 @@ class Options(TypedDict, total=False):
     timeout: float | timedelta | None
     deadline: float | timedelta | datetime | None
     max_attempts: int | None
+    idempotency_key: str | None
     connection: Any
 
 
@@ -149,9 +150,9 @@ class TaskFunction(Generic[P, R]):
         """Submit a call with these arguments, and wait until it is stored.
 
         Besides the function's own arguments it takes the options of `Scheduler.submit`: `delay` or
-        `at`, `key`, `on_conflict`, `priority`, `timeout`, `deadline`, `max_attempts`, `connection`.
-        Type checkers accept options after positional arguments; with named arguments use
-        `options(...)`.
+        `at`, `key`, `on_conflict`, `priority`, `timeout`, `deadline`, `max_attempts`,
+        `idempotency_key`, `connection`. Type checkers accept options after positional arguments;
+        with named arguments use `options(...)`.
         """
         return await self._app.submit(self, *args, **kwargs)
 

@@ -121,13 +121,13 @@ class Store(Protocol):
           submission that is `patient` after some seconds, otherwise after a moment.
         """
 
-    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:
+    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
         """Store a task by a connection of the user's own, in the user's transaction.
 
         Plain connections that block are for `insert_on_now`, in the user's own thread.
         """
 
-    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken:
+    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
         """Store a task by a plain DB-API connection of the user's own."""
 
     async def due(

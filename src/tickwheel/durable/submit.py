@@ -9,10 +9,11 @@ import asyncio
 import math
 import random
 from collections import deque
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel.arguments import bounded, nanoseconds
+from tickwheel.durable import serial
 from tickwheel.durable.aside import Aside
 from tickwheel.durable.batch import HEAVY, Batch, Room
 from tickwheel.durable.outcome import milliseconds
@@ -368,6 +369,21 @@ def names(submission: Submission) -> Iterator[tuple[str, str, str]]:
         yield "key", task.service, task.key
     if named is not None:
         yield "request", named.caller, named.key
+
+
+def request_bytes(service: str, body: bytes, options: Mapping[str, Any]) -> bytes:
+    """Return what was asked for as bytes: the same for the same request, in any process."""
+    given = [[name, plain_option(options[name])] for name in sorted(options)]
+    return serial.encode([service, [one for one in given if one[1] is not None]]) + b"\n" + body
+
+
+def plain_option(value: Any) -> Any:
+    """Return an option so that 60, 60.0 and a timedelta of a minute are the same."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value if value is None or isinstance(value, str) else float(value)
 
 
 def repeated(submission: Submission, answer: Repeated) -> Task:

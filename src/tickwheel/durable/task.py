@@ -6,6 +6,7 @@ them as aware datetimes.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -16,6 +17,7 @@ from tickwheel.durable import serial
 
 SHARDS = 64  # unless told otherwise when the store is made
 MAX_SHARDS = 4096  # twelve bits of an id
+MAX_IDEMPOTENCY_KEY = 200  # characters
 MAX_AT_MS = 253_402_300_799_999  # the last moment of the year 9999
 
 
@@ -151,6 +153,18 @@ class Idempotency(NamedTuple):
     caller: str
     key: str
     digest: str  # of what was asked for: under the same name it must be the same
+
+    @classmethod
+    def of(cls, caller: str, key: str, request: bytes) -> Idempotency:
+        """Return the name of a request, given its key and what it asks for; raise for no key."""
+        if not isinstance(key, str):
+            raise TypeError(f"an idempotency key must be a str, got {key!r:.100}")
+        key = key.strip()
+        if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY or not (key.isascii() and key.isprintable()):
+            raise ValueError(
+                f"an idempotency key must be 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters"
+            )
+        return cls(caller, key, hashlib.sha256(request).hexdigest())
 
 
 class Submission(NamedTuple):

@@ -19,11 +19,12 @@ from tickwheel.durable.progress import showing
 from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.service import Service, check_name, seconds_of
 from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay, error_bytes
-from tickwheel.durable.submit import Refused, later_ms, moment_ms
+from tickwheel.durable.submit import Refused, later_ms, moment_ms, request_bytes
 from tickwheel.durable.task import (
     Attempt,
     Event,
     Filter,
+    Idempotency,
     State,
     Submission,
     Taken,
@@ -81,6 +82,9 @@ class Verbs(Administration):
         - `priority` (higher first), `timeout` (of one attempt, at most the service's),
           `max_attempts`, `deadline` (a moment, or seconds from now, after which it is not run any
           more).
+        - `idempotency_key`: the same one again within 24 hours, with the same arguments and
+          options, stores nothing and returns the task that the first one stored; with others it
+          raises `KeyReused`.
         - `connection`: the task is stored by this PostgreSQL connection of yours, in your
           transaction, and exists when that commits.
         """
@@ -108,8 +112,9 @@ class Verbs(Administration):
         """Store many tasks, in commits of a thousand, and return them in their order.
 
         A request is made by `function.request(...)`, or is a mapping: "service", "payload", and
-        options. One whose key is taken gives that `KeyTaken` in its place; one that cannot be right
-        raises, and those of the thousands before it are stored.
+        options. One that is refused gives the reason in its place: `KeyTaken`, or `KeyReused` for
+        its idempotency key. One that cannot be right raises, and those of the thousands before it
+        are stored.
         """
         node = self._started()
         known = requests if isinstance(requests, Sized) else [*requests]
@@ -174,7 +179,15 @@ class Verbs(Administration):
             )
         # A service that is unknown here bounds the timeout where its task is called.
         known = known or Service(service, timeout=None)
-        return node.submit.build(known, body, hashed=hashed, **options)
+        options = dict(options)
+        key = options.pop("idempotency_key", None)
+        submission = node.submit.build(known, body, hashed=hashed, **options)
+        if key is None:
+            return submission
+        # A caller of its own: over HTTP no namespace has a colon.
+        caller = f"{LOCAL}:{namespace_of(service)}"
+        named = Idempotency.of(caller, key, request_bytes(service, body, options))
+        return submission._replace(idempotency=named)
 
     async def feedback(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.task import Page, Submission
 
 CREATED = 201
-KEY_LENGTH = 200
 TURN = 500  # items of a batch between two looks at what else is to be done
 SPARE = 4  # commas or lines for each task that a batch may have: with more, it is looked at first
 
@@ -49,13 +47,9 @@ async def submit(call: Call, body: types.SubmitTask) -> Reply:
 def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
     """Return the name that a caller has given a request; the body must be the same each time."""
     try:
-        key = named.decode("ascii").strip()
-    except UnicodeDecodeError:
-        key = ""
-    if not key or len(key) > KEY_LENGTH or not key.isprintable():
-        raise Refused("bad_request", "Idempotency-Key must be 1 to 200 printable ASCII characters")
-    digest = hashlib.sha256(body).hexdigest()
-    return Idempotency(call.access.namespace, key, digest)
+        return Idempotency.of(call.access.namespace, named.decode("latin-1"), body)
+    except ValueError as error:
+        raise Refused("bad_request", f"Idempotency-Key: {error}") from None
 
 
 def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -> Submission:

@@ -220,11 +220,11 @@ class PostgresStore:
                     )
                 )
 
-    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:
+    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
         """Store a task by a connection of asyncpg or an asynchronous one of psycopg."""
         return await insert_on(connection, submission, self.schema)
 
-    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken:
+    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
         """Store a task by a connection of psycopg or psycopg2, or Django's `connection`."""
         return insert_on_now(connection, submission, self.schema)
 

@@ -1,26 +1,30 @@
-"""A submit in the user's own transaction: one statement on the user's own connection.
+"""A submit in the user's own transaction: by statements on the user's own connection.
 
 The task is there when that transaction commits, and never was when it does not. Its shard goes by
 hash and no shard row is locked, so a transaction may stay open as long as it likes; only the task's
-key, when it has one, is held until then. The statement names the schema of the table, since that
-connection's search_path is the user's; errors of that connection stay as they are.
+key and its idempotency key, when it has them, are held until then. A statement names the schema of
+its table, since that connection's search_path is the user's; errors of that connection stay as they
+are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel.durable.stores import postgres_statements as sql
-from tickwheel.durable.stores.rows import inserted, task_of
-from tickwheel.durable.task import Taken, Task
+from tickwheel.durable.stores.rows import answered_with, inserted, repeated, task_of
+from tickwheel.durable.task import Repeated, Taken, Task
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from tickwheel.durable.task import Idempotency, Submission
 
-    from tickwheel.durable.task import Submission
+Row = Sequence[Any] | Mapping[str, Any]
+Statement = tuple[str, list[Any]]
+Answer = Task | Taken | Repeated
+Steps = Generator[Statement, Row | None, Answer]
 
 TURNS = 8
 KINDS = ("text::uuid", "text", "bytea", "text", "bigint", "integer", "integer", "integer", "bigint",
@@ -30,6 +34,37 @@ RETURNED = ", ".join(
     f"translate({name}::text, '-', '') AS {name}" if name in {"id", "replay_of"} else name
     for name in sql.LIVE.split(", ")
 )
+FINAL_RETURNED = RETURNED.replace(
+    "lease_until_ms, started_at_ms",
+    "NULL::bigint AS lease_until_ms, NULL::bigint AS started_at_ms, result,"
+    " translate(replayed_as::text, '-', '') AS replayed_as",
+)
+# The time of now() is that of the transaction: without one each statement has its own.
+BEGAN = "SELECT extract(epoch FROM now())::text AS began"
+USE = """
+    WITH used AS (
+        INSERT INTO {schema}.idempotency (caller, key, digest, task_id, used_at_ms)
+        SELECT {0}::text, {1}::text, {2}::text, {3}::text::uuid,
+            floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        WHERE extract(epoch FROM now())::text = {4}::text
+        ON CONFLICT (caller, key) DO NOTHING RETURNING true
+    )
+    SELECT extract(epoch FROM now())::text AS began, EXISTS (SELECT 1 FROM used) AS used
+"""
+USED = """
+    SELECT digest, translate(task_id::text, '-', '') AS task_id FROM {schema}.idempotency
+    WHERE caller = {0}::text AND key = {1}::text
+"""
+USED_FOR = """
+    UPDATE {schema}.idempotency SET task_id = {0}::text::uuid
+    WHERE caller = {1}::text AND key = {2}::text RETURNING true AS used
+"""
+UNUSED = """
+    DELETE FROM {schema}.idempotency WHERE caller = {0}::text AND key = {1}::text
+    RETURNING true AS unused
+"""
+LIVE_BY_ID = f"SELECT {RETURNED} FROM {{schema}}.task WHERE id = {{0}}::text::uuid"  # noqa: S608
+FINAL_BY_ID = f"SELECT {FINAL_RETURNED} FROM {{schema}}.backlog WHERE id = {{0}}::text::uuid"  # noqa: S608
 REPLACED = ("payload", "due_at_ms", "priority", "max_attempts", "timeout_ms", "deadline_at_ms",
             "updated_at_ms")  # fmt: skip
 _HOLDER = sql.by_key("(SELECT key FROM given)", "(SELECT service FROM given)")
@@ -56,8 +91,6 @@ def insert_statement(
     """
     if style not in {"$1", "%s"}:
         raise ValueError(f'the style of a statement is "$1" or "%s", got {style!r}')
-    if submission.idempotency is not None:
-        raise ValueError("a submit in the user's own transaction takes no idempotency key")
     values: list[Any] = []
     table = f'"{schema}".task'
 
@@ -88,32 +121,98 @@ def insert_statement(
     return statement, values
 
 
-async def insert_on(connection: Any, submission: Submission, schema: str) -> Task | Taken:
-    """Store a task on a connection of asyncpg, or an asynchronous one of psycopg."""
+def steps(submission: Submission, schema: str, style: str) -> Steps:
+    """Give the statements of a submit, each with its values; each is answered by its first row.
+
+    The name of the request comes first, as everywhere: whoever has it stores the task. It is let go
+    when the task is refused.
+    """
+    named = submission.idempotency
+    if named is not None:
+        made = yield from use(submission, named, schema, style)
+        if made is not None:
+            return made
     for _ in range(TURNS):
-        if hasattr(connection, "fetchrow"):
-            statement, values = insert_statement(submission, schema, "$1")
+        row = yield insert_statement(submission, schema, style)
+        if row is not None:
+            break
+    else:
+        raise StoreUnavailable(f"the key {submission.task.key!r} changes hands all the time")
+    found = answer(row)
+    if named is not None:
+        task_id = answered_with(submission, found)
+        if task_id is None:
+            yield written(UNUSED, schema, style, named.caller, named.key)
+        elif task_id != submission.task.id:
+            yield written(USED_FOR, schema, style, task_id, named.caller, named.key)
+    return found
+
+
+def use(
+    submission: Submission, named: Idempotency, schema: str, style: str
+) -> Generator[Statement, Row | None, Task | Repeated | None]:
+    """Take the name of a request; return the answer when it was made before, else None.
+
+    Without a transaction the name would be taken for good before the task is stored.
+    """
+    [began] = columns_of((yield written(BEGAN, schema, style)))
+    for _ in range(TURNS):
+        row = yield written(USE, schema, style, *named, submission.task.id, began)
+        at, took = columns_of(row)
+        if at != began:
+            raise ValueError(
+                "idempotency_key with connection= needs a transaction: begin one first"
+            )
+        if took:
+            return None
+        row = yield written(USED, schema, style, named.caller, named.key)
+        if row is not None:
+            digest, task_id = columns_of(row)
+            # Live ones first: what ends in between is then found in the backlog.
+            for statement in (LIVE_BY_ID, FINAL_BY_ID):
+                row = yield written(statement, schema, style, task_id)
+                if row is not None:
+                    break
+            return repeated(submission, digest, None if row is None else stored_task(row))
+    raise StoreUnavailable(f"the idempotency key {named.key!r} changes hands all the time")
+
+
+def written(text: str, schema: str, style: str, *values: Any) -> Statement:
+    """Return a statement for drivers of a style, and its values."""
+    marks = ["%s" if style == "%s" else f"${number}" for number in range(1, len(values) + 1)]
+    return text.format(*marks, schema=f'"{schema}"'), [*values]
+
+
+async def insert_on(connection: Any, submission: Submission, schema: str) -> Answer:
+    """Store a task on a connection of asyncpg, or an asynchronous one of psycopg."""
+    asyncpgs = hasattr(connection, "fetchrow")
+    work = steps(submission, schema, "$1" if asyncpgs else "%s")
+    row = None
+    while True:
+        try:
+            statement, values = work.send(row)
+        except StopIteration as end:
+            return cast("Answer", end.value)
+        if asyncpgs:
             row = await connection.fetchrow(statement, *values)
         else:
-            statement, values = insert_statement(submission, schema, "%s")
             async with connection.cursor(**plain_rows(connection)) as cursor:
                 await cursor.execute(statement, values)
                 row = await cursor.fetchone()
-        if row is not None:
-            return answer(row)
-    raise given_up(submission)
 
 
-def insert_on_now(connection: Any, submission: Submission, schema: str) -> Task | Taken:
+def insert_on_now(connection: Any, submission: Submission, schema: str) -> Answer:
     """Store a task on a connection of psycopg or psycopg2, or on Django's `connection`."""
-    statement, values = insert_statement(submission, schema, "%s")
-    for _ in range(TURNS):
+    work = steps(submission, schema, "%s")
+    row = None
+    while True:
+        try:
+            statement, values = work.send(row)
+        except StopIteration as end:
+            return cast("Answer", end.value)
         with closing(connection.cursor(**plain_rows(connection))) as cursor:
             cursor.execute(statement, values)
             row = cursor.fetchone()
-        if row is not None:
-            return answer(row)
-    raise given_up(submission)
 
 
 def plain_rows(connection: Any) -> dict[str, Any]:
@@ -127,14 +226,21 @@ def plain_rows(connection: Any) -> dict[str, Any]:
     return {"row_factory": tuple_row}
 
 
-def answer(row: Sequence[Any] | Mapping[str, Any]) -> Task | Taken:
-    """Return what the statement's row says."""
-    stored, *columns = row.values() if isinstance(row, Mapping) else row
-    columns[2] = bytes(columns[2])
-    task = task_of(columns)
+def answer(row: Row) -> Task | Taken:
+    """Return what the row of an insert says."""
+    stored, *columns = columns_of(row)
+    task = stored_task(columns)
     return task if stored else Taken(task)
 
 
-def given_up(submission: Submission) -> StoreUnavailable:
-    """Return the error of a key that changes hands all the time."""
-    return StoreUnavailable(f"the key {submission.task.key!r} changes hands all the time")
+def stored_task(row: Row) -> Task:
+    """Return the task of a row."""
+    columns = columns_of(row)
+    columns[2] = bytes(columns[2])
+    return task_of(columns)
+
+
+def columns_of(row: Row | None) -> list[Any]:
+    """Return the values of a row that is there; some drivers give them by name."""
+    assert row is not None
+    return [*(row.values() if isinstance(row, Mapping) else row)]

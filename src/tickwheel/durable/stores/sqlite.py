@@ -249,11 +249,11 @@ class SqliteStore:
 
         return await self._write(Rank.SUBMIT, work)
 
-    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken:
+    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
         """Refuse: only a store on PostgreSQL shares a transaction with the user."""
         return self.insert_on_now(connection, submission)
 
-    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken:
+    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
         """Refuse: only a store on PostgreSQL shares a transaction with the user."""
         raise TypeError("connection= needs a store on PostgreSQL; this one is on SQLite")
 
