@@ -10,12 +10,14 @@ import pytest
 import pytest_asyncio
 
 from contracts.stores import Place, stored, task, wanted
+from contracts.test_coordinator import Member, until
 from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable.coordinators import postgres
 from tickwheel.durable.coordinators.postgres import Held, PostgresCoordinator, share_of
 from tickwheel.durable.store import Claims
 from tickwheel.durable.stores import postgres_pool
+from tickwheel.durable.stores.postgres_listener import Listener
 from tickwheel.durable.stores.postgres_statements import HELD
 from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.errors import Locked, StoreUnavailable
@@ -280,6 +282,160 @@ class TestALease:
                 await asyncio.sleep(0.05)
         assert dead.owned() == {}
         await alive.stop()
+
+
+class TestASession:
+    """Each node on a store of its own, as each process has one. No lease runs out here."""
+
+    @pytest_asyncio.fixture
+    async def join(self, postgres_url, monkeypatch):
+        monkeypatch.setattr(postgres, "SETTLED_SECONDS", 0.2)
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def join(name):
+                store = Place("postgres", postgres_url).store(shards=SHARDS)
+                await store.open()
+                stack.push_async_callback(store.close)
+                member = Member(PostgresCoordinator(store, name, ttl=TTL))
+                stack.push_async_callback(member.stop)
+                await member.start()
+                return member, store
+
+            yield join
+
+    async def share(self, *members):
+        await until(lambda: sum(len(one.owned) for one in members) == SHARDS)
+
+    async def lock_of(self, store, member):
+        """The process number of the session that has a node's lock, or None."""
+        rows = await store.fetch(
+            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
+            " AND classid::bigint << 32 | objid::bigint = $1",
+            member.coordinator._key,
+        )
+        return rows[0][0] if rows else None
+
+    async def test_of_one_that_is_gone_frees_its_shards_before_its_lease_is_over(self, join):
+        """As when the process is killed: the system closes its connections."""
+        (first, its), (second, _) = await join("a"), await join("b")
+        await until(lambda: len(first.owned) == len(second.owned) == SHARDS // 2)
+        before = first.owned
+        await first.halt()
+        await its.session.close()
+        await until(lambda: len(second.owned) == SHARDS)
+        assert all(second.owned[shard] == epoch + 1 for shard, epoch in before.items())
+
+    async def test_that_is_lost_is_made_again_and_has_its_lock_again(self, join):
+        (first, store), (second, _) = await join("a"), await join("b")
+        await self.share(first, second)
+        pid = await self.lock_of(store, first)
+        assert pid is not None
+        await store.fetch("SELECT pg_terminate_backend($1)", pid)
+
+        async def locked_by_another():
+            return await self.lock_of(store, first) not in (None, pid)
+
+        async with asyncio.timeout(30):
+            while not await locked_by_another():
+                await asyncio.sleep(0.01)
+
+    async def test_of_one_that_lives_though_it_was_buried_makes_it_join_again(self, join):
+        (first, store), (second, _) = await join("a"), await join("b")
+        await self.share(first, second)
+        before = first.coordinator._incarnation
+        second.coordinator._gone = {("a", before)}
+        second.coordinator._changed()
+        await until(lambda: first.coordinator._incarnation != before)
+        await until(lambda: len(first.owned) == len(second.owned) == SHARDS // 2)
+        assert await self.lock_of(store, first)
+
+    async def test_of_another_is_not_missed_by_one_that_has_just_lost_its_own(
+        self, join, monkeypatch
+    ):
+        """The server was started again, and nobody has a session yet."""
+        monkeypatch.setattr(postgres, "SETTLED_SECONDS", 3600)
+        (first, its), (second, store) = await join("a"), await join("b")
+        await until(lambda: len(first.owned) == len(second.owned) == SHARDS // 2)
+        pid = await self.lock_of(store, second)
+        await store.fetch("SELECT pg_terminate_backend($1)", pid)
+        await until(lambda: store.session._lost_at is not None)
+        await first.halt()
+        await its.session.close()
+        await until(lambda: store.session.holds(second.coordinator._key))
+        assert await second.coordinator._without_session() == set()
+        assert len(await store.fetch(postgres.LOOK, "b")) == 1, "though it is missing"
+
+    async def test_is_not_missed_of_one_that_never_had_any(self, join, monkeypatch):
+        monkeypatch.setattr(postgres, "SESSION_SECONDS", 0)
+        monkeypatch.setattr(Listener, "_lock", nothing)
+        (first, _), (second, store) = await join("a"), await join("b")
+        await until(lambda: len(first.owned) == len(second.owned) == SHARDS // 2)
+        assert await store.fetch(postgres.LOOK, "b") == []
+
+    async def test_of_one_that_stops_is_let_go(self, join):
+        (first, store), _ = await join("a"), await join("b")
+        await until(lambda: first.owned)
+        await first.stop()
+        async with asyncio.timeout(30):
+            while await self.lock_of(store, first) is not None:
+                await asyncio.sleep(0.01)
+
+    async def test_that_is_gone_leaves_its_name_to_the_next(self, join):
+        first, its = await join("a")
+        await self.share(first)
+        before = first.owned
+        await first.halt()
+        await its.session.close()
+        again, _ = await join("a")
+        await self.share(again)
+        assert all(again.owned[shard] > epoch for shard, epoch in before.items())
+
+
+async def nothing(*_):
+    pass
+
+
+class TestAClockSetBack:
+    async def late(self, cluster, name):
+        """Have a node's lease end an hour from now."""
+        await cluster.store.fetch(
+            "UPDATE node SET lease_until_ms = lease_until_ms + 3600000 WHERE name = $1", name
+        )
+
+    async def test_a_lease_that_is_not_renewed_is_over_after_as_long_as_a_lease(
+        self, cluster, caplog
+    ):
+        await cluster.join("a", "b")
+        cluster.nodes.pop("b")
+        await self.late(cluster, "b")
+        await cluster.settle()
+        assert cluster.shares == [SHARDS // 2]
+        assert caplog.text.count("clock was set back") == 1
+        cluster.clock.advance(TTL - 1)
+        await cluster.settle()
+        assert cluster.shares == [SHARDS // 2]
+        cluster.clock.advance(1)
+        await cluster.settle()
+        assert cluster.shares == [SHARDS]
+        assert await cluster.nodes_known() == ["a"]
+
+    async def test_one_that_renews_its_lease_keeps_its_shards(self, cluster):
+        await cluster.join("a", "b")
+        before = await cluster.look()
+        for _ in range(5):
+            for name in ("a", "b"):
+                await self.late(cluster, name)
+            cluster.clock.advance(TTL / 2)
+            await cluster.settle()
+        assert await cluster.look() == before
+
+    async def test_a_name_is_not_waited_for_until_the_clock_has_caught_up(self, cluster):
+        await cluster.join("a")
+        before = cluster.nodes.pop("a").owned()
+        await self.late(cluster, "a")
+        await cluster.join("a")
+        after = cluster.nodes["a"].owned()
+        assert all(after[shard] == epoch + 1 for shard, epoch in before.items())
 
 
 class TestANode:

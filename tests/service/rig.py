@@ -32,19 +32,19 @@ LIVE = ("delay", "ready", "running")
 class Server(Served):
     """A server on a port that stays its own, which may call receivers on this machine.
 
-    `lease`: how long its leases last, in seconds, instead of 30.
+    - `lease`: how long its leases last, in seconds, instead of 30.
+    - `ttl`: after how many seconds the others notice that it is not heard of, instead of 10.
     """
 
-    def __init__(self, store, directory, *arguments, lease=None, **options):
+    def __init__(self, store, directory, *arguments, lease=None, ttl=None, **options):
         directory.mkdir(exist_ok=True)
         port = servers.free_port()
         given = ("--store", store, "--allow-private-targets", "--log-format", "json", *arguments)
         super().__init__(*given, cwd=directory, listen=f"127.0.0.1:{port}", **options)
-        if lease is not None:
-            self.environment |= {
-                "PYTHONPATH": str(Path(__file__).parent / "short_leases"),
-                "SHORT_LEASE_SECONDS": str(lease),
-            }
+        self.environment |= {"PYTHONPATH": str(Path(__file__).parent / "patched")}
+        for name, seconds in (("LEASE", lease), ("TTL", ttl)):
+            if seconds is not None:
+                self.environment[f"TEST_{name}_SECONDS"] = str(seconds)
 
     def restart(self):
         """Kill it with SIGKILL, and start it again: same port, same store."""

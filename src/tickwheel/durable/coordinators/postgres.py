@@ -3,7 +3,19 @@
 Each node keeps a lease in the table `node`, by the database's clock. Nobody assigns: each node sees
 who lives and who has what, gives up what is more than its share, and takes what nobody has. A node
 whose lease has run out is deleted by whoever notices, and its shards are freed by the same
-statement; so it learns, when it comes back, that it owns nothing. A process that stands still may
+statement; so it learns, when it comes back, that it owns nothing.
+
+A process that dies closes its connections, and the server frees its locks at that moment. Each node
+holds an advisory lock on a connection that lives as long as itself, and the others look for it, a
+few times a second all of them together: where it is missing twice, they do not wait for the lease.
+A node that has only lost that connection connects again in less time. Should it be buried all the
+same, its claims get nothing, and it joins again; what it runs goes on, for attempts have leases of
+their own. When a node has lost its own connection, all may have: then it judges none for a while.
+
+The database's clock may be set back. Then a lease ends far from now; one that was not renewed for
+as long as a lease lasts, by this node's own clock, is over all the same.
+
+A process that stands still may
 have shards locked, in a transaction that waits for it to go on. Not every such wait has a timeout
 in the server (amid a COPY, between Parse and Bind): whoever takes over ends its sessions.
 
@@ -39,6 +51,11 @@ TTL_SECONDS = 10.0
 MARGIN = 0.2  # of the lease: so much earlier a node stops believing in it
 BEATS = 4  # in one lease
 SOON_SECONDS = 0.05
+LOOK_SECONDS = 0.2  # for each node there is: how often each looks for the others' sessions
+CONFIRM_SECONDS = 0.25  # until the second look, after one was missing
+SETTLED_SECONDS = 8.0  # after its own session was lost, for which a node judges none
+SESSION_SECONDS = 1.0  # for which a node that joins waits for its session
+NAMESAKE_SECONDS = 0.5  # until the second try of a node whose name another has
 BLOCKED_SECONDS = 0.5  # so long those who bury wait for a lock before they look who has it
 CHANNEL = "shard"
 
@@ -47,28 +64,46 @@ _MOMENT = """moment AS MATERIALIZED (
     )"""
 _NOW = "(SELECT now_ms FROM moment)"
 
+# The locks that sessions hold, by their keys; and whether a node that should have one has none.
+_SESSIONS = """sessions AS MATERIALIZED (
+        SELECT l.classid::bigint << 32 | l.objid::bigint AS key FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+            AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    )"""
+_SILENT = """(n.session AND NOT EXISTS (
+            SELECT 1 FROM sessions s
+            WHERE s.key = ('x' || left(replace(n.incarnation::text, '-', ''), 16))::bit(64)::bigint
+        ))"""
+# Of a namesake: $6 says that it had it when this node asked before, too.
 JOIN = f"""
-    WITH {_MOMENT}, joined AS (
-        INSERT INTO node AS n (name, incarnation, started_at_ms, lease_until_ms)
-        SELECT $1, $2::uuid, now_ms, now_ms + $3::bigint FROM moment
+    WITH {_MOMENT}, {_SESSIONS}, joined AS (
+        INSERT INTO node AS n (name, incarnation, started_at_ms, lease_until_ms, session)
+        SELECT $1, $2::uuid, now_ms, now_ms + $3::bigint, $5::boolean FROM moment
         ON CONFLICT (name) DO UPDATE SET incarnation = EXCLUDED.incarnation,
-            started_at_ms = EXCLUDED.started_at_ms, lease_until_ms = EXCLUDED.lease_until_ms
+            started_at_ms = EXCLUDED.started_at_ms, lease_until_ms = EXCLUDED.lease_until_ms,
+            session = EXCLUDED.session
         WHERE n.lease_until_ms < {_NOW}
+            OR ($6::boolean AND ({_SILENT} OR n.lease_until_ms > {_NOW} + 2 * $3::bigint))
         RETURNING n.name
     )
     SELECT pg_notify($4, '') FROM joined
 """  # noqa: S608
+# The nodes as they were before: this one's own lease, too.
 BEAT = f"""
     WITH {_MOMENT}, renewed AS (
-        UPDATE node SET lease_until_ms = {_NOW} + $3::bigint
+        UPDATE node SET lease_until_ms = {_NOW} + $3::bigint, session = $4::boolean
         WHERE name = $1 AND incarnation = $2::uuid
         RETURNING name
     )
-    SELECT EXISTS (SELECT 1 FROM renewed),
-        ARRAY(SELECT name FROM node WHERE name = $1 OR lease_until_ms >= {_NOW} ORDER BY name),
-        ARRAY(SELECT name FROM node WHERE name <> $1 AND lease_until_ms < {_NOW}),
+    SELECT EXISTS (SELECT 1 FROM renewed), {_NOW},
+        ARRAY(SELECT name FROM node ORDER BY name),
+        ARRAY(SELECT incarnation FROM node ORDER BY name),
+        ARRAY(SELECT lease_until_ms FROM node ORDER BY name),
         s.shard, s.owner, s.epoch
     FROM shard s ORDER BY s.shard
+"""  # noqa: S608
+LOOK = f"""
+    WITH {_SESSIONS} SELECT n.name, n.incarnation FROM node n WHERE n.name <> $1 AND {_SILENT}
 """  # noqa: S608
 # Shards are locked in their order, as claims do.
 _FREED = """freeing AS MATERIALIZED (
@@ -78,9 +113,12 @@ _FREED = """freeing AS MATERIALIZED (
     )"""
 REAP = f"""
     /* tickwheel: reap */ WITH {_MOMENT}, gone AS (
-        DELETE FROM node WHERE lease_until_ms < {_NOW} RETURNING name
+        DELETE FROM node WHERE lease_until_ms < {_NOW} OR (name, incarnation) IN (
+            SELECT d.name, d.incarnation FROM unnest($1::text[], $2::uuid[]) d (name, incarnation)
+        )
+        RETURNING name
     ), {_FREED}
-    SELECT name FROM gone
+    SELECT name, pg_notify($3, '') FROM gone
 """  # noqa: S608
 # Those that a burial waits for, and that have waited for their own process for a while.
 EVICT = """
@@ -126,10 +164,25 @@ TAKE = f"""
 """  # noqa: S608
 
 
+class Session(Protocol):
+    """A connection that lives as long as the process, and the locks that it holds."""
+
+    async def hold(self, key: int, seconds: float) -> bool: ...
+
+    def holds(self, key: int) -> bool: ...
+
+    def let_go(self, key: int) -> None: ...
+
+    def settled(self, seconds: float) -> bool: ...
+
+
 class PostgresTables(Protocol):
-    """What this asks of the store: its statements and its channels."""
+    """What this asks of the store: its statements, its channels and its session."""
 
     listening_for: Callable[[], Container[int]] | None
+
+    @property
+    def session(self) -> Session: ...
 
     async def fetch(
         self, statement: str, *values: Any, seconds: float = ...
@@ -138,6 +191,14 @@ class PostgresTables(Protocol):
     def hear(self, channel: str, heard: Callable[[str], None]) -> None: ...
 
     def channel(self, name: str) -> str: ...
+
+
+class Member(NamedTuple):
+    """One node as the database has it."""
+
+    name: str
+    incarnation: str
+    lease_until_ms: int
 
 
 class Held(NamedTuple):
@@ -151,7 +212,8 @@ class Held(NamedTuple):
 class PostgresCoordinator:
     """Owns this node's share of the shards of a PostgreSQL store.
 
-    - A node that dies is noticed after `ttl` seconds, one that stops at once.
+    - A process that dies is noticed within a second, a host after `ttl` seconds, a node that stops
+      at once.
     - Shares differ by one at most; as few shards as possible move when a node comes or goes.
     - A name that another live process has is waited for: until then this one owns nothing.
     """
@@ -173,13 +235,18 @@ class PostgresCoordinator:
         self._live = 1
         self._changed: Callable[[], None] = lambda: None
         self._expiry: asyncio.TimerHandle | None = None
-        self._refused = False
+        self._refusals = 0
+        self._joined = False  # under this incarnation
+        self._gone: set[tuple[str, str]] = set()  # nodes whose sessions are gone
+        self._ahead: dict[str, tuple[int, float]] = {}  # by incarnation, leases that end too late
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, changed: Callable[[], None]) -> None:
         """Hear of the others; the first step joins them."""
         self._changed = changed
         self._store.listening_for = self.owned
         self._store.hear(CHANNEL, lambda _: self._changed())
+        self._watching = asyncio.create_task(self._watch(), name="tickwheel-sessions")
 
     def owned(self) -> Mapping[int, int]:
         """Return this node's shards, or none when its lease may have run out."""
@@ -196,13 +263,18 @@ class PostgresCoordinator:
     async def step(self) -> float:
         """Renew the lease, bury the dead, give up what is too much or take what is free."""
         asked = self._clock.time()
-        joined, live, dead, shards = seen(await self._fetch(BEAT, *self._lease()))
+        session = self._store.session.holds(self._key)
+        joined, now_ms, nodes, shards = seen(await self._fetch(BEAT, *self._lease(), session))
         if not joined:
             return await self._join()
         self._believe(asked)
+        stale = {node[:2] for node in nodes if self._is_stale(node, now_ms)}
+        dead = {node[:2] for node in nodes if node.name != self._node} & (stale | self._gone)
+        live = [node.name for node in nodes if node[:2] not in dead]
+        self._gone &= dead
         self._live = max(1, len(live))
         if dead:
-            await self._bury()
+            await self._bury(dead)
             return 0.0
         return SOON_SECONDS if await self._share(live, shards) else self._interval()
 
@@ -212,25 +284,80 @@ class PostgresCoordinator:
         self._owned = {}
         if self._expiry is not None:
             self._expiry.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         with contextlib.suppress(StoreUnavailable):  # then they notice when the lease is over
             channel = self._store.channel(CHANNEL)
             await self._fetch(LEAVE, self._node, self._incarnation, channel)
+        self._store.session.let_go(self._key)
+
+    @property
+    def _key(self) -> int:
+        """The key of this node's lock: the first half of its incarnation."""
+        key = int(self._incarnation[:16], 16)
+        return key - (1 << 64) if key >= 1 << 63 else key
 
     async def _fetch(self, statement: str, *values: Any) -> list[Sequence[Any]]:
         # In time for another try on another connection before the lease is over.
         return await self._store.fetch(statement, *values, seconds=max(self._ttl / 2, 1.0))
 
-    async def _bury(self) -> None:
+    async def _watch(self) -> None:
+        """Notice nodes whose sessions are gone; the next step buries them."""
+        missing: set[tuple[str, str]] = set()
+        while True:
+            pause = LOOK_SECONDS * self._live * random.uniform(0.7, 1.0)  # noqa: S311
+            await asyncio.sleep(CONFIRM_SECONDS if missing else pause)
+            before, missing = missing, await self._without_session()
+            if gone := before & missing:
+                self._gone |= gone
+                missing = set()
+                self._changed()
+
+    async def _without_session(self) -> set[tuple[str, str]]:
+        """Return the nodes that should have a session, and have none now."""
+        if self._live < 2 or not self._store.session.settled(SETTLED_SECONDS):
+            return set()
+        try:
+            rows = await self._fetch(LOOK, self._node)
+        except Exception as error:  # noqa: BLE001
+            # Leases end by themselves; what is wrong with the store, others say.
+            logger.debug("the sessions of other nodes cannot be seen: %r", error)
+            return set()
+        return {(name, incarnation) for name, incarnation in rows}
+
+    def _is_stale(self, node: Member, now_ms: int) -> bool:
+        """Say whether a node's lease is over, or ends too late and has not been renewed."""
+        late = node.lease_until_ms > now_ms + 2 * self._ttl * 1000
+        if not late:
+            self._ahead.pop(node.incarnation, None)
+            return node.lease_until_ms < now_ms
+        now = self._clock.time()
+        lease, since = self._ahead.get(node.incarnation, (0, now))
+        if lease != node.lease_until_ms:
+            since = now
+            self._ahead[node.incarnation] = node.lease_until_ms, now
+            logger.warning(
+                "the lease of node %r ends in %d s: the database's clock was set back",
+                node.name, (node.lease_until_ms - now_ms) // 1000,
+            )  # fmt: skip
+        return now - since >= self._ttl
+
+    async def _bury(self, dead: Iterable[tuple[str, str]]) -> None:
         """Free the shards of the dead, whose sessions may still have them locked."""
-        reaping = asyncio.ensure_future(self._fetch(REAP))
+        names, incarnations = zip(*dead, strict=True)
+        channel = self._store.channel(CHANNEL)
+        reaping = asyncio.ensure_future(self._fetch(REAP, names, incarnations, channel))
         try:
             while not (await asyncio.wait([reaping], timeout=BLOCKED_SECONDS))[0]:
                 with contextlib.suppress(StoreUnavailable):  # what is wrong, the other one says
                     for (pid,) in await self._fetch(EVICT):
                         logger.warning("a dead node's session, %d, kept its shards: ended", pid)
-            await reaping
+            for name, _ in await reaping:
+                logger.warning("node %r is gone: the others take its shards", name)
         finally:
             reaping.cancel()
+        self._gone.clear()
 
     def _lease(self) -> tuple[str, str, int]:
         return self._node, self._incarnation, int(self._ttl * 1000)
@@ -241,13 +368,21 @@ class PostgresCoordinator:
     async def _join(self) -> float:
         """Become one of them, as somebody new: whatever this node had is not its own any more."""
         self._own({})
-        self._incarnation = uuid.uuid4().hex
-        joined = await self._fetch(JOIN, *self._lease(), self._store.channel(CHANNEL))
-        if joined:
-            self._refused = False
+        if self._joined:
+            self._store.session.let_go(self._key)
+            self._incarnation = uuid.uuid4().hex
+            self._joined = False
+        held = await self._store.session.hold(self._key, SESSION_SECONDS)
+        self._joined = True  # also when the answer is lost
+        channel = self._store.channel(CHANNEL)
+        if await self._fetch(JOIN, *self._lease(), channel, held, self._refusals > 0):
+            self._refusals = 0
             return 0.0
-        if not self._refused:
-            self._refused = True
+        self._joined = False
+        self._refusals += 1
+        if self._refusals == 1:
+            return NAMESAKE_SECONDS  # it may just have died
+        if self._refusals == 2:
             logger.warning(
                 "another process is the node %r: this one waits until it ends", self._node
             )
@@ -302,10 +437,11 @@ class PostgresCoordinator:
         return taken
 
 
-def seen(rows: Sequence[Sequence[Any]]) -> tuple[bool, list[str], list[str], list[Held]]:
-    """Return what a heartbeat saw: whether we are in, who lives, who is dead, who has what."""
-    joined, live, dead = rows[0][:3]
-    return joined, live, dead, [Held._make(row[3:]) for row in rows]
+def seen(rows: Sequence[Sequence[Any]]) -> tuple[bool, int, list[Member], list[Held]]:
+    """Return what a heartbeat saw: whether we are in, the time, who is there, who has what."""
+    joined, now_ms, *columns = rows[0][:5]
+    nodes = [Member._make(row) for row in zip(*columns, strict=True)]
+    return joined, now_ms, nodes, [Held._make(row[5:]) for row in rows]
 
 
 def share_of(node: str, live: Sequence[str], shards: Sequence[Held]) -> int:

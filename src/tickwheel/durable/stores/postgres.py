@@ -586,11 +586,16 @@ class PostgresStore:
         ours = self.listening_for()
         return any(int(word) in ours for word in words.split(","))
 
-    def hear(self, channel: str, heard: Callable[[str], None]) -> None:
-        """Call `heard(words)` on the running loop for what is said on a channel; "": anything."""
+    @property
+    def session(self) -> Listener:
+        """The connection that lives as long as this process."""
         self._opened()
         assert self._listener is not None
-        self._listener.hear(self.channel(channel), heard)
+        return self._listener
+
+    def hear(self, channel: str, heard: Callable[[str], None]) -> None:
+        """Call `heard(words)` on the running loop for what is said on a channel; "": anything."""
+        self.session.hear(self.channel(channel), heard)
 
     def channel(self, name: str) -> str:
         """Return the database's name of a channel: one for each set of tables in it."""

@@ -1,0 +1,125 @@
+"""A server is killed in the middle of a call: what it ran, and what it had not begun, goes on."""
+
+import time
+
+import pytest
+
+from receivers import slow
+from service.rig import QUICK
+from web.serving import wait_until
+
+HOUR = 3600
+LEASE = 3.0  # for tests that wait for its end
+NEVER = 3600.0  # no node is given up for not being heard of
+SERVICE = {"timeout": HOUR, "max_attempts": 5, "backoff": QUICK, "concurrency": 100}
+TAKEN_UP_SECONDS = 45.0  # by which what a killed server ran is called again
+
+
+@pytest.fixture
+def pair(make_server, postgres_url):
+    """Makes two servers on PostgreSQL that have half of the shards each."""
+
+    def make(**options):
+        servers = [make_server(postgres_url, errors=True, **options) for _ in range(2)]
+        share = lambda: [one["shards"] for one in servers[0].get("/v1/nodes").json["items"]]  # noqa: E731
+        wait_until(lambda: share() == [32, 32], "each has its share")
+        return servers
+
+    return make
+
+
+def lost_once(server, receiver, one):
+    """The task was called again after its server was lost, and has ended."""
+    receiver.wait(lambda: receiver.attempts().get(one) == [1, 2])
+    receiver.release()
+    assert server.ended(one)["state"] == "finished"
+    (event, error), last = server.events(one)
+    assert (event, last[0]) == ("retry", "finish")
+    assert error.startswith("lost")
+
+
+def test_what_one_of_two_ran_is_called_by_the_other_whatever_its_timeout(pair, receiver):
+    first, second = pair(lease=LEASE)
+    first.service("work", receiver.watch("/work", slow), **SERVICE)
+    ids = first.now("work", 20)
+    receiver.wait(lambda: receiver.ids("/work") == set(ids))
+    mine = {one["id"] for one in ids_run_by(first, ids)}
+    first.kill()
+    for one in mine:
+        lost_once(second, receiver, one)
+    assert all(second.ended(one)["state"] == "finished" for one in ids)
+    others = [one for one in ids if one not in mine]
+    assert [receiver.attempts()[one] for one in others] == [[1]] * len(others)
+
+
+def ids_run_by(server, ids):
+    """The tasks that a server has claimed."""
+    (node,) = [one["name"] for one in server.get("/v1/nodes").json["items"] if one["this"]]
+    tasks = [server.get(f"/v1/tasks/{one}", status=200).json for one in ids]
+    return [task for task in tasks if task["node"] == node]
+
+
+def test_what_was_not_begun_moves_on_though_no_lease_is_over(pair, receiver):
+    """The session of a killed process is gone at once, and tells the other."""
+    first, second = pair(ttl=NEVER)
+    first.service("work", receiver.watch("/work"), **SERVICE)
+    ids = [first.submit("work", number, delay=3)["id"] for number in range(100)]
+    first.kill()
+    assert {second.ended(one)["state"] for one in ids} == {"finished"}
+    assert all(attempts == [1] for attempts in receiver.attempts().values())
+    assert second.get("/v1/stats", status=200).json["owned"] == 64
+
+
+def test_one_that_comes_back_under_its_name_does_not_wait_for_its_old_lease(
+    make_server, postgres_url, receiver
+):
+    server = make_server(postgres_url, "--node", "n1", errors=True, ttl=NEVER)
+    server.service("work", receiver.watch("/work"), **SERVICE)
+    ids = [server.submit("work", number, delay=2)["id"] for number in range(10)]
+    server.restart()
+    assert {server.ended(one)["state"] for one in ids} == {"finished"}
+
+
+def test_on_sqlite_what_it_ran_is_called_again_when_it_is_started(make_server, tmp_path, receiver):
+    """The lock of the file is free: whoever ran it is dead."""
+    server = make_server(f"sqlite:///{tmp_path}/tasks.db", errors=True, lease=NEVER)
+    server.service("work", receiver.watch("/work", slow), **SERVICE)
+    (one,) = server.now("work")
+    receiver.wait(lambda: receiver.ids("/work") == {one})
+    server.restart()
+    lost_once(server, receiver, one)
+
+
+def test_on_sqlite_one_that_stands_by_calls_it_at_once(make_server, tmp_path, receiver):
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    first, second = (make_server(url, errors=True, lease=NEVER) for _ in range(2))
+    first.service("work", receiver.watch("/work", slow), **SERVICE)
+    (one,) = first.now("work")
+    receiver.wait(lambda: receiver.ids("/work") == {one})
+    first.kill()
+    lost_once(second, receiver, one)
+
+
+@pytest.mark.chaos
+def test_with_the_leases_of_every_day_it_is_taken_up_within_45_seconds(pair, receiver, capsys):
+    first, _ = pair()
+    first.service("work", receiver.watch("/work", slow), **SERVICE)
+    first.service("quick", receiver.watch("/quick"), **SERVICE)
+    ids = first.now("work", 20)
+    receiver.wait(lambda: receiver.ids("/work") == set(ids))
+    mine = {one["id"] for one in ids_run_by(first, ids)}
+    bodies = [{"service": "quick", "delay": 3 + number / 50} for number in range(300)]
+    items = first.post("/v1/tasks/batch", bodies, status=200).json["items"]
+    waiting = [item["id"] for item in items]
+    time.sleep(5)
+    first.kill()
+    killed_at = time.time()
+    receiver.wait(lambda: receiver.ids("/quick") == set(waiting))
+    late = max(one.late for one in receiver.of("/quick"))
+    receiver.wait(lambda: all(receiver.attempts()[one] == [1, 2] for one in mine))
+    taken_up = max(one.at for one in receiver.of("/work") if one.attempt == 2) - killed_at
+    with capsys.disabled():
+        print(f"\n  killed: {len(mine)} calls taken up within {taken_up:.1f} s; what was due"
+              f" was at most {late:.2f} s late")  # fmt: skip
+    receiver.release()
+    assert taken_up < TAKEN_UP_SECONDS
