@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import NamedTuple
 
-from tickwheel.durable.registry import Audit, Token
+from tickwheel.durable.registry import Audit, NotedTimes, Token
 from tickwheel.durable.schedule import Firing, Schedule, firing_key
 from tickwheel.durable.store import Replay, Window
 from tickwheel.durable.task import (
@@ -407,6 +407,9 @@ async def everything_that_a_registry_does(registry):
     for namespace in (None, "acme"):
         await registry.audit(namespace=namespace, cursor=None, limit=10)
     await registry.prune(0, 10, audit_before_ms=0)
+    for times in (NotedTimes(1, 0), NotedTimes(2, 1)):
+        await registry.note_times(times)
+    await registry.noted_times()
     await registry.version()
     await registry.services()
     await registry.tokens()

@@ -26,6 +26,7 @@ from contracts.stores import (
 from tickwheel.durable.registry import (
     Audit,
     NodeRow,
+    NotedTimes,
     ServiceRow,
     ShardRow,
     Token,
@@ -435,6 +436,19 @@ class TestPrune:
         assert (await store.get([running.id]))[0].due_at_ms == running.due_at_ms
 
 
+class TestTimes:
+    async def test_there_are_none_at_first(self, registry):
+        assert await registry.noted_times() == NotedTimes(None, 0)
+
+    async def test_others_read_those_that_were_noted_last(self, registry, opened):
+        other = (await opened()).registry
+        version = await registry.version()
+        for times in (NotedTimes(1_800_000_000_000, 0), NotedTimes(5, 4)):
+            await registry.note_times(times)
+            assert await other.noted_times() == times
+        assert await registry.version() == version
+
+
 class TestNodesAndShards:
     async def test_nobody_owns_a_shard_at_first(self, registry):
         assert await registry.shards() == [ShardRow(shard, None, 0) for shard in ALL]
@@ -575,6 +589,8 @@ CALLS = {
     "audit": lambda registry: registry.audit(namespace=None, cursor=None, limit=1),
     "note": lambda registry: registry.note(audit()),
     "prune": lambda registry: registry.prune(0, 1),
+    "noted_times": lambda registry: registry.noted_times(),
+    "note_times": lambda registry: registry.note_times(NotedTimes(2, 1)),
     "nodes": lambda registry: registry.nodes(),
     "shards": lambda registry: registry.shards(),
 }

@@ -179,6 +179,11 @@ class Stage:
         self.clock.advance(seconds)
         await self.settle()
 
+    async def hours(self, count):
+        """Let hours pass, each in one leap: every step works once in each."""
+        for _ in range(count):
+            await self.jump(HOUR)
+
     async def kill(self, app):
         """End a scheduler as kill -9 does, as far as the file can tell: nothing more is written."""
         node, app._node = app._node, None

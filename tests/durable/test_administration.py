@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from durable.callee import GONE, OK, URL, Held, calling
-from durable.stage import DAY, HOUR, SHARDS, START_MS
+from durable.stage import DAY, SHARDS, START_MS
 from tickwheel.durable import State
 from tickwheel.durable.registry import ShardRow
 from tickwheel.durable.service import PLACEHOLDER, Breaker, Service
@@ -379,12 +379,12 @@ class TestAudit:
         async with app:
             await app.put_service("s", endpoint=URL)
             await stage.jump(500 * DAY)
-            await stage.advance(5 * HOUR)
+            await stage.hours(4)
             assert len((await app.audit())[0]) == 1
         app, _ = calling(stage, audit_retention=timedelta(days=100))
         async with app:
             await app.put_service("t", endpoint=URL)
-            await stage.advance(5 * HOUR)
+            await stage.hours(4)
             assert [line.target for line in (await app.audit())[0]] == ["t"]
 
     async def test_other_things_can_be_noted(self, stage):

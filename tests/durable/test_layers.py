@@ -17,7 +17,7 @@ LAYERS = [
     "task",
     "schedule channel coordinator registry batch",
     "store function aside configuration ending",
-    "steps loader recurring submit leases feedback directory holds",
+    "steps loader recurring submit prune leases feedback directory holds",
     "dispatch administration expiry health",
     "node verbs",
     "blocking",

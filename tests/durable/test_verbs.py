@@ -638,8 +638,7 @@ class TestRetention:
             new = await note.submit("new")
             live = await note.submit("live", delay=10 * DAY)
             await stage.settle()
-            await stage.jump(HOUR + 120)
-            await stage.advance(120)
+            await stage.hours(4)
             with pytest.raises(UnknownTask):
                 await app.get(old.id)
             assert await self.rows(app, old.id) == []
@@ -667,7 +666,7 @@ class TestRetention:
 
     async def test_a_replay_outlives_what_it_was_made_of(self, stage, cast):
         async with cast.app as app:
-            app._node._retention_ms = 1_000
+            app._node._prune._retention_ms = 1_000
             task = await cast.note.submit("a")
             await stage.settle()
             new = await app.replay(task.id, delay=100)

@@ -18,6 +18,7 @@ from tickwheel.durable.holds import Holds
 from tickwheel.durable.leases import Leases, Orphans
 from tickwheel.durable.loader import Loader
 from tickwheel.durable.log import logger
+from tickwheel.durable.prune import Prune
 from tickwheel.durable.recurring import Recurring
 from tickwheel.durable.steps import Step
 from tickwheel.durable.submit import Submit
@@ -34,10 +35,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.store import Store
     from tickwheel.durable.vault import Vault
 
-PRUNE_SECONDS = 60.0
 PATIENCE_SECONDS = 2.0  # for a statement under way, when stopping
-PRUNE_ROWS = 1_000
-IDEMPOTENCY_MS = 86_400_000  # for so long a request is known by its idempotency key
 
 
 class Node:
@@ -71,8 +69,6 @@ class Node:
         self.dispatches = dispatches
         self.coordinator = coordinator
         self.channels = channels
-        self._retention_ms = int(retention * 1000)
-        self._audit_ms = None if audit_retention is None else int(audit_retention * 1000)
         self._timer = AsyncTimer(0.0001, clock=clock)
         self.loader = Loader(store, coordinator, services, horizon=horizon, scan=scan, cap=cap)
         self.submit = Submit(store, coordinator, self.loader, services, max_body=max_body)
@@ -93,6 +89,10 @@ class Node:
         self._holds = Holds(store, coordinator)
         self._recurring = Recurring(store, coordinator, self.submit)
         self._expiry = Expiry(store, coordinator, self.loader, self.feedback, self._timer)
+        self._prune = Prune(
+            store, coordinator, clock or BootClock(), retention_ms=int(retention * 1000),
+            audit_ms=None if audit_retention is None else int(audit_retention * 1000),
+        )  # fmt: skip
         self._steps = {
             step_name: Step(step_name, work, self._timer)
             for step_name, work in (
@@ -105,7 +105,7 @@ class Node:
                 ("orphans", self.orphans.step),
                 ("recurring", self._recurring.step),
                 ("expiry", self._expiry.step),
-                ("prune", self._prune),
+                ("prune", self._prune.step),
                 ("health", self.health.step),
             )
         }
@@ -187,18 +187,6 @@ class Node:
         """Read the schedules again."""
         self._recurring.changed()
         self._steps["recurring"].wake()
-
-    async def _prune(self) -> float:
-        """Delete what has been final for longer than it is kept; some at a time."""
-        if not self.coordinator.owned():
-            return PRUNE_SECONDS
-        now = int(self.store.now_ms())
-        pruned = await self.store.prune(now - self._retention_ms, PRUNE_ROWS)
-        forgotten = await self.store.registry.prune(
-            now - IDEMPOTENCY_MS, PRUNE_ROWS,
-            audit_before_ms=None if self._audit_ms is None else now - self._audit_ms,
-        )  # fmt: skip
-        return 0.05 if pruned or forgotten == PRUNE_ROWS else PRUNE_SECONDS
 
     def leave(self) -> asyncio.Future[None]:
         """Send nothing more, and give up the shards: other nodes may have them now."""

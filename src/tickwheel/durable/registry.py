@@ -46,6 +46,13 @@ class Token(NamedTuple):
     expires_at_ms: int | None = None
 
 
+class NotedTimes(NamedTuple):
+    """What the store's clock has shown: `prune` says how both are chosen."""
+
+    last_ms: int | None = None  # the time that was noted last
+    trusted_ms: int = 0  # the latest that is old enough to be believed; 0: none yet
+
+
 class NodeRow(NamedTuple):
     """A node of the service, as the others see it."""
 
@@ -113,6 +120,12 @@ class Registry(Protocol):
           none at all, and whatever else nobody needs any more.
         - Up to `limit` rows of all that: when it is so many, there may be more.
         """
+
+    async def noted_times(self) -> NotedTimes:
+        """Return the times that were noted last."""
+
+    async def note_times(self, times: NotedTimes) -> None:
+        """Note other times instead."""
 
     async def nodes(self) -> list[NodeRow]:
         """Return the nodes that are known, by name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.registry import Audit, NodeRow, ServiceRow, ShardRow
+from tickwheel.durable.registry import Audit, NodeRow, NotedTimes, ServiceRow, ShardRow
 from tickwheel.durable.stores.postgres_pool import clean
 from tickwheel.durable.stores.postgres_statements import LEFT_BEHIND, NOTIFY, UNUSED
 from tickwheel.durable.stores.rows import audit_page, token_of, token_row
@@ -86,6 +86,15 @@ OLD_LINES = """
         FOR UPDATE SKIP LOCKED
     )
     DELETE FROM audit WHERE id = ANY (ARRAY(SELECT id FROM old WHERE at_ms < $1)) RETURNING id
+"""
+TIMES = """
+    SELECT (SELECT value::bigint FROM setting WHERE name = 'last_ms'),
+        coalesce((SELECT value::bigint FROM setting WHERE name = 'trusted_ms'), 0)
+"""
+NOTE_TIMES = """
+    INSERT INTO setting (name, value)
+    VALUES ('last_ms', $1::bigint::text), ('trusted_ms', $2::bigint::text)
+    ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value
 """
 NODES = """
     SELECT k.name, n.started_at_ms, n.lease_until_ms,
@@ -229,6 +238,14 @@ class PostgresRegistry:
             return limit - left
 
         return await self._store._transaction(work)
+
+    async def noted_times(self) -> NotedTimes:
+        """Return the times that were noted last."""
+        return NotedTimes._make((await self._store.fetch(TIMES))[0])
+
+    async def note_times(self, times: NotedTimes) -> None:
+        """Note other times instead."""
+        await self._store.fetch(NOTE_TIMES, *times)
 
     async def nodes(self) -> list[NodeRow]:
         """Return the nodes that have a lease or own a shard, by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tickwheel.durable.registry import Audit, NodeRow, ServiceRow, ShardRow
+from tickwheel.durable.registry import Audit, NodeRow, NotedTimes, ServiceRow, ShardRow
 from tickwheel.durable.stores.rows import audit_page, token_of, token_row
 from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.errors import ServiceInUse
@@ -66,6 +66,9 @@ OLD_LINES = """
         SELECT max(id) FROM (SELECT id FROM audit WHERE id > 0 ORDER BY id LIMIT :limit)
     )
     RETURNING 1
+"""
+NOTE_TIMES = """
+    INSERT OR REPLACE INTO setting (name, value) VALUES ('last_ms', ?), ('trusted_ms', ?)
 """
 NODES = """
     SELECT owner, NULL, NULL, count(*) FROM shard WHERE owner IS NOT NULL
@@ -212,6 +215,19 @@ class SqliteRegistry:
             return names + len(connection.run(OLD_LINES, values))
 
         return await self._store._write(Rank.SUBMIT, work)
+
+    async def noted_times(self) -> NotedTimes:
+        """Return the times that were noted last."""
+
+        def work(connection: Connection) -> NotedTimes:
+            rows = {name: connection.run(SETTING, (name,)) for name in NotedTimes._fields}
+            return NotedTimes(**{name: found[0][0] for name, found in rows.items() if found})
+
+        return await self._store._read(work)
+
+    async def note_times(self, times: NotedTimes) -> None:
+        """Note other times instead."""
+        await self._store._write(Rank.SUBMIT, lambda connection: connection.run(NOTE_TIMES, times))
 
     async def nodes(self) -> list[NodeRow]:
         """Return who owns shards, by name: nothing more is known of a node here."""
