@@ -608,11 +608,11 @@ class TestKeys:
         async with app:
             await fail.submit("old", key="k")
             await stage.advance(6)
-            task = await fail.submit("new", key="k", on_conflict="replace")
+            task = await fail.submit("new", key="k", on_conflict="replace", delay=1)
             assert (task.failures, task.error) == (0, None)
             waits = await app.get(task.id)
             assert (waits.failures, waits.error) == (0, None)
-            await stage.advance(20)
+            await stage.advance(21)
         assert [call[1:] for call in stage.calls] == [
             ("old", 1, 0), ("old", 2, 1), ("new", 3, 0), ("new", 4, 1), ("new", 5, 2),
         ]  # fmt: skip
