@@ -654,5 +654,9 @@ class TestWithoutRead:
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/openapi.json", "/"])
 def test_a_probe_may_add_what_it_likes_to_the_query(api, path):
+    async def is_ready():
+        return (await api.asked("GET", "/readyz")).status == 200
+
+    api.until(is_ready, "the node is ready")
     for query in ("ts=1", "collect[]=cpu&collect[]=x", "%ff", "a" * 3_000):
         api.get(f"{path}?{query}", status=200)
