@@ -233,7 +233,7 @@ class TestSoloWithoutALock:
         assert await first.step() == PATIENCE[0]
         assert first.owned() == {}
         (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
-        assert line.getMessage().startswith("b has taken the shards, and a dispatches no more")
+        assert line.getMessage().startswith("a dispatches no more: b has taken the shards")
         assert await second.step() == LOOK
         assert len(second.owned()) == SHARDS
 
@@ -260,3 +260,53 @@ class TestSoloWithoutALock:
             clock.advance(PATIENCE[-1])
             await second.step()
         assert waits == list(PATIENCE)
+
+
+class TestSoloWithALock:
+    @pytest.fixture
+    def kind(self, request):
+        return request.param
+
+    pytestmark = pytest.mark.parametrize("kind", ["solo-lock"], indirect=True)
+
+    @pytest_asyncio.fixture
+    async def two(self, store, tmp_path):
+        """Two that lock different files for one store, and their clock."""
+        clock = ManualClock()
+        pair = [SoloCoordinator(store, name, tmp_path / name, clock) for name in "ab"]
+        for one in pair:
+            await one.start(lambda: None)
+        yield *pair, clock
+        for one in pair:
+            await one.stop()
+
+    async def test_shards_that_the_store_says_are_not_its_own_it_takes_back_at_once(
+        self, two, store, caplog
+    ):
+        first, _, _ = two
+        await first.step()
+        before = dict(first.owned())
+        await store.take(range(SHARDS), "c")
+        assert await first.step() == 0.0
+        assert first.owned() == {}
+        (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+        assert "those of c: a backup was restored" in line.getMessage()
+        assert await first.step() == LOOK
+        assert all(first.owned()[shard] > epoch for shard, epoch in before.items())
+        assert await first.step() == LOOK
+
+    async def test_two_that_lock_different_files_wait_longer_each_time(self, two):
+        first, second, clock = two
+        waits = []
+        await first.step()
+        for _ in range(len(PATIENCE)):
+            await second.step()  # takes the shards, or has lost them
+            await second.step()
+            waits.append(await first.step())
+            clock.advance(waits[-1])
+            await first.step()
+            second._owned = {}
+        assert waits == [0.0, *PATIENCE[:-1]]
+        clock.advance(PATIENCE[-1] + 1)  # it was well for long
+        await second.step()
+        assert await first.step() == 0.0

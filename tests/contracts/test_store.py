@@ -242,6 +242,10 @@ class TestClaim:
         assert await store.claim([wanted(due), wanted(not_yet)], "n1", wrong) == Claims([], [])
         assert await everything(store) == all_of(due, not_yet)
 
+    async def test_epochs_rise_above_what_is_asked_for(self, store, epochs):
+        assert await store.take([1, 2], "n2", above=50) == {1: 51, 2: 51}
+        assert await store.take([1, 2, 3], "n2", above=20) == {1: 52, 2: 52, 3: 21}
+
     async def test_a_shard_that_was_taken_is_claimed_by_its_new_owner_only(self, store, epochs):
         given = await stored(store, *[task(store, shard=shard) for shard in (0, 1)])
         newer = await store.take([1], "n2")

@@ -167,7 +167,7 @@ asyncio.run(main())
         await store.open()
         small = store.path.stat().st_size
         apart = driver_of(place).version >= sqlite_connection.SAFE
-        assert (store._checkpointer is not None) == apart
+        assert (store._file.checkpointer is not None) == apart
         for _ in range(1_000):
             await stored(store, *[task(store, body=b"x" * 50_000) for _ in range(20)])
             if store.path.stat().st_size > small + 1_000_000:

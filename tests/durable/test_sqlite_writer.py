@@ -120,18 +120,18 @@ class TestGroups:
         for driver in DRIVERS:
             store = Place(f"sqlite-{driver}", str(tmp_path / f"{driver}.db")).store()
             await store.open()
-            store._writer._clock = HandClock()
+            store._file.writer._clock = HandClock()
             tasks = [task(store) for _ in range(500)]
             gate = Gate()
-            job = store._writer.write(Rank.CLAIM, gate)
+            job = store._file.writer.write(Rank.CLAIM, gate)
             await gate.entered()
-            before = store._writer.commits
+            before = store._file.writer.commits
             inserting = asyncio.gather(*[insert(store, one) for one in tasks])
             await asyncio.sleep(0)
             gate.open()
             await job
             assert await inserting == [[one] for one in tasks]
-            assert store._writer.commits - before <= 2
+            assert store._file.writer.commits - before <= 2
             await store.close()
 
     async def test_a_group_ends_when_its_time_is_over(self, witness):
@@ -364,7 +364,7 @@ class TestOtherProcesses:
     async def test_whoever_dispatches_makes_no_pauses(self, tmp_path):
         store = Place("sqlite-sqlite3", str(tmp_path / "tasks.db")).store()
         await store.open()
-        assert store._writer.polite
+        assert store._file.writer.polite
         store.listen(lambda: None)
-        assert not store._writer.polite
+        assert not store._file.writer.polite
         await store.close()

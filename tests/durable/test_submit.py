@@ -803,9 +803,9 @@ class TestCommits:
         note = note_of(stage, app)
         async with app:
             await stage.settle()
-            before = app._node.store._writer.commits
+            before = app._node.store._file.writer.commits
             tasks = await asyncio.gather(*(note.submit(n, delay=HOUR) for n in range(256)))
-            assert app._node.store._writer.commits - before <= 3
+            assert app._node.store._file.writer.commits - before <= 3
             assert len({task.id for task in tasks}) == 256
 
     async def test_while_the_store_stands_still_no_more_than_some_megabytes_wait(self, stage):

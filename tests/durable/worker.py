@@ -171,11 +171,14 @@ class Program:
     - `dispatch`, `node`: as in `Scheduler`. `driver`: SQLite's.
     - `ttl`: how long the PostgreSQL coordinator's lease lasts.
     - `max_attempts`, `timeout`: of every function.
+    - `constants`: other values, by module and name. `user`: the number of whom it runs as.
     """
 
     def __init__(self, url, *, lease=1.0, driver=None, ttl=None, timeout=0.1,
-                 max_attempts=10_000, **options):  # fmt: skip
+                 max_attempts=10_000, constants=None, user=None, **options):  # fmt: skip
         shorten_leases(lease)
+        for place, value in (constants or {}).items():
+            change_constant(place, value)
         if driver is not None:
             from tickwheel.durable.stores import sqlite
 
@@ -188,6 +191,8 @@ class Program:
         make = self._app.task(timeout=timeout, max_attempts=max_attempts, backoff=0.01)
         self._functions = {function.__name__: make(function) for function in (*LOAD, *ODD)}
         self._jobs = set()
+        if user is not None:
+            become(user, url)
 
     async def run(self):
         """Start, and obey until the orders end."""
@@ -391,6 +396,27 @@ def shorten_leases(seconds, set_attribute=setattr):
     from tickwheel.durable import leases
 
     set_attribute(leases, "LEASE_SECONDS", seconds)
+
+
+def change_constant(place, value):
+    """Give a constant of the package another value: "durable.stores.sqlite_file.CHECK_SECONDS"."""
+    import importlib
+
+    module, _, name = f"tickwheel.{place}".rpartition(".")
+    assert hasattr(importlib.import_module(module), name)
+    setattr(sys.modules[module], name, value)
+
+
+def become(user, url):
+    """Run as another user; what is imported later may be out of that user's reach."""
+    from tickwheel.durable.scheduler import store_at
+
+    store_at(url, shards=64, clock=None)
+    import concurrent.futures.thread  # noqa: F401
+
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
 
 
 def shorten_ownership(ttl):

@@ -104,6 +104,8 @@ class Health:
 
     def unready(self) -> list[str]:
         """Return what keeps this node from its work, in sentences without names of hosts."""
+        if (fault := self._store.fault()) is not None:
+            return [fault]
         since = self._timer.time() - (self._answered_at or self._began_at)
         if self._answered_at is not None and since > LATELY_SECONDS:
             return [f"the store has not answered for {since:.0f} s"]

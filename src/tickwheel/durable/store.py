@@ -74,8 +74,9 @@ class Replay(NamedTuple):
 class Store(Protocol):
     """The contract; `tests/contracts/test_store.py` is its other half."""
 
-    shards: int
-    """How many shards there are: set when the store was made."""
+    @property
+    def shards(self) -> int:
+        """How many shards there are: set when the store was made."""
 
     @property
     def registry(self) -> Registry:
@@ -89,6 +90,12 @@ class Store(Protocol):
 
     async def require_writable(self) -> None:
         """Raise `StoreUnavailable` when the database does not answer, or cannot be written."""
+
+    def fault(self) -> str | None:
+        """Return why nothing may be dispatched from this store, or None; no names or paths in it.
+
+        It is about the store as a whole, and lasts until that is mended: a damaged file, say.
+        """
 
     def now_ms(self) -> float:
         """Return the store's time: the host's on SQLite, the database's own on PostgreSQL.
@@ -258,13 +265,15 @@ class Store(Protocol):
         """
 
     async def take(
-        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False
+        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
     ) -> dict[int, int]:
         """Become the owner of these shards, whoever was; return their new epochs.
 
-        `owner_is_dead`: whoever has them is known to have ended, so its leases may end now; not
-        those of an owner that gave its shards up, for it may still be ending its calls, and not
-        those of accepted tasks. A store that cannot find them quickly leaves them to their time.
+        - `owner_is_dead`: whoever has them is known to have ended, so its leases may end now; not
+          those of an owner that gave its shards up, for it may still be ending its calls, and not
+          those of accepted tasks. A store that cannot find them quickly leaves them to their time.
+        - The epochs are higher than those before, and than `above`: what the node had before a
+          backup was restored.
         """
 
     async def give_up(self, epochs: Mapping[int, int]) -> None:

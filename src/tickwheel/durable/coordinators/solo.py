@@ -8,6 +8,9 @@ while its calls end: it gives its shards up in the store first, and then its lea
 Elsewhere nothing keeps a second process away, and the last to come has the shards. The other one
 notices, says so, and takes them back after a while: so none is left without an owner, whichever of
 the two was the mistake.
+
+With the lock, too, it looks every few seconds whether the store still has its epochs: they are gone
+when a backup was restored. It takes the shards again then, and the lock when its file was removed.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from tickwheel.clock import SystemClock, forkable
 from tickwheel.durable.log import logger
+from tickwheel.errors import StoreUnavailable
 
 try:
     import fcntl
@@ -35,7 +40,8 @@ if TYPE_CHECKING:
 
 SOON = 0.5  # whoever has the shards may be about to end
 LONG = 3600.0  # nothing to do: `changed` says when there is
-LOOK = 2.0  # without a lock: whether the shards are still ours
+AGAIN = 0.1  # a lock file that was removed while it was waited for
+LOOK = 2.0  # between two looks whether the shards are still ours
 PATIENCE = (3.0, 6.0, 12.0, 30.0, 60.0)  # before they are taken back; the last repeats
 
 
@@ -49,11 +55,12 @@ class SoloCoordinator:
         self._node = node
         self._lock = FileLock(lock) if lock is not None and fcntl is not None else None
         self._owned: dict[int, int] = {}
+        self._highest = 0  # the highest epoch that was ever ours
         self._ours = self._lock is None
-        self._waited = self._told = False
+        self._waited = self._told = self._paused = False
         self._clock = clock or SystemClock()
         self._losses = 0
-        self._back_at = 0.0
+        self._taken_at = self._back_at = 0.0
         self._changed: Callable[[], None] = lambda: None
 
     async def start(self, changed: Callable[[], None]) -> None:
@@ -79,43 +86,88 @@ class SoloCoordinator:
         return 1
 
     async def step(self) -> float:
-        """Take the shards when it has become their turn; without a lock, see that they are ours."""
-        if self._owned and self._lock is None:
+        """See that the shards are ours; take them when it has become their turn."""
+        if (fault := self._store.fault()) is not None:
+            self._give_up(fault)
+            return LOOK
+        await self._keep_lock()
+        if self._owned:
             return await self._look()
-        if self._ours and not self._owned:
-            if (left := self._back_at - self._clock.time()) > 0:
-                return left
-            self._owned = await self._store.take(
-                range(self._store.shards), self._node, owner_is_dead=self._lock is not None
-            )
-            self._changed()
-            if self._told:
-                logger.info("%s dispatches from now on", self._node)
-        elif not self._ours and not self._waited:
+        if not self._ours:
+            return self._stand_by()
+        if (left := self._back_at - self._clock.time()) > 0:
+            return left
+        await self._take()
+        return LOOK
+
+    async def _keep_lock(self) -> None:
+        """Lock the file anew when the one that is locked was removed, or could not be made."""
+        if self._lock is None or not self._lock.lost():
+            return
+        owned, self._ours = self._owned, False
+        self._give_up(f"the lock file {self._lock.path} was removed or replaced")
+        if owned:
+            await self._store.give_up(owned)  # the next owner must not take this one for dead
+        self._lock.release()
+        self._lock.acquire(asyncio.get_running_loop(), self._acquired)
+
+    def _stand_by(self) -> float:
+        if not self._waited:
             self._waited = True
             return SOON
-        elif not self._ours and not self._told:
+        if not self._told:
             self._told = True
             logger.info("another process dispatches: %s stands by", self._node)
-        return LOOK if self._ours and self._lock is None else LONG
+        return LONG
+
+    async def _take(self) -> None:
+        """Take the shards; the first time, by a lock, whoever had them before must be dead."""
+        self._owned = await self._store.take(
+            range(self._store.shards),
+            self._node,
+            owner_is_dead=self._lock is not None and not self._highest,
+            above=self._highest,
+        )
+        self._highest = max(self._owned.values())
+        self._taken_at = self._clock.time()
+        self._changed()
+        if self._told or self._paused:
+            logger.info("%s dispatches from now on", self._node)
+        self._told = self._paused = False
 
     async def _look(self) -> float:
-        """Give the shards up when another process has them; return when to look again."""
+        """Give the shards up when the store says that they are not ours; return when to go on."""
         rows = await self._store.registry.shards()
         others = {row.owner for row in rows if row.epoch != self._owned.get(row.shard)}
         if not others:
             return LOOK
-        pause = PATIENCE[min(self._losses, len(PATIENCE) - 1)]
+        if self._clock.time() - self._taken_at > PATIENCE[-1]:
+            self._losses = 0  # it was well for long: nobody fights for them
+        owner = " and ".join(sorted(filter(None, others))) or "another process"
+        if self._lock is None:
+            pause = PATIENCE[min(self._losses, len(PATIENCE) - 1)]
+            reason = (
+                f"{owner} has taken the shards: with the coordinator 'solo' only one process may"
+                " dispatch"
+            )
+        else:  # no other may have the lock: at first the shards are taken back at once
+            pause = (0.0, *PATIENCE)[min(self._losses, len(PATIENCE))]
+            reason = (
+                f"the store says that the shards are those of {owner}: a backup was restored, or"
+                " another process dispatches by another name of the file"
+            )
         self._losses += 1
-        self._owned = {}
         self._back_at = self._clock.time() + pause
-        logger.error(
-            "%s has taken the shards, and %s dispatches no more: with the coordinator 'solo' only"
-            " one process may dispatch; they are taken back in %g s",
-            " and ".join(sorted(filter(None, others))) or "another process", self._node, pause,
-        )  # fmt: skip
-        self._changed()
+        self._give_up(f"{reason}; they are taken back in {pause:g} s")
         return pause
+
+    def _give_up(self, reason: str) -> None:
+        """Own nothing any more, and say why."""
+        if self._owned:
+            self._owned = {}
+            self._paused = True
+            logger.error("%s dispatches no more: %s", self._node, reason)
+            self._changed()
 
     async def stop(self) -> None:
         """Let the next process have them.
@@ -133,11 +185,12 @@ class SoloCoordinator:
 class FileLock:
     """An exclusive lock on a file, waited for by a thread: no polling.
 
-    The child of a fork closes the file: otherwise it would keep the lock when its parent dies.
+    - The child of a fork closes the file: otherwise it would keep the lock when its parent dies.
+    - A lock on a file that has lost its name is none: the next process makes another file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._file = -1
         self._released = False
         self._waiting = False
@@ -146,20 +199,26 @@ class FileLock:
 
     def acquire(self, loop: asyncio.AbstractEventLoop, acquired: Callable[[], None]) -> None:
         """Call `acquired()` on `loop` as soon as the lock is ours."""
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._released = False
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._waiting = True
-            threading.Thread(
-                target=self._wait,
-                args=(self._file, loop, acquired),
-                name="tickwheel-lock",
-                daemon=True,
-            ).start()
-        else:
-            acquired()
+        while True:
+            self._file = self._open()
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                break
+            if self._has_name(self._file):
+                acquired()
+                return
+            os.close(self._file)
+        self._waiting = True
+        threading.Thread(
+            target=self._wait, args=(self._file, loop, acquired), name="tickwheel-lock", daemon=True
+        ).start()
+
+    def lost(self) -> bool:
+        """Say whether nothing is locked or waited for, or only a file that has lost its name."""
+        with self._guard:
+            return not self._waiting and (self._file < 0 or not self._has_name(self._file))
 
     def release(self) -> None:
         """Free it; a thread that still waits for it will not keep it."""
@@ -175,14 +234,40 @@ class FileLock:
     def _wait(
         self, file: int, loop: asyncio.AbstractEventLoop, acquired: Callable[[], None]
     ) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with self._guard:
-            self._waiting = False
-            if self._released:
-                os.close(file)
-                return
+        while True:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with self._guard:
+                if self._released:
+                    self._waiting = False
+                    os.close(file)
+                    return
+                if self._has_name(file):
+                    self._waiting = False
+                    break
+                with contextlib.suppress(StoreUnavailable):  # then the old one stays ours for now
+                    file = self._open_instead(file)
+            time.sleep(AGAIN)
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(acquired)
+
+    def _open_instead(self, file: int) -> int:
+        """Open the file that has the name now, and close this one."""
+        self._file = self._open()
+        os.close(file)
+        return self._file
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(f"lock file {self.path}: {error.strerror}") from error
+
+    def _has_name(self, file: int) -> bool:
+        """Say whether this open file is the one that has the name."""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self.path))  # noqa: PTH116
+        except FileNotFoundError:
+            return False
 
     def _forked(self) -> None:
         """In the child of a fork: let go of the file; the parent's lock stays."""

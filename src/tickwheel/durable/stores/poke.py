@@ -30,9 +30,13 @@ class Poke:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def listen(self, heard: Callable[[], None]) -> None:
-        """Call `heard()` on the running loop for each poke; whoever listened before is deaf now."""
-        if self._receiver is not None or not hasattr(socket, "AF_UNIX"):
+        """Call `heard()` on the running loop for each poke; whoever listened before is deaf now.
+
+        Called again, it listens anew if its socket was removed.
+        """
+        if not hasattr(socket, "AF_UNIX") or (self._receiver is not None and self._named()):
             return
+        self._close_receiver()
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         receiver.setblocking(False)
         fresh = f"{self._address}{os.getpid()}"
@@ -61,15 +65,26 @@ class Poke:
 
     def close(self) -> None:
         """Be deaf and mute."""
+        if self._receiver is not None and self._named():
+            with contextlib.suppress(OSError):
+                Path(self._address).unlink()
+        self._close_receiver()
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = None
+
+    def _named(self) -> bool:
+        """Say whether the socket with the address is ours, not the next listener's."""
+        try:
+            return Path(self._address).stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _close_receiver(self) -> None:
         if self._receiver is not None and self._loop is not None:
             self._loop.remove_reader(self._receiver)
             self._receiver.close()
-            with contextlib.suppress(OSError):
-                if Path(self._address).stat().st_ino == self._inode:  # not the next listener's
-                    Path(self._address).unlink()
-        if self._sender is not None:
-            self._sender.close()
-        self._receiver = self._sender = None
+        self._receiver = None
 
     def _heard(self, heard: Callable[[], None]) -> None:
         assert self._receiver is not None

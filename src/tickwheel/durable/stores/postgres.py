@@ -142,6 +142,10 @@ class PostgresStore:
         """Return the database's time, or a little less."""
         return self.clock.now_ms()
 
+    def fault(self) -> str | None:
+        """Return None: what is wrong with the database, the database says itself."""
+        return None
+
     def latest_ms(self) -> float:
         """Return the database's time, or a little more."""
         return self.clock.latest_ms()
@@ -505,14 +509,14 @@ class PostgresStore:
         return count
 
     async def take(
-        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False
+        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
     ) -> dict[int, int]:
         """Become the owner of these shards, whoever was; return their new epochs.
 
         No index has what runs, so that claims are cheap: leases are left to their time.
         """
         del owner_is_dead
-        rows: Any = await self.fetch(sql.TAKE, node, [*shards])
+        rows: Any = await self.fetch(sql.TAKE, node, [*shards], above)
         return dict(rows)
 
     async def give_up(self, epochs: Mapping[int, int]) -> None:

@@ -724,7 +724,8 @@ TAKE = """
     WITH wanted AS MATERIALIZED (
         SELECT shard FROM shard WHERE shard = ANY ($2::integer[]) ORDER BY shard FOR UPDATE
     )
-    UPDATE shard s SET owner = $1, epoch = s.epoch + 1 FROM wanted w WHERE s.shard = w.shard
+    UPDATE shard s SET owner = $1, epoch = greatest(s.epoch, $3::bigint) + 1
+    FROM wanted w WHERE s.shard = w.shard
     RETURNING s.shard, s.epoch
 """
 GIVE_UP = """

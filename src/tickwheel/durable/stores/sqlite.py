@@ -6,15 +6,12 @@ Any process may open the file; which one dispatches is the coordinator's busines
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import WallClock
-from tickwheel.durable.log import logger
 from tickwheel.durable.store import (
     BATCH,
     LEASE_MS,
@@ -37,19 +34,12 @@ from tickwheel.durable.stores.rows import (
     task_of,
     turn_of,
 )
-from tickwheel.durable.stores.sqlite_connection import (
-    DRIVERS,
-    NO_WAITING,
-    SAFE,
-    closed_on_error,
-    default_driver,
-    set_wal,
-)
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver
+from tickwheel.durable.stores.sqlite_file import SqliteFile
 from tickwheel.durable.stores.sqlite_insert import insert
 from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
-from tickwheel.durable.stores.sqlite_schema import check, migrate
 from tickwheel.durable.stores.sqlite_unclaimed import Place, cancelled, moved, verdicts, walked
-from tickwheel.durable.stores.sqlite_writer import Checkpointer, Rank, Reader, Writer
+from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.durable.task import (
     SHARDS,
     Attempt,
@@ -62,7 +52,6 @@ from tickwheel.durable.task import (
     Task,
     Verdict,
 )
-from tickwheel.errors import StoreUnavailable, WrongStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -76,8 +65,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, whatever the checkpointer does
-SMALL_WAL_PAGES = 4_000  # where only the writer may move it
 NEVER_MS = 2**63 - 1
 MOVED_BYTES = 4 << 20  # of payloads that are copied in one turn
 
@@ -99,43 +86,33 @@ class SqliteStore:
         driver: str | None = None,
     ) -> None:
         self.path = Path(path)
-        self.shards = shards
         self._clock = clock or WallClock()
-        self._connect_class = DRIVERS[driver or default_driver()]
-        self._writer: Writer | None = None
-        self._reader: Reader | None = None
-        self._checkpointer: Checkpointer | None = None
+        self._file = SqliteFile(self.path, DRIVERS[driver or default_driver()], shards)
         self._poke = Poke(self.path)
-        self._file = (0, 0)
         self.registry = SqliteRegistry(self)
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return self._file.shards
 
     async def open(self) -> None:
         """Open the file, or make it, and bring its tables to this version's form."""
-        await asyncio.to_thread(self._prepare)
-        reading = self._connect()
-        with closed_on_error(reading):
-            reading.run("PRAGMA query_only = ON")
-        self._reader = Reader(reading)
-        self._checkpointer = Checkpointer(self._connect()) if self._apart else None
-        committed = self._checkpointer.written if self._checkpointer else lambda: None
-        self._writer = Writer(self._connect_writer, self._check_file, committed)
-        self._writer.start()
+        await self._file.open()
 
     async def close(self) -> None:
         """Finish what is queued, and close the file."""
         self._poke.close()
-        if self._writer is not None:
-            await self._writer.stop()
-        if self._checkpointer is not None:
-            await self._checkpointer.stop()
-        if self._reader is not None:
-            await self._reader.stop()
-        self._writer = self._checkpointer = self._reader = None
+        await self._file.close()
         self.registry.deafen()
 
     async def require_writable(self) -> None:
         """Begin to write, and write nothing."""
         await self._write(Rank.CLAIM, lambda _: None)
+
+    def fault(self) -> str | None:
+        """Say that the file is damaged, if it is."""
+        return self._file.fault()
 
     def now_ms(self) -> float:
         """Return the host's time."""
@@ -148,90 +125,11 @@ class SqliteStore:
     def _now(self) -> int:
         return self._clock.time_ns() // 1_000_000
 
-    def _connect(self) -> Connection:
-        connection = self._connect_class(str(self.path))
-        with closed_on_error(connection):
-            set_wal(connection)
-            for pragma in sql.PRAGMAS:
-                connection.run(pragma)
-        return connection
-
-    def _check_file(self) -> None:
-        """Raise when the file is another than at the start: SQLite would write to the old one."""
-        try:
-            now = self.path.stat()
-        except OSError as error:
-            raise StoreUnavailable(f"SQLite database {self.path}: {error.strerror}") from error
-        if (now.st_dev, now.st_ino) != self._file:
-            raise StoreUnavailable(f"SQLite database {self.path}: the file has been replaced")
-
-    def _prepare(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreUnavailable(f"SQLite database {self.path}: {error}") from error
-        if self.path.is_dir():
-            raise StoreUnavailable(f"SQLite database {self.path} is a directory: name a file in it")
-        new = self._made()
-        if not new:
-            self._check_tables()
-        connection = self._connect()
-        try:
-            self.shards = migrate(connection, self.shards)
-        finally:
-            connection.close()
-        if new:
-            logger.info("there was no store at %s: a new one was made", self.path)
-        made = self.path.stat()
-        self._file = made.st_dev, made.st_ino
-
-    def _check_tables(self) -> None:
-        """Raise when the file is not ours, before anything is changed in it."""
-        connection = self._connect_class(str(self.path))
-        try:
-            check(connection)
-        except WrongStore as error:
-            raise WrongStore(f"SQLite database {self.path}: {error}") from None
-        finally:
-            connection.close()
-
-    def _made(self) -> bool:
-        """Make the file where there is none, for its owner's eyes only; whether there was none.
-
-        It holds payloads, and secrets. SQLite gives the files beside it the same mode, and what
-        somebody has set for one that was there stays.
-        """
-        try:
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise StoreUnavailable(f"SQLite database {self.path}: {error.strerror}") from error
-        return True
-
-    def _connect_writer(self) -> Connection:
-        connection = self._connect()
-        pages = WAL_PAGES if self._apart else SMALL_WAL_PAGES
-        with closed_on_error(connection):
-            connection.run(f"PRAGMA wal_autocheckpoint = {pages}")
-            for statement in (*sql.SCRATCH, NO_WAITING):
-                connection.run(statement)
-        return connection
-
-    @property
-    def _apart(self) -> bool:
-        """Whether the log may be moved into the file beside the writer."""
-        return self._connect_class.version >= SAFE
-
     async def _write(self, rank: Rank, work: Callable[[Connection], T]) -> T:
-        if self._writer is None:
-            raise RuntimeError(f"the store {self.path} is not open")
-        return await self._writer.write(rank, work)
+        return await self._file.write(rank, work)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        if self._reader is None:
-            raise RuntimeError(f"the store {self.path} is not open")
-        return await self._reader.read(work)
+        return await self._file.read(work)
 
     async def insert(
         self,
@@ -563,15 +461,17 @@ class SqliteStore:
         return count
 
     async def take(
-        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False
+        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
     ) -> dict[int, int]:
         """Become the owner of these shards, whoever was; return their new epochs."""
         listed = json.dumps(list(shards))
 
         def work(connection: Connection) -> dict[int, int]:
+            self._file.check_version(connection)
             if owner_is_dead:
                 connection.run(sql.END_LEASES, {"shards": listed, "now": self._now()})
-            return dict(connection.run(sql.TAKE, (node, listed)))
+            values = {"node": node, "above": above, "shards": listed}
+            return dict(connection.run(sql.TAKE, values))
 
         return await self._write(Rank.CLAIM, work)
 
@@ -640,8 +540,7 @@ class SqliteStore:
             self.registry.heard()
 
         self._poke.listen(poked)
-        if self._writer is not None:
-            self._writer.polite = False  # whoever listens dispatches
+        self._file.impatient()  # whoever listens dispatches
 
     async def tell(self, shards: Sequence[int]) -> None:
         """Poke the process that dispatches."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 SAFE = (3, 51, 3)
-WORLD = {"BUSY", "LOCKED", "FULL", "READONLY", "IOERR", "CANTOPEN", "CORRUPT", "NOTADB", "PERM"}
+WORLD = {"LOCKED", "FULL", "IOERR", "CANTOPEN", "PERM"}
 # Waiting for another process is bounded: a caller must not wait for ever.
 BUSY_MS = 5_000
 LOOK_SECONDS = 0.001
@@ -37,6 +37,21 @@ NO_WAITING = "PRAGMA busy_timeout = 0"
 
 class Busy(StoreUnavailable):
     """Another process has the file's lock."""
+
+
+class ReadOnly(StoreUnavailable):
+    """The file may not be written to."""
+
+
+class Damaged(StoreUnavailable):
+    """The file is no sound database any more."""
+
+
+class Replaced(StoreUnavailable):
+    """The file is another than the one that was opened: SQLite writes to the old one."""
+
+
+KINDS = {"BUSY": Busy, "READONLY": ReadOnly, "CORRUPT": Damaged, "NOTADB": Damaged}
 
 
 class Connection(Protocol):
@@ -210,8 +225,8 @@ def translated(error: Exception, path: str) -> Exception:
     else:
         name = type(error).__name__.removesuffix("Error").upper()
         name = {"IO": "IOERR", "PERMISSIONS": "PERM"}.get(name, name)
-    if name == "BUSY":
-        return Busy(f"SQLite database {path}: {error}")
+    if name in KINDS:
+        return KINDS[name](f"SQLite database {path}: {error}")
     if name in WORLD:
         return StoreUnavailable(f"SQLite database {path}: {error}")
     return error

@@ -181,7 +181,7 @@ def migrate(connection: Connection, shards: int) -> int:
 
     Several processes may come at the same moment: the file's write lock lets one in at a time.
     """
-    if version(connection) < len(MIGRATIONS):
+    if is_older(connection):
         connection.run("BEGIN IMMEDIATE")
         try:
             for number in range(version(connection), len(MIGRATIONS)):
@@ -221,6 +221,11 @@ def check(connection: Connection) -> None:
         )
     if had > len(MIGRATIONS):
         logger.warning("the store has been used by a newer version of tickwheel, and works on")
+
+
+def is_older(connection: Connection) -> bool:
+    """Say whether the file has yet to have migrations that are known here."""
+    return version(connection) < len(MIGRATIONS)
 
 
 def version(connection: Connection) -> int:

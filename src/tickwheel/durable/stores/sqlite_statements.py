@@ -362,8 +362,8 @@ GIVE_UP = """
     WHERE shard.shard = g.value ->> 0 AND shard.epoch = g.value ->> 1
 """
 TAKE = """
-    UPDATE shard SET owner = ?, epoch = epoch + 1
-    WHERE shard IN (SELECT value FROM json_each(?)) RETURNING shard, epoch
+    UPDATE shard SET owner = :node, epoch = max(epoch, :above) + 1
+    WHERE shard IN (SELECT value FROM json_each(:shards)) RETURNING shard, epoch
 """
 
 _MANY = 100_000  # a count looks no further

@@ -46,11 +46,13 @@ class Job(NamedTuple):
 
     work: Callable[[Connection], Any]
     future: asyncio.Future[Any]
+    checked: bool = True
 
 
 class Writer:
     """The thread; `write` is called on the loop that it was started on.
 
+    - `check` raises when the file may not be used any more; it is called before each transaction.
     - `polite`: commit upon commit, it makes a small pause now and then, in which another process
       gets the file's lock. Whoever dispatches is not: the others wait for it.
     """
@@ -196,19 +198,20 @@ class Writer:
 
 
 class Reader:
-    """A thread with a connection that reads, one job after the other."""
+    """A thread with a connection that reads, one job after the other; `check` as of the writer."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, check: Callable[[], None]) -> None:
         self._connection = connection
+        self._check = check
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tickwheel-read", daemon=True)
         self._thread.start()
 
-    def read(self, work: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Have `work(connection)` done."""
+    def read(self, work: Callable[[Connection], T], *, checked: bool = True) -> asyncio.Future[T]:
+        """Have `work(connection)` done; unless `checked`, whatever has become of the file."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put(Job(work, future))
+        self._jobs.put(Job(work, future, checked))
         return future
 
     async def stop(self) -> None:
@@ -219,6 +222,8 @@ class Reader:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
+                if job.checked:
+                    self._check()
                 answer = job.work(self._connection)
             except Exception as error:  # noqa: BLE001
                 answer = error
@@ -268,7 +273,7 @@ async def ended(thread: threading.Thread) -> None:
 
 def settle(answers: list[tuple[Job, Any]]) -> None:
     """Give those who wait their answers, or the errors that they are."""
-    for (_, future), answer in answers:
+    for (_, future, _), answer in answers:
         if future.done():
             continue
         if isinstance(answer, Exception):
