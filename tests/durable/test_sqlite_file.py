@@ -7,6 +7,7 @@ this happens to workers in processes of their own: two SQLites in one process ar
 import contextlib
 import os
 import shutil
+import signal
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -257,8 +258,10 @@ class TestLockRemoved:
 
     def test_one_that_comes_then_dispatches_and_the_first_stands_by(self, path, start, ledger):
         first = start()
+        os.kill(first.pid, signal.SIGSTOP)  # it must not be quicker
         path.with_name("tasks.db-lock").unlink()
         second = start()
+        os.kill(first.pid, signal.SIGCONT)
         wait_until(lambda: (owned(first), owned(second)) == (0, SHARDS), "one of them dispatches")
         ids = first.ask("submit", delays=[0] * 20)
         ledger.wait(lambda: all(ledger.done[one] for one in ids), "all have run")
