@@ -70,13 +70,19 @@ class Calls(BaseHTTPRequestHandler):
         """Say nothing: the calls are printed already."""
 
 
+class Server(ThreadingHTTPServer):
+    """A thread for each connection."""
+
+    request_queue_size = 1024  # connections that may wait: a server's tasks come due together
+
+
 def main():
     """Listen until Ctrl-C."""
     parser = argparse.ArgumentParser(description="Receive a server's calls, and print what came.")
     parser.add_argument("port", nargs="?", type=int, default=8000, help="default: %(default)s")
     port = parser.parse_args().port
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Calls)
+        server = Server(("127.0.0.1", port), Calls)
     except (OSError, OverflowError) as error:
         sys.exit(f"cannot listen on port {port}: {error}")
     with server:

@@ -2,9 +2,11 @@
 
 import http.client
 import os
+import signal
+import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ def running(**environment):
                 connection.close()
                 return read
 
+            post.port, post.pid = port, process.pid
             yield first, post, process.stdout.readline
         finally:
             process.terminate()
@@ -67,3 +70,15 @@ def test_it_accepts_what_is_to_be_fed_back(signed, call):
     assert post(*call(1), path="/?feedback=1") == (202, b"")
     line()
     assert "tickwheel feedback 0198c0de" in line()
+
+
+def test_hundreds_of_calls_that_come_at_once_are_let_in(signed):
+    """While it does not get to accept them, as when it has no time."""
+    _, post, _ = signed
+    os.kill(post.pid, signal.SIGSTOP)
+    try:
+        with ExitStack() as stack:
+            for _ in range(200):
+                stack.enter_context(socket.create_connection(("127.0.0.1", post.port), 10))
+    finally:
+        os.kill(post.pid, signal.SIGCONT)
