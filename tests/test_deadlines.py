@@ -505,6 +505,19 @@ class TestPureAndNativeSayTheSame:
         assert said[0] == said[1]
         assert said[0][0][0] is OutOfRange
 
+    @pytest.mark.parametrize("delay", [-1e-12, -5e-10, -1e-9, -4e-4, -0.0015, -1, -9e9])
+    @pytest.mark.parametrize("at", [0.0, 0.0004, 10.0, 10.0007])
+    def test_of_a_negative_delay(self, both, at, delay):
+        whens = []
+        for make in both:
+            deadlines, seen = make(0.001, HandClock(at)), []
+            moved = deadlines.call_later(60, seen.append, "moved")
+            moved.reschedule(delay)
+            made = deadlines.call_later(delay, seen.append, "made")
+            whens.append((moved.when, made.when, deadlines._sleep(), deadlines._run_due(9), seen))
+        assert whens[0] == whens[1]
+        assert whens[0][0] <= at
+
     def test_of_keywords_and_of_too_many_arguments(self, both):
         for make in both:
             deadlines = make(1)

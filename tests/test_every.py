@@ -231,8 +231,18 @@ class TestItsHandle:
         every = timer.call_every(1, nothing)
         every.cancel()
         assert every.reschedule(1) is False
-        with pytest.raises(ValueError, match="delay must be 0 or more seconds, got -1"):
-            every.reschedule(-1)
+        assert every.reschedule(-1) is False
+
+    def test_a_negative_delay_means_now_and_the_grid_starts_there(self, timer, clock):
+        seen = []
+        every = timer.call_every(1, lambda: seen.append(clock.time()))
+        clock.advance(2.2)
+        assert every.reschedule(-5) is True
+        clock.advance(0)
+        assert seen == [1.0, 2.0, 2.2]
+        assert every.missed == 0
+        clock.advance(2)
+        assert seen == [1.0, 2.0, 2.2, 3.2, 4.2]
 
     def test_close_returns_it_cancelled_in_its_place_by_time(self, timer, clock):
         early = timer.call_later(1, nothing)

@@ -648,7 +648,6 @@ class TestOperationsAreThemselves:
     def test_a_timeout_that_was_set_wrong_is_told_when_it_is_watched(self, purgatory, timer):
         for timeout, error in (
             (None, TypeError),
-            (-1, ValueError),
             (math.inf, tickwheel.OutOfRange),
         ):
             op = Op()

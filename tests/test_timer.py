@@ -90,6 +90,26 @@ class TestTheVerbs:
         clock.advance(0)
         assert seen == [0.0]
 
+    @pytest.mark.parametrize("delay", [-1e-12, -1e-6, -0.5, -10, -1e9])
+    def test_a_negative_delay_means_now(self, timer, clock, delay):
+        """One that was computed a moment too late is no error."""
+        clock.advance(10)
+        seen = []
+        handle = timer.call_later(delay, lambda: seen.append(timer.time()))
+        assert handle.when == 10.0
+        clock.advance(0)
+        assert seen == [10.0]
+
+    def test_so_it_does_when_a_handle_is_moved(self, timer, clock):
+        clock.advance(10)
+        seen = []
+        handle = timer.call_later(60, lambda: seen.append(timer.time()))
+        assert handle.reschedule(-0.001) is True
+        assert handle.when == 10.0
+        clock.advance(0)
+        assert seen == [10.0]
+        assert handle.reschedule(-1) is False
+
     def test_any_number_is_a_time(self, timer, clock):
         from decimal import Decimal
         from fractions import Fraction
@@ -1069,6 +1089,13 @@ BAD_CALLBACKS = {
 
 class TestBadInput:
     @pytest.mark.parametrize(("value", "kind", "message"), (BAD_DELAYS | NEGATIVE).values())
+    def test_a_bad_period_is_refused_with_the_value(self, timer, value, kind, message):
+        with pytest.raises(kind) as caught:
+            timer.call_every(value, nothing)
+        assert str(caught.value) == message.format(name="period")
+        assert len(timer) == 0
+
+    @pytest.mark.parametrize(("value", "kind", "message"), BAD_DELAYS.values())
     def test_a_bad_delay_is_refused_with_the_value(self, timer, value, kind, message):
         handle = timer.call_later(5, nothing)
         for call in (
@@ -1078,9 +1105,6 @@ class TestBadInput:
             with pytest.raises(kind) as caught:
                 call()
             assert str(caught.value) == message.format(name="delay")
-        with pytest.raises(kind) as caught:
-            timer.call_every(value, nothing)
-        assert str(caught.value) == message.format(name="period")
         assert (len(timer), handle.state, handle.when) == (1, "pending", 5.0)
 
     @pytest.mark.parametrize(("value", "kind", "message"), BAD_DELAYS.values())

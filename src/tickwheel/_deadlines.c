@@ -214,17 +214,22 @@ static int check_call(const char *function, const char *time, PyObject *const *a
     return 0;
 }
 
-static int after(int64_t now, int64_t delay, PyObject *given, int64_t *when)
+/* `when`, or the start of this tick when it is before that: what is past is due now, behind what is due already,
+ * which it would starve otherwise. */
+static inline int64_t not_past(const Deadlines *d, int64_t when, int64_t now)
 {
-    if (UNLIKELY(delay < 0)) {
-        PyErr_Format(PyExc_ValueError, "delay must be 0 or more seconds, got %.100R", given);
-        return -1;
-    }
+    if (LIKELY(when >= now)) return when;
+    int64_t tick_began = now - now % (int64_t)d->wheel->tick;
+    return when < tick_began ? tick_began : when;
+}
+
+static int after(const Deadlines *d, int64_t now, int64_t delay, PyObject *given, int64_t *when)
+{
     if (UNLIKELY(delay > INT64_MAX - now)) {
         PyErr_Format(OutOfRange, "delay must be a finite number of seconds within 292 years, got %.100R", given);
         return -1;
     }
-    *when = now + delay;
+    *when = not_past(d, now + delay, now);
     return 0;
 }
 
@@ -232,7 +237,7 @@ static PyObject *Deadlines_call_later(Deadlines *d, PyObject *const *args, Py_ss
 {
     int64_t delay, now, when;
     if (check_call("call_later", "delay", args, nargs) < 0 || as_ns("delay", args[0], &delay) < 0) return NULL;
-    if (read_clock(d, &now) < 0 || after(now, delay, args[0], &when) < 0) return NULL;
+    if (read_clock(d, &now) < 0 || after(d, now, delay, args[0], &when) < 0) return NULL;
     return call_at_ns(d, now, when, args + 1, nargs - 1);
 }
 
@@ -241,11 +246,7 @@ static PyObject *Deadlines_call_at(Deadlines *d, PyObject *const *args, Py_ssize
     int64_t now, when;
     if (check_call("call_at", "when", args, nargs) < 0 || as_ns("when", args[0], &when) < 0) return NULL;
     if (read_clock(d, &now) < 0) return NULL;
-    if (when < now) { /* what is past is due now, behind what is due already, which it would starve otherwise */
-        int64_t tick_began = now - now % (int64_t)d->wheel->tick;
-        if (when < tick_began) when = tick_began;
-    }
-    return call_at_ns(d, now, when, args + 1, nargs - 1);
+    return call_at_ns(d, now, not_past(d, when, now), args + 1, nargs - 1);
 }
 
 static PyObject *Deadlines_time(Deadlines *d, PyObject *Py_UNUSED(ignored))
@@ -514,10 +515,10 @@ static PyObject *Handle_reschedule(EntryObject *handle, PyObject *given)
 {
     int64_t delay, now, when;
     Deadlines *d = driver_of(handle);
-    if (as_ns("delay", given, &delay) < 0 || (delay < 0 && after(0, delay, given, &when) < 0)) return NULL;
+    if (as_ns("delay", given, &delay) < 0) return NULL;
     if (d == NULL) Py_RETURN_FALSE;
     Py_INCREF(d); /* a clock written in Python may drop the last reference */
-    int failed = read_clock(d, &now) < 0 || after(now, delay, given, &when) < 0 || turn(d, now) < 0;
+    int failed = read_clock(d, &now) < 0 || after(d, now, delay, given, &when) < 0 || turn(d, now) < 0;
     int pending = IS_PENDING(handle);
     if (!failed && pending) {
         failed = wheel_move(d->wheel, handle, when) < 0;
@@ -610,7 +611,7 @@ PyTypeObject Handle_Type = {
 
 static PyMethodDef Deadlines_methods[] = {
     {"call_later", (PyCFunction)(void (*)(void))Deadlines_call_later, METH_FASTCALL,
-     "call_later($self, delay, callback, /, *args)\n--\n\nCall `callback(*args)` `delay` seconds from now; return its handle. O(1)."},
+     "call_later($self, delay, callback, /, *args)\n--\n\nCall `callback(*args)` `delay` seconds from now; a negative delay means now. O(1)."},
     {"call_at", (PyCFunction)(void (*)(void))Deadlines_call_at, METH_FASTCALL,
      "call_at($self, when, callback, /, *args)\n--\n\nCall `callback(*args)` at `when` of `time()`; what is past is due now. O(1)."},
     {"time", (PyCFunction)Deadlines_time, METH_NOARGS, "time($self, /)\n--\n\nReturn the time of its clock, in seconds."},

@@ -61,7 +61,7 @@ def at_most(limit: object) -> int:
 
 
 def nanoseconds(name: str, seconds: object, *, negative: bool = False) -> int:
-    """Return `seconds`, a number, as nanoseconds, to the nearest."""
+    """Return `seconds`, a number, as nanoseconds, to the nearest; what is negative stays so."""
     kind = type(seconds)
     if isinstance(seconds, bool) or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
         raise TypeError(
@@ -77,7 +77,8 @@ def nanoseconds(name: str, seconds: object, *, negative: bool = False) -> int:
         )
     if value < 0 and not negative:
         raise ValueError(f"{name} must be 0 or more seconds, got {seconds!r:.100}")
-    return math.floor(value * 1e9 + 0.5)
+    nearest = math.floor(value * 1e9 + 0.5)
+    return min(nearest, -1) if value < 0 else nearest
 
 
 def check_callback(callback: object) -> None:

@@ -75,7 +75,8 @@ class Handle:
 
     def reschedule(self, delay: float, /) -> bool:
         """Move it to `delay` seconds from now; False when it was no longer pending. O(1)."""
-        return self._deadlines._move(self, nanoseconds("delay", delay), delay)
+        span = nanoseconds("delay", delay, negative=True)
+        return self._deadlines._move(self, span, delay)
 
     def _invoke(self) -> object:
         """Call the callback, for a driver that hands it to somebody else."""
@@ -129,17 +130,16 @@ class Deadlines:
         return self._clock.time_ns() / SECOND
 
     def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Handle:
-        """Call `callback(*args)` `delay` seconds from now; return its handle. O(1)."""
+        """Call `callback(*args)` `delay` seconds from now; a negative delay means now. O(1)."""
         check_callback(callback)
-        span = nanoseconds("delay", delay)
+        span = nanoseconds("delay", delay, negative=True)
         return self._call_at(self._after(span, delay), callback, args)
 
     def call_at(self, when: float, callback: Callable[..., object], /, *args: Any) -> Handle:
         """Call `callback(*args)` at `when` of `time()`; what is past is due now. O(1)."""
         check_callback(callback)
         moment = nanoseconds("when", when, negative=True)
-        tick_began = self._now() // self._tick * self._tick
-        return self._call_at(max(moment, tick_began), callback, args)
+        return self._call_at(self._not_past(moment, self._now()), callback, args)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the snapshot of its wheel; times are in nanoseconds."""
@@ -169,12 +169,19 @@ class Deadlines:
             self._due_count -= 1  # it waited in _due, where it is passed over from now on
 
     def _after(self, span: int, given: object) -> int:
-        when = self._now() + span
-        if when > MAX_TIME:
+        now = self._now()
+        if now + span > MAX_TIME:
             raise OutOfRange(
                 f"delay must be a finite number of seconds within 292 years, got {given!r:.100}"
             )
-        return when
+        return self._not_past(now + span, now)
+
+    def _not_past(self, when: int, now: int) -> int:
+        """Return `when`, or the start of this tick when it is before that.
+
+        What is past is due now, behind what is due already, which it would starve otherwise.
+        """
+        return max(when, now // self._tick * self._tick)
 
     def _move(self, handle: Handle, span: int, given: object) -> bool:
         with self._lock:

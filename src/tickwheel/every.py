@@ -111,8 +111,11 @@ class Every:
         return True
 
     def reschedule(self, delay: float, /) -> bool:
-        """Move the next firing to `delay` seconds from now; the grid starts there anew."""
-        span = nanoseconds("delay", delay)
+        """Move the next firing to `delay` seconds from now; the grid starts there anew.
+
+        A negative delay means now.
+        """
+        span = max(0, nanoseconds("delay", delay, negative=True))
         if self._stopped or not self._handle.reschedule(delay):
             return False
         self._due = self._now() + span
