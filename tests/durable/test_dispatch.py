@@ -11,6 +11,7 @@ import pytest
 from durable.callee import BROKEN, GONE, OK, REFUSED, URL, Held, calling
 from durable.stage import HOUR, START, START_MS, away
 from tickwheel.durable import Snooze, State, current_task
+from tickwheel.durable.coordinators import solo
 from tickwheel.durable.loader import WINDOW
 from tickwheel.durable.store import Claims
 from tickwheel.durable.task import Due, Event
@@ -801,7 +802,10 @@ class TestClaims:
             await stage.advance(1.5)
         assert stage.calls == [(pytest.approx(1.32, abs=0.003),)]
 
-    async def test_a_node_that_has_lost_its_shards_without_knowing_claims_nothing(self, stage):
+    async def test_a_node_that_has_lost_its_shards_without_knowing_claims_nothing(
+        self, stage, monkeypatch
+    ):
+        monkeypatch.setattr(solo, "LOOK", HOUR)  # it does not look whether they are its own
         app = stage.app()
         note = noting(stage, app)
         async with app:
