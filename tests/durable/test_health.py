@@ -314,7 +314,7 @@ class TestReadiness:
         async with node(f"sqlite:///{path}", ["mail"]) as (app, health, _):
             await ready(app)
             # By the same library: two of them in one process do not see each other's locks.
-            with contextlib.closing(SqliteStore(path)._connect()) as other:
+            with contextlib.closing(SqliteStore(path)._file._connect()) as other:
                 other.run("BEGIN IMMEDIATE")
 
                 async def unready():

@@ -323,7 +323,7 @@ def test_readiness_says_that_the_file_is_damaged(path, tmp_path):
         damage(path)
         later = {"service": "mail", "delay": 3600}
         wait_until(lambda: server.post("/v1/tasks", later).status == 503, "a submit is refused")
-        assert server.get("/readyz", status=503).json["detail"] == DAMAGED
+        assert server.get("/readyz", status=503).json["reasons"] == [DAMAGED]
         server.post("/v1/tasks", later).refused(503, "store_unavailable")
         Restored.in_its_place(backup, path)
         wait_until(lambda: server.get("/readyz").status == 200, "it is ready again")
