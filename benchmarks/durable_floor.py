@@ -11,8 +11,8 @@ from typing import Any
 
 from tickwheel.durable.stores import sqlite_statements
 from tickwheel.durable.stores.rows import inserted
-from tickwheel.durable.stores.sqlite import SMALL_WAL_PAGES, WAL_PAGES
 from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver
+from tickwheel.durable.stores.sqlite_file import SMALL_WAL_PAGES, WAL_PAGES
 from tickwheel.durable.task import SHARDS, Ids, State, Task
 
 SERVICE = "noop"

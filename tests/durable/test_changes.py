@@ -64,3 +64,11 @@ def test_whatever_it_is_it_is_bounded_and_no_secret_is_in_it(before, after):
     assert len(changes(before, after)) <= DETAIL_CHARACTERS + 20
     hidden = {"s": json.dumps(before) + "hush"}
     assert "hush" not in changes(hidden, {"s": "hush" + json.dumps(after)}, secret="s")
+
+
+def test_the_query_of_a_url_is_not_shown():
+    before, after = (
+        {"endpoint": "https://a.example/x?key=1"},
+        {"endpoint": "https://b.example/?key=2"},
+    )
+    assert changes(before, after) == ('endpoint: "https://a.example/x?…" -> "https://b.example/?…"')

@@ -694,10 +694,6 @@ class TestRequests:
         assert await trying == [given.task]
         assert (await store.counts())["live"] == 1
 
-    async def test_a_users_transaction_takes_none(self, store, user):
-        with pytest.raises(ValueError, match="idempotency key"):
-            await store.insert_on(user, request(later(store)))
-
     async def test_one_that_is_pruned_all_the_time_is_given_up(self, store, monkeypatch):
         await store.insert([request(later(store))], {})
         monkeypatch.setattr(sql, "USED", sql.USED + " WHERE false")

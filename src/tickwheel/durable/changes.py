@@ -1,6 +1,7 @@
 """The difference between two configurations, in words for the audit log. Pure.
 
-Values of secret fields are never shown: such a field is `set`, `changed` or `removed`.
+Values of secret fields are never shown: such a field is `set`, `changed` or `removed`. Neither is
+the query of a URL, where some put a password.
 """
 
 from __future__ import annotations
@@ -62,5 +63,7 @@ def value_of(value: Any) -> str:
     """Return a value as JSON, up to a length."""
     if value is None:
         return "none"
+    if isinstance(value, str) and "://" in value and "?" in value:
+        value = value.partition("?")[0] + "?…"
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}…"

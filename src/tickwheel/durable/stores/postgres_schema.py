@@ -173,7 +173,7 @@ MIGRATIONS: list[list[str]] = [
     [],  # a mark: the tables are in a schema of their own, which nothing has to be moved to
     [
         # Whether the node has an advisory lock, which its death would free.
-        "ALTER TABLE node ADD COLUMN session boolean NOT NULL DEFAULT false",
+        "ALTER TABLE node ADD COLUMN IF NOT EXISTS session boolean NOT NULL DEFAULT false",
     ],
 ]
 LEAST = 1  # a program must know so many migrations to work with these tables
