@@ -6,10 +6,13 @@ import logging
 import pytest
 
 from durable.callee import ACCEPTED, BROKEN, OK, URL, Held, calling
-from durable.stage import HOUR, SHARDS, answer_lost, away, locking, until
+from durable.stage import HOUR, SHARDS, StagedStore, answer_lost, away, locking, until
 from tickwheel.durable import State, current_task
 from tickwheel.durable.leases import LEASE_SECONDS, SWEEP_SECONDS, TRUSTED
+from tickwheel.durable.stores import sqlite_statements
+from tickwheel.durable.stores.sqlite_connection import DRIVERS
 from tickwheel.durable.task import Due, Event
+from tickwheel.errors import StoreUnavailable
 
 pytestmark = pytest.mark.asyncio
 
@@ -408,6 +411,40 @@ class TestUnsent:
             assert (first.event, first.error) == (
                 Event.RELEASE, "claimed, not sent: the answer to the claim was lost",
             )  # fmt: skip
+
+    @pytest.mark.parametrize("driver", sorted(DRIVERS))
+    async def test_so_does_one_whose_commit_the_driver_reports_as_failed(self, stage, driver):
+        failed = []
+
+        class Failing(DRIVERS[driver]):
+            def run(self, statement, values=()):
+                rows = super().run(statement, values)
+                if statement == sqlite_statements.CLAIM and not failed:
+                    failed.append("soon")
+                elif statement == "COMMIT" and failed == ["soon"]:
+                    failed.append("now")
+                    raise StoreUnavailable("disk I/O error")
+                return rows
+
+        def make_store():
+            store = StagedStore(stage.path, shards=SHARDS, clock=stage.wall)
+            store._connect_class = Failing
+            return store
+
+        app = stage.app()
+        app._make_store = make_store
+
+        @app.task(timeout=HOUR, max_attempts=1)
+        async def once():
+            stage.called(current_task().attempt, current_task().failures)
+
+        async with app:
+            await stage.settle()
+            task = await once.submit(delay=1)
+            await stage.advance(3)
+            assert failed == ["soon", "now"]
+            assert await outcome(app, task) == (State.FINISHED, 2, 0)
+        assert [call[1:] for call in stage.calls] == [(2, 0)]
 
     async def test_so_does_one_that_is_committed_only_later(self, stage):
         app = stage.app()

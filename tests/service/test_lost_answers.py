@@ -1,0 +1,62 @@
+"""A server whose answers from PostgreSQL are lost on the way, by a proxy in between."""
+
+from contextlib import suppress
+
+from proxies import Proxy
+from service.rig import QUICK
+from web.serving import wait_until
+
+ONCE = {"timeout": 3600, "max_attempts": 1, "backoff": QUICK, "concurrency": 100}
+SHARE = 0.15  # of the answers that are lost
+UNSENT = "claimed, not sent: the answer to the claim was lost"
+
+
+def test_a_claim_whose_answer_is_lost_costs_no_attempt(
+    make_server, postgres_server, postgres_url, receiver
+):
+    """Tasks that may be called once: none is failed without a call, and none is called twice."""
+    with Proxy(postgres_server.port) as proxy:
+        server = make_server(proxy.url_for(postgres_url), errors=True)
+        server.service("work", receiver.watch("/work"), **ONCE)
+        ids = []
+        while not any(released(server, one) for one in ids):
+            bodies = [{"service": "work", "delay": 1 + n / 100} for n in range(100)]
+            items = server.post("/v1/tasks/batch", bodies, status=200).json["items"]
+            batch = [item["id"] for item in items]
+            proxy.loses = SHARE
+            receiver.wait(lambda batch=batch: receiver.ids("/work") >= set(batch))
+            proxy.heal()
+            ids += batch
+        server.drained()
+        tasks = [server.ended(one) for one in ids]
+        assert {(task["state"], task["failures"]) for task in tasks} == {("finished", 0)}
+        assert all(len(attempts) == 1 for attempts in receiver.attempts().values())
+        server.stop()
+
+
+def released(server, task_id):
+    """Whether an attempt of a task was given back unsent."""
+    with suppress(KeyError):
+        return ("release", UNSENT) in server.events(task_id)
+    return False
+
+
+def test_a_server_that_falls_silent_sends_nothing_twice(
+    make_server, postgres_server, postgres_url, receiver
+):
+    """Nothing passes for a while, though connections stay open; then all goes on."""
+    with Proxy(postgres_server.port) as proxy:
+        server = make_server(proxy.url_for(postgres_url), errors=True)
+        server.service("work", receiver.watch("/work"), **ONCE)
+        bodies = [{"service": "work", "delay": 1 + n / 50} for n in range(200)]
+        items = server.post("/v1/tasks/batch", bodies, status=200).json["items"]
+        ids = {item["id"] for item in items}
+        receiver.wait(lambda: receiver.ids("/work"))
+        proxy.silent = True
+        wait_until(lambda: server.get("/readyz").status == 503, "it notices")
+        proxy.heal()
+        receiver.wait(lambda: receiver.ids("/work") == ids)
+        server.drained()
+        assert {server.ended(one)["state"] for one in ids} == {"finished"}
+        assert all(len(attempts) == 1 for attempts in receiver.attempts().values())
+        server.stop()
