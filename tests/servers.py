@@ -53,14 +53,14 @@ def _starter():
     return ThreadPoolExecutor(1, "servers")
 
 
-def _spawn(argv, user, death, log, environment):
+def _spawn(argv, user, death, log):
     launch = [sys.executable, "-ISc", LAUNCH, str(os.getpid()), str(int(death)), user or "", *argv]
     options = {
         "stdin": subprocess.DEVNULL,
         "stdout": log,
         "stderr": log,
         "cwd": "/",
-        "env": clean_environment() | environment,
+        "env": clean_environment(),
         "start_new_session": True,  # Ctrl-C is for the tests
     }
     if threading.current_thread() is threading.main_thread():
@@ -275,8 +275,10 @@ class Server:
     def _launch(self):
         user = self.user if ROOT else ""
         with (self.directory / "log").open("ab") as log:
-            argv = [str(part) for part in self.argv()]
-            self._process = _spawn(argv, user, self.death_signal, log, self.environment)
+            # Set for the server alone: what is preloaded must not run as root before it.
+            given = [f"{name}={value}" for name, value in self.environment.items()]
+            argv = ["/usr/bin/env", *given, *(str(part) for part in self.argv())]
+            self._process = _spawn(argv, user, self.death_signal, log)
 
     def _freeze(self):
         """Stop its processes, the parent first so that it starts no more; return them all."""
@@ -417,7 +419,7 @@ class PostgresServer(Server):
         argv += ["-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions"]
         with (self.directory / "log").open("ab") as log:
             user = self.user if ROOT else ""
-            made = _spawn([str(part) for part in argv], user, signal.SIGKILL, log, {})
+            made = _spawn([str(part) for part in argv], user, signal.SIGKILL, log)
         if made.wait(PATIENCE):
             raise RuntimeError(f"initdb failed:\n{self.log()}")
 

@@ -102,19 +102,21 @@ class TestATaskThatIsNotRun:
                 await called(calls)
         assert "no node owns its shard" in log()[0]
 
-    async def test_because_its_shard_is_a_dead_nodes(self, postgres_url, log):
+    @pytest.mark.parametrize("ahead_ms", [-1, 3_600_000], ids=["over", "before a clock set back"])
+    async def test_because_its_shard_is_a_dead_nodes(self, postgres_url, log, ahead_ms):
         async with node(postgres_url, dispatch=False) as (app, _, _):
             task = await app.submit("mail", ["a"])
             async with connected(postgres_url) as user:
                 await user.execute("UPDATE shard SET owner = 'gone'")
                 await user.execute(
                     "INSERT INTO node (name, incarnation, started_at_ms, lease_until_ms)"
-                    " VALUES ('gone', gen_random_uuid(), 1, 2)"
+                    " VALUES ('gone', gen_random_uuid(), 1, $1)",
+                    int(app.node.store.now_ms()) + ahead_ms,
                 )
             async with one_stall(app, Reason.OWNER) as stall:
                 assert stall.due.id == task.id
                 await app.cancel(task.id)
-        assert "owned by gone, which has no lease" in log()[0]
+        assert "owned by gone, which has no valid lease" in log()[0]
 
     @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
     async def test_because_claims_are_refused_by_the_epoch(self, request, tmp_path, log, kind):

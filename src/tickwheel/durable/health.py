@@ -35,7 +35,8 @@ LOOK_UNREADY_SECONDS = 0.25  # the same until the node can do its work
 ANSWER_SECONDS = 2.0  # for the statements of one look
 STALLED_SECONDS = 5.0  # overdue by more than this, a task is stalled
 LATELY_SECONDS = 10.0  # a step that has not succeeded for longer makes the node unready
-REPEAT_SECONDS = 60.0  # between two log lines with the same reason
+REPEAT_SECONDS = 30.0  # between two log lines with the same reason
+LEASE_MS = 30_000  # a node's lease that ends later is from before the store's clock was set back
 SERVICES = 100  # services that one look covers; the next look begins behind them
 
 
@@ -154,7 +155,11 @@ class Health:
         if all(until_ms is None for until_ms in leases.values()):
             return {*leases}
         now_ms = self._store.now_ms()
-        return {name for name, until_ms in leases.items() if (until_ms or 0) >= now_ms}
+        return {
+            name
+            for name, until_ms in leases.items()
+            if until_ms is not None and now_ms <= until_ms <= now_ms + LEASE_MS
+        }
 
     async def _overdue(self, shards: Sequence[int]) -> list[Due]:
         """Return the longest due unclaimed task of each service that has a free permit here."""
@@ -200,7 +205,7 @@ class Health:
         if due.shard in view.unowned:
             if row is None or row.owner is None:
                 return Reason.OWNER, "no node owns its shard"
-            return Reason.OWNER, f"its shard is owned by {row.owner}, which has no lease"
+            return Reason.OWNER, f"its shard is owned by {row.owner}, which has no valid lease"
         if due.shard in view.refused:
             epoch = None if row is None else row.epoch
             return Reason.EPOCH, f"claims are refused: the shard's epoch is {epoch} in the store"

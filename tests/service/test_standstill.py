@@ -1,0 +1,223 @@
+"""Nothing stands still for long without a log line that says why, whatever is between a node and
+its database: a slow line, lost answers, silence, and a database whose clock is set.
+
+`make chaos` runs the long form; TICKWHEEL_KILL_ROUNDS and TICKWHEEL_KILL_SEED change it.
+"""
+
+import os
+import random
+import re
+import threading
+import time
+from contextlib import ExitStack
+from datetime import datetime
+from math import inf
+from typing import NamedTuple
+
+import psycopg
+import pytest
+
+import servers
+from false_clock import FalseClock
+from proxies import Proxy
+from service.rig import QUICK, Submitters, seed, working
+
+STILL_SECONDS = 10.0  # a due task that has not moved for longer must be explained
+BEFORE_SECONDS = 35.0  # an older line does not count: the same reason is repeated by then
+AFTER_SECONDS = 20.0  # a line must come by then; twice the time, since the machine is shared
+LOOK_SECONDS = 0.25
+WHY = re.compile("stalled|waits for the store|not written|was set back|is gone")
+SERVICE = {"timeout": 5, "max_attempts": 1000, "backoff": QUICK, "concurrency": 50}
+LARGE = "x" * 500_000
+LONG = int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "200")) // 20  # a round is two minutes
+
+
+class Standstill(NamedTuple):
+    """A live task that was due and did not move."""
+
+    id: str
+    state: str
+    began: float  # seconds since 1970
+    ended: float
+
+    @property
+    def seconds(self):
+        return self.ended - self.began
+
+
+class Watch:
+    """Looks at the tables again and again, past the proxies, for tasks that do not move."""
+
+    LIVE = """
+        SELECT id, state, attempt FROM tickwheel.task
+        WHERE due_at_ms <= floor(extract(epoch FROM clock_timestamp()) * 1000)
+    """
+
+    def __init__(self, url):
+        self._url = url
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._since = {}
+        self.found = []
+        self.looks = 0
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join(servers.PATIENCE)
+
+    def _run(self):
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            while not self._over.wait(LOOK_SECONDS):
+                self._note({tuple(row) for row in connection.execute(self.LIVE)})
+        self._note(set())
+
+    def _note(self, live):
+        now = time.time()
+        self.looks += 1
+        for row in self._since.keys() - live:
+            began = self._since.pop(row)
+            if now - began > STILL_SECONDS:
+                self.found.append(Standstill(row[0].hex, row[1], began, now))
+        for row in live - self._since.keys():
+            self._since[row] = now
+
+
+def reasons(server):
+    """When this server logged what kept something from being run, and the words."""
+    return [
+        (datetime.fromisoformat(line["at"]).timestamp(), line["message"])
+        for line in server.lines()
+        if line["level"] in ("warning", "error") and WHY.search(line["message"])
+    ]
+
+
+def delay(standstill, lines):
+    """After how many seconds of a standstill a line tells of it; inf: none in time."""
+    began = standstill.began
+    times = [at - began for at, _ in lines]
+    return min((max(at, 0) for at in times if -BEFORE_SECONDS <= at <= AFTER_SECONDS), default=inf)
+
+
+class Trial:
+    """Two nodes, each with a proxy of its own before a database whose clock can be set."""
+
+    def __init__(self, make_server, receiver, number):
+        self._make_server = make_server
+        self._receiver = receiver
+        self._chance = random.Random(number)
+        self._stack = ExitStack()
+
+    def __enter__(self):
+        database = servers.PostgresServer()
+        self._stack.callback(database.close)
+        self.clock = FalseClock(database.directory)
+        database.environment = self.clock.environment
+        self.database = database.start()
+        self.proxies = [
+            self._stack.enter_context(Proxy(database.port, seed=self._chance.random()))
+            for _ in range(2)
+        ]
+        self.servers = [
+            self._make_server(proxy.url_for(database.url), errors=True) for proxy in self.proxies
+        ]
+        endpoint = self._receiver.watch("/work", working(0.02))
+        self.servers[0].service("work", endpoint, **SERVICE)
+        return self
+
+    def __exit__(self, *_):
+        self.heal()
+        for server in self.servers:
+            server.kill()
+        self._stack.close()
+
+    def heal(self):
+        self.clock.set(0)
+        for proxy in self.proxies:
+            proxy.heal()
+
+    def silence(self):
+        """Both nodes hear nothing."""
+        for proxy in self.proxies:
+            proxy.silent = True
+
+    def slow_down(self):
+        """Both nodes get little from the database, and large tasks are due."""
+        for proxy in self.proxies:
+            proxy.rate = 200_000
+        body = {"service": "work", "payload": LARGE}
+        self.servers[0].post("/v1/tasks/batch", [body] * 8)
+
+    def lose_answers(self):
+        """One answer in ten is lost, to both nodes."""
+        for proxy in self.proxies:
+            proxy.loses = 0.1
+
+    def set_clock(self):
+        """The database's clock is set forward, or back."""
+        self.clock.set(self._chance.choice((-600, -60, 60, 600)))
+
+    def set_back_amid_a_death(self):
+        """A node is killed, and the clock set back: its leases end far in the future."""
+        self.servers[1].kill()
+        self.clock.set(-3600)
+
+    def suffer(self, fault, seconds):
+        """Let one fault last."""
+        fault(self)
+        time.sleep(seconds)
+        self.heal()
+        if self.servers[1].process.poll() is not None:
+            self.servers[1].restart()
+
+
+FAULTS = [
+    Trial.silence, Trial.slow_down, Trial.lose_answers, Trial.set_clock,
+    Trial.set_back_amid_a_death,
+]  # fmt: skip
+
+
+def stand_still(make_server, receiver, number, faults, seconds):
+    """Let nodes under load suffer each fault, then recover; return what stood still, and why."""
+    with Trial(make_server, receiver, number) as trial:
+        urls = [server.url for server in trial.servers]
+        with (
+            Watch(trial.database.url) as watch,
+            Submitters(urls, seed=number, threads=1, tasks=2, pause=0.2) as submitters,
+        ):
+            submitters.wait(10)
+            for fault in faults:
+                trial.suffer(fault, seconds)
+                submitters.wait(10)
+        trial.servers[0].drained(60)
+        assert not submitters.errors, submitters.errors
+        lines = [line for server in trial.servers for line in reasons(server)]
+        delays = [delay(one, lines) for one in watch.found]
+        for one, after in zip(watch.found, delays, strict=True):
+            print(one, f"told after {after:.1f} s")
+        for at, message in sorted(lines):
+            print(f"{at:.1f}", message[:200])
+        assert inf not in delays, f"{delays.count(inf)} of {len(delays)} are not explained"
+        return {
+            "tasks": len(submitters.stored), "still": len(delays), "lines": len(lines),
+            "told after": f"{max(delays, default=0):.1f} s",
+        }  # fmt: skip
+
+
+def test_while_the_database_is_silent_the_log_says_so(make_server, receiver):
+    figures = stand_still(make_server, receiver, seed(), [Trial.silence], 14.0)
+    assert figures["still"] > 0
+
+
+@pytest.mark.chaos
+def test_whatever_happens_the_log_says_why(make_server, receiver, capsys):
+    number = seed()
+    chance = random.Random(number)
+    faults = [fault for _ in range(LONG) for fault in chance.sample(FAULTS, len(FAULTS))]
+    figures = stand_still(make_server, receiver, number, faults, 20.0)
+    with capsys.disabled():
+        print(f"\n{figures}")
+    assert figures["still"] > 0
