@@ -428,7 +428,7 @@ class TestUnsent:
 
         def make_store():
             store = StagedStore(stage.path, shards=SHARDS, clock=stage.wall)
-            store._connect_class = Failing
+            store._file._connect_class = Failing
             return store
 
         app = stage.app()
