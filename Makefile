@@ -45,7 +45,7 @@ lab: $(SERVER) ## Watch a wheel turn in the terminal, until Ctrl-C
 .PHONY: test
 test: $(READY) asyncio-tests ## Run the tests
 	@tools/debian-packages $(PACKAGES)
-	$(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
 .PHONY: check
 check: $(READY) ## Run ruff and mypy
@@ -111,13 +111,13 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 .PHONY: soak
 soak: $(READY) ## Run the long forms: a million steps of the state machine, all threads at once
 	TICKWHEEL_SOAK_STEPS=$${TICKWHEEL_SOAK_STEPS:-1000000} \
-	    $(BIN)/python -m pytest tests -m soak $(PYTEST_ARGS)
+	    $(BIN)/python -m pytest -o faulthandler_timeout=0 tests -m soak $(PYTEST_ARGS)
 
 .PHONY: chaos
 chaos: $(READY) ## Run the long forms of the crash tests: 200 rounds of kill -9 on each store
 	@tools/debian-packages $(PACKAGES)
 	TICKWHEEL_KILL_ROUNDS=$${TICKWHEEL_KILL_ROUNDS:-200} \
-	    $(BIN)/python -m pytest tests -m chaos $(PYTEST_ARGS)
+	    $(BIN)/python -m pytest -o faulthandler_timeout=0 tests -m chaos $(PYTEST_ARGS)
 
 .PHONY: test-asyncio
 test-asyncio: $(READY) asyncio-tests ## Run asyncio's own tests on its loop and on ours, and compare

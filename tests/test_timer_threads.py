@@ -1,7 +1,6 @@
 """Timer with many threads: nothing is lost, nothing comes twice, nobody waits for ever."""
 
 import contextlib
-import faulthandler
 import random
 import sys
 import threading
@@ -13,17 +12,7 @@ import pytest
 from stage import LONG
 from tickwheel import NATIVE, ManualClock, Timer, TimerClosed
 
-WATCHDOG = 120.0
-
-
-@contextlib.contextmanager
-def watchdog(seconds=WATCHDOG):
-    """Show where every thread stands, and end the run, when this takes so long: a deadlock."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+DEADLOCK_SECONDS = 120.0  # a thread that takes longer hangs
 
 
 @contextlib.contextmanager
@@ -51,7 +40,7 @@ def in_threads(count, work):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WATCHDOG)
+        thread.join(DEADLOCK_SECONDS)
         assert not thread.is_alive(), "a thread hangs"
     if errors:
         raise errors[0]
@@ -88,13 +77,13 @@ def storm(threads, steps, timer):
                     victim[1].reschedule(generator.random() * 0.05)
 
     in_threads(threads, work)
-    until(lambda: len(timer) == 0, WATCHDOG)
+    until(lambda: len(timer) == 0, DEADLOCK_SECONDS)
     until(lambda: all(record[1].state != "running" for mine in records for record in mine))
     return runs, [record for mine in records for record in mine]
 
 
 def ends_exactly_once(threads, steps):
-    with watchdog(), hurried(), Timer(tick=0.001) as timer:
+    with hurried(), Timer(tick=0.001) as timer:
         runs, records = storm(threads, steps, timer)
         stats = timer.stats()
     states = Counter(handle.state for _, handle, _ in records)
@@ -120,7 +109,7 @@ def test_every_handle_ends_once_as_done_or_cancelled_100_000_times_in_8_threads(
 
 
 def test_of_many_that_cancel_one_handle_exactly_one_is_told_true():
-    with watchdog(), hurried(), Timer() as timer:
+    with hurried(), Timer() as timer:
         handles = [timer.call_later(60, int) for _ in range(2_000)]
         answers = [[] for _ in range(4)]
         in_threads(4, lambda i: answers[i].extend(handle.cancel() for handle in handles))
@@ -129,7 +118,7 @@ def test_of_many_that_cancel_one_handle_exactly_one_is_told_true():
 
 
 def test_a_cancel_that_said_true_never_fires_and_one_that_said_false_does():
-    with watchdog(), hurried(), Timer(tick=0.0001) as timer:
+    with hurried(), Timer(tick=0.0001) as timer:
         fired, cancelled, handles = set(), set(), []
         for i in range(3_000):
             handles.append(timer.call_later(random.random() * 0.003, fired.add, i))
@@ -144,7 +133,7 @@ def test_a_cancel_that_said_true_never_fires_and_one_that_said_false_does():
 
 
 def test_callbacks_and_threads_that_do_everything_at_once_do_not_hang():
-    with watchdog(), hurried(), Timer(tick=0.0005, on_error=lambda *_: None) as timer:
+    with hurried(), Timer(tick=0.0005, on_error=lambda *_: None) as timer:
         handles = [timer.call_later(0.01, int) for _ in range(50)]
         left = [0]
 
@@ -178,7 +167,7 @@ def test_callbacks_and_threads_that_do_everything_at_once_do_not_hang():
 
 def test_a_new_earliest_deadline_from_another_thread_is_honoured_while_the_driver_sleeps():
     waits = []
-    with watchdog(), Timer() as timer:
+    with Timer() as timer:
         timer.call_later(3_000, int)
         for _ in range(300):
             time.sleep(0.001)  # the driver sleeps by now, for most of an hour
@@ -196,7 +185,7 @@ def test_a_new_earliest_deadline_from_another_thread_is_honoured_while_the_drive
 
 
 def test_no_wake_up_is_lost_when_ever_earlier_deadlines_race_the_drivers_going_to_sleep():
-    with watchdog(), hurried(), Timer(tick=0.0001) as timer:
+    with hurried(), Timer(tick=0.0001) as timer:
 
         def work(i):
             for _ in range(300):
@@ -229,7 +218,7 @@ def test_the_first_schedules_of_many_threads_start_one_driver():
 def test_close_while_others_schedule_loses_nothing():
     """Each handle was returned by close, or fired, or was refused: never two, never none."""
     for _ in range(20):
-        with watchdog(), hurried():
+        with hurried():
             timer, made, fired = Timer(), [[] for _ in range(4)], []
 
             def work(i, timer=timer, made=made, fired=fired):
@@ -267,7 +256,7 @@ def test_of_many_that_close_one_gets_the_handles():
 
 def test_close_from_a_callback_while_another_thread_closes_does_not_hang():
     for _ in range(50):
-        with watchdog():
+        with hurried():
             timer = Timer()
             timer.call_later(0, timer.close)
             timer.close()
@@ -277,7 +266,7 @@ def test_close_from_a_callback_while_another_thread_closes_does_not_hang():
 
 def test_call_every_from_many_threads_while_it_closes_leaves_none_pending():
     for _ in range(20):
-        with watchdog(), hurried():
+        with hurried():
             timer, made = Timer(), [[] for _ in range(4)]
 
             def work(i, timer=timer, made=made):
@@ -299,7 +288,7 @@ def test_call_every_from_many_threads_while_it_closes_leaves_none_pending():
 
 def test_threads_on_a_manual_clock_lose_nothing():
     clock, fired = ManualClock(), Counter()
-    with watchdog(), hurried(), Timer(clock=clock) as timer:
+    with hurried(), Timer(clock=clock) as timer:
         over = threading.Event()
 
         def work(i):

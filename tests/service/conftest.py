@@ -1,23 +1,8 @@
-"""Fixtures: real servers and real receivers, with a watchdog."""
-
-import faulthandler
-import os
+"""Fixtures: real servers and real receivers."""
 
 import pytest
 
 from service.rig import Server, Watcher
-
-WATCHDOG = 60.0
-
-
-@pytest.fixture(autouse=True)
-def watched(request):
-    """Ends a run that hangs; a long form has time for its rounds."""
-    long = request.node.get_closest_marker("chaos")
-    seconds = WATCHDOG + (10 * int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "200")) if long else 0)
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

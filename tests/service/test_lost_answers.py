@@ -7,7 +7,7 @@ from service.rig import QUICK
 from web.serving import wait_until
 
 ONCE = {"timeout": 3600, "max_attempts": 1, "backoff": QUICK, "concurrency": 100}
-SHARE = 0.15  # of the answers that are lost
+SHARE = 0.05  # of the answers that are lost
 UNSENT = "claimed, not sent: the answer to the claim was lost"
 
 
@@ -19,14 +19,18 @@ def test_a_claim_whose_answer_is_lost_costs_no_attempt(
         server = make_server(proxy.url_for(postgres_url), errors=True)
         server.service("work", receiver.watch("/work"), **ONCE)
         ids = []
-        while not any(released(server, one) for one in ids):
-            bodies = [{"service": "work", "delay": 1 + n / 100} for n in range(100)]
+        for _ in range(10):  # each loses a claim's answer in three of four runs
+            bodies = [{"service": "work", "delay": 1 + n / 100} for n in range(200)]
             items = server.post("/v1/tasks/batch", bodies, status=200).json["items"]
             batch = [item["id"] for item in items]
             proxy.loses = SHARE
             receiver.wait(lambda batch=batch: receiver.ids("/work") >= set(batch))
             proxy.heal()
             ids += batch
+            if any(released(server, one) for one in batch):
+                break
+        else:
+            raise AssertionError("no answer to a claim was lost")
         server.drained()
         tasks = [server.ended(one) for one in ids]
         assert {(task["state"], task["failures"]) for task in tasks} == {("finished", 0)}
