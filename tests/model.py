@@ -87,7 +87,7 @@ class Model:
     def __init__(self, shape):
         self.shape = shape
         self.now = shape.start
-        self.cursor = shape.start // shape.tick  # behind now while a limited advance has a rest
+        self.cursor = shape.start // shape.tick
         self.visits = self.wasted = 0
         self._order = 0
         self._line = []  # (due, order, key), sorted
@@ -122,9 +122,7 @@ class Model:
         end = now // self.shape.tick
         ready = [key for _, _, key in self._line[: bisect_right(self._line, (end, float("inf")))]]
         batch = ready if limit is None else ready[:limit]
-        if len(batch) < len(ready) and self.shape.kind != "RoundsWheel":
-            end = max(self.cursor, self.records[ready[len(batch)]].due)
-        self._travel(end)
+        self._travel(end)  # all of the way, also when a limit leaves a rest
         for key in batch:
             self.cancel(key)
         return batch

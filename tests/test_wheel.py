@@ -292,6 +292,38 @@ class TestLimit:
         assert wheel.advance(309) == []
         assert wheel.advance(310) == ["later"]
 
+    def test_with_a_rest_a_bounded_wheel_measures_its_range_from_now(self, core, pointers):
+        wheel = core.Wheel(sizes=(8, 8, 8), pointers=pointers)
+        wheel.schedule_many([9, 9, 70], "abc")
+        assert wheel.advance(100, limit=1) == ["a"]
+        wheel.schedule(100 + 511, "d")
+        with pytest.raises(OutOfRange, match="at 100 this wheel holds up to 611"):
+            wheel.schedule(100 + 512, "e")
+        wheel._check()
+        assert wheel.advance(611) == ["b", "c", "d"]
+
+    def test_with_a_rest_what_is_near_lands_on_the_lowest_level(self, core, pointers):
+        wheel = core.Wheel(size=8, pointers=pointers)
+        wheel.schedule_many([9, 9], "ab")
+        assert wheel.advance(100, limit=1) == ["a"]
+        near = wheel.schedule(103, "near")
+        assert wheel.where(near) == (1, 103 % 8)
+        assert wheel.snapshot()[0]["pointer"] == 100 % 8
+        rest = wheel.schedule(90, "overdue")
+        assert wheel.where(rest) == (1, 100 % 8)
+        assert wheel.snapshot()[0]["counts"][100 % 8] == 2
+        assert wheel.advance(103) == ["b", "overdue", "near"]
+
+    def test_when_the_rest_was_cancelled_nothing_is_due_now(self, core, pointers):
+        wheel = core.Wheel(size=8, pointers=pointers)
+        first, rest = wheel.schedule_many([9, 9], "ab")
+        wheel.schedule(190, "later")  # on level 3, in a bucket that is due at 128
+        assert wheel.advance(130, limit=1) == ["a"]
+        assert wheel.next_wakeup() == 130
+        assert rest.cancel()
+        assert not first.pending
+        assert wheel.next_wakeup() == 184  # of level 2, as if the wheel stood at 130
+
     def test_it_bounds_items_not_cascades(self, core, pointers):
         """One call with limit 1 passes ten buckets of level 2 to find its item."""
         wheel = core.Wheel(size=20, pointers=pointers)

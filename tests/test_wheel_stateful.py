@@ -138,6 +138,21 @@ class WheelMachine(RuleBasedStateMachine):
     def advance_with_a_limit(self, data, limit):
         self.trial.advance(max(self.after(data), self.trial.model.now), limit)
 
+    @rule(data=st.data(), limit=st.integers(1, 2))
+    def leave_a_rest_and_place_others_around_it(self, data, limit):
+        """What is scheduled while something due is left, is placed as from now."""
+        now = max(self.after(data), self.trial.model.now)
+        self.trial.advance(now, limit)
+        for delay in data.draw(st.lists(self.delay, max_size=4)):
+            self.trial.schedule(self.trial.clamp(now + delay))
+
+    @rule()
+    def cancel_all_that_is_due(self):
+        """Then the next wake-up is that of the next bucket, also after a limit."""
+        model = self.trial.model
+        due = [key for key, record in model.records.items() if record.due <= model.cursor]
+        self.trial.cancel_many(due)
+
     @rule()
     def advance_to_the_same_now(self):
         self.trial.advance(self.trial.model.now)
@@ -191,6 +206,7 @@ class Driver:
             (12, self.reschedule),
             (14, self.advance),
             (14, self.advance_with_a_limit),
+            (1, self.cancel_all_that_is_due),
             (5, self.step_to_the_next_wakeup),
         ]
 
@@ -249,6 +265,12 @@ class Driver:
 
     def advance_with_a_limit(self):
         self.trial.advance(self.later(), self.random.choice((1, 1, 2, 3, 10, 2**70)))
+
+    def cancel_all_that_is_due(self):
+        model = self.trial.model
+        self.trial.cancel_many(
+            [k for k, record in model.records.items() if record.due <= model.cursor]
+        )
 
     def step_to_the_next_wakeup(self):
         wakeup = self.trial.model.next_wakeup()

@@ -390,6 +390,7 @@ static inline uint32_t level_ahead(const Level *level)
 static inline Bucket *bucket_at(WheelObject *w, uint32_t place)
 {
     if (place == LATE) return &w->late;
+    if (place == REST) return &w->rest;
     if (place == OUTSIDE) return &w->outside;
     return &w->levels[(place >> 24) - 1]->buckets[place & 0xFFFFFF];
 }
@@ -441,7 +442,7 @@ static inline void unlink_entry(WheelObject *w, EntryObject *e)
     uint32_t place = e->place;
     Bucket *b = bucket_at(w, place);
     bucket_remove(b, e);
-    if (b->live == 0 && place != LATE && place != OUTSIDE)
+    if (b->live == 0 && IS_ON_LEVEL(place))
         occupancy_remove(&w->levels[(place >> 24) - 1]->occupied, place & 0xFFFFFF);
 }
 
@@ -1051,29 +1052,63 @@ static int fire(WheelObject *w, Bucket *b, PyObject *fired, Py_ssize_t *room)
     return 0;
 }
 
-/* What is due first; it may be empty. NULL with an error. */
+static inline EntryObject *bucket_first(Bucket *b)
+{
+    while (b->cells[b->head] == NULL) b->head++;
+    return b->cells[b->head];
+}
+
+/* The bucket whose first entry is due first; it may be empty. NULL with an error. */
 static inline Bucket *due_bucket(WheelObject *w)
 {
-    if (UNLIKELY(w->late.live)) return !w->late_sorted && sort_late(w) < 0 ? NULL : &w->late;
-    return &w->levels[0]->buckets[w->levels[0]->pointer];
+    if (LIKELY(!w->late.live && !w->rest.live)) return &w->levels[0]->buckets[w->levels[0]->pointer];
+    if (w->late.live && !w->late_sorted && sort_late(w) < 0) return NULL;
+    if (!w->late.live) return &w->rest;
+    if (!w->rest.live) return &w->late;
+    return comes_first(bucket_first(&w->rest), bucket_first(&w->late), w->tick) ? &w->rest : &w->late;
+}
+
+/* Have what is due under the pointer, and left there by a `limit`, wait elsewhere: so the pointer goes on to now. */
+static int set_aside(WheelObject *w)
+{
+    Level *lowest = w->levels[0];
+    Bucket *b = &lowest->buckets[lowest->pointer];
+    while (b->live) {
+        if (b->head + FETCH_AHEAD < b->tail) PREFETCH(b->cells[b->head + FETCH_AHEAD]);
+        EntryObject *e = b->cells[b->head];
+        if (e != NULL) {
+            if (bucket_reserve(&w->rest, 0) < 0) return -1;
+            b->cells[b->head] = NULL;
+            b->live--;
+            bucket_put(&w->rest, e, REST, 0);
+        }
+        b->head++;
+    }
+    bucket_emptied(b);
+    occupancy_remove(&lowest->occupied, lowest->pointer);
+    return 0;
 }
 
 static int drain(WheelObject *w, uint64_t target, Py_ssize_t room, PyObject *fired)
 {
     for (;;) {
-        Bucket *due = due_bucket(w);
-        if (due == NULL) return -1;
-        if (due->live) {
-            if (room == 0) return 0; /* the pointer waits here for the next call */
-            if (fire(w, due, fired, &room) < 0) return -1;
+        Bucket *due = room ? due_bucket(w) : NULL;
+        if (due == NULL && room) return -1;
+        if (due != NULL && due->live) {
+            Py_ssize_t some = w->rest.live && w->late.live ? 1 : room, left = some; /* of both: by turns */
+            if (fire(w, due, fired, &left) < 0) return -1;
+            room -= some - left;
             if (due->live == 0) {
                 bucket_emptied(due);
-                if (due != &w->late) occupancy_remove(&w->levels[0]->occupied, w->levels[0]->pointer);
+                if (due != &w->late && due != &w->rest)
+                    occupancy_remove(&w->levels[0]->occupied, w->levels[0]->pointer);
             }
             continue;
         }
         uint64_t tick;
         if (next_event(w, &tick) < 0) return -1;
+        if ((tick < target ? tick : target) > w->current
+            && UNLIKELY(w->levels[0]->buckets[w->levels[0]->pointer].live) && set_aside(w) < 0) return -1;
         if (tick > target) { turn_to(w, target); return 0; }
         if (visit(w, tick) < 0) return -1;
     }
@@ -1117,9 +1152,9 @@ EntryObject *wheel_due(WheelObject *w)
 {
     Bucket *b = due_bucket(w);
     if (b == NULL || b->live == 0) return NULL;
-    while (b->cells[b->head] == NULL) b->head++;
+    EntryObject *first = bucket_first(b);
     if (b->head + FETCH_AHEAD < b->tail) PREFETCH(b->cells[b->head + FETCH_AHEAD]);
-    return b->cells[b->head];
+    return first;
 }
 
 EntryObject *wheel_ahead(WheelObject *w, uint32_t n)
@@ -1136,8 +1171,7 @@ EntryObject *wheel_any(WheelObject *w)
         int64_t slot = occupancy_first(&w->levels[i]->occupied, 0);
         if (slot >= 0) b = &w->levels[i]->buckets[slot];
     }
-    while (b->cells[b->head] == NULL) b->head++;
-    return b->cells[b->head];
+    return bucket_first(b);
 }
 
 int64_t wheel_wakeup(WheelObject *w)
@@ -1394,7 +1428,7 @@ static PyObject *Wheel_advance(WheelObject *w, PyObject *const *args, Py_ssize_t
 static PyObject *Wheel_next_wakeup(WheelObject *w, PyObject *Py_UNUSED(ignored))
 {
     if (w->count == 0) Py_RETURN_NONE;
-    if (w->late.live) return PyLong_FromLongLong(w->now);
+    if (w->late.live || w->rest.live) return PyLong_FromLongLong(w->now);
     uint64_t tick;
     if (w->kind == ROUNDS) tick = w->current + level_ahead(w->levels[0]);
     else {
@@ -1415,9 +1449,23 @@ static int64_t smallest_expiry(const Bucket *b, int64_t smallest)
     return smallest;
 }
 
+/* The smallest of the rest: among those that are due at its first tick. */
+static int64_t smallest_of_rest(WheelObject *w, int64_t smallest)
+{
+    const Bucket *b = &w->rest;
+    for (uint32_t i = b->head, first = UINT32_MAX; i < b->tail; i++) {
+        const EntryObject *e = b->cells[i];
+        if (e == NULL) continue;
+        if (first == UINT32_MAX) first = i;
+        if (deadline_of(w, e->expiry) != deadline_of(w, b->cells[first]->expiry)) break;
+        if (smallest < 0 || e->expiry < smallest) smallest = e->expiry;
+    }
+    return smallest;
+}
+
 static PyObject *Wheel_next_expiry(WheelObject *w, PyObject *Py_UNUSED(ignored))
 {
-    int64_t smallest = smallest_expiry(&w->late, -1), outside;
+    int64_t smallest = smallest_of_rest(w, smallest_expiry(&w->late, -1)), outside;
     const Level *lowest = w->levels[0];
     if (w->kind == ROUNDS) {
         int64_t slot = -1;
@@ -1449,7 +1497,7 @@ static PyObject *Wheel_where(WheelObject *w, PyObject *const *args, Py_ssize_t n
     if (bind_arguments("where", args, nargs, kwnames, names, 1, 1, given) < 0 || claim(w, given[0]) < 0) return NULL;
     uint32_t place = ((EntryObject *)given[0])->place;
     if (place >= NOWHERE) Py_RETURN_NONE;
-    if (place == LATE) return Py_BuildValue("iI", 1, w->levels[0]->pointer);
+    if (place == LATE || place == REST) return Py_BuildValue("iI", 1, w->levels[0]->pointer);
     return Py_BuildValue("II", place >> 24, place & 0xFFFFFF);
 }
 
@@ -1459,7 +1507,7 @@ static PyObject *level_counts(const WheelObject *w, int number)
     PyObject *counts = PyList_New(level->size);
     for (uint32_t i = 0; counts && i < level->size; i++) {
         uint32_t n = level->buckets[i].live;
-        if (number == 0 && i == level->pointer) n += w->late.live;
+        if (number == 0 && i == level->pointer) n += w->late.live + w->rest.live;
         PyObject *count = PyLong_FromUnsignedLong(n);
         if (count == NULL) Py_CLEAR(counts); else PyList_SET_ITEM(counts, i, count);
     }
@@ -1537,10 +1585,23 @@ static int check_level(WheelObject *w, int number, Py_ssize_t *total)
     return 0;
 }
 
+static int check_rest(WheelObject *w)
+{
+    const EntryObject *last = NULL;
+    for (uint32_t i = w->rest.head; i < w->rest.tail; i++) {
+        const EntryObject *e = w->rest.cells[i];
+        if (e == NULL) continue;
+        HOLDS(deadline_of(w, e->expiry) < w->current, "the rest is overdue");
+        HOLDS(last == NULL || comes_first(last, e, w->tick), "the rest is in order");
+        last = e;
+    }
+    return check_cells(w, &w->rest, REST);
+}
+
 static int check(WheelObject *w)
 {
-    Py_ssize_t total = w->late.live + w->outside.live;
-    if (check_cells(w, &w->late, LATE) < 0 || check_cells(w, &w->outside, OUTSIDE) < 0) return -1;
+    Py_ssize_t total = w->late.live + w->rest.live + w->outside.live;
+    if (check_cells(w, &w->late, LATE) < 0 || check_cells(w, &w->outside, OUTSIDE) < 0 || check_rest(w) < 0) return -1;
     for (int number = 1; number <= w->level_count; number++)
         if (check_level(w, number, &total) < 0) return -1;
     HOLDS(total == w->count, "len is exact");
@@ -1583,7 +1644,8 @@ static int Wheel_traverse(WheelObject *w, visitproc visit, void *arg)
 {
     int answer;
     Py_VISIT(w->overflow);
-    if ((answer = visit_items(&w->late, visit, arg)) || (answer = visit_items(&w->outside, visit, arg))) return answer;
+    if ((answer = visit_items(&w->late, visit, arg)) || (answer = visit_items(&w->rest, visit, arg))
+        || (answer = visit_items(&w->outside, visit, arg))) return answer;
     for (int i = 0; i < w->level_count; i++) {
         int64_t slot = -1;
         while ((slot = occupancy_first(&w->levels[i]->occupied, (uint32_t)(slot + 1))) >= 0)
@@ -1595,8 +1657,8 @@ static int Wheel_traverse(WheelObject *w, visitproc visit, void *arg)
 /* Release every entry. Each step leaves the wheel whole, for releasing an item may run any code. */
 static void release_all(WheelObject *w)
 {
-    for (int i = -2; i < w->level_count; i++) {
-        Bucket *b = i == -2 ? &w->late : i == -1 ? &w->outside : NULL;
+    for (int i = -3; i < w->level_count; i++) {
+        Bucket *b = i == -3 ? &w->rest : i == -2 ? &w->late : i == -1 ? &w->outside : NULL;
         for (;;) {
             if (i >= 0) {
                 int64_t slot = occupancy_first(&w->levels[i]->occupied, 0);
@@ -1628,6 +1690,7 @@ static void Wheel_dealloc(WheelObject *w)
     Py_CLEAR(w->overflow);
     if (w->owner) owner_release(w->owner);
     PyMem_Free(w->late.cells);
+    PyMem_Free(w->rest.cells);
     PyMem_Free(w->outside.cells);
     for (int i = 0; i < w->level_count; i++) level_free(w->levels[i]);
     Py_TYPE(w)->tp_free((PyObject *)w);
@@ -1636,7 +1699,7 @@ static void Wheel_dealloc(WheelObject *w)
 static PyObject *Wheel_sizeof(WheelObject *w, PyObject *Py_UNUSED(ignored))
 {
     size_t bytes = sizeof(WheelObject) + sizeof(Owner) + (size_t)w->count * sizeof(EntryObject);
-    bytes += (w->late.capacity + w->outside.capacity) * sizeof(void *);
+    bytes += (w->late.capacity + w->rest.capacity + w->outside.capacity) * sizeof(void *);
     for (int i = 0; i < w->level_count; i++) {
         const Level *level = w->levels[i];
         bytes += sizeof(Level) + level->size * sizeof(Bucket);

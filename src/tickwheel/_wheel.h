@@ -34,9 +34,11 @@ static inline int HIGHEST_BIT(uint64_t x) { int n = 0; while (x >>= 1) n++; retu
 
 /* Where an entry is: a level number (1 .. 64) in the high byte, the slot below it; or one of these. */
 #define OUTSIDE 0u            /* in the overflow buffer */
+#define REST (0xFDu << 24)    /* overdue since a `limit` left it */
 #define LATE (0xFEu << 24)    /* was overdue when it was scheduled; on a RoundsWheel: due */
 #define NOWHERE (0xFFu << 24) /* not pending; below it a Handle keeps its state */
 #define IS_PENDING(e) ((e)->place < NOWHERE)
+#define IS_ON_LEVEL(place) ((place) < REST && (place) != OUTSIDE)
 #define PLACE(level, slot) ((uint32_t)(level) << 24 | (uint32_t)(slot))
 
 typedef struct WheelObject WheelObject;
@@ -108,6 +110,7 @@ struct WheelObject {
     uint64_t next_hand_over;
     int64_t handed_over_at;
     Bucket late;
+    Bucket rest; /* in order */
     Bucket outside;
     PyObject *weakrefs;
     Level *levels[MAX_LEVELS];

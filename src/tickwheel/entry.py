@@ -157,6 +157,17 @@ class Bucket(Generic[T]):
         entry._bucket = None
         self.count -= 1
 
+    def extend(self, other: Bucket[T]) -> None:
+        """Put the entries of `other` last, in their order; it is empty then."""
+        if other.count:
+            for entry in other:
+                entry._bucket = self
+            self._before._after, other._after._before = other._after, self._before
+            other._before._after, self._before = self, other._before
+            self.count += other.count
+            other._after = other._before = other
+            other.count = 0
+
     def __iter__(self) -> Iterator[Entry[T]]:
         entry = self._after
         while isinstance(entry, Entry):
@@ -261,7 +272,8 @@ class Roster(ABC, Generic[T]):
         """Move time to `now` and return the items that are due, at most `limit` of them.
 
         - By the tick they are due at, then by order of schedule.
-        - What `limit` leaves stays pending and comes out of the next calls, in the same order.
+        - What `limit` leaves stays pending and comes out of the next calls, in the same order; the
+          wheel stands at `now` all the same.
 
         Cost: the buckets that hold something, each visited once; empty ticks cost nothing.
         """

@@ -46,6 +46,7 @@ this file is right.
 from __future__ import annotations
 
 import contextlib
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Generic
 
 from tickwheel.arguments import DEFAULT_SIZE, MAX_SIZE, MAX_TIME, bounded
@@ -158,6 +159,7 @@ class Hierarchy(Roster[T]):
         "_outside",
         "_overflow",
         "_pushed",
+        "_rest",
     )
 
     def __init__(
@@ -171,6 +173,7 @@ class Hierarchy(Roster[T]):
     ) -> None:
         self._levels: list[Level[T]] = []
         self._late: Bucket[T] = Bucket(1, 0)  # scheduled when already overdue
+        self._rest: Bucket[T] = Bucket(1, 0)  # overdue since a `limit` left it, in order
         self._outside: Bucket[T] = Bucket(0, 0)  # what is in the overflow buffer
         self._late_sorted = True
         self._overflow = overflow
@@ -199,7 +202,8 @@ class Hierarchy(Roster[T]):
     @exclusive
     def next_expiry(self) -> int | None:
         """Return the smallest pending expiry, exactly, or None. May walk one bucket per level."""
-        candidates: list[Bucket[T]] = [self._late, self._levels[0].bucket(self._levels[0].pointer)]
+        candidates: list[Iterable[Entry[T]]] = [self._late, self._first_of_rest()]
+        candidates.append(self._levels[0].bucket(self._levels[0].pointer))
         for level in self._levels:
             if ahead := level.ahead():
                 candidates.append(level.bucket((level.pointer + ahead) % level.size))
@@ -210,6 +214,10 @@ class Hierarchy(Roster[T]):
                 return outside
         return smallest
 
+    def _first_of_rest(self) -> Iterator[Entry[T]]:
+        """Give the entries of the rest that are due at its first tick."""
+        return next((same for _, same in groupby(self._rest, self._deadline)), iter(()))
+
     def where(self, entry: Entry[T]) -> tuple[int, int] | None:
         """Return the level and slot of `entry`, from (1, 0) on, or None when it is not pending.
 
@@ -218,7 +226,7 @@ class Hierarchy(Roster[T]):
         self._claim(entry)
         if entry._bucket is None:
             return None
-        if entry._bucket is self._late:
+        if entry._bucket is self._late or entry._bucket is self._rest:
             return 1, self._levels[0].pointer
         return entry._bucket.level, entry._bucket.slot
 
@@ -235,7 +243,7 @@ class Hierarchy(Roster[T]):
             }
             for level in self._levels
         ]
-        levels[0]["counts"][self._levels[0].pointer] += self._late.count
+        levels[0]["counts"][self._levels[0].pointer] += self._late.count + self._rest.count
         return levels
 
     def _add_level(self, size: int) -> Level[T]:
@@ -298,7 +306,7 @@ class Hierarchy(Roster[T]):
     def _unlink(self, bucket: Bucket[T], entry: Entry[T]) -> None:
         bucket.remove(entry)
         self._count -= 1
-        if not bucket.count and bucket.level and bucket is not self._late:
+        if not bucket.count and bucket.level and bucket not in (self._late, self._rest):
             self._levels[bucket.level - 1].occupied.remove(bucket.slot)
 
     def _undo(self, entries: list[Entry[T]]) -> None:
@@ -349,13 +357,20 @@ class Hierarchy(Roster[T]):
             self._busy = busy
 
     def _due(self) -> Bucket[T]:
-        """Return the bucket that is due first: it may be empty."""
+        """Return the bucket whose first entry is due first: it may be empty."""
+        if self._late.count and not self._late_sorted:
+            self._sort_late()
+        if self._rest.count and self._late.count:
+            return min(self._rest, self._late, key=self._urgency_of_first)
+        if self._rest.count:
+            return self._rest
         if self._late.count:
-            if not self._late_sorted:
-                self._sort_late()
             return self._late
         lowest = self._levels[0]
         return lowest.bucket(lowest.pointer)
+
+    def _urgency_of_first(self, bucket: Bucket[T]) -> tuple[int, int]:
+        return self._urgency(next(iter(bucket)))
 
     def _sort_late(self) -> None:
         entries = sorted(self._late, key=self._urgency)
@@ -388,14 +403,14 @@ class Hierarchy(Roster[T]):
 
     def _advance(self, target: int, room: int, fired: list[T]) -> None:
         while True:
-            due = self._due()
-            if due.count:
-                if not room:
-                    return  # the pointer waits here for the next call
-                room = self._fire(due, fired, room)
+            if room and (due := self._due()).count:
+                some = 1 if self._rest.count and self._late.count else room  # by turns
+                room -= some - self._fire(due, fired, some)
                 continue
             try:
                 tick = self._next_event()
+                if min(tick, target) > self._current:
+                    self._set_aside()
                 if tick > target:
                     self._turn_to(target)
                     return
@@ -404,6 +419,16 @@ class Hierarchy(Roster[T]):
                 if fired:
                     return  # nothing is lost: the next call meets the error again
                 raise
+
+    def _set_aside(self) -> None:
+        """Have what is due under the pointer, and left there by a `limit`, wait elsewhere.
+
+        So the pointer goes on to now: what is scheduled next is measured and placed from there.
+        """
+        lowest = self._levels[0]
+        if lowest.pointer in lowest.occupied:
+            self._rest.extend(lowest.bucket(lowest.pointer))
+            lowest.occupied.remove(lowest.pointer)
 
     def _visit(self, tick: int) -> None:
         """Turn to `tick` and empty the buckets that are due then, the finer levels first."""
@@ -468,12 +493,13 @@ class Hierarchy(Roster[T]):
         for level in self._levels:
             yield from level.made()
         yield self._late
+        yield self._rest
         yield self._outside
 
     def _abandon(self) -> None:
         """Let go of all buckets, sound or not: in the child of a fork they may be torn."""
         self._levels = []
-        self._late = self._outside = Bucket(0, 0)
+        self._late = self._rest = self._outside = Bucket(0, 0)
 
     @exclusive
     def _check(self) -> None:
@@ -488,6 +514,9 @@ class Hierarchy(Roster[T]):
         assert total == self._count, "len is exact"
         assert self._current <= self._now // self._tick, "the pointer is not ahead of now"
         assert all(self._deadline(e) < self._current for e in self._late), "late means overdue"
+        assert all(self._deadline(e) < self._current for e in self._rest), "the rest is overdue"
+        rest = [self._urgency(e) for e in self._rest]
+        assert rest == sorted(rest), "the rest is in order"
         for number, level in enumerate(self._levels):
             assert level.index == self._current // level.unit, "pointers keep time"
             assert level.pointer == level.index % level.size, "a pointer points at its slot"
