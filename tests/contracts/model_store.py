@@ -4,7 +4,7 @@ It has no clock: `now_ms` is an argument. Times that a store writes by its own c
 they were, for whoever compares to leave out.
 """
 
-from contracts.stores import holds
+from contracts.stores import holds, timing
 from tickwheel.durable.schedule import firing_keys
 from tickwheel.durable.store import LEASE_MS
 from tickwheel.durable.task import (
@@ -275,7 +275,9 @@ class ModelStore:
         given, until_ms, task = firing
         there = self.schedules.get(given.name)
         read = given._replace(fired_until_ms=moved.get(given, given.fired_until_ms))
-        if there is None or there != read or not there.enabled or there.fired_until_ms >= until_ms:
+        if there is None or timing(there) != timing(read) or not there.enabled:
+            return False
+        if there.fired_until_ms >= until_ms:
             return False
         moved[given] = until_ms
         self.schedules[given.name] = there._replace(fired_until_ms=until_ms)

@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple
 
 from tickwheel.durable.registry import Audit, NotedTimes, Token
-from tickwheel.durable.schedule import Firing, Schedule, firing_key
+from tickwheel.durable.schedule import Firing, Schedule, Start, Timing, firing_key
 from tickwheel.durable.store import Replay, Window
 from tickwheel.durable.task import (
     COUNTED,
@@ -300,14 +300,52 @@ def replay_of(store, given, *, late=SECOND, shard=1):
     return Replay(given.id, new.id, shard, new.due_at_ms)
 
 
+def timing(schedule):
+    """What a node keeps of a schedule."""
+    return Timing(
+        schedule.name, schedule.cron, schedule.interval_ms, schedule.tz, schedule.missed,
+        schedule.fired_until_ms, schedule.created_at_ms, schedule.enabled,
+    )  # fmt: skip
+
+
+class Fire(NamedTuple):
+    """A firing of a schedule as it was read, and the task that it is to make, if any."""
+
+    schedule: Schedule
+    until_ms: int
+    task: Task | None
+
+    @property
+    def firing(self):
+        """What a store is given of it."""
+        start = None
+        if self.task is not None:
+            given = self.task
+            start = Start(given.id, given.due_at_ms, given.shard, given.created_at_ms)
+        return Firing(timing(self.schedule), self.until_ms, start)
+
+
 def firing(store, schedule, until_ms, **fields):
     """A firing of a schedule, and its task: due when it fires, with a firing's key."""
     given = {
         "service": schedule.service,
+        "body": schedule.body,
+        "priority": schedule.priority,
+        "max_attempts": schedule.max_attempts,
+        "timeout_ms": schedule.timeout_ms,
         "due_at_ms": until_ms,
         "key": firing_key(schedule.name, until_ms),
     }
-    return Firing(schedule, until_ms, task(store, **(given | fields)))
+    return Fire(schedule, until_ms, task(store, **(given | fields)))
+
+
+async def fire(store, fires):
+    """For each firing whether it won; each that did says what it has stored."""
+    answers = await store.fire([one.firing for one in fires])
+    for one, answer in zip(fires, answers, strict=True):
+        assert answer.due in (None, one.task and due_of(one.task))
+        assert answer.won or answer.due is None
+    return [answer.won for answer in answers]
 
 
 async def put(store, *schedules):
@@ -460,8 +498,9 @@ async def everything_that_a_store_does(store):
         await store.replay([replay_of(store, final)], force=force)
     nightly = schedule(store)
     await put(store, nightly)
-    await store.fire([firing(store, nightly, at)])
+    await fire(store, [firing(store, nightly, at)])
     await store.schedules()
+    await store.timings()
     await store.delete_schedule(nightly.name, AUDIT)
     await stored(store, task(store, deadline_at_ms=at - 1))
     assert len(await store.expire(ALL, 10)) == 1

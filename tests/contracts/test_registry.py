@@ -12,6 +12,7 @@ from contracts.stores import (
     SHARDS,
     ending,
     everything,
+    fire,
     firing,
     ids_of,
     later,
@@ -346,7 +347,7 @@ class TestTheLineOfAChange:
         await store.registry.put_token(token(), audit())
         nightly = schedule(store)
         await store.put_schedule(nightly, AUDIT)
-        assert await store.fire([firing(store, nightly, now(store) + HOUR)]) == [True]
+        assert await fire(store, [firing(store, nightly, now(store) + HOUR)]) == [True]
 
     @pytest.mark.parametrize("change", NOTED_CHANGES)
     async def test_without_it_nothing_is_changed(self, store, change):

@@ -31,6 +31,7 @@ from contracts.stores import (
     ended,
     ending,
     everything,
+    fire,
     firing,
     ids_of,
     insert,
@@ -1028,7 +1029,7 @@ CALLS = {
     "schedules": lambda store: store.schedules(),
     "put_schedule": lambda store: store.put_schedule(schedule(store), AUDIT),
     "delete_schedule": lambda store: store.delete_schedule("nightly", AUDIT),
-    "fire": lambda store: store.fire([firing(store, schedule(store), 0)]),
+    "fire": lambda store: fire(store, [firing(store, schedule(store), 0)]),
 }
 
 

@@ -24,6 +24,7 @@ from contracts.stores import (
     ended,
     ending,
     everything,
+    fire,
     firing,
     ids_of,
     insert,
@@ -316,7 +317,7 @@ async def test_of_two_firings_until_the_same_time_one_wins(store, opened):
         until = nightly.fired_until_ms + 1
         firings = [firing(store, nightly, until) for _ in range(6)]
         won = await asyncio.gather(
-            *[node.fire([fired]) for node, fired in zip([store, other] * 3, firings, strict=True)]
+            *[fire(node, [fired]) for node, fired in zip([store, other] * 3, firings, strict=True)]
         )
         assert sum(yes for (yes,) in won) == 1
         assert len(await everything(store)) == number
@@ -329,7 +330,7 @@ async def test_a_schedule_that_is_deleted_meanwhile_leaves_no_firing(store, open
         nightly = schedule(store)
         await put(store, nightly)
         await asyncio.gather(
-            store.fire([firing(store, nightly, now(store) + HOUR)]),
+            fire(store, [firing(store, nightly, now(store) + HOUR)]),
             other.delete_schedule(nightly.name, AUDIT),
         )
         assert await everything(store, final=False) == []

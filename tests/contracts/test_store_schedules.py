@@ -6,10 +6,12 @@ from contracts.stores import (
     AUDIT,
     HOUR,
     SECOND,
+    Fire,
     all_of,
     claim,
     ending,
     everything,
+    fire,
     firing,
     now,
     one,
@@ -17,9 +19,9 @@ from contracts.stores import (
     schedule,
     stored,
     task,
+    timing,
 )
-from tickwheel.durable.schedule import Firing
-from tickwheel.durable.store import PAGE_BYTES
+from tickwheel.durable.store import FIRE_BYTES, PAGE_BYTES
 from tickwheel.durable.task import (
     State,
 )
@@ -100,7 +102,7 @@ class TestSchedules:
         assert await rose()
         await put(store, first)
         assert not await rose()
-        await store.fire([firing(store, first, first.fired_until_ms + 5)])
+        await fire(store, [firing(store, first, first.fired_until_ms + 5)])
         assert not await rose()
         await put(store, first._replace(tz="UTC"))
         assert await rose()
@@ -119,7 +121,7 @@ class TestSchedules:
         first = schedule(store)
         await put(store, first)
         pending = firing(store, first, now(store) + HOUR)
-        assert await store.fire([pending]) == [True]
+        assert await fire(store, [pending]) == [True]
         await put(store, first._replace(cron="0 4 * * *"))
         assert (await one(store, pending.task.id)).state is State.CANCELLED
         assert await everything(store, final=False) == []
@@ -128,7 +130,7 @@ class TestSchedules:
         first = schedule(store)
         await put(store, first)
         fired = firing(store, first, now(store) - SECOND)
-        await store.fire([fired])
+        await fire(store, [fired])
         (running,) = await claim(store, [fired.task], epochs)
         await put(store, first._replace(cron="0 4 * * *"))
         assert await everything(store) == [running]
@@ -139,7 +141,7 @@ class TestSchedules:
         await put(store, nightly, hourly)
         at = now(store) + HOUR
         firings = [firing(store, nightly, at), firing(store, hourly, at)]
-        assert await store.fire(firings) == [True, True]
+        assert await fire(store, firings) == [True, True]
         assert await store.delete_schedule("nightly", AUDIT) is True
         assert [found.name for found in await store.schedules()] == ["hourly"]
         found = await store.get([fired.task.id for fired in firings])
@@ -156,7 +158,7 @@ class TestSchedules:
         first = schedule(store)
         await put(store, first)
         fired = firing(store, first, first.fired_until_ms + 5)
-        assert await store.fire([fired]) == [True]
+        assert await fire(store, [fired]) == [True]
         assert await store.schedules() == [first._replace(fired_until_ms=fired.until_ms)]
         assert await everything(store) == [fired.task]
 
@@ -165,9 +167,9 @@ class TestSchedules:
         await put(store, first)
         until = first.fired_until_ms + 5
         winner = firing(store, first, until)
-        assert await store.fire([winner]) == [True]
+        assert await fire(store, [winner]) == [True]
         losers = [firing(store, first, until), firing(store, first, until - 1)]
-        assert await store.fire(losers) == [False, False]
+        assert await fire(store, losers) == [False, False]
         assert await everything(store) == [winner.task]
         assert await store.schedules() == [first._replace(fired_until_ms=until)]
 
@@ -176,17 +178,17 @@ class TestSchedules:
         await put(store, first)
         until = first.fired_until_ms + 5
         firings = [firing(store, first, until), firing(store, first, until)]
-        assert await store.fire(firings) == [True, False]
+        assert await fire(store, firings) == [True, False]
         assert await everything(store) == [firings[0].task]
 
     async def test_firings_one_after_another_all_win(self, store):
         first = schedule(store, missed="all")
         await put(store, first)
         firings = [firing(store, first, first.fired_until_ms + n) for n in range(1, 6)]
-        assert await store.fire(firings[:3]) == [True] * 3
+        assert await fire(store, firings[:3]) == [True] * 3
         as_stored = first._replace(fired_until_ms=firings[2].until_ms)
         rest = [fired._replace(schedule=as_stored) for fired in firings[3:]]
-        assert await store.fire(rest) == [True] * 2
+        assert await fire(store, rest) == [True] * 2
         assert await everything(store) == all_of(*[fired.task for fired in firings])
         assert (await store.schedules())[0].fired_until_ms == firings[-1].until_ms
 
@@ -195,25 +197,25 @@ class TestSchedules:
         first = schedule(store)
         await put(store, first)
         winner = firing(store, first, first.fired_until_ms + 5)
-        assert await store.fire([winner]) == [True]
+        assert await fire(store, [winner]) == [True]
         (running,) = await claim(store, [winner.task], epochs)
         await store.record([ending(running)])
         again = firing(store, first, winner.until_ms, id=task(store).id)._replace(
             until_ms=winner.until_ms + 100
         )
-        late = [again, Firing(first, winner.until_ms + 200, None)]
-        assert await store.fire(late) == [False, False]
+        late = [again, Fire(first, winner.until_ms + 200, None)]
+        assert await fire(store, late) == [False, False]
         as_stored = first._replace(fired_until_ms=winner.until_ms)
         assert await store.schedules() == [as_stored]
         assert await everything(store, final=False) == []
-        assert await store.fire([again._replace(schedule=as_stored)]) == [True]
+        assert await fire(store, [again._replace(schedule=as_stored)]) == [True]
 
     async def test_one_that_knows_of_a_later_firing_than_there_was_loses(self, store):
         """The schedule was made anew, or the database is an older copy."""
         first = schedule(store)
         await put(store, first)
         ahead = first._replace(fired_until_ms=first.fired_until_ms + 5)
-        assert await store.fire([firing(store, ahead, ahead.fired_until_ms + 5)]) == [False]
+        assert await fire(store, [firing(store, ahead, ahead.fired_until_ms + 5)]) == [False]
         assert await store.schedules() == [first]
         assert await everything(store) == []
 
@@ -222,7 +224,7 @@ class TestSchedules:
         await put(store, first)
         moves = [-1, 3, 2, 3, 9, 4]
         firings = [firing(store, first, first.fired_until_ms + moved) for moved in moves]
-        assert await store.fire(firings) == [False, True, False, False, True, False]
+        assert await fire(store, firings) == [False, True, False, False, True, False]
         assert await everything(store) == all_of(firings[1].task, firings[4].task)
         assert await store.schedules() == [first._replace(fired_until_ms=firings[4].until_ms)]
 
@@ -231,7 +233,7 @@ class TestSchedules:
         await put(store, first)
         at = now(store) + HOUR
         firings = [firing(store, first, at + n) for n in range(3)]
-        assert await store.fire(firings) == [True] * 3
+        assert await fire(store, firings) == [True] * 3
         await store.delete_schedule(first.name, AUDIT)
         assert await everything(store, final=False) == []
 
@@ -239,17 +241,82 @@ class TestSchedules:
         first = schedule(store)
         await put(store, first)
         await store.delete_schedule(first.name, AUDIT)
-        assert await store.fire([firing(store, first, now(store))]) == [False]
+        assert await fire(store, [firing(store, first, now(store))]) == [False]
         assert await everything(store) == []
 
     @pytest.mark.parametrize(
-        "change", [{"cron": "0 4 * * *"}, {"body": b"2"}, {"enabled": False}, {"tz": "UTC"}]
+        "change", [{"cron": "0 4 * * *"}, {"missed": "all"}, {"enabled": False}, {"tz": "UTC"}]
     )
     async def test_a_firing_of_a_schedule_that_has_changed_loses(self, store, change):
         first = schedule(store)
         await put(store, first, first._replace(**change))
-        assert await store.fire([firing(store, first, now(store))]) == [False]
+        assert await fire(store, [firing(store, first, now(store))]) == [False]
         assert await everything(store) == []
+
+    async def test_a_task_has_what_the_schedule_says_when_it_fires(self, store):
+        """What was read of the schedule is only when it fires."""
+        first = schedule(store, body=b"old")
+        changed = first._replace(
+            body=b"new", service="other", priority=3, max_attempts=7, timeout_ms=9
+        )
+        await put(store, first, changed)
+        fired = firing(store, changed, now(store))
+        assert await fire(store, [fired._replace(schedule=first)]) == [True]
+        assert await everything(store) == [fired.task]
+
+    async def test_firings_copy_a_bounded_number_of_bytes_at_a_time(self, store):
+        large = schedule(store, "large", body=b"x" * (FIRE_BYTES // 2), missed="all")
+        small = schedule(store, "small", missed="all")
+        await put(store, large, small)
+        at = large.fired_until_ms
+        fires = [firing(store, large, at + n) for n in (1, 2, 3, 4)]
+        fires[2:2] = [firing(store, small, at + 1), Fire(large, at + 1, None)]
+        answers = await store.fire([one.firing for one in fires])
+        assert [answer.won for answer in answers] == [True, True]
+        assert (await store.schedule("large")).fired_until_ms == at + 2
+        assert (await store.schedule("small")).fired_until_ms == at
+        moved = large._replace(fired_until_ms=at + 2)
+        rest = [one._replace(schedule=moved if one.schedule == large else small) for one in fires]
+        answers = await store.fire([one.firing for one in rest[2:]])
+        assert [answer.won for answer in answers] == [True, False, True, True]
+        assert await store.fire([]) == []
+        fired = [*fires[:3], *fires[4:]]
+        assert await everything(store) == all_of(*[one.task for one in fired])
+
+    async def test_one_that_alone_has_more_bytes_is_fired(self, store):
+        large = schedule(store, body=b"x" * (FIRE_BYTES + 1))
+        await put(store, large)
+        assert await fire(store, [firing(store, large, now(store))]) == [True]
+
+    async def test_when_they_fire_is_read_in_the_order_in_which_they_were_put(self, store):
+        a, b, c = (schedule(store, name, body=b"x" * 9_999) for name in "abc")
+        await put(store, c, a, b._replace(enabled=False))
+        found = await store.timings()
+        assert [one._replace(changed=0) for one in found] == [
+            timing(c), timing(a), timing(b)._replace(enabled=False),
+        ]  # fmt: skip
+        assert all(isinstance(one.enabled, bool) for one in found)
+        numbers = [one.changed for one in found]
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] == await store.registry.version()
+        assert await store.timings(limit=2) == found[:2]
+        assert await store.timings((found[1].changed, "a"), 2) == found[2:]
+
+    async def test_only_what_was_put_since_is_read(self, store):
+        a, b = schedule(store, "a"), schedule(store, "b")
+        await put(store, a, b)
+        last = (await store.timings())[-1]
+        since = last.changed, last.name
+        assert await store.timings(since) == []
+        await put(store, a)  # which changes nothing
+        await fire(store, [firing(store, b, now(store))])
+        await store.delete_schedule("b", AUDIT)
+        assert await store.timings(since) == []
+        changed = a._replace(tz="UTC")
+        await put(store, changed)
+        (found,) = await store.timings(since)
+        assert found._replace(changed=0) == timing(changed)
+        assert found.changed > last.changed
 
     async def test_a_firing_of_an_old_schedule_does_not_shadow_the_right_one(self, store):
         first = schedule(store)
@@ -257,7 +324,7 @@ class TestSchedules:
         await put(store, first, changed)
         until = first.fired_until_ms + 5
         firings = [firing(store, one, until) for one in (first, changed, changed)]
-        assert await store.fire(firings) == [False, True, False]
+        assert await fire(store, firings) == [False, True, False]
         assert await everything(store) == [firings[1].task]
 
     async def test_a_firing_of_a_schedule_that_was_made_anew_loses(self, store):
@@ -265,14 +332,14 @@ class TestSchedules:
         await put(store, first)
         await store.delete_schedule(first.name, AUDIT)
         await put(store, first._replace(created_at_ms=first.created_at_ms + 1))
-        assert await store.fire([firing(store, first, now(store))]) == [False]
+        assert await fire(store, [firing(store, first, now(store))]) == [False]
         assert await everything(store) == []
 
     async def test_one_that_is_put_unchanged_keeps_its_pending_firing(self, store):
         first = schedule(store)
         await put(store, first)
         pending = firing(store, first, now(store) + HOUR)
-        await store.fire([pending])
+        await fire(store, [pending])
         as_stored = first._replace(fired_until_ms=pending.until_ms)
         assert await store.put_schedule(as_stored, AUDIT) == as_stored
         made_again = first._replace(created_at_ms=now(store), fired_until_ms=now(store))
@@ -293,9 +360,9 @@ class TestSchedules:
         first = schedule(store, missed="skip")
         await put(store, first)
         until = first.fired_until_ms + 5
-        assert await store.fire([Firing(first, until, None)]) == [True]
+        assert await fire(store, [Fire(first, until, None)]) == [True]
         assert await store.schedules() == [first._replace(fired_until_ms=until)]
-        assert await store.fire([Firing(first, until, None), firing(store, first, until)]) == [
+        assert await fire(store, [Fire(first, until, None), firing(store, first, until)]) == [
             False,
             False,
         ]
@@ -307,7 +374,7 @@ class TestSchedules:
         until = first.fired_until_ms + 5
         (holder,) = await stored(store, firing(store, first, until).task)
         firings = [firing(store, first, until), firing(store, other, until)]
-        assert await store.fire(firings) == [True, True]
+        assert await fire(store, firings) == [True, True]
         assert await everything(store) == all_of(holder, firings[1].task)
         assert {one.fired_until_ms for one in await store.schedules()} == {until}
 
@@ -327,11 +394,11 @@ class TestSchedules:
         await put(store, *schedules)
         until = now(store) + HOUR
         firings = [firing(store, one, until) for one in schedules]
-        assert await store.fire(firings) == [True] * len(firings)
+        assert await fire(store, firings) == [True] * len(firings)
         await store.delete_schedule("night", AUDIT)
         found = await store.get([fired.task.id for fired in firings])
         assert [one.state for one in found if one.state is not State.DELAY] == [State.CANCELLED]
         assert found[0].state is State.CANCELLED
 
     async def test_no_firings_no_answers(self, store):
-        assert await store.fire([]) == []
+        assert await fire(store, []) == []

@@ -28,6 +28,8 @@ from contracts.stores import (
     Place,
     changed,
     ending,
+    fire,
+    firing,
     lease,
     now,
     schedule,
@@ -35,7 +37,7 @@ from contracts.stores import (
     walk,
 )
 from stage import HandClock
-from tickwheel.durable.schedule import Firing, firing_key
+from tickwheel.durable.schedule import firing_key
 from tickwheel.durable.store import Replay, Window
 from tickwheel.durable.task import Filter, Idempotency, Repeated, State, Submission, Taken
 
@@ -344,15 +346,10 @@ class Lives(RuleBasedStateMachine):
         given = self.chosen([place], sorted(self.model.schedules.values()))[0]
         changed = given._replace(tz="Europe/Paris")
         until = given.fired_until_ms + moved
-        tasks = [
-            task(self.store, service="sms", late=late, key=firing_key(given.name, until))
-            for _ in range(3)
-        ]
-        firings = [
-            Firing(one, until, fired)
-            for one, fired in zip((changed, given, given), tasks, strict=True)
-        ]
-        assert self.do(self.store.fire(firings)) == self.model.fire(firings)
+        due = now(self.store) - late
+        fields = {"due_at_ms": due, "key": firing_key(given.name, due)}
+        firings = [firing(self.store, one, until, **fields) for one in (changed, given, given)]
+        assert self.do(fire(self.store, firings)) == self.model.fire(firings)
         self.learn(one.task.id for one in firings)
 
     @precondition(lambda self: self.clock)

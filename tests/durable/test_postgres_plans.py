@@ -88,6 +88,7 @@ STATEMENTS = {
     "prune": sql.PRUNE,
     "pending_firings": postgres_schedules.PENDING_FIRINGS,
     "fire": postgres_schedules.FIRE,
+    "timings": postgres_schedules.TIMINGS,
     "in_use": postgres_registry.IN_USE,
     "forget": postgres_registry.OLD,
     "forget_lines": postgres_registry.OLD_LINES,

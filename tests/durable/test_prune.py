@@ -1,7 +1,6 @@
 """Prune: what is old leaves; what a step of the clock makes old does not, until it has lasted."""
 
 import contextlib
-import itertools
 import logging
 
 import pytest
@@ -9,7 +8,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.stores import KINDS, SHARDS, Place, ended, now, request, several, task
+from contracts.stores import SHARDS, ended, now, request, task
 from durable.stage import DAY, HOUR, MINUTE, START_MS
 from tickwheel import ManualClock
 from tickwheel.durable.prune import IDEMPOTENCY_MS, SETTLE_MS, Prune, settled
@@ -18,7 +17,6 @@ from tickwheel.durable.task import Repeated, Task
 from tickwheel.errors import StoreUnavailable, UnknownTask
 
 WEEK_MS = 7 * DAY * 1000
-_schemas = itertools.count(1)
 
 asynchronous = pytest.mark.asyncio
 
@@ -91,20 +89,13 @@ class Scene:
 ALL = {"task", "key", "line"}
 
 
-@pytest_asyncio.fixture(params=KINDS)
-async def scene(request, tmp_path, caplog):
+@pytest_asyncio.fixture
+async def scene(any_store, caplog):
     """One on every kind of store."""
     caplog.set_level(logging.WARNING, "tickwheel")
-    place = Place(request.param, str(tmp_path / "tasks.db"))
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres_server")
-        name = f"prune_{next(_schemas)}"
-        server.execute(f"CREATE DATABASE {name}")
-        place = Place("postgres", server.url_for(name))
-    async with several(place) as opened:
-        scene = Scene(await opened())
-        await scene.fill()
-        yield scene
+    scene = Scene(any_store)
+    await scene.fill()
+    return scene
 
 
 def steps(caplog):

@@ -6,12 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from contracts.stores import Fire, fire
 from durable.stage import DAY, HOUR, MINUTE, SHARDS, START, START_MS, until
 from tickwheel import ManualClock
 from tickwheel.durable import Schedule, State, current_task
 from tickwheel.durable.recurring import Recurring
 from tickwheel.durable.registry import Audit
-from tickwheel.durable.schedule import LEAD_MS, Firing
+from tickwheel.durable.schedule import LEAD_MS, Timing
 from tickwheel.durable.store import Window
 from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.durable.stores.sqlite_writer import Rank
@@ -175,7 +176,7 @@ class TestFiring:
 
             store.fire = silent
             await stage.advance(40)
-            assert stored == [[True]]
+            assert [[one.won for one in answer] for answer in stored] == [[True]]
         assert dues(stage) == [17.0, 34.0]
 
     async def test_one_whose_rule_is_of_no_use_here_is_named_and_stops_no_other(self, stage):
@@ -202,18 +203,18 @@ class TestFiring:
         app = stage.app()
         note = noting(stage, app)
         reckoned = []
-        rule = Schedule.rule
+        rule = Timing.rule
 
-        def counted(schedule):
-            reckoned.append(schedule.name)
-            return rule.fget(schedule)
+        def counted(timing):
+            reckoned.append(timing.name)
+            return rule.fget(timing)
 
         async with app:
             for number in range(50):
                 await app.put_schedule(f"s{number}", note, cron="0 0 1 1 *")
             await app.put_schedule("soon", note, interval=100)
             await stage.advance(1)
-            monkeypatch.setattr(Schedule, "rule", property(counted))
+            monkeypatch.setattr(Timing, "rule", property(counted))
             await stage.advance(90)  # the schedules are read again, and are the same
             assert reckoned == []
             await stage.advance(15)
@@ -445,15 +446,15 @@ class TestChanging:
         store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=ManualClock(start=START))
         await store.open()
         owner = Owner(store, await store.take(range(SHARDS), "n"))
-        read, reads = store.schedules, []
+        read, reads = store.timings, []
 
-        async def changing(**page):
-            reads.append(page)
+        async def changing(after):
+            reads.append(after)
             if len(reads) == 1:
                 owner.recurring.changed()
-            return await read(**page)
+            return await read(after)
 
-        store.schedules = changing
+        store.timings = changing
         for _ in range(3):
             await owner.recurring.step()
         assert len(reads) == 2
@@ -464,20 +465,22 @@ class TestChanging:
         await store.open()
         owner = Owner(store, await store.take(range(SHARDS), "n"))
         now = int(store.now_ms())
-        await store.put_schedule(
-            Schedule("s", "note", b"[]", None, 1_000, "UTC", "once", now, now), AUDIT
-        )
-        read = store.schedules
+        read = store.timings
 
-        async def failing(**_):
+        async def failing(_):
             raise StoreUnavailable("away")
 
-        store.schedules = failing
-        with pytest.raises(StoreUnavailable):
+        for name in ("s", "t"):  # all of them are read; then those that were put since
+            await store.put_schedule(
+                Schedule(name, "note", b"[]", None, 1_000, "UTC", "once", now, now), AUDIT
+            )
+            owner.recurring.changed()
+            store.timings = failing
+            with pytest.raises(StoreUnavailable):
+                await owner.recurring.step()
+            store.timings = read
             await owner.recurring.step()
-        store.schedules = read
-        await owner.recurring.step()
-        assert (await store.schedule("s")).fired_until_ms > now
+            assert (await store.schedule(name)).fired_until_ms > now
         await store.close()
 
     async def test_the_same_again_changes_nothing(self, stage):
@@ -669,11 +672,11 @@ class TestTwo:
         read = Schedule("s", "note", b"[]", None, 10_000, "UTC", "once", now, now)
         await store.put_schedule(read, AUDIT)
         (read,) = await store.schedules()
-        assert await store.fire([Firing(read, now + 10_000, None)]) == [True]
-        late = [Firing(read, now + 11_000, None), Firing(read, now + 20_000, None)]
-        assert await store.fire(late) == [False, False]
+        assert await fire(store, [Fire(read, now + 10_000, None)]) == [True]
+        late = [Fire(read, now + 11_000, None), Fire(read, now + 20_000, None)]
+        assert await fire(store, late) == [False, False]
         (moved,) = await store.schedules()
         assert moved.fired_until_ms == now + 10_000
-        several = [Firing(moved, now + after, None) for after in (20_000, 30_000, 40_000)]
-        assert await store.fire(several) == [True, True, True]
+        several = [Fire(moved, now + after, None) for after in (20_000, 30_000, 40_000)]
+        assert await fire(store, several) == [True, True, True]
         await store.close()

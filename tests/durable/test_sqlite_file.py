@@ -172,7 +172,8 @@ class TestRestored:
         self, path, start, ledger, restore
     ):
         backup, task_id = waiting_in_a_backup(path, start)
-        changed(backup, "DROP INDEX task_deadline", "PRAGMA user_version = 2")
+        last = "DROP INDEX schedule_changed", "ALTER TABLE schedule DROP COLUMN changed"
+        changed(backup, *last, f"PRAGMA user_version = {len(MIGRATIONS) - 1}")
         worker = start()
         restore(backup, path)
         ledger.wait(lambda: ledger.done[task_id], "the task of the backup has run")

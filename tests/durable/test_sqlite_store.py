@@ -35,7 +35,13 @@ from contracts.stores import (
     task,
     watchdog,
 )
-from tickwheel.durable.stores import poke, sqlite_connection, sqlite_registry, sqlite_writer
+from tickwheel.durable.stores import (
+    poke,
+    sqlite_connection,
+    sqlite_registry,
+    sqlite_schedules,
+    sqlite_writer,
+)
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke, address_for
 from tickwheel.durable.stores.sqlite import SqliteStore
@@ -426,6 +432,8 @@ class TestPlans:
         assert len(plans) > 60
         assert sql.ACCEPT in plans
         assert {sqlite_registry.PRUNE, sqlite_registry.OLD_LINES} < plans.keys()
+        (step,) = plans[sqlite_schedules.TIMINGS]
+        assert step.startswith("SEARCH schedule USING COVERING INDEX schedule_changed")
         assert {sql.find(table, "true", by_key=False) for table in sql.COLUMNS} < plans.keys()
         # These look at a bounded number of rows; the log's last lines are its last rows.
         counting = {*sql.COUNTS.values(), sqlite_registry.AUDIT}

@@ -17,7 +17,7 @@ from tickwheel.durable.task import at
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from tickwheel.durable.task import Task
+    from tickwheel.durable.task import Due
 
 
 LEAD_MS = 5_000  # a firing is stored so long before it is due
@@ -75,12 +75,53 @@ class Schedule(NamedTuple):
         )
 
 
-class Firing(NamedTuple):
-    """One firing: it counts while the schedule is as it was read, `fired_until_ms` included."""
+class Timing(NamedTuple):
+    """When a schedule fires, and how far it has: all that a node keeps of it in memory.
 
-    schedule: Schedule
+    - `changed`: the registry's number when the schedule was put.
+    """
+
+    name: str
+    cron: str | None
+    interval_ms: int | None
+    tz: str
+    missed: str
+    fired_until_ms: int
+    created_at_ms: int
+    enabled: bool = True
+    changed: int = 0
+
+    @property
+    def rule(self) -> Cron | Interval:
+        """When it fires; intervals count from when it was made."""
+        return rule(self.cron, self.interval_ms, self.tz, self.created_at_ms)
+
+
+class Firing(NamedTuple):
+    """One firing: it counts while the timing is as it was read, `fired_until_ms` included.
+
+    - `start` is None when it is only noted: missed firings are to be skipped.
+    """
+
+    timing: Timing
     until_ms: int
-    task: Task | None  # None: only noted, when missed firings are to be skipped
+    start: Start | None
+
+
+class Start(NamedTuple):
+    """The task of a firing; what else it has is in the stored schedule, its payload as well."""
+
+    id: str
+    due_at_ms: int
+    shard: int
+    at_ms: int
+
+
+class Fired(NamedTuple):
+    """What became of a firing: whether it won, and the task that it has stored."""
+
+    won: bool
+    due: Due | None = None
 
 
 def schedule_changes(before: Schedule | None, after: Schedule | None) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from tickwheel.durable.registry import Audit, Registry
-    from tickwheel.durable.schedule import Firing, Schedule
+    from tickwheel.durable.schedule import Fired, Firing, Schedule, Timing
     from tickwheel.durable.task import (
         Attempt,
         AttemptKey,
@@ -34,6 +34,7 @@ BATCH = 1_000  # rows of one statement, at most
 SWEPT = 10_000  # accepted tasks that one look for what runs need give
 SCAN = 10_000  # rows that a list looks at before it answers with a cursor
 PRUNE_ROWS = 2_000  # in one turn; 2 KiB of a payload or result count as a row
+FIRE_BYTES = 4 << 20  # of payloads that firings copy in one turn
 PAGE_BYTES = 8 << 20  # of payloads, results and errors: a page that has so many ends there
 ERROR_WEIGHT = 16  # what a byte of an error counts as there: JSON escapes it, up to sixfold
 
@@ -311,10 +312,19 @@ class Store(Protocol):
         was put.
         """
 
-    async def fire(self, firings: Sequence[Firing]) -> list[bool]:
-        """Insert each firing's task, unless the schedule has changed or fired since it was read.
+    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
+        """Return when schedules fire, in the order of `changed` and name, from behind `after` on.
 
-        For each whether it won. Several firings of one schedule go by time, each after the other.
+        No payload is read. None: that was all, or nothing was put since.
+        """
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        """Insert each firing's task, unless the timing has changed or fired since it was read.
+
+        - A task has what the schedule says by now; its payload is copied within the store.
+        - Several firings of one schedule go by time, each after the other.
+        - The answers are in the order of the firings, and fewer when the payloads that were copied
+          reach `FIRE_BYTES`: then the others have yet to be asked for.
         """
 
     def listen(self, heard: Callable[[], None]) -> None:

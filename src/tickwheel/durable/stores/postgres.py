@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.registry import Audit
-    from tickwheel.durable.schedule import Firing, Schedule
+    from tickwheel.durable.schedule import Fired, Firing, Schedule, Timing
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.postgres_pool import Connection
     from tickwheel.durable.task import Ending, Filter, Lease, Page, Repeated, Submission
@@ -563,7 +563,11 @@ class PostgresStore:
             await self.registry.tell()
         return gone
 
-    async def fire(self, firings: Sequence[Firing]) -> list[bool]:
+    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
+        """Return when schedules fire that were put after that."""
+        return await self.run(lambda connection: schedules.timings(connection, after, limit))
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         """Insert each firing's task, unless its schedule has changed or fired since; who won."""
         self._opened()
         if not firings:

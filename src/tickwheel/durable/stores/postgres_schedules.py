@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.schedule import Schedule, firing_keys, schedule_changes
-from tickwheel.durable.store import PAGE_BYTES
+from tickwheel.durable.schedule import (
+    Fired,
+    Schedule,
+    Timing,
+    firing_key,
+    firing_keys,
+    schedule_changes,
+)
+from tickwheel.durable.store import FIRE_BYTES, PAGE_BYTES
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_pool import clean
 from tickwheel.durable.stores.postgres_registry import BUMP, NOTE, line
-from tickwheel.durable.stores.rows import inserted, schedules_in
+from tickwheel.durable.stores.rows import schedules_in
+from tickwheel.durable.task import Due
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,37 +55,63 @@ DELETE = f"DELETE FROM schedule WHERE name = $1 RETURNING {_COLUMNS}"  # noqa: S
 PENDING_FIRINGS = """
     SELECT id FROM task WHERE key >= $1 AND key < $2 AND state = 'delay' ORDER BY key, service
 """
-# Several firings of one schedule, all as it was read, come in order of their times: all win.
+TIMINGS = """
+    SELECT name, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms, enabled, changed
+    FROM schedule WHERE (changed, name) > ($1::bigint, $2::text)
+    ORDER BY changed, name LIMIT $3::bigint
+"""
+# Numbers rise in the order of commits, since each change locks the one before until it commits.
+CHANGED = f"""
+    WITH registry AS ({BUMP} RETURNING value::bigint AS number)
+    UPDATE schedule SET changed = registry.number FROM registry WHERE name = $1
+"""  # noqa: S608
+# Several firings of one schedule, all as it was read, come in order of their times: all win. A
+# payload goes from table to table: what is carried along is where it is stored.
 _FIRED = (
-    "text", "text", "bytea", "text", "bigint", "text", "text", "bigint", "bigint", "bigint",
-    *sql.SENT,
+    "text", "text", "bigint", "text", "text", "bigint", "bigint", "bigint", "uuid", "bigint",
+    "integer", "bigint", "text",
 )  # fmt: skip
 FIRE = f"""
     WITH firing AS MATERIALIZED (
         SELECT * FROM unnest({
     ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_FIRED, 1))
-}) WITH ORDINALITY AS f (name, does, sends, cron, interval_ms, tz, missed, made_at_ms,
-            fired_until_ms, until_ms, {sql.GIVEN}, number)
+}) WITH ORDINALITY AS f (name, cron, interval_ms, tz, missed, fired_until_ms, made_at_ms, until_ms,
+            id, due_at_ms, shard, at_ms, key, number)
     ), open AS MATERIALIZED (
-        SELECT {_COLUMNS} FROM schedule s
+        SELECT s.ctid AS place, {_COLUMNS} FROM schedule s
         WHERE s.name = ANY ($1::text[]) AND s.enabled ORDER BY s.name FOR UPDATE
-    ), won AS MATERIALIZED (
-        SELECT f.* FROM firing f
-        JOIN open o ON o.name = f.name AND o.fired_until_ms < f.until_ms
+    ), judged AS MATERIALIZED (
+        SELECT f.*, o.place, o.service, o.payload, o.priority, o.max_attempts,
+            o.timeout_ms,
+            CASE WHEN f.id IS NULL THEN 0 ELSE coalesce(octet_length(o.payload), 0) END AS bytes
+        FROM firing f
+        LEFT JOIN open o ON o.name = f.name AND o.fired_until_ms < f.until_ms
             AND o.fired_until_ms = f.fired_until_ms
-            AND (o.service, o.payload, o.tz, o.missed, o.created_at_ms)
-                = (f.does, f.sends, f.tz, f.missed, f.made_at_ms)
+            AND (o.tz, o.missed, o.created_at_ms) = (f.tz, f.missed, f.made_at_ms)
             AND o.cron IS NOT DISTINCT FROM f.cron
             AND o.interval_ms IS NOT DISTINCT FROM f.interval_ms
+    ), turn AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT *, sum(bytes) OVER (ORDER BY number) - bytes AS filled FROM judged
+        ) summed WHERE filled < ${len(_FIRED) + 1}::bigint
     ), moved AS (
         UPDATE schedule s SET fired_until_ms = w.until_ms
-        FROM (SELECT DISTINCT ON (name) name, until_ms FROM won ORDER BY name, until_ms DESC) w
-        WHERE s.name = ANY (ARRAY[w.name])
+        FROM (
+            SELECT DISTINCT ON (place) place, until_ms FROM turn WHERE place IS NOT NULL
+            ORDER BY place, until_ms DESC
+        ) w
+        WHERE s.ctid = w.place
+        RETURNING w.place
     ), stored AS (
         INSERT INTO task ({sql.GIVEN})
-        SELECT {sql.GIVEN} FROM won WHERE id IS NOT NULL ON CONFLICT DO NOTHING
+        SELECT id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,
+            NULL, at_ms, at_ms, NULL
+        FROM turn t JOIN moved USING (place) WHERE id IS NOT NULL ON CONFLICT DO NOTHING
+        RETURNING id
     )
-    SELECT number - 1 FROM won
+    SELECT t.number - 1, m.place IS NOT NULL, s.id, t.due_at_ms, t.service, t.priority, t.shard
+    FROM turn t LEFT JOIN moved m USING (place) LEFT JOIN stored s ON s.id = t.id
+    ORDER BY t.number
 """  # noqa: S608
 
 
@@ -125,13 +159,16 @@ async def delete(connection: Connection, name: str, audit: Audit) -> bool:
 async def note(
     connection: Connection, audit: Audit, before: Schedule | None, after: Schedule | None
 ) -> None:
-    """Note a change: its number, and its line in the audit log.
+    """Note a change: its line in the audit log, and its number.
 
     The number that others look at comes last: nothing is waited for while it is locked.
     """
     detail = schedule_changes(before, after)
     await connection.fetch(NOTE, *line(audit._replace(detail=detail)))
-    await connection.fetch(BUMP)
+    if after is None:
+        await connection.fetch(BUMP)
+    else:
+        await connection.fetch(CHANGED, after.name)
 
 
 async def cancel_pending(connection: Connection, name: str) -> None:
@@ -141,25 +178,39 @@ async def cancel_pending(connection: Connection, name: str) -> None:
         await connection.fetch(sql.cancel(), sorted(task_id for (task_id,) in rows))
 
 
-async def fire(connection: Connection, firings: Sequence[Firing]) -> list[bool]:
-    """Insert each firing's task, unless its schedule has changed or fired since; who won."""
+async def timings(connection: Connection, after: tuple[int, str], limit: int) -> list[Timing]:
+    """Return when schedules fire that were put after that."""
+    return list(map(Timing._make, await connection.fetch(TIMINGS, *after, limit)))
+
+
+async def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]:
+    """Insert each firing's task, unless its timing has changed or fired since; who won.
+
+    Those of a schedule that are no later than one before them have lost already.
+    """
     places = later_each_time(firings)
     columns = zip(*(fired(firings[at]) for at in places), strict=True)
-    won = {places[number] for (number,) in await connection.fetch(FIRE, *columns)}
-    return [at in won for at in range(len(firings))]
+    rows = await connection.fetch(FIRE, *columns, FIRE_BYTES)
+    # The rows are the first of those that were asked for: all, unless their payloads are large.
+    count = len(firings) if len(rows) == len(places) else places[len(rows)]
+    answers = [Fired(False)] * count
+    for number, won, *due in rows:
+        answers[places[number]] = Fired(won, Due._make(due) if due[0] is not None else None)
+    return answers
 
 
-def was(one: Schedule) -> tuple[Any, ...]:
+def was(one: Timing) -> tuple[Any, ...]:
     """Return what a schedule must still be for its firing to win."""
-    does = one.name, one.service, one.body, one.cron, one.interval_ms, one.tz, one.missed
-    return *does, one.created_at_ms, one.fired_until_ms
+    return one[:7]
 
 
 def fired(firing: Firing) -> tuple[Any, ...]:
-    """Return the columns that a firing gives: what the schedule was, until when, and the task."""
-    task = firing.task
-    given = inserted(task) if task is not None else (None,) * len(sql.GIVEN_COLUMNS)
-    return *was(firing.schedule), firing.until_ms, *given
+    """Return the columns that a firing gives: when it is, until when, and the task."""
+    start = firing.start
+    if start is None:
+        return *was(firing.timing), firing.until_ms, None, None, None, None, None
+    key = firing_key(firing.timing.name, start.due_at_ms)
+    return *was(firing.timing), firing.until_ms, *start, key
 
 
 def later_each_time(firings: Sequence[Firing]) -> list[int]:
@@ -167,8 +218,8 @@ def later_each_time(firings: Sequence[Firing]) -> list[int]:
     last: dict[tuple[Any, ...], int] = {}
     places = []
     for at, one in enumerate(firings):
-        schedule = was(one.schedule)
-        if one.until_ms > last.get(schedule, -1):
-            last[schedule] = one.until_ms
+        timing = was(one.timing)
+        if one.until_ms > last.get(timing, -1):
+            last[timing] = one.until_ms
             places.append(at)
     return places

@@ -175,6 +175,11 @@ MIGRATIONS: list[list[str]] = [
         # Whether the node has an advisory lock, which its death would free.
         "ALTER TABLE node ADD COLUMN IF NOT EXISTS session boolean NOT NULL DEFAULT false",
     ],
+    [
+        # The registry's number when it was put: a node reads only what was put since.
+        "ALTER TABLE schedule ADD COLUMN IF NOT EXISTS changed bigint NOT NULL DEFAULT 0",
+    ],
+    ["CREATE INDEX CONCURRENTLY schedule_changed ON schedule (changed, name)"],
 ]
 LEAST = 1  # a program must know so many migrations to work with these tables
 

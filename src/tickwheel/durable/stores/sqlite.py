@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.registry import Audit
-    from tickwheel.durable.schedule import Firing, Schedule
+    from tickwheel.durable.schedule import Fired, Firing, Schedule, Timing
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.sqlite_connection import Connection, Row
     from tickwheel.durable.task import Ending, Filter, Repeated, Submission
@@ -526,7 +526,11 @@ class SqliteStore:
             self._poke.send()
         return gone
 
-    async def fire(self, firings: Sequence[Firing]) -> list[bool]:
+    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
+        """Return when schedules fire that were put after that."""
+        return await self._read(lambda connection: schedules.timings(connection, after, limit))
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         """Insert each firing's task unless the schedule has fired until then; who won."""
         return await self._write(
             Rank.SUBMIT, lambda connection: schedules.fire(connection, firings)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tickwheel.durable.schedule import Schedule, firing_keys, schedule_changes
-from tickwheel.durable.store import PAGE_BYTES
+from tickwheel.durable.schedule import (
+    Fired,
+    Schedule,
+    Timing,
+    firing_key,
+    firing_keys,
+    schedule_changes,
+)
+from tickwheel.durable.store import FIRE_BYTES, PAGE_BYTES
 from tickwheel.durable.stores import sqlite_statements as sql
-from tickwheel.durable.stores.rows import BODY, Filling, inserted, schedules_in
+from tickwheel.durable.stores.rows import BODY, Filling, schedules_in
 from tickwheel.durable.stores.sqlite_registry import changed
 from tickwheel.durable.stores.sqlite_unclaimed import cancelled
+from tickwheel.durable.task import Due
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,19 +39,34 @@ SCHEDULES = SCHEDULE.replace(
 )
 SCHEDULED = "SELECT name FROM schedule WHERE service = ? ORDER BY name LIMIT 1"
 PUT = f"""
-    INSERT OR REPLACE INTO schedule ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
+    INSERT OR REPLACE INTO schedule ({_COLUMNS}, changed) VALUES (
+        ?,?,?,?,?,?,?,?,?,?,?,?,?,
+        (SELECT CAST(value AS INTEGER) FROM setting WHERE name = 'registry')
+    )
 """  # noqa: S608
 DELETE = "DELETE FROM schedule WHERE name = ?"
 PENDING_FIRINGS = """
     SELECT id FROM task WHERE key >= ? AND key < ? AND state = 'delay'
 """
+# All of it is in one index.
+TIMINGS = """
+    SELECT name, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms, enabled, changed
+    FROM schedule WHERE (changed, name) > (?, ?) ORDER BY changed, name LIMIT ?
+"""
 FIRE = """
     UPDATE schedule SET fired_until_ms = :until
     WHERE name = :name AND fired_until_ms = :fired_until_ms AND fired_until_ms < :until AND enabled
-        AND (service, payload, cron, interval_ms, tz, missed, created_at_ms) IS
-            (:service, :payload, :cron, :interval_ms, :tz, :missed, :created_at_ms)
-    RETURNING name
+        AND (cron, interval_ms, tz, missed, created_at_ms) IS
+            (:cron, :interval_ms, :tz, :missed, :created_at_ms)
+    RETURNING service, priority, length(payload)
 """
+START = f"""
+    INSERT INTO task ({sql.GIVEN})
+    SELECT :id, service, payload, :key, :due_at_ms, :shard, priority, max_attempts, timeout_ms,
+        NULL, :at_ms, :at_ms, NULL
+    FROM schedule WHERE name = :name
+    ON CONFLICT DO NOTHING RETURNING id
+"""  # noqa: S608
 
 
 def read(connection: Connection, namespace: str | None, after: str, limit: int) -> list[Schedule]:
@@ -73,8 +96,8 @@ def put(connection: Connection, schedule: Schedule, audit: Audit, now_ms: int) -
     if stored is not None and stored.same_as(schedule):
         return stored
     cancel_pending(connection, schedule.name, now_ms)
-    connection.run(PUT, schedule)
     changed(connection, audit._replace(detail=schedule_changes(stored, schedule)))
+    connection.run(PUT, schedule)
     return schedule
 
 
@@ -95,20 +118,34 @@ def cancel_pending(connection: Connection, name: str, now_ms: int) -> None:
     cancelled(connection, [task_id for (task_id,) in rows], now_ms)
 
 
-def fire(connection: Connection, firings: Sequence[Firing]) -> list[bool]:
+def timings(connection: Connection, after: tuple[int, str], limit: int) -> list[Timing]:
+    """Return when schedules fire that were put after that."""
+    rows = map(Timing._make, connection.run(TIMINGS, (*after, limit)))
+    return [one._replace(enabled=bool(one.enabled)) for one in rows]
+
+
+def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]:
     """Insert each firing's task unless the schedule has fired until then; who won."""
-    won = []
-    until: dict[Schedule, int] = {}  # what the firings before it have moved it to
-    for schedule, until_ms, task in firings:
-        values = {**schedule._asdict(), "payload": schedule.body, "until": until_ms}
-        values["fired_until_ms"] = until.get(schedule, schedule.fired_until_ms)
-        fired = connection.run(FIRE, values)
-        won.append(bool(fired))
-        if fired:
-            until[schedule] = until_ms
-        if fired and task is not None:
-            connection.run_many(sql.INSERT, [inserted(task)])
-    return won
+    answers: list[Fired] = []
+    until: dict[Timing, int] = {}  # what the firings before it have moved it to
+    filled = 0
+    for timing, until_ms, start in firings:
+        values = {**timing._asdict(), "until": until_ms}
+        values["fired_until_ms"] = until.get(timing, timing.fired_until_ms)
+        rows = connection.run(FIRE, values)
+        due = None
+        if rows:
+            until[timing] = until_ms
+        if rows and start is not None:
+            service, priority, size = rows[0]
+            key = firing_key(timing.name, start.due_at_ms)
+            if connection.run(START, {**start._asdict(), "name": timing.name, "key": key}):
+                due = Due(start.id, start.due_at_ms, service, priority, start.shard)
+            filled += size
+        answers.append(Fired(bool(rows), due))
+        if filled >= FIRE_BYTES:
+            break
+    return answers
 
 
 def schedule_of(row: Row) -> Schedule:

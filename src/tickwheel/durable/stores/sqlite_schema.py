@@ -173,6 +173,16 @@ MIGRATIONS: list[list[str]] = [
             WHERE deadline_at_ms IS NOT NULL AND state = 'delay'
         """,
     ],
+    [
+        # The registry's number when it was put: a node reads only what was put since. The index has
+        # all that it reads: columns behind a large payload are found by walking over that.
+        "ALTER TABLE schedule ADD COLUMN changed INTEGER NOT NULL DEFAULT 0",
+        """
+        CREATE INDEX schedule_changed ON schedule (
+            changed, name, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms, enabled
+        )
+        """,
+    ],
 ]
 
 
