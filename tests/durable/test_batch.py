@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tickwheel.durable.batch import Batch, Room
+from tickwheel.durable.batch import LIGHT_BYTES, Batch, Room
 from tickwheel.errors import Overloaded, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -154,18 +154,29 @@ async def test_some_megabytes_are_a_batch_however_few_they_are():
 async def test_more_bytes_waiting_than_there_is_room_for_are_refused():
     flush = Flush()
     flush.goes_on.clear()
-    room = Room(100, 1_000)
+    room = Room(100, 1_000_000)
     batch, other = (Batch(flush, weigh=lambda item: item, room=room) for _ in range(2))
     under_way = [batch.add(1), other.add(1)]
     await asyncio.sleep(0)
-    waiting = [batch.add(400), other.add(500)]
-    with pytest.raises(Overloaded, match="900 bytes"):
-        batch.add(101)
-    beyond = batch.add(101, beyond=True)
+    waiting = [batch.add(400_000), other.add(500_000)]
+    with pytest.raises(Overloaded, match="900000 bytes"):
+        batch.add(101_000)
+    beyond = batch.add(101_000, beyond=True)
     waiting.append(beyond)
     flush.goes_on.set()
-    assert await asyncio.gather(*under_way, *waiting) == [2, 2, 800, 1000, 202]
+    assert await asyncio.gather(*under_way, *waiting) == [2, 2, 800_000, 1_000_000, 202_000]
     assert (room.items, room.bytes) == (0, 0)
+
+
+async def test_a_light_item_finds_room_whatever_the_heavy_ones_take():
+    batch = Batch(Flush(), weigh=lambda item: item, room=Room(3, 100_000))
+    waiting = [batch.add(90_000)]
+    with pytest.raises(Overloaded):
+        batch.add(LIGHT_BYTES + 1_000_000)
+    waiting += [batch.add(90_000, beyond=True), batch.add(LIGHT_BYTES)]
+    with pytest.raises(Overloaded):
+        batch.add(1)  # three items wait
+    assert await asyncio.gather(*waiting) == [180_000, 180_000, 2 * LIGHT_BYTES]
 
 
 async def test_one_that_is_larger_than_all_the_room_may_wait_alone():
@@ -173,5 +184,5 @@ async def test_one_that_is_larger_than_all_the_room_may_wait_alone():
     batch = Batch(flush, weigh=lambda item: item, room=Room(100, 1_000))
     first = batch.add(5_000)
     with pytest.raises(Overloaded):
-        batch.add(1)
+        batch.add(5_000)
     assert await first == 10_000

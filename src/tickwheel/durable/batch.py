@@ -17,13 +17,15 @@ R = TypeVar("R")
 
 QUEUE = 100_000  # items that may wait
 QUEUE_BYTES = 64 << 20  # and what they may weigh together
+LIGHT_BYTES = 4_096  # an item of at most this may wait whatever the others weigh
 HEAVY = 4 << 20  # bytes of one batch
 
 
 class Room:
     """How much may wait: so many items, and so many bytes of them; beyond that, `Overloaded`.
 
-    One that is larger than all the room may wait alone.
+    One that is larger than all the room may wait alone. A light item needs no room in bytes, so
+    that large ones keep nobody else from submitting.
     """
 
     def __init__(self, most: int = QUEUE, most_bytes: int = QUEUE_BYTES) -> None:
@@ -41,7 +43,8 @@ class Room:
 
     def check(self, weight: int) -> None:
         """Raise when there is no room for one more of that weight."""
-        if self.items >= self._most or (self.items and self.bytes + weight > self._most_bytes):
+        too_heavy = weight > LIGHT_BYTES and self.items and self.bytes + weight > self._most_bytes
+        if self.items >= self._most or too_heavy:
             raise Overloaded(
                 f"{self.items} ({self.bytes} bytes) are waiting to be stored already: there is room"
                 f" for {self._most}, or {self._most_bytes} bytes"
