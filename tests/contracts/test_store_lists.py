@@ -114,7 +114,7 @@ class TestFind:
 
     @pytest.mark.parametrize("which", [EVERYTHING, Filter(service="mail"), Filter(key="k")])
     @pytest.mark.parametrize("final", [None, True, False])
-    async def test_a_page_ends_where_payloads_come_to_eight_mebibytes(
+    async def test_a_page_ends_where_payloads_come_to_four_mebibytes(
         self, store, epochs, final, which
     ):
         large = bytes(MEBIBYTE)
@@ -127,7 +127,7 @@ class TestFind:
             ends = given if final else given[::2]
             await store.record([ending(one) for one in await claim(store, ends, epochs)])
         pages = await pages_of(store, which, final)
-        assert list(map(len, pages)) == [8, 4]
+        assert list(map(len, pages)) == [4, 4, 4]
         assert ids_of(itertools.chain(*pages)) == ids_of(all_of(*given))
         assert all(one.body == large for page in pages for one in page)
 
@@ -136,13 +136,13 @@ class TestFind:
         running = await run(store, epochs, *given)
         result = '"' + "x" * (MEBIBYTE - 3) + '"'
         await store.record([ending(one, result_body=result) for one in running])
-        assert list(map(len, await pages_of(store, EVERYTHING, None))) == [8, 4]
+        assert list(map(len, await pages_of(store, EVERYTHING, None))) == [4, 4, 4]
 
     @pytest.mark.parametrize("event", [Event.FAIL, Event.RETRY])
     async def test_errors_count_for_more_than_payloads_do(self, store, epochs, event):
         error = "x" * (MEBIBYTE // ERROR_WEIGHT)
         await ended(store, epochs, *[task(store) for _ in range(12)], event=event, error=error)
-        assert list(map(len, await pages_of(store, EVERYTHING, None))) == [8, 4]
+        assert list(map(len, await pages_of(store, EVERYTHING, None))) == [4, 4, 4]
 
     async def test_results_of_any_letters_are_all_shown(self, store, epochs, monkeypatch):
         change(monkeypatch, "PAGE_BYTES", 100)

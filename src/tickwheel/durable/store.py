@@ -35,7 +35,7 @@ SWEPT = 10_000  # accepted tasks that one look for what runs need give
 SCAN = 10_000  # rows that a list looks at before it answers with a cursor
 PRUNE_ROWS = 2_000  # in one turn; 2 KiB of a payload or result count as a row
 FIRE_BYTES = 4 << 20  # of payloads that firings copy in one turn
-PAGE_BYTES = 8 << 20  # of payloads, results and errors: a page that has so many ends there
+PAGE_BYTES = 4 << 20  # of payloads, results and errors: a page that has reached it ends
 ERROR_WEIGHT = 16  # what a byte of an error counts as there: JSON escapes it, up to sixfold
 
 
