@@ -22,7 +22,6 @@ from uvicorn.server import ServerState
 from pulse import undisturbed
 from receivers import Receiver
 from tickwheel import SystemClock
-from tickwheel.web import app as application
 from tickwheel.web import protocol
 from tickwheel.web.lobby import Lobby
 from tickwheel.web.server import uvicorn_config
@@ -649,42 +648,3 @@ class TestPatience:
             with run:
                 found = self.received(hurried, [one, last], pause=0.5)
                 assert found.count(b"HTTP/1.1 200 OK") == 2
-
-
-def test_bodies_that_are_being_read_are_bounded_together(make_api, monkeypatch):
-    monkeypatch.setattr(application, "BODIES", 110_000)
-    api = make_api(limits=application.Limits(body=60_000))
-    app = api.app
-
-    async def post(gate):
-        """The status of a request of which half has come, and the rest when the gate opens."""
-        statuses, pieces = [], iter([b"x" * 50_000, b"x"])
-
-        async def receive():
-            piece = next(pieces)
-            if piece == b"x":
-                await gate.wait()
-            return {"type": "http.request", "body": piece, "more_body": piece != b"x"}
-
-        async def send(message):
-            statuses.append(message.get("status"))
-
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/tasks", "query_string": b""}
-        await app({**scope, "headers": headers}, receive, send)
-        return statuses[0]
-
-    async def run():
-        async with asyncio.timeout(PATIENCE):
-            gate = asyncio.Event()
-            waiting = [asyncio.ensure_future(post(gate)) for _ in range(2)]
-            while app.reading < 100_000:
-                await asyncio.sleep(0)
-            opened = asyncio.Event()
-            opened.set()
-            too_much = await post(opened)
-            gate.set()
-            return too_much, await asyncio.gather(*waiting), await post(opened)
-
-    assert api.run(run()) == (503, [400, 400], 400)
-    assert app.reading == 0

@@ -23,6 +23,7 @@ from tickwheel.durable.histogram import Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.web import cluster, services, tasks
 from tickwheel.web.access import named_token
+from tickwheel.web.bodies import ENVELOPE_BYTES, LARGE_BYTES, Bodies, Gone
 from tickwheel.web.logins import FailedLogins
 from tickwheel.web.openapi import described
 from tickwheel.web.page import page
@@ -30,7 +31,7 @@ from tickwheel.web.problems import Refused, localised, problem
 from tickwheel.web.route import JSON, Call, Reply, Router
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from tickwheel.durable.directory import Directory
     from tickwheel.durable.scheduler import Scheduler
@@ -60,10 +61,10 @@ PROXIED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 PROBLEM = b"application/problem+json"
 UNKNOWN = "unknown"
 QUIET_SECONDS = 1.0  # between two lines that tell why the store cannot be reached
+BATCHES = 4  # that are being stored at once: they leave room in the queue of submits
 STOPPING = "the server is being stopped: ask another, or this one again soon"
 CALLED = b"tickwheel-attempt"  # a header of every call of a service, and of nothing else
 LOOP = "this is a call of a service: one that uses this API could make ever more tasks"
-BODIES = 256 << 20  # bytes of all bodies that are being read at once
 
 
 class Limits(NamedTuple):
@@ -99,7 +100,8 @@ class App:
         self.requests: Counter[tuple[str, str, int]] = Counter()
         self.durations: dict[str, Histogram] = {}
         self.siblings: Siblings | None = None  # one worker of several has
-        self.reading = 0  # bytes of bodies that have come in part
+        self.bodies = Bodies()
+        self.batches = asyncio.Semaphore(BATCHES)
         self.logins = FailedLogins(scheduler.note)
         self._here_only = here_only
         self._tracing = tracing
@@ -217,16 +219,31 @@ class App:
             if self.stopping and route.adds:
                 raise Refused("not_started", STOPPING)
         query = None if route.any_query else route.read_query(pairs(scope["query_string"]))
-        body, media = b"", ""
-        if route.takes is not None:
-            media = checked_media(route, headers)
-            body = await self._body(headers, receive)
-        call = Call(self, access, params, query, body, headers, media, request_id)  # type: ignore[arg-type]
-        taken = () if route.takes is None or route.raw else (route.decode(body),)
+        call = Call(self, access, params, query, headers, request_id)  # type: ignore[arg-type]
         try:
-            return await route.work(call, *taken)
+            if route.takes is None:
+                return await route.work(call)
+            return await self._take(route, call, receive)
         except TickwheelError as error:
             raise localised(error, access.namespace if access else "")  # noqa: B904 - the same one
+
+    async def _take(self, route: Route, call: Call, receive: Receive) -> Reply:
+        """Read the body, and do with it what the route does; a large one takes turns."""
+        call.media = checked_media(route, call.headers)
+        limit = self.limits.body
+        if not route.raw:
+            limit = min(limit, self.limits.payload + ENVELOPE_BYTES)
+        call.body = await self.bodies.read(call.headers, receive, limit)
+        size = len(call.body)
+        try:
+            if size > LARGE_BYTES:
+                await self.bodies.turn()
+            if route.raw:
+                return await route.work(call)
+            call.body = bytes(call.body)
+            return await route.work(call, route.decode(call.body))
+        finally:
+            self.bodies.release(size)
 
     async def _admit(self, scope: Message, headers: Headers, request_id: str) -> Access:
         """Let the caller in; a token that is not known here may just have been made."""
@@ -244,38 +261,6 @@ class App:
                 address = (scope.get("client") or (UNKNOWN,))[0]
                 self.logins.add(named_token(headers) or UNKNOWN, str(refused), address, request_id)
             raise
-
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """Return the body; raise as soon as it is too large, or does not come."""
-        limit = self.limits.body
-        try:
-            length = int(headers.get(b"content-length", b"0"))
-        except ValueError:
-            raise Refused("bad_request", "content-length must be a number") from None
-        if length > limit:
-            raise Refused("too_large", f"a body may have {limit} bytes, this one has {length}")
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if message["type"] == "http.request" and not message.get("more_body"):
-            return checked_size(body, limit)
-        parts, size = [body], len(body)
-        self.reading += size
-        try:
-            while message.get("more_body"):
-                message = await receive()  # the protocol sees to it that it comes, or breaks off
-                part = message.get("body", b"")
-                parts.append(part)
-                size += len(part)
-                self.reading += len(part)
-                if size > limit:
-                    raise Refused("too_large", f"a body may have {limit} bytes, this one has more")
-                if self.reading > max(BODIES, limit):
-                    raise Refused("overloaded", "too many large bodies are being read at once")
-        finally:
-            self.reading -= size
-        if message["type"] == "http.disconnect":
-            raise Gone
-        return b"".join(parts)
 
     def _refusal(self, error: Exception, request_id: str) -> Reply:
         told, headers = problem(error)
@@ -308,10 +293,6 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
 
-class Gone(Exception):
-    """The caller has left: nobody wants an answer."""
-
-
 def check_once(given: list[tuple[bytes, bytes]], headers: Headers) -> None:
     """Raise when a header that decides something is given twice: others may have read the other."""
     if len(given) != len(headers):
@@ -333,7 +314,7 @@ def pairs(query: bytes) -> list[tuple[str, str]]:
         raise Refused("bad_request", "the query cannot be read") from None
 
 
-def checked_media(route: Route, headers: Headers) -> str:
+def checked_media(route: Route, headers: Mapping[bytes, bytes]) -> str:
     """Return the body's media type; raise when it is not one that is taken."""
     coding = headers.get(b"content-encoding", b"identity")
     if coding.strip().lower() != b"identity":
@@ -354,13 +335,6 @@ def checked_media(route: Route, headers: Headers) -> str:
         f"content-type must be {' or '.join(accepted)}, got {media!r:.100}",
         [(b"accept", b", ".join(one.encode() for one in accepted))],
     )
-
-
-def checked_size(body: bytes, limit: int) -> bytes:
-    """Return a body that is not too large."""
-    if len(body) > limit:
-        raise Refused("too_large", f"a body may have {limit} bytes, this one has {len(body)}")
-    return body
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import msgspec.inspect
 
-from tickwheel.durable.encoding import DEPTH, deeper
+from tickwheel.durable.encoding import DEPTH, depths
 from tickwheel.web.problems import Refused
 from tickwheel.web.wording import in_words, no_json
 
@@ -37,19 +37,17 @@ class Call:
         access: Access,
         params: Mapping[str, str],
         query: Any,
-        body: bytes,
         headers: Mapping[bytes, bytes],
-        media: str,
         request_id: str,
     ) -> None:
         self.app = app
         self.access = access
         self.params = params
         self.query = query
-        self.body = body
         self.headers = headers
-        self.media = media
         self.request_id = request_id
+        self.body: Any = b""  # bytes; of a large batch a bytearray
+        self.media = ""  # of the body
 
     @property
     def scheduler(self) -> Scheduler:
@@ -61,7 +59,7 @@ class Call:
         """What runs in this process."""
         return self.app.node
 
-    def payload(self, given: msgspec.Raw, what: str = "payload") -> bytes:
+    async def payload(self, given: msgspec.Raw, what: str = "payload") -> bytes:
         """Return JSON as it came; raise when it is too large, or nested too deep for a reader."""
         most = self.app.limits.payload
         payload = bytes(given)
@@ -69,11 +67,14 @@ class Call:
             raise Refused(
                 "too_large", f"a {what} may have {most} bytes, this one has {len(payload)}"
             )
-        if deeper(payload):
-            raise Refused(
-                "bad_request",
-                f"a {what} may have {DEPTH} arrays and objects within each other, and has more",
-            )
+        for number, most_deep in enumerate(depths(payload)):
+            if most_deep > DEPTH:
+                raise Refused(
+                    "bad_request",
+                    f"a {what} may have {DEPTH} arrays and objects within each other, and has more",
+                )
+            if number:
+                await self.app.bodies.turn()
         return payload
 
     @property

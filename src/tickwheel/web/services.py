@@ -141,7 +141,7 @@ async def put_schedule(call: Call, body: types.PutSchedule) -> Reply:
     service = call.access.name(body.service)
     if await call.scheduler.known_service(service) is None:
         raise UnknownService(f"no service is named {body.service!r:.120}")
-    payload = call.payload(body.payload)
+    payload = await call.payload(body.payload)
     known = await call.node.store.schedule(name) is not None
     schedule = await call.scheduler.store_schedule(
         name, service, payload, cron=body.cron, interval=body.interval,

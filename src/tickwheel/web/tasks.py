@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,19 +9,23 @@ import msgspec
 from tickwheel.durable.task import Idempotency, Repeated, State, Task
 from tickwheel.errors import TickwheelError, UnknownService
 from tickwheel.web import types, views
+from tickwheel.web.bodies import ENVELOPE_BYTES
+from tickwheel.web.elements import Malformed, elements, lines
 from tickwheel.web.problems import Refused, localised, problem
 from tickwheel.web.route import NDJSON, Call, Reply, Route, check_utf8
 from tickwheel.web.views import task_view
-from tickwheel.web.wording import in_words, mended, no_json
+from tickwheel.web.wording import in_words, no_json
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tickwheel.durable.task import Page, Submission
 
 CREATED = 201
-TURN = 500  # items of a batch between two looks at what else is to be done
-SPARE = 4  # commas or lines for each task that a batch may have: with more, it is looked at first
+TURN_COST = 65_536  # bytes of a batch, or of its answers, that are worked on in one turn
+TASK_COST = 512  # bytes that a task counts as, besides its own
+SPARE = 4  # lines for each task that a batch may have: most may be blank
 
-_array = msgspec.json.Decoder(list[msgspec.Raw])
 _item = msgspec.json.Decoder(types.BatchTask)
 
 
@@ -33,7 +34,7 @@ async def submit(call: Call, body: types.SubmitTask) -> Reply:
     named = call.headers.get(b"idempotency-key")
     idempotency = None if named is None else idempotency_of(call, named, call.body)
     await call.scheduler.known_service(call.access.name(body.service))
-    submission = build(call, body, idempotency)
+    submission = await build(call, body, idempotency)
     answer = await call.node.submit.stored(submission)
     task = call.node.submit.settled(submission, answer)
     new, repeated = task.id == submission.task.id, isinstance(answer, Repeated)
@@ -52,15 +53,16 @@ def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
         raise Refused("bad_request", f"Idempotency-Key: {error}") from None
 
 
-def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -> Submission:
+async def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -> Submission:
     """Return what to store; raise for what cannot be right."""
     service = call.app.directory.get(call.access.name(body.service))
     if service is None:
         raise UnknownService(f"no service is named {body.service!r:.120}")
     if body.delay is not None and body.due_at is not None:
         raise Refused("invalid", "give delay or due_at, not both")
+    payload = await call.payload(body.payload)
     return call.node.submit.build(
-        service, call.payload(body.payload), delay=body.delay, at=body.due_at, key=body.key,
+        service, payload, delay=body.delay, at=body.due_at, key=body.key,
         on_conflict=body.on_conflict, max_attempts=body.max_attempts, priority=body.priority,
         timeout=body.timeout, deadline=body.deadline, idempotency=idempotency,
     )  # fmt: skip
@@ -70,98 +72,82 @@ async def submit_batch(call: Call) -> Reply:
     """Submit many tasks; one that is refused refuses only itself."""
     if b"idempotency-key" in call.headers:
         raise Refused("bad_request", "in a batch each task has its own idempotency_key")
-    lines = split(call)
-    if len(lines) > call.app.limits.batch:
-        raise Refused("too_large", f"a batch may have {call.app.limits.batch} tasks, got more")
-    answers: list[Any] = [None] * len(lines)
+    answers: list[Any] = []
     looked = False  # for services that are unknown here: once for all of them
     submissions: list[Submission] = []
     places: list[int] = []
-    for place, line in enumerate(lines):
-        if place % TURN == TURN - 1:
-            await asyncio.sleep(0)
+    async for text in batch_tasks(call):
+        answer = None
         try:
-            item, idempotency = read_item(call, line)
+            item, idempotency = read_item(call, text)
             name = call.access.name(item.service)
             if not looked and call.app.directory.get(name) is None:
                 looked = True
                 await call.scheduler.known_service(name)
-            submissions.append(build(call, item, idempotency))
-            places.append(place)
+            submissions.append(await build(call, item, idempotency))
+            places.append(len(answers))
         except Exception as error:  # noqa: BLE001
-            answers[place] = refused(call, error)
-    stored = await call.node.submit.submit_many(submissions, lambda _: None)
-    for place, submission, task in zip(places, submissions, stored, strict=True):
-        answers[place] = answered(call, submission, task)
+            answer = refused(call, error)
+        answers.append(answer)
+    call.body = b""  # it may be large, and storing takes time
+    async with call.app.batches:
+        stored = await call.node.submit.submit_many(submissions, lambda _: None)
+    for number, (place, task) in enumerate(zip(places, stored, strict=True), 1):
+        answers[place] = answered(call, submissions[number - 1], task)
+        if number * TASK_COST % TURN_COST == 0:
+            await call.app.bodies.turn()
     good = sum(answer.problem is None for answer in answers)
     return Reply(types.Batch(answers, good, len(answers) - good))
 
 
-def split(call: Call) -> list[Any]:
-    """Return the tasks of a batch, each still as bytes; of too many, one more than allowed."""
-    check_utf8(call.body)
-    limit = call.app.limits.batch
+async def batch_tasks(call: Call) -> AsyncIterator[bytes]:
+    """Give the tasks of a batch, each still as bytes; take turns with other requests."""
+    limit, longest, cost, count = call.app.limits.batch, longest_task(call), 0, 0
     if call.media == NDJSON:
-        if call.body.count(b"\n") > SPARE * limit:
-            raise Refused("too_large", f"a batch may have {limit} tasks, got far more lines")
-        return [line for line in call.body.split(b"\n") if line.strip()]
+        found = lines(call.body, longest, SPARE * limit)
+    else:
+        found = elements(call.body, longest)
     try:
-        return items_of(call.body, limit)
-    except msgspec.ValidationError:
-        raise Refused("invalid", "a batch must be an array of tasks") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        code, why = no_json(error, call.body)
-        if code == "invalid":
-            with suppress(msgspec.DecodeError):
-                return whole_items(call.body, items_of(mended(call.body), limit))
-        raise Refused(code, f"the body cannot be read: {why}") from None
+        for text in map(bytes, found):
+            cost += len(text) + TASK_COST
+            if cost >= TURN_COST:
+                await call.app.bodies.turn()
+                cost = 0
+            if not text:
+                continue  # a blank line
+            count += 1
+            if count > limit:
+                raise Refused("too_large", f"a batch may have {limit} tasks, got more")
+            if len(text) <= longest:
+                check_utf8(text)
+            yield text
+            if len(text) >= TURN_COST:
+                await call.app.bodies.turn()  # before the next is looked for
+    except Malformed as error:
+        raise Refused(error.code, f"the body cannot be read: {error}") from None
 
 
-def items_of(body: bytes, limit: int) -> list[Any]:
-    """Return the elements of an array, each still as bytes; of too many, one more than allowed."""
-    if body.count(b",") < SPARE * limit:
-        return _array.decode(body)
-    items = msgspec.structs.astuple(_first(limit + 1).decode(body))
-    return [item for item in items if item is not None]
+def longest_task(call: Call) -> int:
+    """Return how many bytes a task of a batch may have, with all its fields."""
+    return call.app.limits.payload + ENVELOPE_BYTES
 
 
-def whole_items(body: bytes, items: list[Any]) -> list[Any]:
-    """Return the elements as the body has them, of which these are with mended characters.
-
-    One that has half a character is refused alone.
-    """
-    found, end = [], 0
-    searched = mended(body)
-    for item in map(bytes, items):
-        start = searched.index(item, end)
-        end = start + len(item)
-        found.append(body[start:end])
-    return found
-
-
-@lru_cache(1)
-def _first(count: int) -> msgspec.json.Decoder[Any]:
-    """Return what reads so many elements of an array and passes over the others.
-
-    A list of them would be made before it is counted: 16 MiB can hold 8 million zeros.
-    """
-    fields = [(f"item{number}", msgspec.Raw, None) for number in range(count)]
-    return msgspec.json.Decoder(msgspec.defstruct("First", fields, array_like=True))
-
-
-def read_item(call: Call, line: Any) -> tuple[types.BatchTask, Idempotency | None]:
+def read_item(call: Call, text: bytes) -> tuple[types.BatchTask, Idempotency | None]:
     """Return one task of a batch; raise when it is none."""
+    longest = longest_task(call)
+    if len(text) > longest:
+        raise Refused("too_large", f"a task may have {longest} bytes, this one has more")
     try:
-        item = _item.decode(line)
+        item = _item.decode(text)
     except msgspec.ValidationError as error:
-        raise Refused("invalid", in_words(error, types.BatchTask, line)) from None
+        raise Refused("invalid", in_words(error, types.BatchTask, text)) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        code, why = no_json(error, bytes(line))
+        code, why = no_json(error, text)
         raise Refused(code, f"this cannot be read: {why}") from None
     if item.idempotency_key is None:
         return item, None
     named = item.idempotency_key.encode("utf-8", "replace")
-    return item, idempotency_of(call, named, bytes(line))
+    return item, idempotency_of(call, named, text)
 
 
 def answered(call: Call, submission: Submission, task: Task | TickwheelError) -> types.BatchItem:
@@ -239,7 +225,7 @@ async def own(call: Call) -> str:
 
 async def feedback(call: Call, body: types.Feedback) -> Reply:
     """Say how an accepted attempt ended, or that it goes on."""
-    result = call.payload(body.result, "result")
+    result = await call.payload(body.result, "result")
     verdict = await call.scheduler.feedback(
         call.params["id"], body.outcome, attempt=body.attempt, epoch=body.epoch,
         raw=result, error=body.error, retry=body.retry, namespace=call.access.within,

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from tickwheel.web import types
+from tickwheel.web.elements import TRUNCATED
 
 # A secret may be in any of these: an endpoint's query can have a key.
 HIDDEN = frozenset({"secret", "headers", "payload", "result", "error", "endpoint"})
@@ -29,12 +30,10 @@ MOMENT = "a time with its offset, such as 2030-01-31T12:00:00Z"
 _STEP = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+|\.\.\.)\]")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*?)`", re.DOTALL)
 # Half a character, as JSON may have it: the first half without the second, or the other way round.
-# An escaped backslash before it would make it plain text: pairs of those are taken along.
-_HALF = re.compile(
-    rb"(?<!\\)((?:\\\\)*)"
-    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
-)
-PAIR = 12  # bytes that both halves have
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_FIRST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_STOPPED = re.compile(r"(?:surrogate pair|hex escape) \(byte (\d+)\)")
+ESCAPE = 6  # bytes that one half has
 
 
 class Place(NamedTuple):
@@ -212,26 +211,35 @@ def described(type_: Any) -> inspect.Type:
     return inspect.type_info(type_)
 
 
-def half_of(body: bytes) -> str | None:
-    """Return the first half of a character without its other half, as it is written; or None."""
-    for found in _HALF.finditer(body):
-        if len(found[2]) < PAIR:
-            return found[2].decode()
+def half_of(error: Exception, body: bytes) -> str | None:
+    """Return the half of a character that the decoder stopped at, as it is written; or None."""
+    places = []
+    stopped = _STOPPED.search(str(error))
+    if stopped is not None:  # behind it, or behind what should have been the second half
+        end = int(stopped[1])
+        places = [(_FIRST_HALF, end - 2 * ESCAPE), (_HALF, end - ESCAPE)]
+    elif str(error) == TRUNCATED:  # there is too little left for a second half
+        near = range(len(body) - 2 * ESCAPE + 1, len(body) - ESCAPE + 1)
+        places = [(_FIRST_HALF, start) for start in near]
+    for pattern, start in places:
+        if is_escape(pattern, body, start):
+            return body[start : start + ESCAPE].decode()
     return None
 
 
-def mended(body: bytes) -> bytes:
-    """Return a body of the same length in which a character stands for each half of one."""
-    return _HALF.sub(
-        lambda found: found[1] + (found[2] if len(found[2]) == PAIR else rb"\ufffd"), body
-    )
+def is_escape(pattern: re.Pattern[bytes], body: bytes, start: int) -> bool:
+    """Say whether an escape begins here, and no escaped backslash."""
+    if start < 0 or not pattern.match(body, start):
+        return False
+    before = body[max(0, start - 1000) : start]
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
 
 
 def no_json(error: Exception, body: bytes) -> tuple[str, str]:
     """Return the code and the words for what is no JSON, or none that can be passed on."""
     if isinstance(error, RecursionError):
         return "bad_request", "it is nested too deep"
-    half = half_of(body)
+    half = half_of(error, body)
     if half is not None:
         return "invalid", f"a text has half a character, {half}: a surrogate without its other half"
     return "bad_request", f"it is no JSON: {str(error).removeprefix('JSON is malformed: ')}"

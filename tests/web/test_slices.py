@@ -1,0 +1,214 @@
+"""No request holds the loop: a large one is worked on in slices, with a turn before each.
+
+How long a slice takes is the machine's business, so the tests count turns, and see who is answered
+between two of them.
+"""
+
+import asyncio
+import json
+from itertools import pairwise
+
+import pytest
+
+from tickwheel.web import bodies
+from tickwheel.web.app import Limits
+from tickwheel.web.bodies import LARGE_BYTES, PAUSE_TURNS, Bodies
+from tickwheel.web.tasks import TASK_COST, TURN_COST
+from web.serving import JSON
+
+NDJSON = "application/x-ndjson"
+MIB = 1 << 20
+HALF = rb"\ud800"
+
+
+def batch(payload, count):
+    """A batch of tasks with this payload, as JSON."""
+    one = b'{"service":"mail","delay":3600,"payload":%s}' % payload
+    return b"[" + b",".join([one] * count) + b"]"
+
+
+def text(part, size=MIB - 100):
+    """A string of such parts."""
+    return b'"%s"' % (part * (size // len(part)))
+
+
+def many(count, **more):
+    return json.dumps([{"service": "mail", "delay": 3600, **more} for _ in range(count)]).encode()
+
+
+BATCHES = {
+    "large payloads": (batch(text(b"x"), 4), JSON),
+    "half characters": (batch(text(HALF), 4), JSON),
+    "half a character at the end": (batch(text(b"x")[:-1] + HALF + b'"', 4), JSON),
+    "backslashes": (batch(text(rb"\\"), 4), JSON),
+    "brackets": (batch(b"[" + b"[]," * (MIB // 3 - 100) + b"0]", 4), JSON),
+    "brackets in a string": (batch(b"[" * 150 + text(b"[") + b"]" * 150, 4), JSON),
+    "other characters": (batch(text("\u00e9".encode()), 4), JSON),
+    "lines": (b"\n".join([batch(text(b"["), 1)[1:-1]] * 4), NDJSON),
+    "lines of half characters": (b"\n".join([batch(text(HALF), 1)[1:-1]] * 4), NDJSON),
+    "one that is too long": (batch(text(HALF, 4 * MIB), 1), JSON),
+    "one that is malformed at its end": (batch(text(rb"\\", 4 * MIB), 1)[:-1] + b"x", JSON),
+    "tasks that are invalid": (many(60, delay="x", payload=list(range(10_000))), JSON),
+}
+COUNTS = {
+    "tasks": many(3000),
+    "tasks without a service": many(3000, service="nobody"),
+    "tasks that are none": many(3000, odd=1),
+    "tasks with keys of requests": json.dumps(
+        [{"service": "mail", "delay": 9, "idempotency_key": f"k{n}"} for n in range(3000)]
+    ).encode(),
+}
+
+
+class Watch:
+    """Counts the turns that a request takes before it is answered."""
+
+    def __init__(self, api, monkeypatch):
+        self.api = api
+        self.turns = 0
+        turn = api.app.bodies.turn
+
+        async def counted():
+            self.turns += 1
+            await turn()
+
+        monkeypatch.setattr(api.app.bodies, "turn", counted)
+
+    def post(self, target, body, **options):
+        self.turns = 0
+        return self.api.post(target, body, **options), self.turns
+
+
+@pytest.fixture
+def watch(api, monkeypatch):
+    api.service(enabled=False)
+    return Watch(api, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_large_batch_leaves_others_their_turns(watch, kind):
+    body, media = BATCHES[kind]
+    answer, turns = watch.post("/v1/tasks/batch", body, media=media)
+    assert answer.status in (200, 400, 413)
+    assert turns >= (2 * 4 if answer.status == 200 else 1)  # it is found, then read
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_a_batch_of_many_tasks_leaves_others_their_turns(watch, kind):
+    answer, turns = watch.post("/v1/tasks/batch", COUNTS[kind])
+    assert len(answer.json["items"]) == 3000
+    passes = 1.9 if answer.json["stored"] else 1  # over the tasks, and over the answers
+    assert turns >= 3000 * TASK_COST // TURN_COST * passes
+
+
+@pytest.mark.parametrize("part", [b"[],", b'"[",', rb'"\"[",'])
+def test_how_deep_a_large_payload_goes_is_found_in_slices(watch, part):
+    payload = b"[" + part * (900_000 // len(part)) + b"0]"
+    _, turns = watch.post("/v1/tasks", b'{"service":"mail","delay":9,"payload":%s}' % payload)
+    assert turns >= len(payload) // 65_536
+
+
+def test_between_two_slices_others_have_several_turns_of_the_loop():
+    async def story():
+        made, ticks, seen = Bodies(), 0, []
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        async def work(number):
+            for _ in range(5):
+                await made.turn()
+                seen.append((ticks, number))
+
+        ticking = asyncio.ensure_future(tick())
+        async with asyncio.timeout(30):
+            await asyncio.gather(*map(work, range(10)))
+        ticking.cancel()
+        return zip(*seen, strict=True)
+
+    times, order = asyncio.run(story())
+    assert all(later - earlier >= PAUSE_TURNS for earlier, later in pairwise(times))
+    assert order == tuple(range(10)) * 5
+
+
+def test_large_requests_wait_for_one_another_and_not_small_ones_for_them(watch):
+    api = watch.api
+    heavy = batch(b"[" + b"[]," * 100_000 + b"0]", 8)
+    done = []
+
+    async def ask(target, body):
+        answer = await api.asked("POST", target, body)
+        assert answer.status in (200, 201)
+        done.append(target)
+
+    async def story():
+        large = [asyncio.ensure_future(ask("/v1/tasks/batch", heavy)) for _ in range(6)]
+        await asyncio.sleep(0)
+        for _ in range(5):
+            await ask("/v1/tasks", b'{"service":"mail","delay":9}')
+        assert done == ["/v1/tasks"] * 5
+        await asyncio.gather(*large)
+
+    api.run(asyncio.wait_for(story(), 30))
+
+
+class TestBodies:
+    def test_of_anything_but_a_batch_a_body_is_little_more_than_a_payload(self, make_api):
+        api = make_api(limits=Limits(body=16 << 20, payload=1000))
+        api.service(enabled=False)
+        space = b" " * (512 << 10)
+        api.post("/v1/tasks", b'{"service":"mail"}' + space, status=201)
+        answer = api.post("/v1/tasks", b'{"service":"mail"}' + space + b" " * 1000)
+        answer.refused(413, "too_large")
+        one = b'{"service":"mail"}' + space
+        api.post("/v1/tasks/batch", b"[%s,%s]" % (one, one), status=200)
+
+    @pytest.mark.parametrize("media", [JSON, NDJSON])
+    def test_a_task_of_a_batch_that_is_far_too_large_is_not_decoded(self, watch, media):
+        task = b'{"service":"mail","payload":%s}' % text(b"x", 2 * MIB)
+        small = b'{"service":"mail"}'
+        if media == NDJSON:
+            answer, _ = watch.post("/v1/tasks/batch", task + b"\n" + small, media=media)
+            assert [one["status"] for one in answer.json["items"]] == [413, 201]
+        else:
+            answer, _ = watch.post("/v1/tasks/batch", b"[%s,%s]" % (small, task), media=media)
+            answer.refused(413, "too_large")
+
+    def test_large_ones_are_bounded_together_until_they_are_answered(self, make_api, monkeypatch):
+        monkeypatch.setattr(bodies, "MOST_BYTES", 4 * LARGE_BYTES)
+        api = make_api(limits=Limits(body=4 * LARGE_BYTES))
+        api.service(enabled=False)
+        large = b'[{"service":"mail"}]'.ljust(2 * LARGE_BYTES)
+        small = b'{"service":"mail"}'
+
+        async def story():
+            await api.app.batches.acquire()  # so that none is stored while it is held
+            taken = api.app.batches._value
+            for _ in range(taken):
+                await api.app.batches.acquire()
+            waiting = [
+                asyncio.ensure_future(api.asked("POST", "/v1/tasks/batch", large)) for _ in range(2)
+            ]
+            while api.app.bodies.held < 2 * len(large):
+                await asyncio.sleep(0)
+            refused = await api.asked("POST", "/v1/tasks/batch", large)
+            accepted = await api.asked("POST", "/v1/tasks", small)
+            assert not any(one.done() for one in waiting)
+            for _ in range(taken + 1):
+                api.app.batches.release()
+            return refused, accepted, await asyncio.gather(*waiting)
+
+        refused, accepted, rest = api.run(asyncio.wait_for(story(), 30))
+        refused.refused(503, "overloaded")
+        assert refused.headers["retry-after"]
+        assert accepted.status == 201
+        assert [one.status for one in rest] == [200, 200]
+        assert api.app.bodies.held == 0
+
+    def test_what_was_read_in_part_counts_no_more_when_it_breaks_off(self, make_api):
+        api = make_api(limits=Limits(body=1000))
+        api.post("/v1/tasks", b"", parts=[b"x" * 600, b"x" * 600]).refused(413, "too_large")
+        assert api.app.bodies.held == 0
