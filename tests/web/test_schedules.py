@@ -169,12 +169,12 @@ def test_a_list_comes_in_pages_by_name(mail):
 
 def test_a_page_of_large_payloads_is_short_and_has_a_next_one(mail):
     body = {"service": "mail", "interval": 3600, "payload": "x" * 1_000_000, "enabled": False}
-    for number in range(10):
+    for number in range(6):
         mail.put(f"/v1/schedules/s{number}", body, status=201)
     first = mail.get("/v1/schedules", status=200).json
-    assert [one["name"] for one in first["items"]] == [f"s{number}" for number in range(9)]
+    assert [one["name"] for one in first["items"]] == [f"s{number}" for number in range(5)]
     rest = mail.get(f"/v1/schedules?cursor={first['next_cursor']}", status=200).json
-    assert ([one["name"] for one in rest["items"]], rest["next_cursor"]) == (["s9"], None)
+    assert ([one["name"] for one in rest["items"]], rest["next_cursor"]) == (["s5"], None)
 
 
 @pytest.mark.parametrize("name", ["a b", "é", "x" * 101, "%"])
