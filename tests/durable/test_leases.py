@@ -786,8 +786,8 @@ class TestOrphans:
         assert "lost: elsewhere was not heard of" in said
 
 
-class TestClockSetBack:
-    """A lease that ends far from now was written before the clock was set back."""
+class TestAClockThatIsSet:
+    """A lease that ends far from now, or long ago, may have been written by the clock of before."""
 
     async def test_an_orphan_is_not_left_alone_until_the_clock_has_caught_up(self, stage):
         app = stage.app()
@@ -801,6 +801,18 @@ class TestClockSetBack:
             await stage.advance(LEASE_SECONDS + 2)
             assert (await app.get(task.id)).failures == 1
 
+    async def test_nor_for_longer_than_its_node_needs_to_renew_it(self, stage):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            task = await orphan(app, note, stage)
+            stage.wall.set(3600)
+            found(app)
+            await stage.advance(LEASE_SECONDS / 2 - 1)
+            assert await outcome(app, task) == (State.RUNNING, 1, 0)
+            await stage.advance(2)
+            assert await outcome(app, task) == (State.FINISHED, 2, 1)
+
     async def test_so_it_is_when_the_clock_is_set_while_it_is_watched(self, stage):
         app = stage.app()
         note = noting(stage, app)
@@ -812,13 +824,14 @@ class TestClockSetBack:
             await stage.advance(LEASE_SECONDS)
             assert (await app.get(task.id)).failures == 1
 
-    async def test_one_that_is_renewed_is_left_alone(self, stage):
+    @pytest.mark.parametrize("seconds", [-3600, 20, 3600])
+    async def test_one_that_is_renewed_is_left_alone(self, stage, seconds):
         app = stage.app()
         note = noting(stage, app)
         async with app:
             task = await orphan(app, note, stage)
             attempt = (await app.get(task.id)).attempt_key
-            stage.wall.set(-3600)
+            stage.wall.set(seconds)
             found(app)
             for _ in range(20):
                 await stage.advance(LEASE_SECONDS / 3)

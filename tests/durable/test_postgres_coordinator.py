@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 from collections import Counter
 
 import asyncpg
@@ -76,8 +77,11 @@ class Cluster:
         )
 
     async def lapse(self, name):
-        """Let a node's lease run out by the database's clock."""
+        """Let a node's lease run out: it is not renewed for so long, by the clock of the others."""
         await self.store.fetch("UPDATE node SET lease_until_ms = 1 WHERE name = $1", name)
+        for _ in range(4):
+            await self.settle()
+            self.clock.advance(TTL / 4)
 
     @property
     def shares(self):
@@ -395,47 +399,59 @@ async def nothing(*_):
     pass
 
 
-class TestAClockSetBack:
-    async def late(self, cluster, name):
-        """Have a node's lease end an hour from now."""
-        await cluster.store.fetch(
-            "UPDATE node SET lease_until_ms = lease_until_ms + 3600000 WHERE name = $1", name
-        )
+class TestAClockThatIsSet:
+    """Only how long a lease was not renewed counts, by the clock of whoever looks."""
 
-    async def test_a_lease_that_is_not_renewed_is_over_after_as_long_as_a_lease(
-        self, cluster, caplog
-    ):
+    async def step_clock(self, cluster, hours):
+        """Have all leases end as they would when the database's clock was set, the other way."""
+        statement = "UPDATE node SET lease_until_ms = lease_until_ms - $1::bigint"
+        await cluster.store.fetch(statement, round(hours * 3_600_000))
+
+    @pytest.mark.parametrize("hours", [-1, 1], ids=["back", "forward"])
+    async def test_one_that_is_dead_is_found_after_as_long_as_a_lease(self, cluster, hours):
         await cluster.join("a", "b")
         cluster.nodes.pop("b")
-        await self.late(cluster, "b")
-        await cluster.settle()
-        assert cluster.shares == [SHARDS // 2]
-        assert caplog.text.count("clock was set back") == 1
-        cluster.clock.advance(TTL - 1)
-        await cluster.settle()
-        assert cluster.shares == [SHARDS // 2]
-        cluster.clock.advance(1)
+        await self.step_clock(cluster, hours)
+        for _ in range(4):
+            await cluster.settle()
+            assert cluster.shares == [SHARDS // 2]
+            cluster.clock.advance(TTL / 4)
         await cluster.settle()
         assert cluster.shares == [SHARDS]
         assert await cluster.nodes_known() == ["a"]
 
-    async def test_one_that_renews_its_lease_keeps_its_shards(self, cluster):
-        await cluster.join("a", "b")
+    @pytest.mark.parametrize("hours", [-1, 1], ids=["back", "forward"])
+    async def test_those_that_live_keep_their_shards(self, cluster, hours):
+        await cluster.join("a", "b", "c")
         before = await cluster.look()
-        for _ in range(5):
-            for name in ("a", "b"):
-                await self.late(cluster, name)
-            cluster.clock.advance(TTL / 2)
+        for _ in range(8):
+            await self.step_clock(cluster, hours)
             await cluster.settle()
+            cluster.clock.advance(TTL / 4)
+        await cluster.settle()
         assert await cluster.look() == before
+
+    async def test_the_log_says_so_when_it_was_set_back(self, cluster, caplog):
+        await cluster.join("a", "b")
+        await self.step_clock(cluster, -1)
+        await cluster.settle()
+        assert re.search("the database's clock was set back, by 3[56].. s or more", caplog.text)
 
     async def test_a_name_is_not_waited_for_until_the_clock_has_caught_up(self, cluster):
         await cluster.join("a")
         before = cluster.nodes.pop("a").owned()
-        await self.late(cluster, "a")
+        await self.step_clock(cluster, -1)
         await cluster.join("a")
         after = cluster.nodes["a"].owned()
         assert all(after[shard] == epoch + 1 for shard, epoch in before.items())
+
+    async def test_who_could_not_look_for_long_buries_nobody(self, cluster):
+        """The database was away for all: whoever is back first takes nothing from the others."""
+        await cluster.join("a", "b", "c")
+        before = await cluster.look()
+        cluster.clock.advance(10 * TTL)
+        await cluster.settle()
+        assert await cluster.look() == before
 
 
 class TestANode:

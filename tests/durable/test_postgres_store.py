@@ -30,6 +30,7 @@ from durable.postgres_stage import ALL, SHARDS, blocked, connected, opened, unti
 from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
+from tickwheel.durable.coordinators.postgres import PostgresCoordinator
 from tickwheel.durable.registry import Audit, NodeRow
 from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.store import Claims, Window
@@ -987,6 +988,33 @@ class TestThePool:
         seen = await asyncio.gather(*(pool.run(backend) for _ in range(50)))
         assert len(set(seen)) <= 2
         await pool.close()
+
+    async def test_leases_are_renewed_while_every_other_connection_is_at_work(
+        self, store, user, epochs
+    ):
+        (running,) = await claim(store, await stored(store, task(store)), epochs)
+        at_work = [
+            asyncio.create_task(store.fetch("SELECT pg_sleep(3600)", seconds=3600))
+            for _ in range(2 * postgres_pool.SIZE)
+        ]
+        sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+
+        async def all_sleep():
+            return await user.fetchval(sleeping) == postgres_pool.SIZE
+
+        try:
+            await until(all_sleep)
+            assert await store.renew([running.attempt_key]) == [True]
+            node = PostgresCoordinator(store, "a")
+            await node.start(lambda: None)
+            await node.step()
+            await node.step()
+            assert len(node.owned()) == SHARDS
+            await node.stop()
+        finally:
+            for one in at_work:
+                one.cancel()
+            await asyncio.wait(at_work)
 
     async def test_closing_waits_for_what_is_under_way(self, postgres_url, user, epochs):
         async with opened(postgres_url) as store:

@@ -1,15 +1,21 @@
 """A server is killed in the middle of a call: what it ran, and what it had not begun, goes on."""
 
 import time
+from contextlib import closing
 
 import pytest
 
+from false_clock import FalseClock
 from receivers import slow
+from servers import PostgresServer
 from service.rig import QUICK
 from web.serving import wait_until
 
 HOUR = 3600
 LEASE = 3.0  # for tests that wait for its end
+SHORT = 1.5  # the same, where one that ends too early does no harm
+LONG = 600.0  # ends in no test, but when the clock is set forward by an hour
+SHARDS = 64
 NEVER = 3600.0  # no node is given up for not being heard of
 SERVICE = {"timeout": HOUR, "max_attempts": 5, "backoff": QUICK, "concurrency": 100}
 TAKEN_UP_SECONDS = 45.0  # by which what a killed server ran is called again
@@ -19,8 +25,8 @@ TAKEN_UP_SECONDS = 45.0  # by which what a killed server ran is called again
 def pair(make_server, postgres_url):
     """Makes two servers on PostgreSQL that have half of the shards each."""
 
-    def make(**options):
-        servers = [make_server(postgres_url, errors=True, **options) for _ in range(2)]
+    def make(url=postgres_url, **options):
+        servers = [make_server(url, errors=True, **options) for _ in range(2)]
         share = lambda: [one["shards"] for one in servers[0].get("/v1/nodes").json["items"]]  # noqa: E731
         wait_until(lambda: share() == [32, 32], "each has its share")
         return servers
@@ -67,7 +73,7 @@ def test_what_was_not_begun_moves_on_though_no_lease_is_over(pair, receiver):
     first.kill()
     assert {second.ended(one)["state"] for one in ids} == {"finished"}
     assert all(attempts == [1] for attempts in receiver.attempts().values())
-    assert second.get("/v1/stats", status=200).json["owned"] == 64
+    assert owned(second) == SHARDS
 
 
 def test_one_that_comes_back_under_its_name_does_not_wait_for_its_old_lease(
@@ -98,6 +104,64 @@ def test_on_sqlite_one_that_stands_by_calls_it_at_once(make_server, tmp_path, re
     receiver.wait(lambda: receiver.ids("/work") == {one})
     first.kill()
     lost_once(second, receiver, one)
+
+
+@pytest.fixture
+def database():
+    """A PostgreSQL whose clock a test sets."""
+    with closing(PostgresServer()) as server:
+        server.clock = FalseClock(server.directory)
+        server.environment = server.clock.environment
+        server.start()
+        yield server
+
+
+def test_leases_that_a_clock_set_forward_has_ended_are_left_to_those_that_renew_them(
+    pair, make_server, database, receiver
+):
+    """A third server takes shards over, and finds calls of the others in them."""
+    options = {"lease": LONG, "ttl": LONG}
+    first, second = pair(database.url, **options)
+    first.service("work", receiver.watch("/work", slow), **SERVICE)
+    first.service("quick", receiver.watch("/quick"), **SERVICE)
+    ids = first.now("work", 20) + second.now("work", 20)
+    receiver.wait(lambda: receiver.ids("/work") == set(ids))
+    database.clock.set(HOUR)
+    third = make_server(database.url, errors=True, **options)
+    wait_until(lambda: 0 < owned(third) < owned(first) + owned(second), "it has its share")
+    for one in third.now("quick", 20):
+        third.ended(one)
+    receiver.release()
+    assert {first.ended(one)["state"] for one in ids} == {"finished"}
+    assert [receiver.attempts()[one] for one in ids] == [[1]] * len(ids)
+
+
+def owned(server):
+    """How many shards a server has."""
+    return server.get("/v1/stats", status=200).json["owned"]
+
+
+@pytest.mark.chaos
+def test_leases_that_end_in_an_hour_as_the_clock_was_set_back_are_not_waited_for(
+    pair, database, receiver
+):
+    """The first server stands still, and keeps its session."""
+    first, second = pair(database.url, lease=SHORT, ttl=SHORT)
+    first.service("work", receiver.watch("/work", slow), **SERVICE)
+    (one,) = first.now("work")
+    later = [first.submit("work", number, delay=HOUR)["id"] for number in range(20)]
+    receiver.wait(lambda: one in receiver.ids("/work"))
+    first.pause()
+    database.clock.set(-HOUR)
+    try:
+        receiver.wait(lambda: 2 in receiver.attempts()[one])
+        wait_until(lambda: owned(second) == SHARDS, "it has all shards")
+        database.clock.set(HOUR)
+        receiver.wait(lambda: receiver.ids("/work") == {one, *later})
+    finally:
+        receiver.release()
+        first.resume()
+    assert {second.ended(each)["state"] for each in [one, *later]} == {"finished"}
 
 
 @pytest.mark.chaos

@@ -36,7 +36,7 @@ LEASE_SECONDS = LEASE_MS / 1000
 RENEW_AFTER = 1 / 3  # of a lease; others that are half that old are renewed with it
 TRUSTED = 0.8  # of a lease: then it may be over elsewhere, as far as is known here
 LOOKS = 30  # in one lease, for what is to be renewed or ended
-UNRENEWED = 2  # leases: an end that is further away cannot be true, the clock was set back
+WATCHED = (0.5, 2)  # leases, for which an orphan's is watched: the clock may have been set
 SWEEP_SECONDS = 60.0  # between looks for orphans, whatever is known
 MORE_SECONDS = 1.0  # the same when the last look did not show all
 AHEAD_MS = 90_000  # a look finds the leases that end within that: the next one comes before
@@ -264,7 +264,8 @@ class Orphans:
     def _watch(self, task: Task) -> None:
         """Note an orphan until its lease is over: unless somebody renews it, that ends it.
 
-        By our own clock from now on: the store's may be set.
+        By our own clock from now on, and long enough for its node to renew it: the store's clock
+        may have been set.
         """
         until_ms = task.lease_until_ms or 0
         before = self.watched.get(task.id)
@@ -273,8 +274,10 @@ class Orphans:
         ):  # fmt: skip
             return
         left = max(0.0, until_ms - self._store.now_ms() + 1) / 1000
-        if not accepted(task):
-            left = min(left, UNRENEWED * self._leases.seconds)
+        ended = until_ms < (task.started_at_ms or 0)  # with its owner, whose death was proven
+        if not accepted(task) and not ended:
+            least, most = (part * self._leases.seconds for part in WATCHED)
+            left = min(max(left, least), most)
         self.watched[task.id] = task._replace(body=b"")
         heappush(self._ends, (self._clock.time() + left, task.id, until_ms))
 

@@ -1,9 +1,10 @@
 """The coordinator on PostgreSQL: leases and epochs in the database, shards shared evenly.
 
-Each node keeps a lease in the table `node`, by the database's clock. Nobody assigns: each node sees
-who lives and who has what, gives up what is more than its share, and takes what nobody has. A node
-whose lease has run out is deleted by whoever notices, and its shards are freed by the same
-statement; so it learns, when it comes back, that it owns nothing.
+Each node keeps a lease in the table `node`. Nobody assigns: each node sees who lives and who has
+what, gives up what is more than its share, and takes what nobody has. A node that has not renewed
+its lease for as long as that lasts, by the clock of whoever notices, is deleted, and its shards are
+freed by the same statement; so it learns, when it comes back, that it owns nothing. The database's
+clock may be set forward or back: it decides nothing here.
 
 A process that dies closes its connections, and the server frees its locks at that moment. Each node
 holds an advisory lock on a connection that lives as long as itself, and the others look for it, a
@@ -12,16 +13,13 @@ A node that has only lost that connection connects again in less time. Should it
 same, its claims get nothing, and it joins again; what it runs goes on, for attempts have leases of
 their own. When a node has lost its own connection, all may have: then it judges none for a while.
 
-The database's clock may be set back. Then a lease ends far from now; one that was not renewed for
-as long as a lease lasts, by this node's own clock, is over all the same.
-
 A process that stands still may
 have shards locked, in a transaction that waits for it to go on. Not every such wait has a timeout
 in the server (amid a COPY, between Parse and Bind): whoever takes over ends its sessions.
 
 Two never own a shard at once: a node believes in its lease from when it *asked* for it, on a clock
-that counts suspension, and less long than the database does. When that should fail (the database's
-clock jumps ahead), the epochs still keep them apart: each new owner raises it, and a claim with an
+that counts suspension, and less long than the others do. When that should fail (it lives, and its
+session is gone), the epochs still keep them apart: each new owner raises it, and a claim with an
 old one gets nothing.
 """
 
@@ -111,12 +109,14 @@ _FREED = """freeing AS MATERIALIZED (
     ), freed AS (
         UPDATE shard s SET owner = NULL FROM freeing f WHERE s.shard = f.shard
     )"""
+# $4: those whose leases still end then; null: those whose sessions are gone.
 REAP = f"""
-    /* tickwheel: reap */ WITH {_MOMENT}, gone AS (
-        DELETE FROM node WHERE lease_until_ms < {_NOW} OR (name, incarnation) IN (
-            SELECT d.name, d.incarnation FROM unnest($1::text[], $2::uuid[]) d (name, incarnation)
-        )
-        RETURNING name
+    /* tickwheel: reap */ WITH gone AS (
+        DELETE FROM node n USING unnest($1::text[], $2::uuid[], $4::bigint[])
+            AS d (name, incarnation, lease_until_ms)
+        WHERE n.name = d.name AND n.incarnation = d.incarnation
+            AND (d.lease_until_ms IS NULL OR n.lease_until_ms = d.lease_until_ms)
+        RETURNING n.name
     ), {_FREED}
     SELECT name, pg_notify($3, '') FROM gone
 """  # noqa: S608
@@ -185,7 +185,7 @@ class PostgresTables(Protocol):
     def session(self) -> Session: ...
 
     async def fetch(
-        self, statement: str, *values: Any, seconds: float = ...
+        self, statement: str, *values: Any, seconds: float = ..., reserved: bool = ...
     ) -> list[Sequence[Any]]: ...
 
     def hear(self, channel: str, heard: Callable[[str], None]) -> None: ...
@@ -238,7 +238,8 @@ class PostgresCoordinator:
         self._refusals = 0
         self._joined = False  # under this incarnation
         self._gone: set[tuple[str, str]] = set()  # nodes whose sessions are gone
-        self._ahead: dict[str, tuple[int, float]] = {}  # by incarnation, leases that end too late
+        self._seen: dict[str, tuple[int, float]] = {}  # by incarnation, a lease, and since when
+        self._looked_at = -math.inf
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, changed: Callable[[], None]) -> None:
@@ -268,10 +269,8 @@ class PostgresCoordinator:
         if not joined:
             return await self._join()
         self._believe(asked)
-        stale = {node[:2] for node in nodes if self._is_stale(node, now_ms)}
-        dead = {node[:2] for node in nodes if node.name != self._node} & (stale | self._gone)
-        live = [node.name for node in nodes if node[:2] not in dead]
-        self._gone &= dead
+        dead = self._dead(nodes, now_ms)
+        live = [node.name for node in nodes if node not in dead]
         self._live = max(1, len(live))
         if dead:
             await self._bury(dead)
@@ -300,7 +299,8 @@ class PostgresCoordinator:
 
     async def _fetch(self, statement: str, *values: Any) -> list[Sequence[Any]]:
         # In time for another try on another connection before the lease is over.
-        return await self._store.fetch(statement, *values, seconds=max(self._ttl / 2, 1.0))
+        seconds = max(self._ttl / 2, 1.0)
+        return await self._store.fetch(statement, *values, seconds=seconds, reserved=True)
 
     async def _watch(self) -> None:
         """Notice nodes whose sessions are gone; the next step buries them."""
@@ -326,28 +326,44 @@ class PostgresCoordinator:
             return set()
         return {(name, incarnation) for name, incarnation in rows}
 
-    def _is_stale(self, node: Member, now_ms: int) -> bool:
-        """Say whether a node's lease is over, or ends too late and has not been renewed."""
-        late = node.lease_until_ms > now_ms + 2 * self._ttl * 1000
-        if not late:
-            self._ahead.pop(node.incarnation, None)
-            return node.lease_until_ms < now_ms
-        now = self._clock.time()
-        lease, since = self._ahead.get(node.incarnation, (0, now))
-        if lease != node.lease_until_ms:
-            since = now
-            self._ahead[node.incarnation] = node.lease_until_ms, now
-            logger.warning(
-                "the lease of node %r ends in %d s: the database's clock was set back",
-                node.name, (node.lease_until_ms - now_ms) // 1000,
-            )  # fmt: skip
-        return now - since >= self._ttl
+    def _dead(self, nodes: Sequence[Member], now_ms: int) -> list[Member]:
+        """Return the other nodes that have not renewed their leases, or have no session.
 
-    async def _bury(self, dead: Iterable[tuple[str, str]]) -> None:
+        Who could not look for as long as a lease lasts begins to count again: the others may not
+        have reached the database either.
+        """
+        now = self._clock.time()
+        seen = self._seen if now - self._looked_at < self._ttl else {}
+        self._seen, self._looked_at = {}, now
+        dead = []
+        for node in nodes:
+            lease, since = seen.get(node.incarnation, (node.lease_until_ms, now))
+            if lease != node.lease_until_ms:
+                since = now
+            self._seen[node.incarnation] = node.lease_until_ms, since
+            if node.name == self._node:
+                self._check_clock(node, now_ms)
+            elif now - since >= self._ttl or node[:2] in self._gone:
+                dead.append(node)
+        self._gone &= {node[:2] for node in dead}
+        return dead
+
+    def _check_clock(self, own: Member, now_ms: int) -> None:
+        """Say that the database's clock was set back, if our own lease of before shows that."""
+        ahead = (own.lease_until_ms - now_ms) / 1000 - self._ttl
+        if ahead > 1:
+            logger.warning("the database's clock was set back, by %d s or more", ahead)
+
+    async def _bury(self, dead: Sequence[Member]) -> None:
         """Free the shards of the dead, whose sessions may still have them locked."""
-        names, incarnations = zip(*dead, strict=True)
+        names, incarnations, leases = zip(*dead, strict=True)
+        leases = tuple(
+            None if node[:2] in self._gone else lease
+            for node, lease in zip(dead, leases, strict=True)
+        )
         channel = self._store.channel(CHANNEL)
-        reaping = asyncio.ensure_future(self._fetch(REAP, names, incarnations, channel))
+        values = names, incarnations, channel, leases
+        reaping = asyncio.ensure_future(self._fetch(REAP, *values))
         try:
             while not (await asyncio.wait([reaping], timeout=BLOCKED_SECONDS))[0]:
                 with contextlib.suppress(StoreUnavailable):  # what is wrong, the other one says

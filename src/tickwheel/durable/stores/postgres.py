@@ -171,10 +171,14 @@ class PostgresStore:
         return rows
 
     async def run(
-        self, work: Callable[[Connection], Awaitable[T]], seconds: float | None = None
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        seconds: float | None = None,
+        *,
+        reserved: bool = False,
     ) -> T:
         """Have `work(connection)` done within that time."""
-        return await self._opened().run(work, seconds)
+        return await self._opened().run(work, seconds, reserved=reserved)
 
     def _opened(self) -> Pool:
         if self._pool is None:
@@ -182,10 +186,12 @@ class PostgresStore:
         return self._pool
 
     async def fetch(
-        self, statement: str, *values: Any, seconds: float | None = None
+        self, statement: str, *values: Any, seconds: float | None = None, reserved: bool = False
     ) -> list[Sequence[Any]]:
         """Execute one statement, which is a transaction of its own, and return its rows."""
-        return await self.run(lambda connection: connection.fetch(statement, *values), seconds)
+        return await self.run(
+            lambda connection: connection.fetch(statement, *values), seconds, reserved=reserved
+        )
 
     async def _transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         return await self.run(lambda connection: transaction(connection, work))
@@ -329,7 +335,7 @@ class PostgresStore:
         if not attempts:
             return []
         given = zip(*sorted(set(attempts)), strict=True)
-        rows = await self.fetch(sql.RENEW, *given, lease_ms, seconds=RENEW_SECONDS)
+        rows = await self.fetch(sql.RENEW, *given, lease_ms, seconds=RENEW_SECONDS, reserved=True)
         return await self._still(attempts, rows)
 
     async def accept(self, leases: Sequence[Lease]) -> list[bool | None]:

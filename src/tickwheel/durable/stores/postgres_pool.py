@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SIZE = 10  # connections of one store, at most, beside the one that listens
+SIZE = 10  # connections of one store, at most, besides those below and the one that listens
+RESERVED = 3  # connections for leases, which must not wait behind other work
 CALL_SECONDS = 10.0  # a call's time, with the wait for a connection
 CONNECT_SECONDS = 5.0
 TRIES = 6  # of a statement that ran into a deadlock
@@ -112,6 +113,7 @@ class Pool:
         self.address = address_of(url)
         self._size = size
         self._slots = asyncio.Semaphore(size)
+        self._reserved = asyncio.Semaphore(RESERVED)
         self._free: list[Connection] = []
         self._session_kept = False  # by a pooler in between, as far as it is known
 
@@ -147,20 +149,30 @@ class Pool:
         return connection
 
     async def run(
-        self, work: Callable[[Connection], Awaitable[T]], seconds: float | None = None
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        seconds: float | None = None,
+        *,
+        reserved: bool = False,
     ) -> T:
-        """Have `work(connection)` done, and again when it ran into a deadlock."""
+        """Have `work(connection)` done, and again when it ran into a deadlock.
+
+        `reserved`: it keeps this node alive, and waits for no connection that other work has.
+        """
         seconds = CALL_SECONDS if seconds is None else seconds
+        slots = self._reserved if reserved else self._slots
         try:
             async with asyncio.timeout(None if seconds == math.inf else seconds):
-                return await self._tried(work)
+                return await self._tried(work, slots)
         except TimeoutError as error:
             raise StoreUnavailable(f"{self.where} has not answered in {seconds:g} s") from error
 
-    async def _tried(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _tried(
+        self, work: Callable[[Connection], Awaitable[T]], slots: asyncio.Semaphore
+    ) -> T:
         for turn in range(TRIES):
             try:
-                return await self._once(work)
+                return await self._once(work, slots)
             except StoreUnavailable:
                 raise
             except asyncpg.PostgresError as error:
@@ -171,8 +183,10 @@ class Pool:
             await asyncio.sleep(random.uniform(0, 2 * PAUSE_SECONDS * 2**turn))  # noqa: S311
         raise AssertionError("the last try returns or raises")
 
-    async def _once(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        async with self._slots:
+    async def _once(
+        self, work: Callable[[Connection], Awaitable[T]], slots: asyncio.Semaphore
+    ) -> T:
+        async with slots:
             connection = self._idle() or await self.connect()
             try:
                 answer = await work(connection)
@@ -200,8 +214,9 @@ class Pool:
 
     async def close(self) -> None:
         """Let go of every connection, when what is under way has ended."""
-        for _ in range(self._size):
-            await self._slots.acquire()
+        for slots, size in ((self._slots, self._size), (self._reserved, RESERVED)):
+            for _ in range(size):
+                await slots.acquire()
         while self._free:
             connection = self._free.pop()
             with contextlib.suppress(Exception):  # it closes itself in any case
