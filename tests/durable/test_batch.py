@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from durable.stage import away
 from tickwheel.durable.batch import LIGHT_BYTES, Batch, Room
 from tickwheel.errors import Overloaded, StoreUnavailable
 
@@ -186,3 +187,25 @@ async def test_one_that_is_larger_than_all_the_room_may_wait_alone():
     with pytest.raises(Overloaded):
         batch.add(5_000)
     assert await first == 10_000
+
+
+async def test_batches_are_smaller_after_the_store_was_away_and_grow_again():
+    flush = Flush()
+    batch = Batch(flush, limit=8)
+    batch._flush = away(flush, 2)
+    answers = [batch.add(item) for item in range(20)]
+    for answer in answers[:12]:  # of eight, and of four
+        with pytest.raises(StoreUnavailable):
+            await answer
+    assert await asyncio.gather(*answers[12:]) == [2 * item for item in range(12, 20)]
+    assert [len(items) for items in flush.batches] == [2, 4, 2]
+
+
+async def test_batches_weigh_less_after_the_store_was_away_and_grow_again(monkeypatch):
+    monkeypatch.setattr("tickwheel.durable.batch.HEAVY", 8)
+    flush = Flush()
+    batch = Batch(flush, weigh=lambda _: 1)
+    batch._flush = away(flush, 2)
+    answers = [batch.add(item) for item in range(20)]
+    await asyncio.gather(*answers, return_exceptions=True)
+    assert [len(items) for items in flush.batches] == [2, 4, 2]

@@ -12,7 +12,7 @@ FOLDER = Path(tickwheel.durable.__file__).parent
 # From the inside out; a module may import what stands in a line before its own.
 LAYERS = [
     "changes encoding cron outcome service gate background progress log histogram tokens share",
-    "restoring flow vault descriptors",
+    "restoring flow vault descriptors payloads",
     "serial",
     "task",
     "schedule channel coordinator registry batch",

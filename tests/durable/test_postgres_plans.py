@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 
 import pytest
@@ -273,6 +274,15 @@ class TestPlans:
         )  # fmt: skip
         assert await self.apart(store, user, table, statement, values) == (5, 5)
 
+    async def test_a_claim_reads_the_payloads_alone_that_it_gives(self, store, user):
+        epochs = await store.take(ALL, "n1")
+        given = [task(store, body=os.urandom(100_000)) for _ in range(9)]
+        await stored(store, *given)
+        rows = [[one.id, one.due_at_ms, one.shard, epochs[one.shard]] for one in given]
+        columns = [*zip(*rows, strict=True)]
+        values = [[*epochs], [*epochs.values()], *columns, "n1", HOUR, 250_000]
+        assert await self.apart(store, user, "task", sql.CLAIM, values) == (3, 3)
+
     async def test_a_part_of_a_log_that_is_full_reads_no_error_beyond(self, store, user):
         await user.execute(f"""
             INSERT INTO attempt (task_id, attempt, event, epoch, started_at_ms, ended_at_ms, error)
@@ -292,8 +302,9 @@ class TestPlans:
 
         async def work(connection):
             async with in_one(connection):
+                before = (await connection.fetch(count))[0][0]
                 rows = await connection.fetch(statement, *values)
-                return len(rows), (await connection.fetch(count))[0][0]
+                return len(rows), (await connection.fetch(count))[0][0] - before
 
         return await store.run(work)
 

@@ -119,7 +119,8 @@ async def test_the_loader_reads_only_what_is_due_within_the_horizon(tmp_path, mo
 
         async def noted(*args):
             found = await due(*args)
-            read.append(len(found))
+            if args[2] != args[3]:  # otherwise it is the look for what is stalled
+                read.append(len(found))
             return found
 
         monkeypatch.setattr(app._node.store, "due", noted)

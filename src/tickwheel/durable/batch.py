@@ -19,6 +19,8 @@ QUEUE = 100_000  # items that may wait
 QUEUE_BYTES = 64 << 20  # and what they may weigh together
 LIGHT_BYTES = 4_096  # an item of at most this may wait whatever the others weigh
 HEAVY = 4 << 20  # bytes of one batch
+QUICK_SECONDS = 2.5  # a quarter of what a call to the store may take: the double is in time, too
+MOST_HALVINGS = 20
 
 
 class Room:
@@ -56,13 +58,38 @@ class Room:
         self.bytes -= weight
 
 
+class Portion:
+    """How much one call to the store takes: half as much after each failure.
+
+    It is doubled again by calls that took about that much, and were quick.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._halvings = 0
+
+    @property
+    def size(self) -> int:
+        """How much to take by now."""
+        return max(1, self.most >> self._halvings)
+
+    def failed(self) -> None:
+        """Take half as much from now on: the store has not answered in time, or not at all."""
+        self._halvings = min(self._halvings + 1, MOST_HALVINGS)
+
+    def worked(self, taken: int, seconds: float) -> None:
+        """Take more from now on, if a call that took so much took no longer than that."""
+        if 2 * taken >= self.size and seconds < QUICK_SECONDS:
+            self._halvings = max(0, self._halvings - 1)
+
+
 class Batch(Generic[T, R]):
     """Calls `flush(items)` with all that has been added, `limit` at most, one call at a time.
 
     - `weigh` gives an item's bytes: some megabytes are a batch, too.
     - `add` returns the item's answer, once its batch is done.
     - A batch that fails is split until the item that is to blame fails alone; when the store is
-      unavailable, all of it fails.
+      unavailable, all of it fails, and the next ones are smaller.
     - One that is `Locked` is `aside`'s, if that is given: the next batch does not wait for it.
     - More than `bound` waiting: `Overloaded`; or more than the `room` that it shares with others.
     """
@@ -78,8 +105,9 @@ class Batch(Generic[T, R]):
         aside: Callable[[list[tuple[T, asyncio.Future[R]]]], None] | None = None,
     ) -> None:
         self._flush = flush
-        self._limit = limit
+        self._limit = Portion(limit)
         self._weigh = weigh
+        self._heavy = Portion(HEAVY)
         self._room = Room(bound, sys.maxsize) if room is None else room
         self._aside = aside
         self._queue: deque[tuple[T, asyncio.Future[R]]] = deque()
@@ -111,16 +139,19 @@ class Batch(Generic[T, R]):
             self._worker = None
 
     def _next(self) -> list[tuple[T, asyncio.Future[R]]]:
-        """Take the next batch out of the queue: so many, and not much over so many bytes."""
+        """Take the next batch out of the queue, bounded in items and about so in bytes."""
         batch: list[tuple[T, asyncio.Future[R]]] = []
         weight = 0
-        while self._queue and len(batch) < self._limit and weight < HEAVY:
+        limit, heavy = self._limit.size, self._heavy.size
+        while self._queue and len(batch) < limit and weight < heavy:
             batch.append(self._queue.popleft())
             weight += self._weigh(batch[-1][0]) if self._weigh is not None else 0
         self._room.give(len(batch), weight)
         return batch
 
     async def _do(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             answers = await self._flush([item for item, _ in batch])
         except Exception as error:  # noqa: BLE001
@@ -128,6 +159,9 @@ class Batch(Generic[T, R]):
                 self._aside(batch)
                 return
             away = isinstance(error, StoreUnavailable) and not isinstance(error, Locked)
+            if away:
+                self._limit.failed()
+                self._heavy.failed()
             if len(batch) > 1 and not away:
                 middle = len(batch) // 2
                 await asyncio.gather(self._do(batch[:middle]), self._do(batch[middle:]))
@@ -135,8 +169,15 @@ class Batch(Generic[T, R]):
             for _, future in batch:
                 settle(future, error)
         else:
+            self._grow(batch, loop.time() - began)
             for (_, future), answer in zip(batch, answers, strict=True):
                 settle(future, answer)
+
+    def _grow(self, batch: list[tuple[T, asyncio.Future[R]]], seconds: float) -> None:
+        """Let the next batches be larger again, if this one was quick."""
+        self._limit.worked(len(batch), seconds)
+        if self._weigh is not None:
+            self._heavy.worked(sum(self._weigh(item) for item, _ in batch), seconds)
 
 
 def settle(future: asyncio.Future[Any], answer: Any) -> None:

@@ -14,11 +14,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
+from tickwheel.durable.batch import Portion
 from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.flow import BreakerState, Flow
 from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.loader import WINDOW
 from tickwheel.durable.log import logger
+from tickwheel.durable.payloads import CLAIM_BYTES, Payloads
 from tickwheel.durable.steps import Home
 from tickwheel.durable.store import BATCH
 from tickwheel.durable.task import Event
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.leases import Leases, Orphans
     from tickwheel.durable.loader import Loader
     from tickwheel.durable.service import Service
-    from tickwheel.durable.store import Store
+    from tickwheel.durable.store import Claims, Store
     from tickwheel.durable.task import AttemptKey, Due, Task
 
 if TYPE_CHECKING:
@@ -49,6 +51,10 @@ LOCKED_MS = 200  # for so long; then the loader finds it, each second
 QUIET_SECONDS = 60.0  # between two warnings that calls wait for others
 RECENT_SECONDS = 5.0  # for which a task counts as locked that a claim has found so
 AWHILE_SECONDS = 1.0  # a hold that ends no later than that after the one there is changes nothing
+
+
+WAIT_FOR_CALLS = "calls of %s wait: it has %d under way, and of %d (max_calls) %d are free"
+WAIT_FOR_BYTES = "calls of %s wait: it has %d under way, and the payloads of all are %d bytes"
 
 
 class Running:
@@ -104,6 +110,9 @@ class Dispatch:
         self._pause = 0.0  # the store said "not due yet": our clock is ahead of its
         self._paused_until = 0.0
         self._warn_at = -math.inf
+        self._most_tasks = Portion(BATCH)
+        self._most_bytes = Portion(CLAIM_BYTES)
+        self.payloads = Payloads()
         self.flows: dict[str, Flow] = {}
         self._locked_at: dict[str, float] = {}  # when a claim last found these tasks locked
         self._stopping = False
@@ -117,17 +126,15 @@ class Dispatch:
         self.hungry: Callable[[], None] = lambda: None
 
     async def step(self) -> float:
-        """Send what is due and permitted; return how long until more is due."""
-        while not self._stopping:
-            pause = self._paused_until - self._timer.time() if self._pause else 0.0
-            if pause > 0:
-                return pause
-            for due in self._loader.fire():
-                self._wait(due)
-            batch = self._pick()
-            if not batch:
-                break
+        """Send what is due and permitted, as much as one claim takes; return when to go on."""
+        pause = self._paused_until - self._timer.time() if self._pause else 0.0
+        if pause > 0:
+            return pause
+        for due in self._loader.fire():
+            self._wait(due)
+        if not self._stopping and (batch := self._pick()):
             await self._claim(batch)
+            return 0.0
         sleep_ms = self._loader.sleep_ms()
         sleep = LONGEST_SECONDS if sleep_ms is None else min(sleep_ms / 1000, LONGEST_SECONDS)
         return min(sleep, self._until_permits())
@@ -152,6 +159,11 @@ class Dispatch:
         entry = self._loader.held[due.id]
         heappush(line, (-due.priority, due.due_at_ms, due.id, next(self._turns), due, entry))
         self._loader.waiting[due.service] += 1
+
+    def _wait_again(self, due: Due, entry: Entry[Due]) -> None:
+        """Line a task up again that was not claimed; not if it was cancelled or moved since."""
+        if self._loader.held.get(due.id) is entry:
+            self._wait(due)
 
     def tidy(self, names: Iterable[str]) -> None:
         """Let those out of the lines of these services that are held no more."""
@@ -184,17 +196,23 @@ class Dispatch:
         """
         batch: list[Picked] = []
         now = self._timer.time()
+        most = self._most_tasks.size
         names = [name for name, line in self._ready.items() if line and self._flows(name)]
         turn = names.index(self._served) + 1 if self._served in names else 0
         for number, name in enumerate(names[turn:] + names[:turn]):
             line, service = self._ready[name], self._services[name]
             flow, shared = self._gates(service, now)
-            free = min(BATCH - len(batch), flow.free(now))
+            free = min(most - len(batch), flow.free(now))
+            if free:
+                free = min(free, self.payloads.offer(name))
+                if not free:
+                    self._warn(WAIT_FOR_BYTES, name, flow.under_way, self.payloads.total)
             if shared is not None and free:
                 choosers, services = len(names) - number, len(self._services)
                 free = min(free, shared.offer(flow.under_way, choosers, services))
                 if not free and shared.spare:
-                    self._warn_of_crowd(name, flow, shared)
+                    held = flow.under_way, shared.permits, shared.free
+                    self._warn(WAIT_FOR_CALLS, name, *held)
             popped = self._pop(line, free)
             turn_taken = flow.take(len(popped), now)
             picked = [(due, entry, service, turn_taken) for due, entry in popped]
@@ -209,15 +227,12 @@ class Dispatch:
                 self.hungry()
         return batch
 
-    def _warn_of_crowd(self, name: str, flow: Flow, shared: Gate) -> None:
+    def _warn(self, why: str, name: str, *numbers: int) -> None:
         """Log, now and then, that calls wait for other calls of this process."""
         now = self._timer.time()
         if now >= self._warn_at:
             self._warn_at = now + QUIET_SECONDS
-            logger.warning(
-                "calls of %s wait: it has %d under way, and of %d (max_calls) %d are free",
-                name, flow.under_way, shared.permits, shared.free, extra={"service": name},
-            )  # fmt: skip
+            logger.warning(why, name, *numbers, extra={"service": name})
 
     def has_permit(self, name: str) -> bool:
         """Say whether a task of this service could be sent now; an unknown one has no limit."""
@@ -227,6 +242,7 @@ class Dispatch:
         shared = self._channels[service.protocol].gate(service)
         return (
             service.enabled
+            and self.payloads.offer(name) > 0
             and (flow is None or flow.free(self._timer.time()) > 0)
             and (shared is None or shared.free > 0)
         )
@@ -240,6 +256,7 @@ class Dispatch:
         flow = self.flows.get(name)
         if flow is not None and not flow.under_way:
             del self.flows[name]
+            self.payloads.forget(name)
             if not self._ready.get(name):
                 self._ready.pop(name, None)
                 self._tidied.pop(name, None)
@@ -290,31 +307,18 @@ class Dispatch:
 
     async def _claim(self, batch: list[Picked]) -> None:
         """Claim the batch with one statement, and send what was got."""
-        wanted = [due for due, *_ in batch]
-        owned, asked = self._coordinator.owned(), self._leases.clock.time()
-        self._leases.claiming.update(due.id for due in wanted)
-        try:
-            claims = await self._store.claim(wanted, self._node, owned, self._leases.milliseconds)
-        except BaseException:
-            self._leases.claiming.clear()
-            # It may have been committed all the same.
-            self._orphans.suspect(
-                {due.id: owned[due.shard] for due in wanted if due.shard in owned}
-            )
-            for due, entry, service, turn in batch:
-                self._undo(service, turn)  # not woken by it: the step waits first
-                if self._loader.held.get(due.id) is entry:
-                    self._wait(due)
-            raise
-        for task in claims.tasks:
-            self._leases.hold(task, asked)
-        self._leases.claiming.clear()  # one batch at a time
+        # The first in any case, then those of services with small payloads: all of them may fit.
+        batch[1:] = sorted(batch[1:], key=lambda one: self.payloads.mean(one[2].name))
+        claims = await self._claims(batch)
         got = {task.id for task in claims.tasks}
+        left = {due.id for due in claims.left}
         for due, entry, service, turn in batch:
-            if self._loader.held.get(due.id) is entry or due.id in got:
-                self._loader.forget(due.id)
             if due.id not in got:
                 self._undo(service, turn)
+            if due.id in left:
+                self._wait_again(due, entry)
+            elif due.id in got or self._loader.held.get(due.id) is entry:
+                self._loader.forget(due.id)
         self._rearm(batch, claims.later)
         self._ask_again(claims.locked)
         places = {due.id: place for place, (due, *_) in enumerate(batch)}
@@ -322,6 +326,36 @@ class Dispatch:
         for task in sorted(claims.tasks, key=lambda task: places[task.id]):
             self.lateness.observe(max(0.0, now_ms - task.due_at_ms) / 1000)
             self._send(task, *batch[places[task.id]][2:])
+
+    async def _claims(self, batch: list[Picked]) -> Claims:
+        """Return what the store gives of a batch; what it does not say of all is lined up again."""
+        wanted = [due for due, *_ in batch]
+        owned, asked = self._coordinator.owned(), self._leases.clock.time()
+        self._leases.claiming.update(due.id for due in wanted)
+        began, lease_ms = self._timer.time(), self._leases.milliseconds
+        try:
+            claims = await self._store.claim(
+                wanted, self._node, owned, lease_ms, self._most_bytes.size
+            )
+        except BaseException:
+            self._leases.claiming.clear()
+            self._most_tasks.failed()
+            self._most_bytes.failed()
+            # It may have been committed all the same.
+            self._orphans.suspect(
+                {due.id: owned[due.shard] for due in wanted if due.shard in owned}
+            )
+            for due, entry, service, turn in batch:
+                self._undo(service, turn)  # not woken by it: the step waits first
+                self._wait_again(due, entry)
+            raise
+        seconds = self._timer.time() - began
+        self._most_tasks.worked(len(wanted), seconds)
+        self._most_bytes.worked(sum(len(task.body) for task in claims.tasks), seconds)
+        for task in claims.tasks:
+            self._leases.hold(task, asked)
+        self._leases.claiming.clear()  # one batch at a time
+        return claims
 
     def _rearm(self, batch: list[Picked], later: list[Due]) -> None:
         """Put back what is due at another time; what the store finds not due yet, after a pause."""
@@ -357,6 +391,7 @@ class Dispatch:
         shared = self._channels[service.protocol].gate(service)
         attempt = Running(task, service, self.flows[service.name], turn, shared)
         self.running[task.id] = attempt
+        self.payloads.take(task)
         if self._stopping:
             self._end(attempt, Answer(Event.RELEASE, error="claimed, not sent: the node stopped"))
             self._leave(attempt)
@@ -499,6 +534,7 @@ class Dispatch:
         self._leave(attempt)
 
     def _leave(self, attempt: Running) -> None:
+        self.payloads.give(attempt.task)
         attempt.flow.give(attempt.turn)
         if attempt.shared is not None:
             attempt.shared.give()

@@ -68,7 +68,8 @@ class Feedback:
         self._waiters: dict[str, set[asyncio.Event]] = {}
 
     def end(self, task: Task, service: Service, answer: Answer) -> None:
-        """Take an answer; it is written with the next batch."""
+        """Take an answer; it is written with the next batch, and the payload let go of at once."""
+        task = task._replace(body=b"")
         now = int(self._store.now_ms())
         try:
             ending = ending_of(task, service, answer, now)
@@ -133,6 +134,7 @@ class Feedback:
         """The callee has the task: it runs without us, until feedback comes or its time ends."""
         until = int(self._store.now_ms()) + after_ms
         self.unrecorded.add(task.id)
+        task = task._replace(body=b"")
         self._write_accept(task, Lease(*task.attempt_key, until), 0)
 
     def _write_accept(self, task: Task, lease: Lease, tries: int) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LEASE_MS = 30_000  # how long a claim or a renewal lasts
 BATCH = 1_000  # rows of one statement, at most
+STATEMENT_BYTES = 4 << 20  # of payloads that one statement gives or moves, besides the first
 SWEPT = 10_000  # accepted tasks that one look for what runs need give
 SCAN = 10_000  # rows that a list looks at before it answers with a cursor
 PRUNE_ROWS = 2_000  # in one turn; 2 KiB of a payload or result count as a row
@@ -55,12 +56,14 @@ class Window(NamedTuple):
 class Claims(NamedTuple):
     """What a claim gave: tasks now running here, and those that are due at another time.
 
-    `locked`: unclaimed and due, but a transaction under way has them; ask again.
+    - `locked`: unclaimed and due, but a transaction under way has them; ask again.
+    - `left`: with them the payloads would have been too large for one claim; ask again.
     """
 
     tasks: list[Task]
     later: list[Due]
     locked: tuple[Due, ...] = ()
+    left: tuple[Due, ...] = ()
 
 
 class Replay(NamedTuple):
@@ -152,8 +155,12 @@ class Store(Protocol):
         node: str,
         epochs: Mapping[int, int],
         lease_ms: int = LEASE_MS,
+        most_bytes: int = STATEMENT_BYTES,
     ) -> Claims:
         """Claim what is unclaimed, due by the store's clock, and in a shard of that epoch.
+
+        In the order given: one task of any size, and more as long as their payloads are no more
+        than `most_bytes` together.
 
         A claimed task is `running`, its attempt one higher, with node, epoch and a lease that ends
         `lease_ms` from now by the store's clock. One that is unclaimed but due at another time
@@ -165,7 +172,8 @@ class Store(Protocol):
         """End attempts; for each whether it won, that is, was the running attempt of its task.
 
         Of several endings of one attempt the first wins. None: a transaction of somebody else's has
-        the task locked; nothing was changed, and it is to be asked again.
+        the task locked; nothing was changed, and it is to be asked again. Large payloads are moved
+        in several transactions: where a later one fails, the rest are to be asked again, too.
         """
 
     async def renew(

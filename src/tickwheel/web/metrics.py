@@ -165,6 +165,10 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
             [({}, calls.free)],
         )  # fmt: skip
     page.add(
+        "gauge", "tickwheel_payload_bytes", "Bytes of the payloads of calls under way.",
+        [({}, node.dispatch.payloads.total)],
+    )  # fmt: skip
+    page.add(
         "gauge", "tickwheel_shards_owned", "Shards that this node owns.",
         [({}, len(node.coordinator.owned()))],
     )  # fmt: skip

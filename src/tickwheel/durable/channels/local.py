@@ -87,7 +87,7 @@ class LocalChannel:
 
     async def _call(self, task: Task, function: TaskFunction[..., Any]) -> Answer:
         if function.is_async:
-            _current.set(task)  # each attempt is an asyncio task, with a context of its own
+            token = _current.set(task)  # each attempt is an asyncio task: a context of its own
             try:
                 args, kwargs = function.signature.unpack(task.body)
                 return answer_to(await function.call(*args, **kwargs))
@@ -95,6 +95,8 @@ class LocalChannel:
                 raise
             except BaseException as error:  # noqa: BLE001
                 return failed(error)
+            finally:
+                _current.reset(token)  # later callbacks copy the context, and the payload with it
         context = contextvars.copy_context()
         return await self._pool.run(context.run, call, function, task)
 
@@ -155,6 +157,7 @@ class Threads:
     def _live(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # an idle thread keeps no payload
 
 
 def call(function: TaskFunction[..., Any], task: Task) -> Answer:

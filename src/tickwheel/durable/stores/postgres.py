@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.store import BATCH, LEASE_MS, PAGE_BYTES, PRUNE_ROWS, SCAN, Claims
+from tickwheel.durable.store import (
+    BATCH,
+    LEASE_MS,
+    PAGE_BYTES,
+    PRUNE_ROWS,
+    SCAN,
+    STATEMENT_BYTES,
+    Claims,
+)
 from tickwheel.durable.stores import postgres_schedules as schedules
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
@@ -260,25 +269,28 @@ class PostgresStore:
         node: str,
         epochs: Mapping[int, int],
         lease_ms: int = LEASE_MS,
+        most_bytes: int = STATEMENT_BYTES,
     ) -> Claims:
         """Claim what is unclaimed, due, and in a shard of that epoch; nothing is waited for."""
         self._opened()
-        rows = sorted(
-            (due.id, due.due_at_ms, due.shard, epochs[due.shard])
-            for due in wanted
-            if due.shard in epochs and ID.fullmatch(due.id)
-        )
-        if not rows:
+        given = [due for due in wanted if due.shard in epochs and ID.fullmatch(due.id)]
+        if not given:
             return Claims([], [])
+        rows = [(due.id, due.due_at_ms, due.shard, epochs[due.shard]) for due in given]
         checked = {row[2]: row[3] for row in rows}
         columns = zip(*rows, strict=True)
-        values = [*checked], [*checked.values()], *columns, node, lease_ms
+        values = [*checked], [*checked.values()], *columns, node, lease_ms, most_bytes
         claimed = await self.run(lambda one: self._timed(one, sql.CLAIM, *values))
-        tasks = [task_of(row[1:]) for row in claimed if row[1] is not None]
-        missing = {row[0]: row for row in rows} if len(tasks) < len(rows) else {}
+        tasks = [task_of(row[2:]) for row in claimed if row[2] is not None]
+        if len(tasks) == len(rows):
+            return Claims(tasks, [])
+        now_ms, first_left = claimed[0][:2]
+        asked = len(rows) if first_left is None else first_left - 1
+        missing = {row[0]: row for row in rows[:asked]}
         for task in tasks:
             missing.pop(task.id, None)
-        return await self._missed(tasks, missing, claimed[0][0]) if missing else Claims(tasks, [])
+        claims = await self._missed(tasks, missing, now_ms) if missing else Claims(tasks, [])
+        return claims._replace(left=tuple(given[asked:]))
 
     async def _missed(
         self, tasks: list[Task], missing: Mapping[str, WantedRow], now_ms: float
@@ -307,25 +319,37 @@ class PostgresStore:
              one.lease_until_ms, number)
             for number, one in enumerate(endings)
         ]  # fmt: skip
-        turns = rounds(one.id for one in endings)
-
-        async def work(connection: Connection) -> set[int]:
-            won: set[int] = set()
-            for turn in turns:
-                part = sorted((rows[number] for number in turn), key=lambda row: row[0])
-                found = await connection.fetch(sql.RECORD, *zip(*part, strict=True))
-                won |= {number for (number,) in found}
-            return won
-
-        one_statement = len(turns) == 1
-        won = await (self.run(work) if one_statement else self._transaction(work))
-        answers: list[bool | None] = [number in won for number in range(len(rows))]
+        won, unknown = await self._recorded(rows, rounds(one.id for one in endings))
+        answers = [None if number in unknown else number in won for number in range(len(rows))]
         left = [
             (one.id, one.attempt, one.epoch, one.lease_until_ms, number)
             for number, one in enumerate(endings)
-            if number not in won
+            if answers[number] is False
         ]
         return await self._unless_locked(answers, left) if left else answers
+
+    async def _recorded(
+        self, rows: Sequence[tuple[Any, ...]], turns: list[list[int]]
+    ) -> tuple[set[int], set[int]]:
+        """Write endings, as many with one statement as fit; return which won, and the unknown.
+
+        An ending that comes after another of its task has a later turn.
+        """
+        won: set[int] = set()
+        while turns:
+            numbers = turns.pop(0)
+            columns = zip(*(rows[number] for number in numbers), strict=True)
+            try:
+                found = await self.fetch(sql.RECORD, *columns, STATEMENT_BYTES)
+            except StoreUnavailable:
+                if not won:
+                    raise
+                return won, {*numbers, *itertools.chain(*turns)}  # what was done is
+            won |= {number for number, _ in found}
+            first_left = found[0][1] if found else None
+            if first_left is not None:
+                turns.insert(0, numbers[numbers.index(first_left) :])
+        return won, set()
 
     async def renew(
         self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS
@@ -432,7 +456,8 @@ class PostgresStore:
 
     async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
         """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed."""
-        return [Due._make(row) for row in await self.fetch(sql.EXPIRE, [*shards], limit)]
+        rows = await self.fetch(sql.EXPIRE, [*shards], limit, STATEMENT_BYTES)
+        return [Due._make(row) for row in rows]
 
     async def get(self, ids: Sequence[str]) -> list[Task | None]:
         """Return tasks, live or final."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.durable.store import ERROR_WEIGHT, SWEPT
+from tickwheel.durable.store import ERROR_WEIGHT, STATEMENT_BYTES, SWEPT
 from tickwheel.durable.stores.rows import names_in
 from tickwheel.durable.task import State
 
@@ -207,31 +207,47 @@ DUE = f"""
 
 
 _WANTED = (
-    "unnest($3::uuid[], $4::bigint[], $5::integer[], $6::bigint[])"
-    " AS w (id, due_at_ms, shard, epoch)"
+    "unnest($3::uuid[], $4::bigint[], $5::integer[], $6::bigint[]) WITH ORDINALITY"
+    " AS w (id, due_at_ms, shard, epoch, number)"
 )
 
 
+def _fitting(most: str, rows: str) -> str:
+    """Return rows, whose `bytes` are known, each with whether it `fits`.
+
+    In their order, which no sort must change: the first, and those behind it whose bytes are
+    `most` together. A size is known without a look at what is stored apart.
+    """
+    return f"""
+        SELECT *, sum(bytes) OVER w - first_value(bytes) OVER w <= {most} AS fits
+        FROM ({rows}) r WINDOW w AS (ROWS UNBOUNDED PRECEDING)
+    """
+
+
 # Rows that a transaction under way has locked are left out: one would keep all the others waiting.
+_CLAIMABLE = f"""
+    SELECT t.place, t.bytes, w.number, w.epoch, {_NOW} AS now_ms
+    FROM {_WANTED}
+    CROSS JOIN LATERAL (
+        SELECT t.ctid AS place, octet_length(t.payload) AS bytes FROM task t
+        WHERE t.state = 'delay' AND t.due_at_ms = w.due_at_ms AND t.due_at_ms <= {_NOW}
+            AND {by_id("w.id")}
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) t
+    WHERE w.shard {_IN_HELD}
+"""
 CLAIM = f"""
     WITH {_held(1)}, {_MOMENT}, free AS MATERIALIZED (
-        SELECT t.place, w.epoch, {_NOW} AS now_ms
-        FROM {_WANTED}
-        CROSS JOIN LATERAL (
-            SELECT t.ctid AS place FROM task t
-            WHERE t.state = 'delay' AND t.due_at_ms = w.due_at_ms AND t.due_at_ms <= {_NOW}
-                AND {by_id("w.id")}
-            FOR NO KEY UPDATE SKIP LOCKED
-        ) t
-        WHERE w.shard {_IN_HELD}
+        {_fitting("$9::bigint", _CLAIMABLE)}
     ), claimed AS (
         UPDATE task t SET state = 'running', attempt = t.attempt + 1, node = $7,
             epoch = f.epoch, started_at_ms = f.now_ms, updated_at_ms = f.now_ms,
             lease_until_ms = f.now_ms + $8::bigint
-        FROM free f WHERE t.ctid = f.place
+        FROM free f WHERE t.ctid = f.place AND f.fits
         RETURNING {of("t", LIVE)}
     )
-    SELECT m.exact_ms, c.* FROM moment m LEFT JOIN claimed c ON true
+    SELECT m.exact_ms, (SELECT min(number) FROM free WHERE NOT fits) AS first_left, c.*
+    FROM moment m LEFT JOIN claimed c ON true
 """
 UNCLAIMED = f"""
     SELECT t.* FROM unnest($1::uuid[], $2::bigint[]) AS w (id, epoch)
@@ -243,24 +259,28 @@ UNCLAIMED = f"""
 """
 
 # Here, too, one that is locked would keep all the others waiting, and so it is with leases.
+_ENDINGS = f"""
+    SELECT e.*, t.*, CASE WHEN e.state = 'delay' THEN 0 ELSE t.size END AS bytes
+    FROM unnest(
+        $1::uuid[], $2::integer[], $3::bigint[], $4::text[], $5::text[], $6::bigint[],
+        $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::bigint[], $12::integer[]
+    ) AS e (id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error,
+        lease_until_ms, number)
+    CROSS JOIN LATERAL (
+        SELECT t.ctid AS place, {_DUE_AT} AS was_due_at_ms, {_ACCEPTED} AS accepted,
+            octet_length(t.payload) AS size
+        FROM task t
+        WHERE t.state = 'running' AND t.attempt = e.attempt AND t.epoch = e.epoch
+            AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
+            AND {by_id("e.id")}
+        FOR UPDATE SKIP LOCKED
+    ) t
+"""
 RECORD = f"""
     WITH won AS MATERIALIZED (
-        SELECT e.*, t.place, t.was_due_at_ms, t.accepted
-        FROM unnest(
-            $1::uuid[], $2::integer[], $3::bigint[], $4::text[], $5::text[], $6::bigint[],
-            $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::bigint[], $12::integer[]
-        ) AS e (id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error,
-            lease_until_ms, number)
-        CROSS JOIN LATERAL (
-            SELECT t.ctid AS place, {_DUE_AT} AS was_due_at_ms, {_ACCEPTED} AS accepted
-            FROM task t
-            WHERE t.state = 'running' AND t.attempt = e.attempt AND t.epoch = e.epoch
-                AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
-                AND {by_id("e.id")}
-            FOR UPDATE SKIP LOCKED
-        ) t
+        {_fitting("$13::bigint", _ENDINGS)}
     ), gone AS (
-        DELETE FROM task t USING won e WHERE t.ctid = e.place AND e.state <> 'delay'
+        DELETE FROM task t USING won e WHERE t.ctid = e.place AND e.state <> 'delay' AND e.fits
         RETURNING t.id, t.service, t.payload, t.key, e.state, e.was_due_at_ms, t.shard,
             t.priority, t.attempt, e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
             t.created_at_ms, e.at_ms, t.replay_of, e.error, t.node, t.epoch, e.result,
@@ -274,7 +294,7 @@ RECORD = f"""
     ), back AS (
         UPDATE task t SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
             error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
-        FROM won e WHERE t.ctid = e.place AND e.state = 'delay'
+        FROM won e WHERE t.ctid = e.place AND e.state = 'delay' AND e.fits
         RETURNING t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error,
             e.accepted, e.number
     ), ended AS MATERIALIZED (
@@ -288,7 +308,7 @@ RECORD = f"""
     ), heard_of AS (
         DELETE FROM accepted WHERE task_id = ANY (ARRAY(SELECT id FROM ended WHERE accepted))
     )
-    SELECT number FROM ended
+    SELECT number, (SELECT min(number) FROM won WHERE NOT fits) AS first_left FROM ended
 """
 
 
@@ -451,24 +471,26 @@ _AS_DUE = "id, due_at_ms, service, priority, shard"
 
 def _free(where: str | None) -> str:
     """Return which of the ids are unclaimed; with a condition, those that others hold left out."""
-    return f"""free AS MATERIALIZED (
-        SELECT t.place FROM unnest($1::uuid[]) AS i (id)
+    return f"""
+        SELECT t.place, t.bytes FROM unnest($1::uuid[]) AS i (id)
         CROSS JOIN LATERAL (
-            SELECT t.ctid AS place FROM task t
+            SELECT t.ctid AS place, octet_length(t.payload) AS bytes FROM task t
             WHERE t.state = 'delay' AND {where or "true"} AND {by_id("i.id")}
             FOR UPDATE {"" if where is None else "SKIP LOCKED"}
         ) t
-    )"""
+    """
 
 
 def cancel(where: str | None = None) -> str:
-    """Return the statement that cancels which of these ids are unclaimed.
+    """Return the statement that cancels which of these ids are unclaimed, as many as fit.
 
     `where`: and it holds for them, and no other transaction has locked them.
     """
     return f"""
-        WITH {_MOMENT}, {_free(where)}, gone AS (
-            DELETE FROM task t USING free f WHERE t.ctid = f.place
+        WITH {_MOMENT}, free AS MATERIALIZED (
+            {_fitting(f"{STATEMENT_BYTES}", _free(where))}
+        ), gone AS (
+            DELETE FROM task t USING free f WHERE t.ctid = f.place AND f.fits
             RETURNING t.id, t.service, t.payload, t.key, 'cancelled', t.due_at_ms, t.shard,
                 t.priority, t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
                 t.created_at_ms, {_NOW}, t.replay_of, t.error, t.node, t.epoch
@@ -480,7 +502,7 @@ def cancel(where: str | None = None) -> str:
 def reschedule(where: str | None = None) -> str:
     """Return the statement that moves which of these ids are unclaimed; `where` as in `cancel`."""
     return f"""
-        WITH {_MOMENT}, {_free(where)}
+        WITH {_MOMENT}, free AS MATERIALIZED ({_free(where)})
         UPDATE task t SET due_at_ms = $2, updated_at_ms = {_NOW} FROM free f
         WHERE t.ctid = f.place
         RETURNING {of("t", _AS_DUE)}
@@ -497,14 +519,17 @@ def still_unclaimed(where: str) -> str:
 
 EXPIRED = "expired: its deadline has passed"
 # What somebody has locked is left for the next time: it may be about to be moved or cancelled.
+_LATE = f"""
+    SELECT t.ctid AS place, octet_length(t.payload) AS bytes FROM task t
+    WHERE t.deadline_at_ms < {_NOW} AND t.state = 'delay' AND t.shard = ANY ($1::integer[])
+    ORDER BY t.deadline_at_ms LIMIT $2::bigint
+    FOR UPDATE SKIP LOCKED
+"""
 EXPIRE = f"""
     WITH {_MOMENT}, late AS MATERIALIZED (
-        SELECT t.ctid AS place FROM task t
-        WHERE t.deadline_at_ms < {_NOW} AND t.state = 'delay' AND t.shard = ANY ($1::integer[])
-        ORDER BY t.deadline_at_ms LIMIT $2::bigint
-        FOR UPDATE SKIP LOCKED
+        {_fitting("$3::bigint", _LATE)}
     ), gone AS (
-        DELETE FROM task t USING late l WHERE t.ctid = l.place
+        DELETE FROM task t USING late l WHERE t.ctid = l.place AND l.fits
         RETURNING t.id, t.service, t.payload, t.key, 'failed', t.due_at_ms, t.shard, t.priority,
             t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
             t.created_at_ms, {_NOW}, t.replay_of, '{EXPIRED}' || coalesce(chr(10) || t.error, ''),
@@ -597,14 +622,14 @@ def unclaimed(
     """Return the statement for the next unclaimed tasks that a filter holds for, and its values.
 
     By the index of keys or the one of due times, shard by shard: the order says which. Its columns
-    are those of a place. `moved_ms`: only those due at another time.
+    are those of a place, and the payload's bytes. `moved_ms`: only those due at another time.
     """
     values = Values()
     chosen = f"FROM task t WHERE t.state = 'delay' AND {matching(filter, now_ms, values)}"
     if moved_ms is not None:
         chosen += f" AND t.due_at_ms <> {values.add(moved_ms)}"
     most = f"LIMIT {values.add(limit)}::bigint"
-    columns = "SELECT t.service, t.shard, t.due_at_ms, t.id"
+    columns = "SELECT t.service, t.shard, t.due_at_ms, t.id, octet_length(t.payload)"
     if filter.key is not None:
         chosen += f" AND t.service > {values.add(place.service)}"
         return f"{columns} {chosen} ORDER BY t.key, t.service {most}", values.list

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.durable.store import STATEMENT_BYTES
 from tickwheel.durable.stores import postgres_statements as sql
 from tickwheel.durable.stores.postgres_pool import valid
-from tickwheel.durable.stores.rows import verdicts_on
+from tickwheel.durable.stores.rows import fitting, verdicts_on
 from tickwheel.durable.task import Due, State
 from tickwheel.errors import Locked
 
@@ -28,18 +29,17 @@ async def verdicts(
     won: set[str] = set()
     states: dict[str, str] = {}
     left = sorted(valid(ids))
-    for _ in range(TURNS):
-        if left:
-            rows = await store.fetch(statement, left, *values)
-            won |= {row[0] for row in rows}
-            left = [one for one in left if one not in won]
+    turns = 0
+    while left and turns < TURNS:
+        rows = await store.fetch(statement, left, *values)
+        won |= {row[0] for row in rows}
+        turns = 0 if rows else turns + 1  # as many as fit: then there may be more
+        left = [one for one in left if one not in won]
         if left:
             rows = await store.fetch(sql.STATES_BY_ID, left)
             states.update((task_id, found) for task_id, found in rows)
         # Running a moment ago, unclaimed again by now: that one can still be had.
         left = [one for one in left if states.get(one) == State.DELAY]
-        if not left:
-            break
     return verdicts_on(ids, won, state, states)
 
 
@@ -54,8 +54,10 @@ async def changed_where(
     locked: list[str] = []
     while place is not None:
         query, values = sql.unclaimed(filter, int(store.now_ms()), limit, place, *moved)
-        rows = [sql.Place._make(row) for row in await store.fetch(query, *values)]
-        place = rows[-1] if len(rows) == limit else None
+        found = await store.fetch(query, *values)
+        count = fitting((row[-1] for row in found), STATEMENT_BYTES)
+        rows = [sql.Place._make(row[:-1]) for row in found[:count]]
+        place = rows[-1] if len(rows) < len(found) or len(rows) == limit else None
         changed, left = await change(store, filter, [row.id for row in rows], statement, *moved)
         locked += left
         if changed:

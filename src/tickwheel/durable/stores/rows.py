@@ -5,6 +5,8 @@ Pure: no connection, no statement.
 
 from __future__ import annotations
 
+import sys
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.registry import Audit, Token
@@ -105,6 +107,12 @@ class Filling:
     def __call__(self, row: Sequence[Any]) -> bool:
         self._left -= self._weight(row)
         return self.full
+
+
+def fitting(sizes: Iterable[int], most: int) -> int:
+    """Return how many fit: the first, and those behind it that are `most` bytes together."""
+    totals = enumerate(accumulate(islice(sizes, 1, None)), 1)
+    return next((number for number, total in totals if total > most), sys.maxsize)
 
 
 def bytes_of(row: Sequence[Any]) -> int:

@@ -18,6 +18,7 @@ from tickwheel.durable.store import (
     PAGE_BYTES,
     PRUNE_ROWS,
     SCAN,
+    STATEMENT_BYTES,
     Claims,
     error_bytes,
 )
@@ -27,6 +28,7 @@ from tickwheel.durable.stores.poke import Poke
 from tickwheel.durable.stores.rows import (
     Filling,
     attempt_of,
+    fitting,
     last_of_each,
     may_hold,
     merged,
@@ -38,7 +40,14 @@ from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver
 from tickwheel.durable.stores.sqlite_file import SqliteFile
 from tickwheel.durable.stores.sqlite_insert import insert
 from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
-from tickwheel.durable.stores.sqlite_unclaimed import Place, cancelled, moved, verdicts, walked
+from tickwheel.durable.stores.sqlite_unclaimed import (
+    Place,
+    cancelled,
+    count_that_fits,
+    moved,
+    verdicts,
+    walked,
+)
 from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.durable.task import (
     SHARDS,
@@ -52,6 +61,7 @@ from tickwheel.durable.task import (
     Task,
     Verdict,
 )
+from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -66,7 +76,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NEVER_MS = 2**63 - 1
-MOVED_BYTES = 4 << 20  # of payloads that are copied in one turn
 
 
 class SqliteStore:
@@ -186,42 +195,59 @@ class SqliteStore:
         node: str,
         epochs: Mapping[int, int],
         lease_ms: int = LEASE_MS,
+        most_bytes: int = STATEMENT_BYTES,
     ) -> Claims:
         """Claim what is unclaimed, due, and in a shard of that epoch."""
         rows = [(due.id, due.due_at_ms, epochs.get(due.shard, -1)) for due in wanted]
 
         def work(connection: Connection) -> Claims:
             now = self._now()
-            listed = json.dumps(rows)
+            asked = count_that_fits(connection, rows, most_bytes)
+            listed = json.dumps(rows[:asked])
             values = {"wanted": listed, "node": node, "now": now, "lease": lease_ms}
             claimed = connection.run(sql.CLAIM, values)
-            tasks = [task_of(row) for row in claimed]
-            if len(tasks) == len(rows):
-                return Claims(tasks, [])
-            later = connection.run(sql.LATER, {"wanted": listed})
-            return Claims(tasks, [Due._make(row) for row in later])
+            claims = Claims([task_of(row) for row in claimed], [], left=tuple(wanted[asked:]))
+            if len(claims.tasks) < asked:
+                later = connection.run(sql.LATER, {"wanted": listed})
+                claims = claims._replace(later=[Due._make(row) for row in later])
+            return claims
 
         return await self._write(Rank.CLAIM, work)
 
-    async def record(self, endings: Sequence[Ending]) -> list[bool]:
-        """End attempts; who won."""
+    async def record(self, endings: Sequence[Ending]) -> list[bool | None]:
+        """End attempts; who won. As many in one transaction as fit, the rest in the next one."""
         rows = [
             (number, one.id, one.attempt, one.epoch, one.event, one.state, one.at_ms, one.due_at_ms,
              one.failures, one.result_body, one.error, one.lease_until_ms)
             for number, one in enumerate(endings)
         ]  # fmt: skip
 
-        def work(connection: Connection) -> list[bool]:
+        def work(connection: Connection, first: int) -> tuple[set[int], int]:
             connection.run("DELETE FROM temp.ending")
-            connection.run_many(sql.ENDING, rows)
+            connection.run_many(sql.ENDING, rows[first:])
             for statement in sql.KEEP_WINNERS:
                 connection.run(statement)
-            won = {number for (number,) in connection.run("SELECT number FROM temp.ending")}
+            winners = connection.run(sql.WINNERS)
+            count = fitting((size for _, size in winners), STATEMENT_BYTES)
+            done = len(rows)
+            if count < len(winners):
+                done = winners[count][0]
+                connection.run(sql.KEEP_FIRST, (done,))
             for statement in sql.RECORD:
                 connection.run(statement)
-            return [number in won for number in range(len(rows))]
+            return {number for number, _ in winners[:count]}, done
 
-        return await self._write(Rank.OUTCOME, work)
+        won: set[int] = set()
+        done = 0
+        while done < len(rows):
+            try:
+                numbers, done = await self._write(Rank.OUTCOME, partial(work, first=done))
+            except StoreUnavailable:
+                if not done:
+                    raise
+                break
+            won |= numbers
+        return [number in won if number < done else None for number in range(len(rows))]
 
     async def renew(self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS) -> list[bool]:
         """Renew leases; for each whether the attempt is still the running one."""
@@ -276,13 +302,20 @@ class SqliteStore:
         )
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
-        """Cancel what is unclaimed."""
+        """Cancel what is unclaimed: as many in one transaction as fit, the rest in the next one."""
+        unique = list(dict.fromkeys(ids))
 
-        def work(connection: Connection) -> list[Verdict | None]:
-            won = cancelled(connection, ids, self._now())
-            return verdicts(connection, ids, won, State.CANCELLED)
+        def work(connection: Connection, first: int) -> list[Verdict | None]:
+            rows = [(task_id,) for task_id in unique[first:]]
+            part = unique[first : first + count_that_fits(connection, rows, STATEMENT_BYTES)]
+            won = cancelled(connection, part, self._now())
+            return verdicts(connection, part, won, State.CANCELLED)
 
-        return await self._write(Rank.CLAIM, work)
+        answers: list[Verdict | None] = []
+        while len(answers) < len(unique):
+            answers += await self._write(Rank.CLAIM, partial(work, first=len(answers)))
+        found = dict(zip(unique, answers, strict=True))
+        return [found[task_id] for task_id in ids]
 
     def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
         """Cancel all unclaimed tasks that the filter holds for."""
@@ -349,7 +382,7 @@ class SqliteStore:
     ) -> list[str]:
         """Return ids of tasks to expire: no more than it takes a moment to move."""
         values = {"now": self._now(), "shards": json.dumps(list(shards)), "limit": limit}
-        full = Filling(MOVED_BYTES, lambda row: row[1])
+        full = Filling(STATEMENT_BYTES, lambda row: row[1])
         return [row[0] for row in connection.run_until(full, sql.PAST_DEADLINE, values)]
 
     async def get(self, ids: Sequence[str]) -> list[Task | None]:

@@ -99,6 +99,11 @@ _WANTED = """(
         FROM json_each(:wanted)
     ) w"""
 
+# Places in the list, and bytes: a size is known without reading the payload.
+WANTED_SIZES = """
+    SELECT w.key, length(t.payload) FROM json_each(:wanted) w
+    CROSS JOIN task t ON t.id = w.value ->> 0
+"""
 CLAIM = f"""
     UPDATE task SET state = 'running', attempt = attempt + 1, node = :node, epoch = w.epoch,
         started_at_ms = :now, updated_at_ms = :now, lease_until_ms = :now + :lease
@@ -132,6 +137,11 @@ KEEP_WINNERS = [
     """,
     "DELETE FROM temp.ending WHERE number NOT IN (SELECT min(number) FROM temp.ending GROUP BY id)",
 ]
+WINNERS = """
+    SELECT e.number, iif(e.state = 'delay', 0, length(t.payload))
+    FROM temp.ending e CROSS JOIN task t ON t.id = e.id ORDER BY e.number
+"""
+KEEP_FIRST = "DELETE FROM temp.ending WHERE number >= ?"
 RECORD = [
     f"""
     INSERT INTO attempt ({_LOGGED})
@@ -218,11 +228,12 @@ RESCHEDULE = f"""
 """
 # By the index of keys or that of due times, from where the last look ended.
 UNCLAIMED_BY_KEY = """
-    SELECT id, service FROM task WHERE state = 'delay' AND {where} AND service > :after_service
+    SELECT id, service, length(payload) FROM task
+    WHERE state = 'delay' AND {where} AND service > :after_service
     ORDER BY service LIMIT :limit
 """
 UNCLAIMED = """
-    SELECT id, due_at_ms FROM task
+    SELECT id, due_at_ms, length(payload) FROM task
     WHERE state = 'delay' AND {where} AND (due_at_ms, id) > (:after_due, :after_id)
     ORDER BY due_at_ms, id LIMIT :limit
 """

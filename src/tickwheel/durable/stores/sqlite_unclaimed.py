@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from tickwheel.durable.store import STATEMENT_BYTES
 from tickwheel.durable.stores import sqlite_statements as sql
-from tickwheel.durable.stores.rows import verdicts_on
+from tickwheel.durable.stores.rows import fitting, verdicts_on
 from tickwheel.durable.task import Due
 
 if TYPE_CHECKING:
@@ -32,6 +33,13 @@ def moved(connection: Connection, ids: Sequence[str], due_at_ms: int, now_ms: in
     return [Due._make(row) for row in connection.run(sql.RESCHEDULE, values)]
 
 
+def count_that_fits(connection: Connection, rows: Sequence[Sequence[object]], most: int) -> int:
+    """Return how many of these rows, which begin with a task's id, have payloads that fit."""
+    sizes = connection.run(sql.WANTED_SIZES, {"wanted": json.dumps(rows)})
+    count = fitting((size for _, size in sizes), most)
+    return sizes[count][0] if count < len(sizes) else len(rows)
+
+
 class Place(NamedTuple):
     """How far a walk along the unclaimed tasks has come."""
 
@@ -50,6 +58,7 @@ def walked(
 ) -> tuple[list[str], Place | None]:
     """Return the next unclaimed tasks that a filter holds for, and where to go on, or None.
 
+    At most `limit`, and as many as fit into one transaction by the bytes of their payloads.
     `moved_ms`: only those due at another time.
     """
     where, values = sql.matching(filter, now_ms)
@@ -63,10 +72,11 @@ def walked(
         values |= {"after_due": place.due_at_ms, "after_id": place.id}
         statement = sql.UNCLAIMED
     rows = connection.run(statement.format(where=where), {**values, "limit": limit})
-    ids = [row[0] for row in rows]
-    if len(rows) < limit:
+    taken = rows[: fitting((row[2] for row in rows), STATEMENT_BYTES)]
+    ids = [row[0] for row in taken]
+    if len(taken) == len(rows) < limit:
         return ids, None
-    last_id, last = rows[-1]
+    last_id, last, _ = taken[-1]
     return ids, Place(service=last) if filter.key is not None else Place("", last, last_id)
 
 

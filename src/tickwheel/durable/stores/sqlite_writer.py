@@ -229,6 +229,7 @@ class Reader:
                 answer = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(settle, [(job, answer)])
+            del job, answer  # an idle thread keeps no payload
         self._connection.close()
 
 
