@@ -119,6 +119,10 @@ chaos: $(READY) ## Run the long forms of the crash tests: 200 rounds of kill -9 
 	TICKWHEEL_KILL_ROUNDS=$${TICKWHEEL_KILL_ROUNDS:-200} \
 	    $(BIN)/python -m pytest -o faulthandler_timeout=0 tests -m chaos $(PYTEST_ARGS)
 
+.PHONY: attack
+attack: $(READY) ## Attack a served process for 10 minutes: memory, answers, healthy traffic
+	$(BIN)/python tests/service/attack.py --seconds $${TICKWHEEL_ATTACK_SECONDS:-600}
+
 .PHONY: test-asyncio
 test-asyncio: $(READY) asyncio-tests ## Run asyncio's own tests on its loop and on ours, and compare
 	$(BIN)/python tools/asyncio-suite
