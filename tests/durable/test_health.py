@@ -10,7 +10,7 @@ from durable.postgres_stage import connected, until
 from servers import PostgresServer
 from tickwheel.durable import Scheduler
 from tickwheel.durable import health as health_module
-from tickwheel.durable.health import Reason, View
+from tickwheel.durable.health import Reason, Span, View
 from tickwheel.durable.loader import Loader
 from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.durable.task import Due
@@ -213,7 +213,7 @@ class TestATaskThatMayNotBeRun:
         """Wait until it could have been found, several times."""
         health, looks = app.node.health, []
         judge = health._judge
-        health._judge = lambda view: (looks.append(view), judge(view))
+        health._judge = lambda *given: (looks.append(given), judge(*given))
 
         async def often():
             return app.node.store.now_ms() - task.due_at_ms > 500 and len(looks) > 5
@@ -250,14 +250,6 @@ class TestATaskThatMayNotBeRun:
             await app.wait(second.id)
         assert log() == []
 
-    async def test_as_it_has_been_found_once_only(self, tmp_path):
-        async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
-            await ready(app)
-            due, later = (Due("1" * 32, at_ms, "mail", 0, 0) for at_ms in (5, 6))
-            for found, stalls in ((due, False), (later, False), (later, True)):
-                health._judge(View({}, frozenset(), frozenset(), [found]))
-                assert bool(health.stalled) == stalls
-
     async def test_as_it_is_one_of_a_backlog_that_gets_on(self, tmp_path, log):
         app = Scheduler(f"sqlite:///{tmp_path}/tasks.db")
 
@@ -270,6 +262,107 @@ class TestATaskThatMayNotBeRun:
             for task in tasks:
                 await app.wait(task.id)
         assert log() == []
+
+
+class TestALook:
+    async def test_alone_it_reports_nothing(self, tmp_path):
+        async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
+            await ready(app)
+            due, later = (Due("1" * 32, at_ms, "mail", 0, 0) for at_ms in (5, 6))
+            view = View({}, frozenset(), frozenset(), frozenset())
+            for found, stalls in ((due, False), (later, False), (later, True)):
+                health._judge(view, Span(), [found])
+                assert bool(health.stalled) == stalls
+
+    async def test_it_says_nothing_of_services_that_it_does_not_cover(self, tmp_path):
+        async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
+            await ready(app)
+            due, view = Due("1" * 32, 5, "mail", 0, 0), View({}, *[frozenset()] * 3)
+            first, second = Span("", "mail"), Span("mail", None)
+            for span, found, stalls in (
+                (first, [due], False),
+                (second, [], False),  # says nothing of it
+                (first, [due], True),
+                (second, [], True),
+                (first, [], False),
+                (first, [due], False),
+            ):
+                health._judge(view, span, found)
+                assert bool(health.stalled) == stalls
+
+    async def test_of_very_many_services_it_covers_some(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(health_module, "SERVICES", 2)
+        names = [f"s{number}" for number in range(5)]
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        async with node(url, dispatch=False) as (app, _, _):
+            tasks = [await app.submit(name, ["a"]) for name in names]
+        async with node(url) as (app, health, _):  # which has none of them
+
+            async def all_seen():
+                return {*health._seen} == {*names} and Reason.FUNCTION in health.stalled
+
+            await until(all_seen)
+            for task in tasks:
+                await app.cancel(task.id)
+
+            async def goes_on():
+                return not health.stalled and not health._seen
+
+            await until(goes_on)
+
+    async def test_that_fails_is_a_stall_and_leaves_the_node_ready(self, tmp_path, log):
+        async def fails(_):
+            raise StoreUnavailable("no answer in time")
+
+        async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
+            await ready(app)
+            real, health._overdue = health._overdue, fails
+            async with one_stall(app, Reason.STORE):
+                assert health.unready() == []
+                health._overdue = real
+        assert "overdue tasks could not be looked for: no answer in time" in log()[0]
+
+    async def test_that_is_slow_is_made_less_often_and_the_node_is_looked_at_as_often(
+        self, tmp_path
+    ):
+        async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
+            await ready(app)
+            looks = []
+
+            async def slow(_):
+                looks.append(health._timer.time())
+                await asyncio.sleep(0.1)
+                return Span(), []
+
+            async def twice():
+                return len(looks) > 1
+
+            health._overdue = slow
+            await until(twice)
+            assert looks[1] - looks[0] >= 0.1 / health_module.OVERDUE_SHARE
+            assert await health.step() == health_module.LOOK_SECONDS
+
+    async def test_that_fails_once_leaves_what_is_stalled_as_it_was(self, tmp_path, caplog):
+        caplog.set_level(logging.INFO)
+
+        async def fails(_):
+            raise StoreUnavailable("no answer in time")
+
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        async with node(url, dispatch=False) as (app, _, _):
+            await app.submit("mail", ["a"])
+        async with node(url) as (app, health, _):  # which has no function of that name
+
+            async def stalled():
+                return Reason.FUNCTION in health.stalled
+
+            await until(stalled)
+            view = View({}, *[frozenset()] * 3)
+            real, health._overdue = health._overdue, fails
+            await health._look_for_overdue(view)
+            health._overdue = real
+            assert Reason.FUNCTION in health.stalled
+        assert "any more for the reason 'function'" not in caplog.text
 
 
 class TestReadiness:

@@ -1,9 +1,9 @@
 """Whether this node can do its work, and which due tasks are not run although they may be.
 
 It looks at the store by itself, past the loader and the wheel: a task that is long due, whose
-service has a free permit, and that two looks in a row find unclaimed, is stalled. Each look covers
-the shards of this node and those whose owner does not live; other shards are their owners' to
-watch. One look is a few statements by index, however many tasks there are.
+service has a free permit, and that two looks at its service in a row find unclaimed, is stalled.
+Each look covers the shards of this node and those whose owner does not live; other shards are their
+owners' to watch. One look is a few statements by index, however many tasks there are.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 2.0  # between two looks
 LOOK_IDLE_SECONDS = 4.0  # the same in a process that only submits
 LOOK_UNREADY_SECONDS = 0.25  # the same until the node can do its work
-ANSWER_SECONDS = 2.0  # for the statements of one look
+ANSWER_SECONDS = 2.0  # for the statements that show whether the node can work
+OVERDUE_SECONDS = 5.0  # for those that look for overdue tasks
+OVERDUE_SHARE = 0.2  # of the time, at most, is spent on looking for overdue tasks
 STALLED_SECONDS = 5.0  # overdue by more than this, a task is stalled
 LATELY_SECONDS = 10.0  # a step that has not succeeded for longer makes the node unready
 REPEAT_SECONDS = 30.0  # between two log lines with the same reason
 LEASE_MS = 30_000  # a node's lease that ends later is from before the store's clock was set back
-SERVICES = 100  # services that one look covers; the next look begins behind them
+SERVICES = 500  # services that one look covers; the next look begins behind them
 
 
 class Reason(StrEnum):
@@ -60,13 +62,24 @@ class Stall(NamedTuple):
     due: Due | None = None
 
 
+class Span(NamedTuple):
+    """The services that a look covers, by name: behind `after`, up to `last` or to the end."""
+
+    after: str = ""
+    last: str | None = None
+
+    def has(self, name: str) -> bool:
+        """Say whether a service is among them."""
+        return self.after < name and (self.last is None or name <= self.last)
+
+
 class View(NamedTuple):
-    """The store as one look found it."""
+    """Who owns what, as one look found it."""
 
     shards: Mapping[int, ShardRow]
+    owned: frozenset[int]  # shards of this node
     unowned: frozenset[int]  # shards whose owner does not live
     refused: frozenset[int]  # shards of this node that have another epoch in the store
-    overdue: Sequence[Due]  # the longest due unclaimed task of each service that has permits
 
 
 class Health:
@@ -95,7 +108,9 @@ class Health:
         self._dispatches = dispatches
         self._answered_at: float | None = None  # when the store last answered a look
         self._began_at = timer.time()
-        self._seen: set[tuple[str, int]] = set()  # what the look before found overdue
+        self._looked_at = self._began_at  # when a look for overdue tasks last succeeded
+        self._look_again_at = self._began_at  # when to look for overdue tasks next
+        self._seen: dict[str, Due] = {}  # by service, what the look before found overdue
         self._refused: frozenset[int] = frozenset()  # what the look before found refused
         self._last_service = ""
         self._reported: dict[Reason, float] = {}
@@ -120,9 +135,12 @@ class Health:
         except (StoreUnavailable, TimeoutError) as error:
             self._without_store(error)
             return LOOK_UNREADY_SECONDS
-        self._answered_at = self._timer.time()
+        began = self._answered_at = self._timer.time()
         self._unready = self._obstacles(view)
-        self._judge(view)
+        if began >= self._look_again_at:
+            await self._look_for_overdue(view)
+            ended = self._timer.time()
+            self._look_again_at = ended + (ended - began) * (1 / OVERDUE_SHARE - 1)
         if self._unready:
             return LOOK_UNREADY_SECONDS
         return LOOK_SECONDS if self._dispatches else LOOK_IDLE_SECONDS
@@ -146,8 +164,7 @@ class Health:
             for number, epoch in owned.items()
             if number not in shards or shards[number].epoch != epoch
         }
-        overdue = await self._overdue([*owned, *unowned])
-        return View(shards, frozenset(unowned), frozenset(refused), overdue)
+        return View(shards, frozenset(owned), frozenset(unowned), frozenset(refused))
 
     def _live(self, rows: Sequence[NodeRow]) -> set[str]:
         """Return the nodes that have a lease; where there are no leases, all."""
@@ -161,16 +178,32 @@ class Health:
             if until_ms is not None and now_ms <= until_ms <= now_ms + LEASE_MS
         }
 
-    async def _overdue(self, shards: Sequence[int]) -> list[Due]:
-        """Return the longest due unclaimed task of each service that has a free permit here."""
-        cutoff_ms = int(self._store.now_ms() - STALLED_SECONDS * 1000)
+    async def _look_for_overdue(self, view: View) -> None:
+        """Report what this look and the one before it have found overdue, or that it fails."""
+        try:
+            async with asyncio.timeout(OVERDUE_SECONDS):
+                span, overdue = await self._overdue([*view.owned, *view.unowned])
+        except (StoreUnavailable, TimeoutError) as error:
+            since = self._timer.time() - self._looked_at
+            if since > STALLED_SECONDS:
+                detail = str(error) or f"no answer in {OVERDUE_SECONDS:g} s"
+                stall = Stall(since, f"overdue tasks could not be looked for: {detail}")
+                self._report(self.stalled | {Reason.STORE: stall})
+            return
+        self._looked_at = self._timer.time()
+        self._judge(view, span, overdue)
+
+    async def _overdue(self, shards: Sequence[int]) -> tuple[Span, list[Due]]:
+        """Return the longest due task of each service with a free permit, of the next services."""
         if not shards:
-            return []
+            return Span(), []
+        cutoff_ms = int(self._store.now_ms() - STALLED_SECONDS * 1000)
         names = sorted(filter(self._dispatch.has_permit, await self._store.services(cutoff_ms)))
-        names = [name for name in names if name > self._last_service][:SERVICES]
-        self._last_service = names[-1] if len(names) == SERVICES else ""
-        windows = [Window(name, 1, 0) for name in names]
-        return await self._store.due(windows, shards, cutoff_ms, cutoff_ms)
+        names = [name for name in names if name > self._last_service]
+        span = Span(self._last_service, names[SERVICES - 1] if len(names) > SERVICES else None)
+        self._last_service = span.last or ""
+        windows = [Window(name, 1, 0) for name in names[:SERVICES]]
+        return span, await self._store.due(windows, shards, cutoff_ms, cutoff_ms)
 
     def _obstacles(self, view: View) -> list[str]:
         """Return what keeps this node from its work."""
@@ -188,12 +221,18 @@ class Health:
                 found.append(f"the step {name} has not succeeded for {seconds:.0f} s")
         return found
 
-    def _judge(self, view: View) -> None:
-        """Report what this look and the one before it have found overdue."""
-        seen, self._seen = self._seen, {(due.id, due.due_at_ms) for due in view.overdue}
-        found: dict[Reason, Stall] = {}
-        for due in sorted(view.overdue, key=lambda due: due.due_at_ms):
-            if (due.id, due.due_at_ms) in seen:
+    def _judge(self, view: View, span: Span, overdue: Sequence[Due]) -> None:
+        """Report those overdue tasks of these services that the look before has found, too."""
+        before = self._seen
+        self._seen = {name: due for name, due in before.items() if not span.has(name)}
+        self._seen |= {due.service: due for due in overdue}
+        found = {
+            reason: stall
+            for reason, stall in self.stalled.items()
+            if stall.due is not None and not span.has(stall.due.service)
+        }
+        for due in sorted(overdue, key=lambda due: due.due_at_ms):
+            if before.get(due.service) == due:
                 reason, detail = self._why(due, view)
                 seconds = (self._store.now_ms() - due.due_at_ms) / 1000
                 found.setdefault(reason, Stall(seconds, detail, due))
