@@ -48,9 +48,9 @@ class StagedStore(SqliteStore):
         super().__init__(*args, **options)
         self.busy = 0
 
-    async def _write(self, rank, work):
+    async def _write(self, rank, work, payload_bytes=0):
         with self._at_work():
-            return await super()._write(rank, work)
+            return await super()._write(rank, work, payload_bytes)
 
     async def _read(self, work):
         with self._at_work():

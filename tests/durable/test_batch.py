@@ -201,10 +201,9 @@ async def test_batches_are_smaller_after_the_store_was_away_and_grow_again():
     assert [len(items) for items in flush.batches] == [2, 4, 2]
 
 
-async def test_batches_weigh_less_after_the_store_was_away_and_grow_again(monkeypatch):
-    monkeypatch.setattr("tickwheel.durable.batch.HEAVY", 8)
+async def test_batches_weigh_less_after_the_store_was_away_and_grow_again():
     flush = Flush()
-    batch = Batch(flush, weigh=lambda _: 1)
+    batch = Batch(flush, limit_bytes=8, weigh=lambda _: 1)
     batch._flush = away(flush, 2)
     answers = [batch.add(item) for item in range(20)]
     await asyncio.gather(*answers, return_exceptions=True)

@@ -12,7 +12,9 @@ from tickwheel.durable import Scheduler
 from tickwheel.durable import health as health_module
 from tickwheel.durable.health import Reason, Span, View
 from tickwheel.durable.loader import Loader
+from tickwheel.durable.stores import sqlite_file, sqlite_writer
 from tickwheel.durable.stores.sqlite import SqliteStore
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver
 from tickwheel.durable.task import Due
 from tickwheel.errors import StoreUnavailable
 
@@ -79,6 +81,37 @@ async def ready(app):
         return not app.node.health.unready()
 
     await until(is_ready)
+
+
+class TestTheLogOfSqlite:
+    async def test_that_grows_behind_a_reader_is_warned_of_and_then_cut(
+        self, tmp_path, caplog, monkeypatch
+    ):
+        caplog.set_level(logging.INFO)
+        monkeypatch.setattr(sqlite_file, "LOG_BYTES", 1 << 20)
+        monkeypatch.setattr(sqlite_file, "LONG_LOG_BYTES", 2 << 20)
+        monkeypatch.setattr(sqlite_writer, "CHECKPOINT_SECONDS", 0.01)
+        path = tmp_path / "tasks.db"
+        async with node(f"sqlite:///{path}", ["mail"]) as (app, _, _):
+            reader = DRIVERS[default_driver()](str(path))
+            reader.run("BEGIN")
+            reader.run("SELECT count(*) FROM task")
+
+            async def warned():
+                await app.submit("mail", ["x" * 100_000], delay=3600)
+                return any("log of the SQLite database has grown" in m for m in caplog.messages)
+
+            await until(warned)
+            assert app.node.store.log_bytes > 2 << 20
+            reader.run("COMMIT")
+            reader.close()
+
+            async def is_cut():
+                await app.submit("mail", ["x"], delay=3600)
+                return "the store warns of nothing any more" in caplog.messages
+
+            await until(is_cut)
+            assert app.node.store.log_bytes <= 2 << 20
 
 
 class TestATaskThatIsNotRun:

@@ -12,7 +12,9 @@ from tickwheel.durable.stores import sqlite_connection, sqlite_writer
 from tickwheel.durable.stores.sqlite_connection import BUSY_MS, DRIVERS, LOOK_SECONDS
 from tickwheel.durable.stores.sqlite_writer import (
     BREATH_SECONDS,
+    GROUP_BYTES,
     GROUP_SECONDS,
+    URGENT_SECONDS,
     Checkpointer,
     Rank,
     Writer,
@@ -145,7 +147,40 @@ class TestGroups:
         before = witness.writer.commits
         gate.open()
         await asyncio.gather(job, *jobs)
-        assert witness.writer.commits - before == 3  # two each; the gate's group took two of them
+        # One with the gate, which is a claim; then two each.
+        assert witness.writer.commits - before == 4
+
+    async def test_a_group_ends_when_its_payloads_are_many_bytes(self, witness):
+        witness.writer._clock = HandClock()
+        gate, job = await witness.held()
+        half = GROUP_BYTES // 2
+        jobs = [witness.writer.write(Rank.SUBMIT, lambda _: None, half) for _ in range(6)]
+        before = witness.writer.commits
+        gate.open()
+        await asyncio.gather(job, *jobs)
+        assert witness.writer.commits - before == 3
+
+    @pytest.mark.parametrize("rank", [Rank.CLAIM, Rank.OUTCOME])
+    async def test_a_commit_that_a_claim_waits_for_takes_one_long_submit(self, witness, rank):
+        clock = witness.writer._clock = HandClock()
+        committed = []
+
+        def slow(connection):
+            clock.add(URGENT_SECONDS * 1.1)
+            committed.append(witness.writer.commits)
+
+        gate, job = await witness.held()
+        submits = [witness.writer.write(Rank.SUBMIT, slow) for _ in range(3)]
+        gate.open()
+        await asyncio.gather(job, *submits)
+        assert committed == [committed[0], committed[0] + 1, committed[0] + 1]
+
+        gate, job = await witness.held()
+        submit = witness.writer.write(Rank.SUBMIT, slow)
+        urgent = witness.writer.write(rank, lambda _: witness.writer.commits)
+        gate.open()
+        assert await urgent == witness.writer.commits - 1  # the gate's own commit has it
+        await asyncio.gather(job, submit)
 
     async def test_a_lock_that_was_long_in_coming_is_used(self, witness):
         """Waiting for another process is not the group's time: else it never gets to work."""

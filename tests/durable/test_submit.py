@@ -708,6 +708,30 @@ class TestMany:
                 await app.submit_many(requests)
             assert (await app.stats())["store"]["live"] == 2 * CHUNK
 
+    @pytest.mark.parametrize(
+        ("size", "count", "inserts"), [(10, 1_010, [250] * 4 + [10]), (200_000, 7, [3, 3, 1])]
+    )
+    async def test_on_sqlite_it_is_cut_so_that_claims_get_their_turn(
+        self, stage, size, count, inserts
+    ):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            store, seen = app.node.store, []
+            insert = store.insert
+
+            async def counted(submissions, *args, **options):
+                seen.append(len(submissions))
+                return await insert(submissions, *args, **options)
+
+            store.insert = counted
+            tasks = await app.submit_many([note.request("x" * size, delay=HOUR)] * count)
+            assert len({task.id for task in tasks}) == count
+            assert seen == inserts
+            seen.clear()
+            await asyncio.gather(*(note.submit("x" * size, delay=HOUR) for _ in range(count)))
+            assert max(seen) == max(inserts)
+
     async def test_progress_is_told_after_each_thousand(self, stage):
         app = stage.app()
         note = note_of(stage, app)

@@ -27,6 +27,8 @@ FAMILIES = {  # by name: the kind, and the labels
     "tickwheel_calls_free": ("gauge", set()),
     "tickwheel_shards_owned": ("gauge", set()),
     "tickwheel_nodes": ("gauge", set()),
+    "tickwheel_payload_bytes": ("gauge", set()),
+    "tickwheel_sqlite_log_bytes": ("gauge", set()),
     "tickwheel_clock_offset_seconds": ("gauge", set()),
     "tickwheel_ready": ("gauge", set()),
     "tickwheel_stalled_seconds": ("gauge", {"reason"}),

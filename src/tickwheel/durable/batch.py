@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tickwheel.errors import Locked, Overloaded, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -86,7 +86,7 @@ class Portion:
 class Batch(Generic[T, R]):
     """Calls `flush(items)` with all that has been added, `limit` at most, one call at a time.
 
-    - `weigh` gives an item's bytes: some megabytes are a batch, too.
+    - `weigh` gives an item's bytes: `limit_bytes` of them are a batch, too.
     - `add` returns the item's answer, once its batch is done.
     - A batch that fails is split until the item that is to blame fails alone; when the store is
       unavailable, all of it fails, and the next ones are smaller.
@@ -99,6 +99,7 @@ class Batch(Generic[T, R]):
         flush: Callable[[list[T]], Awaitable[Sequence[R]]],
         *,
         limit: int = 1_000,
+        limit_bytes: int = HEAVY,
         bound: int = QUEUE,
         weigh: Callable[[T], int] | None = None,
         room: Room | None = None,
@@ -107,7 +108,7 @@ class Batch(Generic[T, R]):
         self._flush = flush
         self._limit = Portion(limit)
         self._weigh = weigh
-        self._heavy = Portion(HEAVY)
+        self._heavy = Portion(limit_bytes)
         self._room = Room(bound, sys.maxsize) if room is None else room
         self._aside = aside
         self._queue: deque[tuple[T, asyncio.Future[R]]] = deque()
@@ -178,6 +179,22 @@ class Batch(Generic[T, R]):
         self._limit.worked(len(batch), seconds)
         if self._weigh is not None:
             self._heavy.worked(sum(self._weigh(item) for item, _ in batch), seconds)
+
+
+def parts_of(
+    items: Sequence[T], weigh: Callable[[T], int], limit: int, limit_bytes: int
+) -> Iterator[list[T]]:
+    """Cut items into batches, each of at most `limit` and not much over `limit_bytes`."""
+    part: list[T] = []
+    weight = 0
+    for item in items:
+        part.append(item)
+        weight += weigh(item)
+        if len(part) == limit or weight >= limit_bytes:
+            yield part
+            part, weight = [], 0
+    if part:
+        yield part
 
 
 def settle(future: asyncio.Future[Any], answer: Any) -> None:

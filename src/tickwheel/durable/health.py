@@ -114,6 +114,7 @@ class Health:
         self._refused: frozenset[int] = frozenset()  # what the look before found refused
         self._last_service = ""
         self._reported: dict[Reason, float] = {}
+        self._warned_at: float | None = None
         self._unready: list[str] = ["the store has not been looked at yet"]
         self.stalled: dict[Reason, Stall] = {}
         self.steps: Mapping[str, Step] = {}
@@ -129,6 +130,7 @@ class Health:
 
     async def step(self) -> float:
         """Look once; return when to look again."""
+        self._warn()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 view = await self._look()
@@ -144,6 +146,17 @@ class Health:
         if self._unready:
             return LOOK_UNREADY_SECONDS
         return LOOK_SECONDS if self._dispatches else LOOK_IDLE_SECONDS
+
+    def _warn(self) -> None:
+        """Log what the store warns of: at once, then now and then."""
+        warning, now = self._store.warning(), self._timer.time()
+        if warning is None:
+            if self._warned_at is not None:
+                logger.info("the store warns of nothing any more")
+            self._warned_at = None
+        elif self._warned_at is None or now - self._warned_at >= REPEAT_SECONDS:
+            self._warned_at = now
+            logger.warning("%s", warning)
 
     def _without_store(self, error: Exception) -> None:
         self._unready = ["the store does not answer, or cannot be written"]

@@ -45,6 +45,13 @@ def error_bytes(error: str | None) -> int:
     return ERROR_WEIGHT * len((error or "").encode())
 
 
+class InsertLimit(NamedTuple):
+    """How much one `insert` should hold: a larger batch is cut into several inserts."""
+
+    rows: int = BATCH
+    bytes: int = STATEMENT_BYTES
+
+
 class Window(NamedTuple):
     """How much of one service to read: so many that are overdue, so many that come later."""
 
@@ -83,6 +90,10 @@ class Store(Protocol):
         """How many shards there are: set when the store was made."""
 
     @property
+    def insert_limit(self) -> InsertLimit:
+        """How much one `insert` should hold, so that a claim does not wait for long behind it."""
+
+    @property
     def registry(self) -> Registry:
         """What the same database remembers besides tasks."""
 
@@ -100,6 +111,9 @@ class Store(Protocol):
 
         It is about the store as a whole, and lasts until that is mended: a damaged file, say.
         """
+
+    def warning(self) -> str | None:
+        """Return what will become a fault unless somebody acts, in words for the log, or None."""
 
     def now_ms(self) -> float:
         """Return the store's time: the host's on SQLite, the database's own on PostgreSQL.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.durable import serial
 from tickwheel.durable.aside import Aside
-from tickwheel.durable.batch import HEAVY, Batch, Room
+from tickwheel.durable.batch import HEAVY, Batch, Room, parts_of
 from tickwheel.durable.outcome import milliseconds
 from tickwheel.durable.service import check_name, seconds_of
 from tickwheel.durable.share import Share
@@ -86,9 +86,11 @@ class Submit:
 
     def _lane(self) -> Batch[Submission, Stored]:
         """Return a batch: what is locked in one of them leaves it, and waits beside."""
+        limit = self._store.insert_limit
         return Batch(
-            self._insert, limit=CHUNK, weigh=weight, room=self._room, aside=self._aside.put
-        )
+            self._insert, limit=limit.rows, limit_bytes=limit.bytes, weigh=weight, room=self._room,
+            aside=self._aside.put,
+        )  # fmt: skip
 
     def build(
         self,
@@ -188,7 +190,7 @@ class Submit:
     async def submit_many(
         self, submissions: Iterable[Submission], progress: Callable[[int], object]
     ) -> list[Task | Refused]:
-        """Store many, in commits of a thousand; for each the task, or why it was refused.
+        """Store many, a thousand at a time; for each the task, or why it was refused.
 
         When too much waits to be stored, none of them is begun with: `Overloaded`. Later there
         are never more than some thousands of them on the way.
@@ -233,7 +235,7 @@ class Submit:
             self._room.take(weight(one), beyond=True)
         try:
             first, second, *rest = await asyncio.gather(
-                self._insert(plain) if plain else asyncio.sleep(0, []),
+                self._insert_in_parts(plain),
                 self._store_named(named) if named else asyncio.sleep(0, []),
                 *(self._submit_anyway(one) for one in chunk if one.task.key is not None),
                 return_exceptions=True,
@@ -258,7 +260,7 @@ class Submit:
     async def _store_named(self, named: list[Submission]) -> list[Task | Refused]:
         """Store those with idempotency keys at once; where one has to wait, by their own lane."""
         try:
-            answers = await self._insert(named)
+            answers = await self._insert_in_parts(named)
         except Locked:
             gathered = await asyncio.gather(
                 *(self._submit_anyway(one) for one in named), return_exceptions=True
@@ -291,6 +293,12 @@ class Submit:
             f"the key {holder.key!r} of {holder.service!r} is taken by task {holder.id}{running}",
             holder.id,
         )
+
+    async def _insert_in_parts(self, submissions: Sequence[Submission]) -> list[Stored]:
+        """Store a batch in inserts as small as the store wants them; claims go between them."""
+        parts = parts_of(submissions, weight, *self._store.insert_limit)
+        stored = await asyncio.gather(*map(self._insert, parts))
+        return [answer for answers in stored for answer in answers]
 
     async def _insert(
         self, submissions: Sequence[Submission], *, patient: bool = False

@@ -109,7 +109,7 @@ class Verbs(Administration):
     async def submit_many(
         self, requests: Iterable[Request | Mapping[str, Any]], *, progress: Progress = False
     ) -> Tasks:
-        """Store many tasks, in commits of a thousand, and return them in their order.
+        """Store many tasks, a thousand at a time, and return them in their order.
 
         A request is made by `function.request(...)`, or is a mapping: "service", "payload", and
         options. One that is refused gives the reason in its place: `KeyTaken`, or `KeyReused` for

@@ -173,6 +173,10 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
         [({}, len(node.coordinator.owned()))],
     )  # fmt: skip
     page.share("gauge", "tickwheel_nodes", "Nodes that live.", [({}, node.coordinator.nodes())])
+    page.share(
+        "gauge", "tickwheel_sqlite_log_bytes", "Size of the log (WAL) of the SQLite file.",
+        [({}, getattr(node.store, "log_bytes", 0))],
+    )  # fmt: skip
     page.add(
         "gauge", "tickwheel_clock_offset_seconds", "How far the store's clock is ahead of ours.",
         [({}, getattr(node.store, "offset_ms", 0.0) / 1000)],

@@ -19,6 +19,7 @@ from tickwheel.durable.store import (
     SCAN,
     STATEMENT_BYTES,
     Claims,
+    InsertLimit,
 )
 from tickwheel.durable.stores import postgres_schedules as schedules
 from tickwheel.durable.stores import postgres_statements as sql
@@ -95,6 +96,7 @@ class PostgresStore:
     def __init__(self, url: str, *, shards: int = SHARDS, clock: Clock | None = None) -> None:
         self._url = url
         self.shards = shards
+        self.insert_limit = InsertLimit()
         self.clock = DatabaseClock(clock)
         self.where = place_of(url)
         self.schema = address_of(url).schema
@@ -153,6 +155,10 @@ class PostgresStore:
 
     def fault(self) -> str | None:
         """Return None: what is wrong with the database, the database says itself."""
+        return None
+
+    def warning(self) -> str | None:
+        """Return None: nothing grows unless the database says so itself."""
         return None
 
     def latest_ms(self) -> float:

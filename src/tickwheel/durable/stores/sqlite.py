@@ -20,6 +20,7 @@ from tickwheel.durable.store import (
     SCAN,
     STATEMENT_BYTES,
     Claims,
+    InsertLimit,
     error_bytes,
 )
 from tickwheel.durable.stores import sqlite_schedules as schedules
@@ -76,6 +77,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NEVER_MS = 2**63 - 1
+# One turn of the writer takes some milliseconds: a claim may wait behind it.
+INSERT_ROWS = 250
+INSERT_BYTES = 512 << 10
 
 
 class SqliteStore:
@@ -95,6 +99,7 @@ class SqliteStore:
         driver: str | None = None,
     ) -> None:
         self.path = Path(path)
+        self.insert_limit = InsertLimit(INSERT_ROWS, INSERT_BYTES)
         self._clock = clock or WallClock()
         self._file = SqliteFile(self.path, DRIVERS[driver or default_driver()], shards)
         self._poke = Poke(self.path)
@@ -123,6 +128,15 @@ class SqliteStore:
         """Say that the file is damaged, if it is."""
         return self._file.fault()
 
+    def warning(self) -> str | None:
+        """Say that the log grows, if it does."""
+        return self._file.warning()
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the log beside the file: a metric."""
+        return self._file.log_bytes()
+
     def now_ms(self) -> float:
         """Return the host's time."""
         return self._clock.time_ns() / 1_000_000  # int by int: exact
@@ -134,8 +148,10 @@ class SqliteStore:
     def _now(self) -> int:
         return self._clock.time_ns() // 1_000_000
 
-    async def _write(self, rank: Rank, work: Callable[[Connection], T]) -> T:
-        return await self._file.write(rank, work)
+    async def _write(
+        self, rank: Rank, work: Callable[[Connection], T], payload_bytes: int = 0
+    ) -> T:
+        return await self._file.write(rank, work, payload_bytes)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         return await self._file.read(work)
@@ -154,7 +170,8 @@ class SqliteStore:
         def work(connection: Connection) -> list[Task | Taken | Repeated | None]:
             return insert(connection, submissions, epochs, again=again, now_ms=self._now())
 
-        return await self._write(Rank.SUBMIT, work)
+        payloads = sum(len(one.task.body) for one in submissions)
+        return await self._write(Rank.SUBMIT, work, payloads)
 
     async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
         """Refuse: only a store on PostgreSQL shares a transaction with the user."""

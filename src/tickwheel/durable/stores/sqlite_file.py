@@ -51,6 +51,9 @@ T = TypeVar("T")
 
 WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, whatever the checkpointer does
 SMALL_WAL_PAGES = 4_000  # where only the writer may move it
+PAGE_BYTES = 4_096
+LOG_BYTES = WAL_PAGES * PAGE_BYTES  # a longer log file is cut to this once all of it is moved
+LONG_LOG_BYTES = 4 * LOG_BYTES  # a log that is longer cannot be moved: that is worth a warning
 REOPEN_SECONDS = 1.0  # between two tries to open a file again
 CHECK_SECONDS = 30.0  # between two checks of a damaged file
 CHECK_SHARE = 10  # a check that takes long comes after ten times as long
@@ -110,6 +113,24 @@ class SqliteFile:
         """Return what is wrong with the file, if it is damaged."""
         return self._damage
 
+    def log_bytes(self) -> int:
+        """Return the size of the log beside the file."""
+        try:
+            return Path(f"{self.path}-wal").stat().st_size
+        except OSError:
+            return 0
+
+    def warning(self) -> str | None:
+        """Say that the log grows, if it does: it is moved only as far as every reader has come."""
+        size = self.log_bytes()
+        if size <= LONG_LOG_BYTES:
+            return None
+        return (
+            f"the log of the SQLite database has grown to {size >> 20} MiB: a transaction of some"
+            " connection has been reading for long, and until it ends the log cannot be moved into"
+            " the database file"
+        )
+
     def check_version(self, connection: Connection) -> None:
         """Raise when the tables are older than this version: they are migrated when it is opened.
 
@@ -118,14 +139,14 @@ class SqliteFile:
         if is_older(connection):
             raise Replaced(f"SQLite database {self.path}: an older backup has been restored")
 
-    async def write(self, rank: Rank, work: Callable[[Connection], T]) -> T:
+    async def write(self, rank: Rank, work: Callable[[Connection], T], payload_bytes: int = 0) -> T:
         """Have `work(connection)` done in a transaction, and committed."""
         await self._ready()
         if self._damage is not None:
             raise StoreUnavailable(f"SQLite database {self.path}: {self._damage}")
         assert self.writer is not None
         with self._noted():
-            answer = await self.writer.write(rank, work)
+            answer = await self.writer.write(rank, work, payload_bytes)
         self._reopened_for = None
         return answer
 
@@ -368,6 +389,7 @@ class SqliteFile:
         pages = WAL_PAGES if self._apart else SMALL_WAL_PAGES
         with closed_on_error(connection):
             connection.run(f"PRAGMA wal_autocheckpoint = {pages}")
+            connection.run(f"PRAGMA journal_size_limit = {LOG_BYTES}")
             for statement in (*sql.SCRATCH, NO_WAITING):
                 connection.run(statement)
         return connection

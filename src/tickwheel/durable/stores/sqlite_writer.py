@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GROUP_SECONDS = 0.020  # a commit should not wait longer for its group
-CHECKPOINT_SECONDS = 1.0
+URGENT_SECONDS = 0.005  # and one with a claim or an outcome no longer than this for submits
+GROUP_BYTES = 1 << 20  # payloads of one group: writing them to disk is the commit's own time
+CHECKPOINT_SECONDS = 1.0  # between two checkpoints
+BUSY_CHECKPOINT_SECONDS = 0.1  # while the log is long: a commit must not have to move it
+LONG_LOG_PAGES = 2_048
 RUN_SECONDS = 0.020  # of commits, one upon the other; then others may have the lock
 BREATH_SECONDS = 0.002
 
@@ -47,6 +51,39 @@ class Job(NamedTuple):
     work: Callable[[Connection], Any]
     future: asyncio.Future[Any]
     checked: bool = True
+    rank: Rank = Rank.CLAIM
+    payload_bytes: int = 0
+
+
+class Group:
+    """How much one transaction holds so far, and what it may still take.
+
+    A claim that arrives goes into the transaction under way, as the next job; behind it, submits
+    do not hold up the commit that it waits for.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._bytes = 0
+        self._urgent = self._patient = False
+
+    def add(self, job: Job) -> None:
+        """Count a job that is done."""
+        self._bytes += job.payload_bytes
+        if job.rank < Rank.SUBMIT:
+            self._urgent = True
+        else:
+            self._patient = True
+
+    def ranks(self, now: float) -> int:
+        """Return how many ranks may join, from the first on; none when it is time to commit.
+
+        One submit at least may join an urgent job, so that submits go on whatever is claimed.
+        """
+        if now - self._began > GROUP_SECONDS or self._bytes >= GROUP_BYTES:
+            return 0
+        waiting = now - self._began > URGENT_SECONDS
+        return Rank.SUBMIT if self._urgent and self._patient and waiting else len(Rank)
 
 
 class Writer:
@@ -86,13 +123,15 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="tickwheel-sqlite", daemon=True)
         self._thread.start()
 
-    def write(self, rank: Rank, work: Callable[[Connection], T]) -> asyncio.Future[T]:
+    def write(
+        self, rank: Rank, work: Callable[[Connection], T], payload_bytes: int = 0
+    ) -> asyncio.Future[T]:
         """Have `work(connection)` done in a transaction; the future is done after the commit."""
         future: asyncio.Future[T] = self._loop.create_future()
         with self._changed:
             if self._stopping:
                 raise StoreUnavailable("the store is closed")
-            self._queues[rank].append(Job(work, future))
+            self._queues[rank].append(Job(work, future, True, rank, payload_bytes))
             self._changed.notify()
         return future
 
@@ -125,9 +164,10 @@ class Writer:
             self._breath.wait(BREATH_SECONDS)
             self._rested = self._clock.time()
 
-    def _next(self) -> Job | None:
+    def _next(self, ranks: int = len(Rank)) -> Job | None:
+        """Take the most urgent job of the first `ranks` ranks, if any."""
         with self._changed:
-            for queue in self._queues:
+            for queue in self._queues[:ranks]:
                 while queue:
                     job = queue.popleft()
                     if not job.future.cancelled():  # nobody would know what became of it
@@ -140,12 +180,11 @@ class Writer:
         job: Job | None = None
         try:
             self._begin()
-            started = self._clock.time()  # the lock may have been long in coming
-            while job := self._next():
+            group = Group(self._clock.time())  # the lock may have been long in coming
+            while job := self._next(group.ranks(self._clock.time())):
                 done.append((job, job.work(self._connection)))
+                group.add(job)
                 job = None
-                if self._clock.time() - started > GROUP_SECONDS:
-                    break
             self._connection.run("COMMIT")
             self.commits += 1
         except Exception as error:  # noqa: BLE001
@@ -255,12 +294,15 @@ class Checkpointer:
         await ended(self._thread)
 
     def _run(self) -> None:
-        while self._written.wait() and not self._stop.wait(CHECKPOINT_SECONDS):
+        pause = CHECKPOINT_SECONDS
+        while self._written.wait() and not self._stop.wait(pause):
             self._written.clear()
             if self._stop.is_set():  # the word that was just cleared may have been the last one
                 break
             try:
-                self._connection.run("PRAGMA wal_checkpoint(PASSIVE)")
+                ((_, pages, _),) = self._connection.run("PRAGMA wal_checkpoint(PASSIVE)")
+                is_long = pages >= LONG_LOG_PAGES
+                pause = BUSY_CHECKPOINT_SECONDS if is_long else CHECKPOINT_SECONDS
             except StoreUnavailable:
                 self._written.set()  # the next one moves it
         self._connection.close()
@@ -274,7 +316,8 @@ async def ended(thread: threading.Thread) -> None:
 
 def settle(answers: list[tuple[Job, Any]]) -> None:
     """Give those who wait their answers, or the errors that they are."""
-    for (_, future, _), answer in answers:
+    for job, answer in answers:
+        future = job.future
         if future.done():
             continue
         if isinstance(answer, Exception):
