@@ -78,7 +78,7 @@ static PyObject *as_seconds(int64_t ns)
 static int refuse_seconds(const char *name, PyObject *value)
 {
     PyObject *type = PyType_GetName(Py_TYPE(value));
-    if (type) PyErr_Format(PyExc_TypeError, "%s must be a number of seconds, got %.100R (%U)", name, value, type);
+    if (type) refuse(PyExc_TypeError, "%s must be a number of seconds, got %.100R (%U)", name, value, type);
     Py_XDECREF(type);
     return -1;
 }
@@ -100,7 +100,7 @@ int as_ns(const char *name, PyObject *value, int64_t *ns)
     }
     double exact = seconds * 1e9;
     if (UNLIKELY(!(exact > -9.2e18 && exact < 9.2e18))) {
-        PyErr_Format(OutOfRange, "%s must be a finite number of seconds within 292 years, got %.100R", name, value);
+        refuse(OutOfRange, "%s must be a finite number of seconds within 292 years, got %.100R", name, value);
         return -1;
     }
     *ns = (int64_t)floor(exact + 0.5);
@@ -207,7 +207,7 @@ static int check_call(const char *function, const char *time, PyObject *const *a
     if (UNLIKELY(nargs < 2)) return -1;
     if (UNLIKELY(!PyCallable_Check(args[1]))) {
         PyObject *type = PyType_GetName(Py_TYPE(args[1]));
-        if (type) PyErr_Format(PyExc_TypeError, "callback must be callable, got %.100R (%U)", args[1], type);
+        if (type) refuse(PyExc_TypeError, "callback must be callable, got %.100R (%U)", args[1], type);
         Py_XDECREF(type);
         return -1;
     }
@@ -226,7 +226,7 @@ static inline int64_t not_past(const Deadlines *d, int64_t when, int64_t now)
 static int after(const Deadlines *d, int64_t now, int64_t delay, PyObject *given, int64_t *when)
 {
     if (UNLIKELY(delay > INT64_MAX - now)) {
-        PyErr_Format(OutOfRange, "delay must be a finite number of seconds within 292 years, got %.100R", given);
+        refuse(OutOfRange, "delay must be a finite number of seconds within 292 years, got %.100R", given);
         return -1;
     }
     *when = not_past(d, now + delay, now);
@@ -455,7 +455,7 @@ static int Deadlines_init(Deadlines *d, PyObject *args, PyObject *kwargs)
     int64_t ns, now;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:Deadlines", names, &tick, &clock)) return -1;
     if (as_ns("tick", tick, &ns) < 0) return -1;
-    if (ns < 1) { PyErr_Format(PyExc_ValueError, "tick must be at least 1e-09 seconds, got %.100R", tick); return -1; }
+    if (ns < 1) { refuse(PyExc_ValueError, "tick must be at least 1e-09 seconds, got %.100R", tick); return -1; }
     if (d->wheel->count) { PyErr_SetString(PyExc_RuntimeError, "a timer is made once"); return -1; }
     Py_XSETREF(d->clock, clock == Py_None ? NULL : Py_NewRef(clock));
     if (d->clock == NULL) now = system_ns();

@@ -150,12 +150,12 @@ static int report(Operation *op, PyObject *name)
 static Operation *as_operation(PyObject *given)
 {
     if (UNLIKELY(!PyObject_TypeCheck(given, &Operation_Type))) {
-        PyErr_Format(PyExc_TypeError, "operation must be a DelayedOperation, got %.100R", given);
+        refuse(PyExc_TypeError, "operation must be a DelayedOperation, got %.100R", given);
         return NULL;
     }
     Operation *op = (Operation *)given;
     if (LIKELY(op->made)) return op;
-    PyErr_Format(PyExc_AttributeError, "%R has no timeout: call super().__init__(timeout) first", given);
+    refuse(PyExc_AttributeError, "%R has no timeout: call super().__init__(timeout) first", given);
     return NULL;
 }
 
@@ -426,7 +426,7 @@ static int refuse_closed(WatchLists *w)
 
 static int refuse_watched(Operation *op)
 {
-    PyErr_Format(PyExc_ValueError, "%R is watched already", op);
+    refuse(PyExc_ValueError, "%R is watched already", op);
     return -1;
 }
 
@@ -981,7 +981,7 @@ static int Operation_init(Operation *op, PyObject *args, PyObject *kwargs)
     else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:DelayedOperation", names, &timeout)) return -1;
     if (as_ns("timeout", timeout, &ns) < 0) return -1;
     if (ns < 0) {
-        PyErr_Format(PyExc_ValueError, "timeout must be 0 or more seconds, got %.100R", timeout);
+        refuse(PyExc_ValueError, "timeout must be 0 or more seconds, got %.100R", timeout);
         return -1;
     }
     if (op->lists) return refuse_watched(op);

@@ -489,12 +489,24 @@ static int sort_late(WheelObject *w)
 
 /* ---- Arguments and their errors, word for word as in entry.py */
 
+PyObject *refuse(PyObject *type, const char *format, ...)
+{
+    va_list parts;
+    va_start(parts, format);
+    PyObject *text = PyUnicode_FromFormatV(format, parts);
+    va_end(parts);
+    if (text == NULL) return NULL;
+    PyErr_SetObject(type, text);
+    Py_DECREF(text);
+    return NULL;
+}
+
 static PyObject *as_int(const char *name, PyObject *value)
 {
     if (PyLong_Check(value) && !PyBool_Check(value)) return Py_NewRef(value);
     if (!PyBool_Check(value) && PyIndex_Check(value)) return PyNumber_Index(value);
     PyObject *type = PyType_GetName(Py_TYPE(value));
-    if (type) PyErr_Format(PyExc_TypeError, "%s must be an int, got %.100R (%U)", name, value, type);
+    if (type) refuse(PyExc_TypeError, "%s must be an int, got %.100R (%U)", name, value, type);
     Py_XDECREF(type);
     return NULL;
 }
@@ -601,12 +613,12 @@ static int claim(WheelObject *w, PyObject *object)
 {
     if (!Py_IS_TYPE(object, &Entry_Type)) {
         PyObject *type = PyType_GetName(Py_TYPE(object));
-        if (type) PyErr_Format(PyExc_TypeError, "expected an Entry, got %.100R (%U)", object, type);
+        if (type) refuse(PyExc_TypeError, "expected an Entry, got %.100R (%U)", object, type);
         Py_XDECREF(type);
         return -1;
     }
     if (((EntryObject *)object)->owner != w->owner) {
-        PyErr_Format(PyExc_ValueError, "%R belongs to another wheel", object);
+        refuse(PyExc_ValueError, "%R belongs to another wheel", object);
         return -1;
     }
     return 0;
@@ -1788,7 +1800,7 @@ static PyObject *Wheel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     int pushed = pointers && PyUnicode_Check(pointers) && PyUnicode_CompareWithASCIIString(pointers, "pushed") == 0;
     if (pointers && !pushed
         && !(PyUnicode_Check(pointers) && PyUnicode_CompareWithASCIIString(pointers, "own") == 0))
-        return PyErr_Format(PyExc_ValueError, "pointers must be 'own' or 'pushed', got %.100R", pointers);
+        return refuse(PyExc_ValueError, "pointers must be 'own' or 'pushed', got %.100R", pointers);
     int64_t each[MAX_LEVELS];
     Py_ssize_t n = 1;
     if (sizes == NULL) {

@@ -165,6 +165,10 @@ void entry_dealloc(EntryObject *e);
 int bind_arguments(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                    const char *const *names, Py_ssize_t n, Py_ssize_t required, PyObject **out);
 
+/* Raise `type` with a message, as PyErr_Format does; if a repr within fails, raise that error. Before
+ * Python 3.11.3, PyErr_Format raises `type` without a message then. Returns NULL. */
+PyObject *refuse(PyObject *type, const char *format, ...);
+
 /* Seconds as nanoseconds, to the nearest; what is less than 0 stays so. 0 or -1. */
 int as_ns(const char *name, PyObject *value, int64_t *ns);
 
