@@ -11,6 +11,8 @@ from pathlib import Path
 import asyncpg
 import psycopg
 import pytest
+from sqlalchemy import orm
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import tickwheel.durable
 from tickwheel.durable import Blocking, Scheduler, TaskFunction
@@ -167,34 +169,58 @@ def scheduler_of_orders(url):
     return app, expire
 
 
+class Base(orm.DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    state: orm.Mapped[str]
+
+
 def orders_of(url):
-    async def ask():
-        connection = await asyncpg.connect(url)
-        try:
-            orders = await connection.fetch("SELECT id FROM orders")
-            tasks = await connection.fetch("SELECT key FROM task")
-        finally:
-            await connection.close()
-        return {row[0] for row in orders}, {row[0] for row in tasks}
-
-    return asyncio.run(asyncio.wait_for(ask(), 30))
+    with psycopg.connect(url) as connection:
+        orders = connection.execute("SELECT id FROM orders").fetchall()
+        tasks = connection.execute("SELECT key FROM task").fetchall()
+    return {row[0] for row in orders}, {row[0] for row in tasks}
 
 
-def test_both_ways_to_submit_in_your_own_transaction_store_order_and_task(postgres_url):
+def run_example(code, **names):
+    """Run an example that awaits."""
+    body = "".join(f"    {line}\n" for line in code.splitlines())
+    exec(f"async def example():\n{body}", names)
+    return asyncio.wait_for(names["example"](), 30)
+
+
+def test_every_way_to_change_tasks_in_your_own_transaction(postgres_url):
     page = (DOCS / "how-to" / "durable-your-transaction.md").read_text("utf-8")
-    asynchronous, blocking = CODE.findall(page)
+    asyncpgs, sqlalchemys, blocking, cancel = CODE.findall(page)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("CREATE TABLE orders (id text PRIMARY KEY, state text)")
 
-    app, expire = scheduler_of_orders(postgres_url)
-    names = {"app": app, "expire": expire, "url": postgres_url, "asyncpg": asyncpg}
-    body = "".join(f"    {line}\n" for line in asynchronous.splitlines())
-    exec(f"async def example():\n{body}", names)
-    asyncio.run(asyncio.wait_for(names["example"](), 30))
+    async def asynchronous():
+        app, expire = scheduler_of_orders(postgres_url)
+        names = {"app": app, "expire": expire, "url": postgres_url, "asyncpg": asyncpg}
+        await run_example(asyncpgs, **names)
+        engine = create_async_engine(postgres_url.replace("postgresql:", "postgresql+asyncpg:"))
+        names |= {"engine": engine, "AsyncSession": AsyncSession, "Order": Order}
+        await run_example(sqlalchemys, **names)
+        await engine.dispose()
 
+    asyncio.run(asynchronous())
     app, expire = scheduler_of_orders(postgres_url)
     exec(blocking, {"app": app, "expire": expire, "url": postgres_url, "psycopg": psycopg})
-
     orders, tasks = orders_of(postgres_url)
-    assert orders == {"o-1", "o-2"}
-    assert tasks == {"order:o-1", "order:o-2"}
+    assert orders == {"o-1", "o-2", "o-3"}
+    assert tasks == {"order:o-1", "order:o-2", "order:o-3"}
+
+    async def cancelled():
+        app, _ = scheduler_of_orders(postgres_url)
+        connection = await asyncpg.connect(postgres_url)
+        async with app, connection.transaction():
+            await run_example(cancel, app=app, connection=connection)
+        await connection.close()
+
+    asyncio.run(cancelled())
+    assert orders_of(postgres_url)[1] == {"order:o-2", "order:o-3"}

@@ -53,7 +53,7 @@ class TestTheUsersTables:
             for _ in range(2):
                 async with opened(postgres_url) as store:
                     await stored(store, later(store, key=f"k{_}"), later(store))
-                    await store.insert_on(user, Submission(later(store)))
+                    await store.within(user, Submission(later(store)))
             async with opened(postgres_url) as store:
                 assert (await store.counts())["live"] == 6
             for name in OWN:

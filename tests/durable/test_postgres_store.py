@@ -6,10 +6,8 @@ import re
 import time
 
 import asyncpg
-import psycopg
 import pytest
 import pytest_asyncio
-from psycopg.rows import dict_row
 
 from contracts.stores import (
     HOUR,
@@ -20,7 +18,6 @@ from contracts.stores import (
     ending,
     later,
     lease,
-    replay_of,
     request,
     stored,
     task,
@@ -46,7 +43,6 @@ from tickwheel.durable.stores.postgres import PostgresStore
 from tickwheel.durable.stores.postgres_clock import DatabaseClock
 from tickwheel.durable.stores.postgres_listener import Listener
 from tickwheel.durable.stores.postgres_pool import Pool
-from tickwheel.durable.stores.postgres_transaction import insert_statement
 from tickwheel.durable.task import Event, Filter, Lease, Repeated, State, Submission, Taken, Task
 from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable
 
@@ -519,7 +515,7 @@ class TestKeys:
         """A key that a user's open transaction has."""
         await user.execute("BEGIN")
         given = later(store, key="held")
-        assert await store.insert_on(user, Submission(given)) == given
+        assert await store.within(user, Submission(given)) == given
         return given
 
     @pytest_asyncio.fixture
@@ -606,7 +602,7 @@ class TestChangesOfMany:
     async def tasks(self, store, user):
         tasks = await stored(store, *[later(store, key=f"k{n}") for n in range(25)])
         await user.execute("BEGIN")
-        await store.insert_on(user, Submission(later(store, key="k7"), "replace"))
+        await store.within(user, Submission(later(store, key="k7"), "replace"))
         return tasks
 
     def change(self, store, verb):
@@ -644,7 +640,7 @@ class TestRequests:
         """A name that another process is about to use, and its task."""
         given = later(store)
         await user.execute("BEGIN")
-        await store.insert_on(user, Submission(given))
+        await store.within(user, Submission(given))
         name = f"'c', 'r1', 'd', '{given.id}', 1"
         columns = "caller, key, digest, task_id, used_at_ms"
         await user.execute(f"INSERT INTO idempotency ({columns}) VALUES ({name})")
@@ -684,7 +680,7 @@ class TestRequests:
         """The first try's answer was lost, and the server was still busy with it."""
         given = request(later(store))
         await user.execute("BEGIN")
-        await store.insert_on(user, given._replace(idempotency=None))
+        await store.within(user, given._replace(idempotency=None))
         await user.execute(
             "INSERT INTO idempotency (caller, key, digest, task_id, used_at_ms)"
             f" VALUES ('c', 'r1', 'd', '{given.task.id}', 1)"
@@ -735,7 +731,7 @@ class TestTheRegistry:
         """No submit asks for its service, so none is waited for."""
         await store.registry.put_service("mail", "{}", self.LINE)
         await user.execute("BEGIN")
-        await store.insert_on(user, Submission(later(store)))
+        await store.within(user, Submission(later(store)))
         assert await store.registry.delete_service("mail", self.LINE) is True
         await user.execute("COMMIT")
 
@@ -1334,240 +1330,3 @@ class TestTime:
 
     async def test_the_offset_to_this_host_is_a_metric(self, store):
         assert abs(store.offset_ms) < 5 * SECOND
-
-
-class TestASubmitInTheUsersTransaction:
-    @pytest.fixture(params=["asyncpg", "psycopg", "psycopg rows as dicts", "plain", "old style"])
-    def way(self, request, store, postgres_url):
-        """Submits by one kind of connection, and then commits or rolls back."""
-
-        async def submit(*submissions, end="commit"):
-            if request.param == "asyncpg":
-                async with connected(postgres_url) as connection:
-                    await connection.execute("BEGIN")
-                    answers = [await store.insert_on(connection, one) for one in submissions]
-                    await connection.execute(end)
-                    return answers
-            if request.param.startswith("psycopg"):
-                rows = {"row_factory": dict_row} if "dicts" in request.param else {}
-                async with await psycopg.AsyncConnection.connect(postgres_url, **rows) as one_of:
-                    answers = [await store.insert_on(one_of, one) for one in submissions]
-                    await getattr(one_of, end)()
-                    return answers
-            factory = psycopg.ClientCursor if request.param == "old style" else psycopg.Cursor
-
-            def in_a_thread():
-                with psycopg.connect(postgres_url, cursor_factory=factory) as connection:
-                    answers = [store.insert_on_now(connection, one) for one in submissions]
-                    getattr(connection, end)()
-                    return answers
-
-            return await asyncio.to_thread(in_a_thread)
-
-        return submit
-
-    async def test_it_is_there_after_the_commit(self, store, way):
-        given = later(
-            store, body=b"\x00\xff%s$1", key="k % $1 '", timeout_ms=5, deadline_at_ms=HOUR,
-            priority=-3, shard=7,
-        )  # fmt: skip
-        plain = later(store, replay_of="ab" * 16)
-        assert await way(Submission(given), Submission(plain)) == [given, plain]
-        assert await store.get([given.id, plain.id]) == [given, plain]
-
-    async def test_it_never_was_after_a_rollback(self, store, way):
-        given = later(store)
-        await way(Submission(given), end="rollback")
-        assert await store.get([given.id]) == [None]
-
-    @pytest.mark.parametrize("on_conflict", ["reject", "keep"])
-    async def test_a_key_that_is_taken_is_told(self, store, way, on_conflict):
-        (holder,) = await stored(store, later(store, key="k", body=b"\x00"))
-        given = later(store, key="k")
-        assert await way(Submission(given, on_conflict)) == [Taken(holder)]
-        assert await store.get([given.id]) == [None]
-
-    async def test_of_two_with_one_key_the_first_has_it(self, store, way):
-        given = [later(store, key="k"), later(store, key="k"), later(store, key="k", body=b"3")]
-        answers = await way(*map(Submission, given[:2]), Submission(given[2], "replace"))
-        assert answers[:2] == [given[0], Taken(given[0])]
-        assert (answers[2].id, answers[2].body) == (given[0].id, b"3")
-
-    async def test_replace_takes_the_place_of_the_holder(self, store, way):
-        (holder,) = await stored(store, later(store, key="k"))
-        given = later(store, key="k", body=b"2", due_at_ms=5, priority=9)
-        (answer,) = await way(Submission(given, "replace"))
-        assert answer == holder._replace(
-            body=b"2", due_at_ms=5, priority=9, updated_at_ms=given.updated_at_ms
-        )
-        assert await store.get([holder.id, given.id]) == [answer, None]
-
-    async def test_replace_forgets_the_failures_of_the_holder(self, store, way, epochs):
-        (running,) = await claim(store, await stored(store, task(store, key="k")), epochs)
-        await store.record([ending(running, Event.RETRY, error="boom")])
-        (answer,) = await way(Submission(later(store, key="k"), "replace"))
-        assert (answer.id, answer.attempt) == (running.id, 1)
-        assert (answer.failures, answer.error) == (0, None)
-
-    async def test_a_running_holder_is_not_replaced(self, store, way, epochs):
-        (running,) = await claim(store, await stored(store, task(store, key="k")), epochs)
-        assert await way(Submission(later(store, key="k"), "replace")) == [Taken(running)]
-
-    async def test_an_open_one_that_was_refused_keeps_no_end_from_being_written(
-        self, store, user, epochs
-    ):
-        (running,) = await claim(store, await stored(store, task(store, key="k")), epochs)
-        await user.execute("BEGIN")
-        for on_conflict in ("reject", "keep", "replace"):
-            given = Submission(later(store, key="k"), on_conflict)
-            assert await store.insert_on(user, given) == Taken(running)
-        assert await store.renew([running.attempt_key]) == [True]
-        assert await store.record([ending(running)]) == [True]
-
-    async def test_a_holder_that_is_claimed_meanwhile_is_not_replaced(
-        self, store, user, epochs, postgres_url
-    ):
-        (given,) = await stored(store, task(store, key="k"))
-        async with connected(postgres_url) as second, connected(postgres_url) as watching:
-            await second.execute(
-                f"BEGIN; UPDATE task SET state = 'running' WHERE key = '{given.key}'"
-            )
-            replacing = asyncio.create_task(
-                store.insert_on(user, Submission(later(store, key="k"), "replace"))
-            )
-            await blocked(watching)
-            await second.execute("COMMIT")
-            assert await replacing == Taken(given._replace(state=State.RUNNING))
-
-    async def test_a_holder_that_ends_meanwhile_leaves_the_key(
-        self, store, user, epochs, postgres_url
-    ):
-        (holder,) = await stored(store, later(store, key="k"))
-        given = later(store, key="k")
-        async with connected(postgres_url) as second, connected(postgres_url) as watching:
-            await second.execute("BEGIN; DELETE FROM task")
-            replacing = asyncio.create_task(store.insert_on(user, Submission(given, "replace")))
-            await blocked(watching)
-            await second.execute("COMMIT")
-            assert await replacing == given
-        assert await store.get([holder.id, given.id]) == [None, given]
-
-    async def test_an_open_one_keeps_no_shard_from_its_new_owner(self, store, user, epochs):
-        await user.execute("BEGIN")
-        await store.insert_on(user, Submission(task(store, shard=2)))
-        assert await store.take([2], "n2") == {2: epochs[2] + 1}
-
-    async def test_a_key_that_was_taken_meanwhile_is_told(self, store, user, postgres_url):
-        await user.execute("BEGIN")
-        holder = later(store, key="k")
-        await store.insert_on(user, Submission(holder))
-        async with connected(postgres_url) as second, connected(postgres_url) as watching:
-            given = Submission(later(store, key="k"))
-            submitting = asyncio.create_task(store.insert_on(second, given))
-            await blocked(watching)
-            await user.execute("COMMIT")
-            assert await submitting == Taken(holder)
-
-    async def test_the_tables_are_the_stores_whatever_the_path_of_the_connection(
-        self, postgres_url
-    ):
-        async with (
-            opened(postgres_url) as store,
-            opened(f"{postgres_url}?schema=own") as own,
-            connected(postgres_url) as user,
-        ):
-            await user.execute("CREATE TABLE public.task (mine integer)")
-            await user.execute("SET search_path = public")
-            for one in (store, own):
-                given, keyed = later(one), later(one, key="k")
-                await one.insert_on(user, Submission(given))
-                await one.insert_on(user, Submission(keyed, "replace"))
-                await one.insert_on(user, Submission(keyed, "replace"))
-                assert await one.get([given.id, keyed.id]) == [given, keyed]
-            assert [(await one.counts())["live"] for one in (store, own)] == [2, 2]
-            assert await user.fetchval("SELECT count(*) FROM public.task") == 0
-
-    async def test_a_request_that_was_made_before_is_answered_and_stores_nothing(self, store, way):
-        given, again, later_on = (later(store, body=b"\x00") for _ in range(3))
-        assert await way(request(given), request(again)) == [given, Repeated(True, given)]
-        assert await way(request(later_on)) == [Repeated(True, given)]
-        assert await store.insert([request(later_on)], {}) == [Repeated(True, given)]
-        assert await way(request(later_on, digest="other")) == [Repeated(False, None)]
-        assert await store.get([again.id, later_on.id]) == [None, None]
-
-    async def test_one_that_the_service_took_is_known_on_a_connection_too(self, store, way):
-        given = later(store)
-        await store.insert([request(given)], {})
-        assert await way(request(later(store))) == [Repeated(True, given)]
-        assert await way(request(given)) == [given], "this very one: its answer was lost"
-
-    async def test_a_final_task_is_answered_as_it_is_and_one_that_is_gone_is_told(
-        self, store, way, epochs
-    ):
-        (given,) = await way(request(task(store)))
-        (running,) = await claim(store, [given], epochs)
-        await store.record([ending(running, result_body='{"a": 1}')])
-        (final,) = await store.get([given.id])
-        assert await way(request(later(store))) == [Repeated(True, final)]
-        await store.replay([replay_of(store, final)], force=False)
-        (replayed,) = await store.get([given.id])
-        assert await way(request(later(store))) == [Repeated(True, replayed)]
-        await store.prune(final.updated_at_ms + HOUR, 10)
-        assert await way(request(later(store))) == [Repeated(True, None)]
-
-    async def test_after_a_rollback_a_request_was_never_made(self, store, way):
-        given, again = later(store), later(store)
-        await way(request(given), end="rollback")
-        assert await way(request(again)) == [again]
-
-    async def test_a_request_that_is_refused_has_not_used_its_name(self, store, way):
-        (holder,) = await stored(store, later(store, key="k"))
-        refused = request(later(store, key="k"))
-        assert await way(refused) == [Taken(holder)]
-        other = later(store)
-        assert await way(request(other, digest="other")) == [other]
-
-    @pytest.mark.parametrize("on_conflict", ["keep", "replace"])
-    async def test_a_request_is_known_by_the_task_that_has_the_key(self, store, way, on_conflict):
-        (holder,) = await stored(store, later(store, key="k"))
-        for _ in range(2):
-            (answer,) = await way(request(later(store, key="k"), on_conflict=on_conflict))
-            found = answer.holder if isinstance(answer, Taken) else getattr(answer, "task", answer)
-            assert found.id == holder.id
-
-    async def test_while_it_is_open_no_other_can_make_the_same_request(self, store, user):
-        await user.execute("BEGIN")
-        given = later(store)
-        await store.insert_on(user, request(given))
-        with pytest.raises(Locked):
-            await store.insert([request(later(store))], {}, patient=False)
-        await user.execute("COMMIT")
-        assert await store.insert([request(later(store))], {}) == [Repeated(True, given)]
-
-    async def test_in_a_savepoint_that_is_rolled_back_it_was_never_made(self, store, user):
-        given, again = later(store), later(store)
-        async with user.transaction():
-            with contextlib.suppress(ZeroDivisionError):
-                async with user.transaction():
-                    assert await store.insert_on(user, request(given)) == given
-                    raise ZeroDivisionError
-            assert await store.insert_on(user, request(again)) == again
-        assert await store.get([given.id, again.id]) == [None, again]
-
-    async def test_without_a_transaction_a_request_with_a_name_is_refused(
-        self, store, user, postgres_url
-    ):
-        with pytest.raises(ValueError, match="needs a transaction"):
-            await store.insert_on(user, request(later(store)))
-        auto = await psycopg.AsyncConnection.connect(postgres_url, autocommit=True)
-        async with auto:
-            with pytest.raises(ValueError, match="needs a transaction"):
-                await store.insert_on(auto, request(later(store)))
-            async with auto.transaction():
-                given = later(store)
-                assert await store.insert_on(auto, request(given)) == given
-        assert (await store.counts())["live"] == 1
-
-    async def test_a_style_that_there_is_not(self, store):
-        with pytest.raises(ValueError, match="'qmark'"):
-            insert_statement(Submission(later(store)), store.schema, "qmark")

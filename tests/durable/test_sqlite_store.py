@@ -770,9 +770,9 @@ asyncio.run(main())
 class TestUsersConnection:
     async def test_a_users_transaction_needs_postgres(self, store):
         with pytest.raises(TypeError, match="PostgreSQL"):
-            await store.insert_on(object(), Submission(task(store)))
+            await store.within(object(), Submission(task(store)))
         with pytest.raises(TypeError, match="PostgreSQL"):
-            store.insert_on_now(object(), Submission(task(store)))
+            store.within_now(object(), Submission(task(store)))
         assert await everything(store) == []
 
 

@@ -6,16 +6,19 @@ import functools
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tickwheel.durable.background import LoopThread
-from tickwheel.durable.verbs import Verbs
+from tickwheel.durable.task import Cancel, CancelKey
+from tickwheel.durable.verbs import Verbs, cancel_key_of, checked_id, known
 from tickwheel.errors import NotStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from datetime import datetime, timedelta
     from typing import Self
 
+    from tickwheel.durable.node import Node
     from tickwheel.durable.scheduler import Scheduler
-    from tickwheel.durable.task import Submission, Task
-    from tickwheel.durable.verbs import Target
+    from tickwheel.durable.task import Reschedule, Task, Verdict
+    from tickwheel.durable.verbs import Target, Verdicts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,6 +35,11 @@ def blocking(
 
     functools.update_wrapper(wait, verb)
     return wait
+
+
+async def called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function on the loop's thread: what a change is made of is made there only."""
+    return function(*args, **kwargs)
 
 
 class Blocking:
@@ -67,31 +75,70 @@ class Blocking:
     def submit(self, target: Target, /, *args: Any, **kwargs: Any) -> Task:
         """Store a task, and return it once it is committed; `Scheduler.submit` has the options.
 
-        With `connection=`, a PostgreSQL connection of yours, it is used here, in your thread.
+        With `connection=`, of yours, that is used here, in your thread; so in the verbs below.
         """
         self._check_running()
         if kwargs.get("connection") is None:
             return self._thread.run(self._app.submit(target, *args, **kwargs))
-        submission, connection = self._thread.run(self._submission(target, args, kwargs))
+        submission, connection = self._thread.run(self._app._submission(target, args, kwargs))
+        node = self._node()
+        if connection is None:
+            return self._thread.run(node.submit.submit(submission))
+        return node.submit.settled(submission, node.store.within_now(connection, submission))
+
+    def cancel(self, task_id: str, *, connection: Any = None) -> Verdict:
+        """Cancel a task that is not running; the answer says whether this won, and its state."""
+        connection = self._borrowed(connection)
+        if connection is None:
+            return self._thread.run(self._app.cancel(task_id))
+        return self._verdicts(connection, Cancel((checked_id(task_id),)))[0]
+
+    def cancel_key(
+        self, key: str, service: Target | None = None, *, connection: Any = None
+    ) -> Verdicts:
+        """Cancel the live tasks that have this key, of one service or of all; who won."""
+        connection = self._borrowed(connection)
+        if connection is None:
+            return self._thread.run(self._app.cancel_key(key, service))
+        return self._verdicts(connection, cancel_key_of(key, service))
+
+    def reschedule(
+        self,
+        task_id: str,
+        *,
+        delay: float | timedelta | None = None,
+        at: datetime | None = None,
+        connection: Any = None,
+    ) -> Verdict:
+        """Make a task that is not running due at another time; whether this won, and its state."""
+        connection = self._borrowed(connection)
+        if connection is None:
+            return self._thread.run(self._app.reschedule(task_id, delay=delay, at=at))
+        change = self._thread.run(called(self._app._reschedule, task_id, delay, at))
+        return self._verdicts(connection, change)[0]
+
+    def _verdicts(self, connection: Any, change: Cancel | CancelKey | Reschedule) -> Verdicts:
+        """Make a change by the user's connection, in this thread."""
+        verdicts = self._node().store.within_now(connection, change)
+        return verdicts if isinstance(change, CancelKey) else known([*change.ids], verdicts)
+
+    def _borrowed(self, connection: Any) -> Any:
+        self._check_running()
+        if connection is None:
+            return None
+        return self._thread.run(called(self._app._borrowed, connection))
+
+    def _node(self) -> Node:
         node = self._app._node
         assert node is not None
-        return node.submit.settled(submission, node.store.insert_on_now(connection, submission))
+        return node
 
     def _check_running(self) -> None:
         if not self._thread.running:
             raise NotStarted(f"the loop thread is {self._thread.state}: use `with app.blocking()`")
 
-    async def _submission(
-        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Submission, Any]:
-        """Make it on the loop's thread: ids are made there, and nowhere else."""
-        return await self._app._submission(target, args, kwargs)
-
     submit_many = blocking(Verbs.submit_many)
-    cancel = blocking(Verbs.cancel)
-    cancel_key = blocking(Verbs.cancel_key)
     cancel_where = blocking(Verbs.cancel_where)
-    reschedule = blocking(Verbs.reschedule)
     reschedule_where = blocking(Verbs.reschedule_where)
     get = blocking(Verbs.get)
     wait = blocking(Verbs.wait)

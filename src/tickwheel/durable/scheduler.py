@@ -331,6 +331,11 @@ def store_at(url: str, *, shards: int, clock: Clock | None) -> Store:
             raise ImportError(
                 f"{missing}; for PostgreSQL: pip install 'tickwheel[postgres]'"
             ) from missing
+        if clock is not None:
+            raise ValueError(
+                "clock= is for a store on SQLite: on PostgreSQL the time is the database's, got"
+                f" {clock!r:.100}"
+            )
         return PostgresStore(url, shards=shards)
     got = f", got {scheme!r}:// in the URL" if "://" in url else ""  # else it may be anything
     raise ValueError(f"a store is sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE{got}")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.task import (
         Attempt,
         AttemptKey,
+        Change,
         Due,
         Ending,
         Filter,
@@ -94,6 +95,10 @@ class Store(Protocol):
         """How much one `insert` should hold, so that a claim does not wait for long behind it."""
 
     @property
+    def joins_transactions(self) -> bool:
+        """Whether changes can be made by connections of the user's own, by `within`."""
+
+    @property
     def registry(self) -> Registry:
         """What the same database remembers besides tasks."""
 
@@ -146,14 +151,15 @@ class Store(Protocol):
           submission that is `patient` after some seconds, otherwise after a moment.
         """
 
-    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
-        """Store a task by a connection of the user's own, in the user's transaction.
+    async def within(self, connection: Any, change: Change) -> Any:
+        """Make a change by a connection of the user's own, in the user's transaction.
 
-        Plain connections that block are for `insert_on_now`, in the user's own thread.
+        A submission is answered as by `insert`, the others by verdicts. Connections that block are
+        for `within_now`, in the user's own thread.
         """
 
-    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
-        """Store a task by a plain DB-API connection of the user's own."""
+    def within_now(self, connection: Any, change: Change) -> Any:
+        """Make a change by a connection of the user's own that blocks."""
 
     async def due(
         self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int

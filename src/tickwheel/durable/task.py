@@ -261,6 +261,30 @@ class Verdict(NamedTuple):
     state: State
 
 
+class Cancel(NamedTuple):
+    """A cancel of unclaimed tasks by id."""
+
+    ids: tuple[str, ...]
+
+
+class CancelKey(NamedTuple):
+    """A cancel of the live tasks that have a key, of one service or, with None, of all."""
+
+    key: str
+    service: str | None
+
+
+class Reschedule(NamedTuple):
+    """Another due time for unclaimed tasks, by id."""
+
+    ids: tuple[str, ...]
+    due_at_ms: int
+
+
+Change = Submission | Cancel | CancelKey | Reschedule
+"""What can be done in the user's own transaction."""
+
+
 def qualified(namespace: str, name: str) -> str:
     """Return the full name of what a namespace calls `name`; the namespace "" adds nothing."""
     return f"{namespace}/{name}" if namespace else name

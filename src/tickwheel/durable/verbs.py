@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import bounded, nanoseconds
+from tickwheel.clock import ManualClock
 from tickwheel.durable import serial
 from tickwheel.durable.administration import LOCAL, Administration
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
@@ -22,9 +23,12 @@ from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay, error_bytes
 from tickwheel.durable.submit import Refused, later_ms, moment_ms, request_bytes
 from tickwheel.durable.task import (
     Attempt,
+    Cancel,
+    CancelKey,
     Event,
     Filter,
     Idempotency,
+    Reschedule,
     State,
     Submission,
     Taken,
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime, timedelta
 
+    from tickwheel.clock import Clock
     from tickwheel.durable.task import Page
 
 WAIT_SECONDS = 0.5
@@ -70,6 +75,7 @@ class Verbs(Administration):
     """What a started scheduler can be asked for."""
 
     _functions: dict[str, TaskFunction[..., Any]]
+    _clock: Clock | None
 
     async def submit(self, target: Target, /, *args: Any, **kwargs: Any) -> Task:
         """Store a task, and return it once it is committed.
@@ -85,15 +91,29 @@ class Verbs(Administration):
         - `idempotency_key`: the same one again within 24 hours, with the same arguments and
           options, stores nothing and returns the task that the first one stored; with others it
           raises `KeyReused`.
-        - `connection`: the task is stored by this PostgreSQL connection of yours, in your
-          transaction, and exists when that commits.
+        - `connection`: the task is stored by this PostgreSQL connection or SQLAlchemy session of
+          yours, in your transaction, and exists when that commits.
         """
         submission, connection = await self._submission(target, args, kwargs)
         node = self._started()
         if connection is not None:
-            answer = await node.store.insert_on(connection, submission)
+            answer = await node.store.within(connection, submission)
             return node.submit.settled(submission, answer)
         return await node.submit.submit(submission)
+
+    def _borrowed(self, connection: Any) -> Any:
+        """Return the user's connection, or None when the change is made at once without it.
+
+        It is in a test on SQLite: one by a clock that moves by hand.
+        """
+        if connection is None or self._started().store.joins_transactions:
+            return connection
+        if isinstance(self._clock, ManualClock):
+            return None
+        raise TypeError(
+            "connection= needs a store on PostgreSQL; this one is on SQLite. Only in a test, with"
+            " clock=ManualClock(), is it accepted there"
+        )
 
     async def _submission(
         self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -103,7 +123,7 @@ class Verbs(Administration):
         service, body = self._call(target, args, kwargs)
         if service not in self._started().services:
             await self._look_for_services()
-        connection = options.pop("connection", None)
+        connection = self._borrowed(options.pop("connection", None))
         return self._build(service, body, options, hashed=connection is not None), connection
 
     async def submit_many(
@@ -236,13 +256,30 @@ class Verbs(Administration):
             node.submit.notice(task.id, ending.due_at_ms, task)
         return Verdict(task_id, True, ending.state)
 
-    async def cancel(self, task_id: str) -> Verdict:
-        """Cancel a task that is not running; the answer says whether this won, and its state."""
-        return (await self._cancel([checked_id(task_id)]))[0]
+    async def cancel(self, task_id: str, *, connection: Any = None) -> Verdict:
+        """Cancel a task that is not running; the answer says whether this won, and its state.
 
-    async def cancel_key(self, key: str, service: Target | None = None) -> Verdicts:
-        """Cancel the live tasks that have this key, of one service or of all; who won."""
-        verdicts: Verdicts = []
+        `connection`: in the transaction of this connection of yours, as in `submit`.
+        """
+        ids = [checked_id(task_id)]
+        connection = self._borrowed(connection)
+        if connection is None:
+            return (await self._cancel(ids))[0]
+        return known(ids, await self._started().store.within(connection, Cancel((*ids,))))[0]
+
+    async def cancel_key(
+        self, key: str, service: Target | None = None, *, connection: Any = None
+    ) -> Verdicts:
+        """Cancel the live tasks that have this key, of one service or of all; who won.
+
+        `connection`: in the transaction of this connection of yours, as in `submit`.
+        """
+        connection = self._borrowed(connection)
+        if connection is not None:
+            change = cancel_key_of(key, service)
+            verdicts: Verdicts = await self._started().store.within(connection, change)
+            return verdicts
+        verdicts = []
         cursor = None
         while True:  # a page may end early: some megabytes of payloads are one, too
             page = await self.list(
@@ -285,18 +322,34 @@ class Verbs(Administration):
         return count
 
     async def reschedule(
-        self, task_id: str, *, delay: float | timedelta | None = None, at: datetime | None = None
+        self,
+        task_id: str,
+        *,
+        delay: float | timedelta | None = None,
+        at: datetime | None = None,
+        connection: Any = None,
     ) -> Verdict:
-        """Make a task that is not running due at another time; whether this won, and its state."""
+        """Make a task that is not running due at another time; whether this won, and its state.
+
+        `connection`: in the transaction of this connection of yours, as in `submit`.
+        """
         node = self._started()
-        due_at_ms = self._due(delay, at)
-        checked_id(task_id)
-        verdict = known([task_id], await node.store.reschedule([task_id], due_at_ms))[0]
+        change = self._reschedule(task_id, delay, at)
+        connection = self._borrowed(connection)
+        if connection is not None:
+            return known([task_id], await node.store.within(connection, change))[0]
+        verdict = known([task_id], await node.store.reschedule([task_id], change.due_at_ms))[0]
         if verdict.won:
             for task in await node.store.get([task_id]):
                 if task is not None and task.state is State.DELAY:
                     node.submit.notice(task.id, task.due_at_ms, task)
         return verdict
+
+    def _reschedule(
+        self, task_id: str, delay: float | timedelta | None, at: datetime | None
+    ) -> Reschedule:
+        due_at_ms = self._due(delay, at)
+        return Reschedule((checked_id(task_id),), due_at_ms)
 
     async def reschedule_where(
         self,
@@ -673,6 +726,12 @@ def checked_id(task_id: object) -> str:
     if len(task_id) != 32 or not set(task_id) <= set("0123456789abcdef"):
         raise UnknownTask(f"no task has the id {task_id!r:.100}: an id is 32 hexadecimal digits")
     return task_id
+
+
+def cancel_key_of(key: str, service: Target | None) -> CancelKey:
+    """Return the cancel of a key, of one service or of all."""
+    name = service.name if isinstance(service, TaskFunction) else service
+    return CancelKey(key, name)
 
 
 def filter_of(

@@ -38,7 +38,7 @@ from tickwheel.durable.stores.postgres_pool import (
 )
 from tickwheel.durable.stores.postgres_registry import PostgresRegistry
 from tickwheel.durable.stores.postgres_session import address_of
-from tickwheel.durable.stores.postgres_transaction import insert_on, insert_on_now
+from tickwheel.durable.stores.postgres_transaction import within, within_now
 from tickwheel.durable.stores.postgres_unclaimed import TURNS, changed_where, verdicts
 from tickwheel.durable.stores.rows import (
     attempt_of,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.schedule import Fired, Firing, Schedule, Timing
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.postgres_pool import Connection
-    from tickwheel.durable.task import Ending, Filter, Lease, Page, Repeated, Submission
+    from tickwheel.durable.task import Change, Ending, Filter, Lease, Page, Repeated, Submission
 
     WantedRow = tuple[str, int, int, int]
 
@@ -89,6 +89,8 @@ class PostgresStore:
     - A server that does not answer makes a call fail after 10 s; it works again when the server
       does.
     """
+
+    joins_transactions = True
 
     listening_for: Callable[[], Container[int]] | None = None
     """The shards whose news are wanted; None: all."""
@@ -245,13 +247,13 @@ class PostgresStore:
                     )
                 )
 
-    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
-        """Store a task by a connection of asyncpg or an asynchronous one of psycopg."""
-        return await insert_on(connection, submission, self.schema)
+    async def within(self, connection: Any, change: Change) -> Any:
+        """Make a change by an asynchronous connection of asyncpg, psycopg or SQLAlchemy."""
+        return await within(connection, change, self.schema)
 
-    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
-        """Store a task by a connection of psycopg or psycopg2, or Django's `connection`."""
-        return insert_on_now(connection, submission, self.schema)
+    def within_now(self, connection: Any, change: Change) -> Any:
+        """Make a change by a connection that blocks, of psycopg, psycopg2, SQLAlchemy or Django."""
+        return within_now(connection, change, self.schema)
 
     async def due(
         self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int

@@ -469,44 +469,52 @@ RUNNING_BY_ID = f"""
 _AS_DUE = "id, due_at_ms, service, priority, shard"
 
 
-def _free(where: str | None) -> str:
+def _free(where: str | None, ids: str, task: str) -> str:
     """Return which of the ids are unclaimed; with a condition, those that others hold left out."""
     return f"""
-        SELECT t.place, t.bytes FROM unnest($1::uuid[]) AS i (id)
+        SELECT t.place, t.bytes FROM unnest({ids}::uuid[]) AS i (id)
         CROSS JOIN LATERAL (
-            SELECT t.ctid AS place, octet_length(t.payload) AS bytes FROM task t
+            SELECT t.ctid AS place, octet_length(t.payload) AS bytes FROM {task} t
             WHERE t.state = 'delay' AND {where or "true"} AND {by_id("i.id")}
             FOR UPDATE {"" if where is None else "SKIP LOCKED"}
         ) t
     """
 
 
-def cancel(where: str | None = None) -> str:
+def cancelling(where: str | None, ids: str, schema: str = "") -> tuple[str, str]:
     """Return the statement that cancels which of these ids are unclaimed, as many as fit.
 
-    `where`: and it holds for them, and no other transaction has locked them.
+    Its CTEs, and its end. `where`: and it holds for them, and no other transaction has locked them.
     """
-    return f"""
-        WITH {_MOMENT}, free AS MATERIALIZED (
-            {_fitting(f"{STATEMENT_BYTES}", _free(where))}
+    ctes = f"""{_MOMENT}, free AS MATERIALIZED (
+            {_fitting(f"{STATEMENT_BYTES}", _free(where, ids, f"{schema}task"))}
         ), gone AS (
-            DELETE FROM task t USING free f WHERE t.ctid = f.place AND f.fits
+            DELETE FROM {schema}task t USING free f WHERE t.ctid = f.place AND f.fits
             RETURNING t.id, t.service, t.payload, t.key, 'cancelled', t.due_at_ms, t.shard,
                 t.priority, t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
                 t.created_at_ms, {_NOW}, t.replay_of, t.error, t.node, t.epoch
-        )
-        INSERT INTO backlog ({_KEPT}) SELECT * FROM gone RETURNING {_AS_DUE}
-    """
+        )"""
+    return ctes, f"INSERT INTO {schema}backlog AS t ({_KEPT}) SELECT * FROM gone"
+
+
+def rescheduling(where: str | None, ids: str, due_at_ms: str, schema: str = "") -> tuple[str, str]:
+    """Return the statement that moves which of these ids are unclaimed, as `cancelling` does."""
+    ctes = f"{_MOMENT}, free AS MATERIALIZED ({_free(where, ids, f'{schema}task')})"
+    move = f"""UPDATE {schema}task t SET due_at_ms = {due_at_ms}, updated_at_ms = {_NOW}
+        FROM free f WHERE t.ctid = f.place"""
+    return ctes, move
+
+
+def cancel(where: str | None = None) -> str:
+    """Return the statement that cancels which of the ids $1 are unclaimed."""
+    ctes, end = cancelling(where, "$1")
+    return f"WITH {ctes} {end} RETURNING {of('t', _AS_DUE)}"
 
 
 def reschedule(where: str | None = None) -> str:
-    """Return the statement that moves which of these ids are unclaimed; `where` as in `cancel`."""
-    return f"""
-        WITH {_MOMENT}, free AS MATERIALIZED ({_free(where)})
-        UPDATE task t SET due_at_ms = $2, updated_at_ms = {_NOW} FROM free f
-        WHERE t.ctid = f.place
-        RETURNING {of("t", _AS_DUE)}
-    """
+    """Return the statement that moves which of the ids $1 are unclaimed to $2."""
+    ctes, end = rescheduling(where, "$1", "$2")
+    return f"WITH {ctes} {end} RETURNING {of('t', _AS_DUE)}"
 
 
 def still_unclaimed(where: str) -> str:

@@ -1,30 +1,45 @@
-"""A submit in the user's own transaction: by statements on the user's own connection.
+"""Changes in the user's own transaction: statements on the user's own connection.
 
-The task is there when that transaction commits, and never was when it does not. Its shard goes by
-hash and no shard row is locked, so a transaction may stay open as long as it likes; only the task's
-key and its idempotency key, when it has them, are held until then. A statement names the schema of
-its table, since that connection's search_path is the user's; errors of that connection stay as they
-are.
+- A submitted task exists when that transaction commits. Its shard goes by hash and no shard row is
+  locked, so a transaction may stay open for long; only the task's key and its idempotency key, when
+  it has them, are held until then.
+- A task that is cancelled or moved is locked until then: nobody claims it.
+- A change is a generator of statements, each answered by its first row; `within` and `within_now`
+  execute them, on whatever connection it is.
+- A statement names the schema of its table, since that connection's search_path is the user's.
+  Errors of that connection are raised as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel.durable.stores import postgres_statements as sql
-from tickwheel.durable.stores.rows import answered_with, inserted, repeated, task_of
-from tickwheel.durable.task import Repeated, Taken, Task
+from tickwheel.durable.stores.postgres_drivers import blocking_driver_of, driver_of
+from tickwheel.durable.stores.postgres_pool import valid
+from tickwheel.durable.stores.rows import answered_with, inserted, repeated, task_of, verdicts_on
+from tickwheel.durable.task import (
+    Cancel,
+    CancelKey,
+    Repeated,
+    Reschedule,
+    State,
+    Submission,
+    Taken,
+    Task,
+    Verdict,
+)
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from tickwheel.durable.task import Idempotency, Submission
+    from tickwheel.durable.task import Change, Idempotency
 
 Row = Sequence[Any] | Mapping[str, Any]
 Statement = tuple[str, list[Any]]
 Answer = Task | Taken | Repeated
-Steps = Generator[Statement, Row | None, Answer]
+Verdicts = list[Verdict | None]
+Steps = Generator[Statement, Row | None, Answer | Verdicts]
 
 TURNS = 8
 KINDS = ("text::uuid", "text", "bytea", "text", "bigint", "integer", "integer", "integer", "bigint",
@@ -65,6 +80,32 @@ UNUSED = """
 """
 LIVE_BY_ID = f"SELECT {RETURNED} FROM {{schema}}.task WHERE id = {{0}}::text::uuid"  # noqa: S608
 FINAL_BY_ID = f"SELECT {FINAL_RETURNED} FROM {{schema}}.backlog WHERE id = {{0}}::text::uuid"  # noqa: S608
+_AS_TEXT = "translate(t.id::text, '-', '')"
+_THESE = "::text[]::uuid[]"
+
+
+def _won(ctes: str, change: str) -> str:
+    """Return a statement that gives the ids of what it changed, in one row."""
+    ids = f"SELECT ARRAY(SELECT {_AS_TEXT} FROM changed t) AS won"  # noqa: S608
+    return f"WITH {ctes}, changed AS ({change} RETURNING t.id) {ids}"
+
+
+CANCEL = _won(*sql.cancelling(None, "{0}::text[]", "{schema}."))
+RESCHEDULE = _won(*sql.rescheduling(None, "{0}::text[]", "{1}::bigint", "{schema}."))
+STATES = f"""
+    SELECT ARRAY(
+        SELECT {_AS_TEXT} || ' ' || t.state FROM (
+            (SELECT id, state FROM {{schema}}.task WHERE id = ANY ({{0}}{_THESE}) ORDER BY id)
+            UNION ALL SELECT id, state FROM {{schema}}.backlog WHERE id = ANY ({{1}}{_THESE})
+        ) t
+    ) AS states
+"""  # noqa: S608
+BY_KEY = f"""
+    SELECT ARRAY(
+        SELECT {_AS_TEXT} FROM {{schema}}.task t
+        WHERE t.key = {{0}}::text AND ({{1}}::text IS NULL OR t.service = {{2}}::text)
+    ) AS ids
+"""  # noqa: S608
 REPLACED = ("payload", "due_at_ms", "priority", "max_attempts", "timeout_ms", "deadline_at_ms",
             "updated_at_ms")  # fmt: skip
 _HOLDER = sql.by_key("(SELECT key FROM given)", "(SELECT service FROM given)")
@@ -121,7 +162,20 @@ def insert_statement(
     return statement, values
 
 
-def steps(submission: Submission, schema: str, style: str) -> Steps:
+def steps(change: Change, schema: str, style: str) -> Steps:
+    """Return the statements of a change, for drivers of a style."""
+    match change:
+        case Submission():
+            return submitting(change, schema, style)
+        case Cancel(ids):
+            return changing(CANCEL, State.CANCELLED, ids, schema, style)
+        case CancelKey(key, service):
+            return cancelling_key(key, service, schema, style)
+        case Reschedule(ids, due_at_ms):
+            return changing(RESCHEDULE, State.DELAY, ids, schema, style, due_at_ms)
+
+
+def submitting(submission: Submission, schema: str, style: str) -> Steps:
     """Give the statements of a submit, each with its values; each is answered by its first row.
 
     The name of the request comes first, as everywhere: whoever has it stores the task. It is let go
@@ -183,47 +237,57 @@ def written(text: str, schema: str, style: str, *values: Any) -> Statement:
     return text.format(*marks, schema=f'"{schema}"'), [*values]
 
 
-async def insert_on(connection: Any, submission: Submission, schema: str) -> Answer:
-    """Store a task on a connection of asyncpg, or an asynchronous one of psycopg."""
-    asyncpgs = hasattr(connection, "fetchrow")
-    work = steps(submission, schema, "$1" if asyncpgs else "%s")
+def changing(
+    statement: str, state: State, ids: Sequence[str], schema: str, style: str, *values: Any
+) -> Steps:
+    """Give the statements that bring unclaimed tasks into a state; who won."""
+    won: set[str] = set()
+    states: dict[str, str] = {}
+    left = sorted(valid(ids))
+    turns = 0
+    while left and turns < TURNS:
+        [changed] = columns_of((yield written(statement, schema, style, left, *values)))
+        won.update(changed)
+        turns = 0 if changed else turns + 1  # as many as fit: then there may be more
+        left = [one for one in left if one not in won]
+        if left:
+            [found] = columns_of((yield written(STATES, schema, style, left, left)))
+            states.update(one.split() for one in found)
+        # Running a moment ago, unclaimed again by now: that one can still be had.
+        left = [one for one in left if states.get(one) == State.DELAY]
+    return verdicts_on(ids, won, state, states)
+
+
+def cancelling_key(key: str, service: str | None, schema: str, style: str) -> Steps:
+    """Give the statements that cancel the live tasks with a key, of one service or of all."""
+    [ids] = columns_of((yield written(BY_KEY, schema, style, key, service, service)))
+    return (yield from changing(CANCEL, State.CANCELLED, ids, schema, style))
+
+
+async def within(connection: Any, change: Change, schema: str) -> Answer | Verdicts:
+    """Make a change on an asynchronous connection."""
+    driver = await driver_of(connection)
+    work = steps(change, schema, driver.style)
     row = None
     while True:
         try:
             statement, values = work.send(row)
         except StopIteration as end:
-            return cast("Answer", end.value)
-        if asyncpgs:
-            row = await connection.fetchrow(statement, *values)
-        else:
-            async with connection.cursor(**plain_rows(connection)) as cursor:
-                await cursor.execute(statement, values)
-                row = await cursor.fetchone()
+            return cast("Answer | Verdicts", end.value)
+        row = await driver.first_row(statement, values)
 
 
-def insert_on_now(connection: Any, submission: Submission, schema: str) -> Answer:
-    """Store a task on a connection of psycopg or psycopg2, or on Django's `connection`."""
-    work = steps(submission, schema, "%s")
+def within_now(connection: Any, change: Change, schema: str) -> Answer | Verdicts:
+    """Make a change on a connection that blocks."""
+    driver = blocking_driver_of(connection)
+    work = steps(change, schema, driver.style)
     row = None
     while True:
         try:
             statement, values = work.send(row)
         except StopIteration as end:
-            return cast("Answer", end.value)
-        with closing(connection.cursor(**plain_rows(connection))) as cursor:
-            cursor.execute(statement, values)
-            row = cursor.fetchone()
-
-
-def plain_rows(connection: Any) -> dict[str, Any]:
-    """Return the arguments with which a psycopg connection gives rows as tuples, as it does not
-    when its user told it so.
-    """
-    if not hasattr(connection, "row_factory"):
-        return {}
-    from psycopg.rows import tuple_row  # noqa: PLC0415
-
-    return {"row_factory": tuple_row}
+            return cast("Answer | Verdicts", end.value)
+        row = driver.first_row(statement, values)
 
 
 def answer(row: Row) -> Task | Taken:

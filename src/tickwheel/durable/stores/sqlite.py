@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.schedule import Fired, Firing, Schedule, Timing
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.sqlite_connection import Connection, Row
-    from tickwheel.durable.task import Ending, Filter, Repeated, Submission
+    from tickwheel.durable.task import Change, Ending, Filter, Repeated, Submission
 
 T = TypeVar("T")
 
@@ -89,6 +89,8 @@ class SqliteStore:
     - `clock` gives the wall time, in nanoseconds since 1970.
     - `driver`: "apsw" or "sqlite3"; by default apsw where it is installed.
     """
+
+    joins_transactions = False
 
     def __init__(
         self,
@@ -173,11 +175,11 @@ class SqliteStore:
         payloads = sum(len(one.task.body) for one in submissions)
         return await self._write(Rank.SUBMIT, work, payloads)
 
-    async def insert_on(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
+    async def within(self, connection: Any, change: Change) -> Any:
         """Refuse: only a store on PostgreSQL shares a transaction with the user."""
-        return self.insert_on_now(connection, submission)
+        return self.within_now(connection, change)
 
-    def insert_on_now(self, connection: Any, submission: Submission) -> Task | Taken | Repeated:
+    def within_now(self, connection: Any, change: Change) -> Any:
         """Refuse: only a store on PostgreSQL shares a transaction with the user."""
         raise TypeError("connection= needs a store on PostgreSQL; this one is on SQLite")
 
