@@ -152,6 +152,14 @@ class TestDue:
         assert {"acme/mail", "mail"} <= {*await store.services(at)} <= {"acme/mail", "mail", "runs"}
         assert "bill" in await store.services(at + 2 * HOUR)
 
+    async def test_the_services_that_have_tasks_due_in_a_time(self, store):
+        at = now(store)
+        for name, ago in (("old", HOUR), ("new", SECOND), ("next", -SECOND), ("later", -HOUR)):
+            await stored(store, task(store, service=name, due_at_ms=at - ago))
+        assert sorted(await store.services(at, at - 2 * SECOND)) == ["new"]
+        assert sorted(await store.services(at + SECOND, at - HOUR - 1)) == ["new", "next", "old"]
+        assert sorted(await store.services(at + SECOND, at - HOUR)) == ["new", "next"]
+
     async def test_a_service_with_one_due_behind_very_many_is_named(self, store):
         await stored(store, *[later(store, shard=n % SHARDS) for n in range(300)])
         await stored(store, task(store, shard=SHARDS - 1))

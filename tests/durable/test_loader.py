@@ -6,12 +6,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import pytest_asyncio
 
-from durable.stage import HOUR, SHARDS, START, StagedStore, Wall
+from durable.stage import HOUR, SHARDS, START, StagedStore, Wall, away
 from tickwheel import ManualClock
 from tickwheel.durable import State, current_task
-from tickwheel.durable.loader import WINDOW, Loader
+from tickwheel.durable.loader import LATE_COMMIT_MS, NEAR_MS, WINDOW, Loader
 from tickwheel.durable.service import Service
 from tickwheel.durable.task import Due, Ids, Submission, Task
+from tickwheel.errors import StoreUnavailable
 
 pytestmark = pytest.mark.asyncio
 
@@ -267,6 +268,64 @@ class TestManyServices:
         await many.loader.step()
         assert many.windows == [[], ["s7"]]
         assert many.held() == [0.5]
+
+    async def test_the_look_follows_what_is_due_since_the_last_one(self, many):
+        asked = []
+        services = many.store.services
+
+        def noted(*args):
+            asked.append(args)
+            return services(*args)
+
+        many.store.services = noted
+        for _ in range(3):
+            await many.loader.step()
+            many.clock.advance(1)
+        now = int(many.store.now_ms())
+        assert asked == [
+            (now - 3_000 + 60_000,),
+            (now - 2_000 + NEAR_MS, now - 3_000 - LATE_COMMIT_MS),
+            (now - 1_000 + NEAR_MS, now - 2_000 - LATE_COMMIT_MS),
+        ]
+
+    async def test_one_that_has_been_overdue_for_long_is_read_again_and_again(self, many):
+        await many.put(*[-3_600] * (2 * WINDOW), service="s7")
+        for turn in range(1, 5):
+            await many.loader.step()
+            assert many.windows[-1] == ["s7"]
+            many.clock.advance(1)
+            many.loader.hungry.clear()
+            if turn == 2:
+                many.loader.waiting["s7"] = WINDOW  # then nothing is read of it
+            else:
+                many.loader.waiting.clear()
+
+    async def test_one_that_becomes_known_is_read_from_its_oldest_task_on(self, many):
+        await many.put(-3_600, service="new")
+        await many.loader.step()
+        assert many.held() == []
+        many.services["new"] = Service("new")
+        many.clock.advance(1)
+        await many.loader.step()
+        assert many.held() == [-3_601]
+
+    async def test_one_whose_task_is_committed_late_is_read_with_the_next_look(self, many):
+        await many.loader.step()
+        many.clock.advance(1)
+        await many.put(-9, service="s7")
+        await many.loader.step()
+        assert many.held() == [-9]
+
+    async def test_a_look_that_failed_is_made_up_for_by_the_next(self, many):
+        await many.loader.step()
+        many.clock.advance(15)
+        due, many.store.due = many.store.due, away(many.store.due, 1)
+        with pytest.raises(StoreUnavailable):
+            await many.loader.step()
+        await many.put(-14, service="s7")
+        many.store.due = due
+        await many.loader.step()
+        assert many.held() == [-14]
 
     async def test_one_that_is_overdue_and_waits_is_not_taken_for_empty(self, many):
         await many.put(*[-1] * 5, service="s7")

@@ -8,7 +8,18 @@ import re
 import pytest
 import pytest_asyncio
 
-from contracts.stores import BELIEVED, HOUR, NOBODY, SECOND, believe, claim, lease, stored, task
+from contracts.stores import (
+    BELIEVED,
+    HOUR,
+    NOBODY,
+    SECOND,
+    believe,
+    claim,
+    lease,
+    now,
+    stored,
+    task,
+)
 from durable.postgres_stage import ALL, SHARDS, connected, opened
 from tickwheel.durable.store import ERROR_WEIGHT
 from tickwheel.durable.stores import postgres_registry, postgres_schedules
@@ -76,6 +87,7 @@ STATEMENTS = {
     "running_by_id": sql.RUNNING_BY_ID,
     "services": sql.SERVICES,
     "services_due": sql.SERVICES_DUE,
+    "services_of_latest": sql.SERVICES_OF_LATEST,
     "cancel": sql.cancel(),
     "reschedule": sql.reschedule(),
     "expire": sql.EXPIRE,
@@ -173,6 +185,19 @@ class TestPlans:
         for node in found["due"]:
             for column in ("service", "shard", "due_at_ms"):
                 assert column in node["Index Cond"]
+
+    async def test_to_know_which_services_have_something_due_costs_what_is_due(self, store, user):
+        await fill(user, 20_000)
+        await user.execute("UPDATE task SET service = 's' || due_at_ms % 1000")
+        await stored(store, *[task(store, service="mail", shard=n % SHARDS) for n in range(9)])
+        (node,) = (await self.plans(store))["services_of_latest"]
+        assert node["Index Name"] == "task_time"
+        for since, due in ((-1, 9), (now(store), 0)):
+            until = str(now(store) + HOUR)
+            blocks, rows = await self.cost(store, sql.SERVICES_OF_LATEST, str(since), until)
+            assert rows == due
+            assert blocks < 30
+        assert await store.services(now(store)) == ["mail"]
 
     @pytest.mark.parametrize("seen", [True, False], ids=["analyzed", "not analyzed"])
     async def test_the_loader_reads_no_shards_of_others_and_no_more_than_its_window(

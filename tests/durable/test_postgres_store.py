@@ -18,6 +18,7 @@ from contracts.stores import (
     ending,
     later,
     lease,
+    now,
     request,
     stored,
     task,
@@ -166,7 +167,7 @@ class TestAClaim:
         rows = await user.fetch(
             "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = 'task'::regclass"
         )
-        assert len(rows) == 4
+        assert len(rows) == 5
         changed = re.compile(r"\b(state|attempt|node|epoch|lease_until_ms|updated_at_ms)\b")
         assert not [row[0] for row in rows if changed.search(row[0])]
 
@@ -201,6 +202,20 @@ class TestAClaim:
         (given,) = await stored(store, task(store, late=-HOUR))
         store.clock._ahead_ms += 2 * HOUR  # this host is wrong
         assert await store.claim([wanted(given)], "n1", epochs) == Claims([], [due_of(given)])
+
+
+class TestServicesDue:
+    async def test_where_very_many_tasks_are_due_it_is_those_of_the_latest_or_all(
+        self, store, monkeypatch
+    ):
+        statement = sql.SERVICES_OF_LATEST.replace(f"LIMIT {sql.LATEST_ROWS}", "LIMIT 5")
+        monkeypatch.setattr(sql, "SERVICES_OF_LATEST", statement)
+        monkeypatch.setattr(sql, "LATEST_ROWS", 5)
+        at = now(store)
+        await stored(store, task(store, service="old", due_at_ms=at - 99))
+        await stored(store, *[task(store, service="new", due_at_ms=at - n) for n in range(5)])
+        assert await store.services(at, at - 100) == ["new"]
+        assert await store.services(at) == ["new", "old"]
 
 
 class TestALockedTask:

@@ -3,8 +3,8 @@
 The wheel is a cache. Nothing counts as read: each second the next two seconds are read again, from
 the oldest unclaimed task on, and each scan period the whole horizon, so a task that another process
 commits late, or a poke that is lost, costs a second at most. What the wheel holds already is left
-alone. Of very many services those are read that have something due by then: one that has no task
-costs nothing.
+alone. Of very many services those are read that have something due by then, by an index of due
+times: what a look costs follows what is due, not how many services or tasks there are.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0
 NEAR_MS = 2_000
 FEW = 16  # services: to read each costs less than to ask which have something due
+LATE_COMMIT_MS = 10_000  # a look finds a task that is committed at most this long after it was due
 WINDOW = 1_000  # overdue tasks of one service that are kept in memory, beyond its permits
 
 
@@ -60,6 +61,9 @@ class Loader:
         self._strangers: set[str] = set()
         self._scanned_ms = -1
         self._scanned_shards: frozenset[tuple[int, int]] = frozenset()
+        self._looked_ms = -1
+        self._known: set[str] = set()  # services that a look has read, or found to have nothing due
+        self._oldest: dict[str, int] = {}  # by service: when its oldest unclaimed task was due
         self.wheel: Wheel[Due] = Wheel(1, start=int(store.now_ms()))
         self.held: dict[str, Entry[Due]] = {}
         self._gone: set[str] | None = None  # what was taken out of memory while the store is read
@@ -131,13 +135,14 @@ class Loader:
         until = now + (max(NEAR_MS, self._horizon_ms) if full else NEAR_MS)
         if full:
             self._drop_lost(shards)
-            await self._note_strangers()
-        windows = await self._windows(until)
+        names = await self._names(until, full=full)
+        windows = self._windows(names)
         gone = self._gone = set()
         try:
             found = await self._store.due(windows, list(shards), now, until)
         finally:
             self._gone = None
+        self._note_oldest(windows, found, now)
         cut = self._adapt(windows, found, now)
         if full and not cut:
             self._scanned_ms, self._scanned_shards = now, frozenset(shards.items())
@@ -147,21 +152,45 @@ class Loader:
         self._shrink()
         return 0.0 if cut else LOOK_SECONDS
 
-    async def _windows(self, until: int) -> list[Window]:
+    async def _names(self, until: int, *, full: bool) -> set[str]:
+        """Return the services to read: of many those that may have something due by then.
+
+        Between scans, those whose tasks are due since the last look, with a margin for late
+        commits, and those that had overdue tasks then.
+        """
+        known = self._services.keys()
+        if full:
+            due = {*await self._store.services(until)}
+            self._note_strangers(due)
+        if len(known) <= FEW:
+            return {*known}
+        if not full:
+            since = self._looked_ms - LATE_COMMIT_MS
+            due = {*await self._store.services(until, since), *self._oldest, *known - self._known}
+        return due & known
+
+    def _windows(self, names: set[str]) -> list[Window]:
         """Say how much of each service to read; those held are read again, and skipped.
 
         Of a service that is disabled, or has enough waiting, nothing that is overdue is read.
         """
         windows = []
-        services = self._services.items()
-        if len(self._services) > FEW:
-            due = {*await self._store.services(until)}
-            services = {name: self._services[name] for name in due & self._services.keys()}.items()
-        for name, service in services:
+        for name in names:
             overdue = 0 if self.waiting[name] >= WINDOW else WINDOW + self.waiting[name]
-            later = self._limits.setdefault(name, WINDOW) if service.enabled else 0
+            later = self._limits.setdefault(name, WINDOW) if self._services[name].enabled else 0
             windows.append(Window(name, overdue, later))
         return windows
+
+    def _note_oldest(self, windows: list[Window], found: list[Due], now: int) -> None:
+        """Note of each service when its oldest unclaimed task was due, if that is overdue."""
+        oldest: dict[str, int] = {}
+        for due in found:
+            if due.due_at_ms <= now:
+                oldest[due.service] = min(due.due_at_ms, oldest.get(due.service, now))
+        for name, overdue, _ in windows:
+            if not overdue:  # not read: it has enough waiting, which was due before the last look
+                oldest[name] = self._oldest.get(name, self._looked_ms)
+        self._oldest, self._looked_ms, self._known = oldest, now, {*self._services}
 
     def _adapt(self, windows: list[Window], found: list[Due], now: int) -> bool:
         """Note which services had more than was asked for; say whether to read again at once."""
@@ -185,9 +214,9 @@ class Loader:
             if shard_of(task_id) not in shards:
                 self.forget(task_id)
 
-    async def _note_strangers(self) -> None:
+    def _note_strangers(self, names: set[str]) -> None:
         """Say once of a service that has tasks in the store and no function here."""
-        strangers = {*await self._store.services()} - self._services.keys() - self._strangers
+        strangers = names - self._services.keys() - self._strangers
         for name in strangers:
             logger.warning("there are tasks of %r, which is no service or function here", name)
         self._strangers |= strangers

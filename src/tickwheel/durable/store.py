@@ -211,10 +211,12 @@ class Store(Protocol):
         again: that moves the end. The due time is shown as it was, also when the task has ended.
         """
 
-    async def services(self, until_ms: int | None = None) -> list[str]:
-        """Return the services that live tasks have, by name.
+    async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:
+        """Return the services that live tasks have.
 
-        `until_ms`: all that have one that is due by then; others only where telling costs too much.
+        - `until_ms`: all that have one that is due by then; others only where telling costs too
+          much.
+        - `since_ms`: and later than this. Where very many are, those of the latest will do.
         """
 
     async def running(

@@ -400,14 +400,18 @@ class PostgresStore:
             answers[number] = None
         return answers
 
-    async def services(self, until_ms: int | None = None) -> list[str]:
-        """Return the services that live tasks have, by name.
+    async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:
+        """Return the services that live tasks have, or tasks due in that time.
 
-        With `until_ms` not those that have a few tasks, all due later.
+        By due time, which costs as much as is due. If that is very much, then with `since_ms` those
+        of the latest, and without it all but those that have a few tasks, all due later.
         """
         if until_ms is None:
             return [name for (name,) in await self.fetch(sql.SERVICES)]
-        return [name for (name,) in await self.fetch(sql.SERVICES_DUE, until_ms)]
+        rows = await self.fetch(sql.SERVICES_OF_LATEST, since_ms, until_ms)
+        if since_ms < 0 and sum(count for _, count in rows) >= sql.LATEST_ROWS:
+            rows = await self.fetch(sql.SERVICES_DUE, until_ms)
+        return [row[0] for row in rows]
 
     async def running(
         self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None

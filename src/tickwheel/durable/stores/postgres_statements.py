@@ -406,6 +406,15 @@ _SERVICES = """service AS (
         ) FROM service s WHERE s.service IS NOT NULL
     )"""
 SERVICES = f"WITH RECURSIVE {_SERVICES} SELECT service FROM service WHERE service IS NOT NULL"
+# Those of the latest tasks that are due after $1 and by $2, and how many of these each has.
+LATEST_ROWS = 5_000
+SERVICES_OF_LATEST = f"""
+    SELECT t.service, count(*) FROM (
+        SELECT t.service FROM task t
+        WHERE t.due_at_ms + 0 > $1::bigint AND t.due_at_ms + 0 <= $2::bigint
+        ORDER BY t.due_at_ms + 0 DESC LIMIT {LATEST_ROWS}
+    ) t GROUP BY t.service
+"""
 # Those with one due by $1. A service's tasks are in order shard by shard: so a few of them are
 # looked at, and one that has more is named in any case.
 _A_FEW = 64

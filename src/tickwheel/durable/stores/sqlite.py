@@ -286,14 +286,14 @@ class SqliteStore:
 
         return await self._write(Rank.OUTCOME, work)
 
-    async def services(self, until_ms: int | None = None) -> list[str]:
-        """Return the services that live tasks have, or tasks due by `until_ms`, by name."""
+    async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:
+        """Return the services that live tasks have, or tasks due in that time, by name."""
 
         def work(connection: Connection) -> list[str]:
             if until_ms is None:
                 rows = connection.run(sql.SERVICES_LIVE)
             else:
-                rows = connection.run(sql.SERVICES_DUE, (until_ms,))
+                rows = connection.run(sql.SERVICES_DUE, (since_ms, until_ms))
             return [name for (name,) in rows]
 
         return await self._read(work)

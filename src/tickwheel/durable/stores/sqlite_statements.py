@@ -173,7 +173,9 @@ SERVICES_LIVE = """
     SELECT service FROM name WHERE service IS NOT NULL
 """
 SERVICES_DUE = f"""
-    {SERVICES_LIVE} AND (SELECT min(t.due_at_ms) FROM task t WHERE t.service = name.service) <= ?
+    {SERVICES_LIVE} AND (
+        SELECT min(t.due_at_ms) FROM task t WHERE t.service = name.service AND t.due_at_ms > ?
+    ) <= ?
 """
 
 # One that was accepted stays so, though the node that sent it renews what it had.
