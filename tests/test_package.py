@@ -276,7 +276,6 @@ SAFE_FROM = {
     "click": "8.3.3",
     "cryptography": "50",
     "flask": "3.1.3",
-    "h2": "4.4.1",
     "httptools": "0.8",
     "opentelemetry-exporter-otlp-proto-http": "1.45",
     "pytest": "9.0.3",

@@ -13,18 +13,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import (
-    DataReceived,
-    PingAckReceived,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
-from h2.exceptions import H2Error
-from h2.settings import Settings
 
 from tickwheel.http import Address, Pool
 
@@ -43,14 +31,6 @@ class Stage:
     async def server(self, script=None, *, tls=None):
         """A server that plays `script(connection)` on each connection; it begins by listening."""
         server = Server(script or answering(OK), tls)
-        await server.start()
-        self._servers.append(server)
-        return server
-
-    async def http2_server(self, script=None, *, names=("localhost",), settings=None, **options):
-        """A server that calls `script(connection, request)` when a request is whole."""
-        tls = self.authority.context(*names, alpn=["h2"])
-        server = Http2Server(script or echo2, tls, settings or {}, **options)
         await server.start()
         self._servers.append(server)
         return server
@@ -173,160 +153,6 @@ class Connection:
                 pass
 
 
-class Request2:
-    """A request that came over HTTP/2."""
-
-    def __init__(self, number, headers):
-        self.number = number
-        self.headers = [(name.decode(), value.decode()) for name, value in headers]
-        self.body = b""
-
-    def __getitem__(self, name):
-        return dict(self.headers)[name]
-
-
-async def echo2(connection, request):
-    await connection.answer(request.number, body=request.body)
-
-
-class Http2Server:
-    """A server of HTTP/2."""
-
-    def __init__(self, script, tls, settings, acknowledge=True):
-        self.script = script
-        self.settings = settings
-        self.acknowledge = acknowledge
-        self._tls = tls
-        self.connections = []
-        self.requests = []
-        self.tasks = set()
-
-    async def start(self):
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection2(self), "127.0.0.1", 0, ssl=self._tls
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def url(self, path="/", host="localhost"):
-        return f"https://{host}:{self.port}{path}"
-
-    async def close(self):
-        self._server.close()
-        for task in list(self.tasks):
-            task.cancel()
-        for connection in self.connections:
-            connection.transport.abort()
-            await connection.ended.wait()
-        await self._server.wait_closed()
-
-
-class Connection2(asyncio.Protocol):
-    """The server's side of an HTTP/2 connection."""
-
-    def __init__(self, server):
-        self.server = server
-        self.ended = asyncio.Event()
-        self.changed = asyncio.Event()  # a window, a reset, a ping's answer
-        self.pings = 0
-        self.resets = {}
-        self.open = {}
-        self.most_open = 0
-
-    def connection_made(self, transport):
-        self.transport = transport
-        self.server.connections.append(self)
-        self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
-        self.h2.local_settings = Settings(client=False, initial_values=self.server.settings)
-        self.h2.initiate_connection()
-        self.flush()
-
-    def data_received(self, data):
-        for event in self.h2.receive_data(data):
-            self.take(event)
-        self.flush()
-
-    def take(self, event):
-        if isinstance(event, RequestReceived):
-            self.open[event.stream_id] = Request2(event.stream_id, event.headers)
-            self.most_open = max(self.most_open, len(self.open))
-        elif isinstance(event, DataReceived):
-            if event.stream_id in self.open:
-                self.open[event.stream_id].body += event.data
-            if self.server.acknowledge:
-                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        elif isinstance(event, StreamEnded):
-            request = self.open[event.stream_id]
-            self.server.requests.append(request)
-            task = asyncio.ensure_future(self.play(request))
-            self.server.tasks.add(task)
-            task.add_done_callback(self.server.tasks.discard)
-        elif isinstance(event, StreamReset):
-            self.open.pop(event.stream_id, None)
-            self.resets[event.stream_id] = event.error_code
-            self.changed.set()
-        elif isinstance(event, PingAckReceived):
-            self.pings += 1
-            self.changed.set()
-        elif isinstance(event, WindowUpdated):
-            self.changed.set()
-
-    async def play(self, request):
-        with contextlib.suppress(H2Error):  # the client has gone on
-            await self.server.script(self, request)
-
-    async def answer(self, number, *, status=200, headers=(), body=b""):
-        """Send an answer, as fast as the client takes it."""
-        self.h2.send_headers(number, [(":status", str(status)), *headers], end_stream=not body)
-        self.flush()
-        while body:
-            room = min(self.h2.local_flow_control_window(number), self.h2.max_outbound_frame_size)
-            if room:
-                piece, body = body[:room], body[room:]
-                self.h2.send_data(number, piece, end_stream=not body)
-                self.flush()
-            else:
-                await self.change()
-        self.open.pop(number, None)
-
-    async def change(self):
-        self.changed.clear()
-        await self.changed.wait()
-
-    def goaway(self, last):
-        """Say that streams after `last` are not taken, and go on with the others."""
-        frame = (8).to_bytes(3, "big") + b"\x07\x00" + bytes(4)
-        self.transport.write(frame + last.to_bytes(4, "big") + bytes(4))
-
-    def flush(self):
-        if data := self.h2.data_to_send():
-            self.transport.write(data)
-
-    def connection_lost(self, exc):
-        self.ended.set()
-        self.changed.set()
-
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
-def frame2(kind, flags=0, stream=0, payload=b""):
-    """A frame of HTTP/2, whatever it says."""
-    head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
-    return head + payload
-
-
-async def request2(connection):
-    """Read a client's first words over HTTP/2, up to a request's head; return their frames."""
-    kinds = []
-    assert await connection.reader.readexactly(len(PREFACE)) == PREFACE
-    while 1 not in kinds:
-        head = await connection.reader.readexactly(9)
-        await connection.reader.readexactly(int.from_bytes(head[:3], "big"))
-        kinds.append(head[3])
-    return kinds
-
-
 def usage(signs):
     """What a certificate's key is for; Python asks for that from 3.13 on."""
     return x509.KeyUsage(
@@ -348,7 +174,7 @@ class Authority:
         """What trusts this authority, and no other."""
         return ssl.create_default_context(cadata=pem(self.certificate).decode())
 
-    def context(self, *names, alpn=None):
+    def context(self, *names):
         """A server's context, with a certificate for these names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
@@ -364,8 +190,6 @@ class Authority:
             path = Path(folder, "server.pem")
             path.write_bytes(secret + pem(certificate))
             context.load_cert_chain(path)
-        if alpn:
-            context.set_alpn_protocols(alpn)
         return context
 
     def _signed(self, subject, key, extension):

@@ -7,8 +7,6 @@ import asyncio
 import random
 
 import pytest
-from h2.errors import ErrorCodes
-from h2.settings import SettingCodes
 from http_peers import OK
 
 from tickwheel.http import HttpError
@@ -38,28 +36,6 @@ def flaky(draw):
             await connection.send(FAULTS.get(fault, OK))
             if fault != "none":
                 return
-
-    return script
-
-
-def flaky2(draw):
-    async def script(connection, request):
-        for _ in range(draw.choice((0, 0, 1, 5))):
-            await asyncio.sleep(0)
-        fault = draw.choice(("none",) * 14 + ("reset", "refuse", "goaway", "abort", "mute", "long"))
-        number = request.number
-        if fault == "goaway":
-            connection.goaway(number)
-        if fault in ("none", "goaway"):
-            await connection.answer(number, body=b"ok")
-        elif fault == "long":
-            await connection.answer(number, body=bytes(9000))
-        elif fault == "abort":
-            connection.transport.abort()
-        elif fault != "mute":
-            code = ErrorCodes.INTERNAL_ERROR if fault == "reset" else ErrorCodes.REFUSED_STREAM
-            connection.h2.reset_stream(number, code)
-            connection.flush()
 
     return script
 
@@ -108,7 +84,7 @@ async def storm(pool, url, draw, requests):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("connections", [1, 7])
-async def test_whatever_fails_over_http1_no_place_is_lost(stage, seed, connections):
+async def test_whatever_fails_no_place_is_lost(stage, seed, connections):
     draw = random.Random(seed)
     server = await stage.server(flaky(draw))
     pool = stage.pool(connections=connections, max_body=5_000)
@@ -117,18 +93,3 @@ async def test_whatever_fails_over_http1_no_place_is_lost(stage, seed, connectio
         origin._check()
         assert origin._places == len(origin.idle)
         assert not origin._waiters
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("streams", [2, 100])
-async def test_whatever_fails_over_http2_no_stream_is_lost(stage, seed, streams):
-    draw = random.Random(seed)
-    settings = {SettingCodes.MAX_CONCURRENT_STREAMS: streams}
-    server = await stage.http2_server(flaky2(draw), settings=settings)
-    pool = stage.pool(max_body=5_000)
-    await storm(pool, server.url(), draw, 300)
-    for origin in pool._origins.values():
-        origin._check()
-        assert origin._places == 0
-        assert not origin._waiters
-        assert origin.shared is None or origin.shared.held == 0

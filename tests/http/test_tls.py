@@ -85,12 +85,8 @@ async def test_an_idle_connection_of_tls_is_closed_in_good_order(stage):
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("http2", [True, False])
-async def test_cancelling_at_any_moment_of_connecting_leaves_nothing(stage, http2):
-    if http2:
-        server = await stage.http2_server()
-    else:
-        server = await stage.server(tls=stage.authority.context("localhost"))
+async def test_cancelling_at_any_moment_of_connecting_leaves_nothing(stage):
+    server = await stage.server(tls=stage.authority.context("localhost"))
     for turns in range(40):
         pool = stage.pool(connections=1)
         calls = [asyncio.create_task(pool.request("GET", server.url())) for _ in range(2)]

@@ -176,9 +176,9 @@ class AsyncClient:
         try:
             answer = await self._exchange(kept, request, max(until - self._clock.time(), 0.001))
         except ServerUnavailable as failure:
-            failure.sent = failure.sent or not unanswered.untouched
+            failure.sent = True  # the first one may have been received
             raise
-        return answer._replace(again=not unanswered.untouched)
+        return answer._replace(again=True)
 
     async def _exchange(self, pool: Pool, request: Request, timeout: float) -> Answer:
         server = self._server

@@ -1,4 +1,4 @@
-"""A small HTTP client for asyncio: HTTP/1.1, and HTTP/2 where the server offers it over TLS.
+"""A small HTTP/1.1 client for asyncio.
 
     pool = Pool()
     response = await pool.request("POST", "https://shop.example/hook", body=b"{}", timeout=30)

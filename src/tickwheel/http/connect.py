@@ -16,9 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.errors import TickwheelError
+from tickwheel.http.connection import Connection
 from tickwheel.http.errors import ConnectFailed, NoRoom
-from tickwheel.http.http1 import Http1Connection
-from tickwheel.http.http2 import Http2Connection
 
 if TYPE_CHECKING:
     from tickwheel.http.url import Target
@@ -48,14 +47,13 @@ async def resolved(host: str, port: int) -> list[Address]:
 
 
 class Connector:
-    """Makes connections: name, address, TCP, TLS, protocol.
+    """Makes connections: name, address, TCP, TLS.
 
     - All of that has `timeout` seconds. Addresses are tried in turn, each with an equal share of
       what is left, so that one that does not answer leaves time for the next.
     - `open` counts the connections that are made or being made and not yet closed. From `total` on
       an idle one is closed before another is made, by `drop_idle`.
-    - A TLS context that is given has its ALPN protocols set; without one the system's authorities
-      are trusted.
+    - Without a TLS context the system's authorities are trusted.
     """
 
     def __init__(
@@ -64,7 +62,6 @@ class Connector:
         timeout: float,
         max_body: int,
         tls: ssl.SSLContext | None,
-        http2: bool,
         total: int | None = None,
     ) -> None:
         self.open = 0
@@ -73,12 +70,9 @@ class Connector:
         self._resolve = resolve or resolved
         self._timeout = timeout
         self._max_body = max_body
-        self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
         self._tls = tls
-        if tls is not None:
-            tls.set_alpn_protocols(self._protocols)
 
-    async def connect(self, target: Target) -> Http1Connection | Http2Connection:
+    async def connect(self, target: Target) -> Connection:
         """Return a connection for requests to a target's origin; ConnectFailed without one.
 
         NoRoom is the one that says nothing of the target: this process has no descriptor left,
@@ -101,7 +95,7 @@ class Connector:
     def _ended(self, _: asyncio.Future[None]) -> None:
         self.open -= 1
 
-    async def _connect(self, target: Target) -> Http1Connection | Http2Connection:
+    async def _connect(self, target: Target) -> Connection:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._timeout
         addresses = await self._addresses(target)
@@ -133,16 +127,16 @@ class Connector:
                 raise NoRoom(f"cannot connect to {target.where}: {reason}") from error
         raise ConnectFailed(f"cannot connect to {target.where}: {reason}")
 
-    async def _open(self, target: Target, address: Address) -> Http1Connection | Http2Connection:
+    async def _open(self, target: Target, address: Address) -> Connection:
         loop = asyncio.get_running_loop()
-        arrival = Arrival(target.where, self._max_body)
+        connection = Connection(target.where, self._max_body)
         if target.scheme == "http":
             await loop.create_connection(
-                lambda: arrival, address.host, address.port, family=address.family
+                lambda: connection, address.host, address.port, family=address.family
             )
         else:
             await loop.create_connection(
-                lambda: arrival,
+                lambda: connection,
                 address.host,
                 address.port,
                 family=address.family,
@@ -150,32 +144,12 @@ class Connector:
                 server_hostname=target.host.removesuffix("."),
                 ssl_shutdown_timeout=GOODBYE,
             )
-        return arrival.connection
+        return connection
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:  # reading the authorities takes a while, and may never be needed
             self._tls = ssl.create_default_context()
-            self._tls.set_alpn_protocols(self._protocols)
         return self._tls
-
-
-class Arrival(asyncio.Protocol):
-    """What a new connection speaks to, until it is known which protocol TLS has settled on."""
-
-    connection: Http1Connection | Http2Connection
-
-    def __init__(self, where: str, max_body: int) -> None:
-        self._where = where
-        self._max_body = max_body
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() == "h2":
-            self.connection = Http2Connection(self._where, self._max_body)
-        else:
-            self.connection = Http1Connection(self._where, self._max_body)
-        transport.set_protocol(self.connection)
-        self.connection.connection_made(transport)
 
 
 def reason_of(error: OSError | UnicodeError) -> str:

@@ -35,14 +35,12 @@ class BadAnswer(HttpError):
 
 
 class Unanswered(BadAnswer):
-    """The connection ended, or refused the request, before a byte of an answer came.
+    """The connection was closed before a byte of an answer came.
 
-    - `again`: the server has most likely not seen it: it closed a connection that had long been
-      idle, or said so itself. It may be sent once more.
-    - `untouched`: it has surely done nothing of it: it said so, or nothing was sent.
+    - `again`: the server has most likely not seen the request, since the connection had been idle.
+      It may be sent once more.
     """
 
-    def __init__(self, message: str, again: bool, *, untouched: bool = False) -> None:
+    def __init__(self, message: str, again: bool) -> None:
         super().__init__(message)
         self.again = again
-        self.untouched = untouched

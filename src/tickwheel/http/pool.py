@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tickwheel.http.connect import GOODBYE, Connector
 from tickwheel.http.errors import ConnectFailed, HttpError, NotSent, Unanswered
-from tickwheel.http.http1 import Http1Connection
 from tickwheel.http.message import Request
 from tickwheel.http.origin import Origin
 from tickwheel.http.url import parse
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from tickwheel.http.connect import Resolve
-    from tickwheel.http.exchange import Connection, Exchange
+    from tickwheel.http.connection import Connection
     from tickwheel.http.message import Response
     from tickwheel.http.url import Target
 
@@ -28,14 +27,14 @@ class Pool:
     """An HTTP client that keeps its connections, for one event loop.
 
     - `connections` is the most that one origin may have; who comes later waits, first come, first
-      served. HTTP/2 has one connection, and as many requests at a time as the server takes.
+      served.
     - `total` is for all origins: from there on an idle connection is closed for each new one. It
       is not waited for: the caller bounds how many requests are under way.
     - `resolve(host, port)` says which addresses may be connected to; what it raises on its own
       account (a `TickwheelError`) is raised by `request`.
     - `connect_timeout` is for resolving, connecting and TLS; `idle_timeout` for a connection that
       nobody uses.
-    - `ssl` is a context to trust others than the system's authorities; its ALPN is set here.
+    - `ssl` is a context to trust others than the system's authorities.
     - No redirects, cookies, proxies or compression.
     """
 
@@ -49,17 +48,15 @@ class Pool:
         idle_timeout: float = 15.0,
         max_body: int = 1 << 20,
         ssl: SSLContext | None = None,
-        http2: bool = True,
     ) -> None:
         if connections < 1:
             raise ValueError(f"connections must be at least 1, got {connections}")
         if max_body < 0:
             raise ValueError(f"max_body must be at least 0, got {max_body}")
-        self._connector = Connector(resolve, connect_timeout, max_body, ssl, http2, total)
+        self._connector = Connector(resolve, connect_timeout, max_body, ssl, total)
         self._connector.drop_idle = self._drop_idle
         self._limit = connections
         self._idle_timeout = idle_timeout
-        self._http2 = http2
         self._origins: dict[tuple[str, str, int], Origin] = {}
         self._resting: dict[Origin, None] = {}  # those with idle connections, by the last of them
         self._targets: dict[str, Target] = {}
@@ -89,7 +86,7 @@ class Pool:
           asked for has to bear that. With `again=False` that is an `Unanswered` whose `again` is
           true, for the caller to send it anew.
         - `may_send()` is asked just before each time that it is sent; no: it raises `NotSent`.
-        - A caller that is cancelled leaves nothing behind: the connection, or the stream, goes.
+        - A caller that is cancelled leaves nothing behind: the connection is closed.
         - ValueError: the URL, the method or a header cannot be sent. ConnectFailed: nothing was
           sent. TimedOut, BadAnswer: it may have been received.
         """
@@ -103,22 +100,22 @@ class Pool:
         origin = self._origins.get(target.origin) or self._origin(target)
         if request.chunks is not None:
             return await self._streamed(origin, request, request.chunks)
-        exchange = origin.take()
-        if exchange is None:
-            exchange = await in_time(request, origin.acquire())
+        connection = origin.take()
+        if connection is None:
+            connection = await in_time(request, origin.acquire())
         try:
-            response = await self._answer(exchange, request)
+            response = await self._answer(connection, request)
         except Unanswered as error:
             if not (again and error.again):
-                exchange.release()
+                connection.release()
                 raise
         except BaseException:
-            exchange.release()
+            connection.release()
             raise
         else:
-            exchange.release()
+            connection.release()
             return response
-        return await self._again(exchange, request)
+        return await self._again(request)
 
     async def close(self) -> None:
         """Close every connection; requests that are under way or wait fail."""
@@ -142,7 +139,7 @@ class Pool:
         origins = self._origins.values()
         return {
             "connections": sum(len(each.connections) for each in origins),
-            "idle": sum(each.idle_count() for each in origins),
+            "idle": sum(len(each.idle) for each in origins),
             "requests": self._requests,
             "reused": self._reused,
         }
@@ -164,9 +161,8 @@ class Pool:
         if self._closed:  # while a request was about to be sent again
             raise ConnectFailed(f"cannot connect to {target.where}: the pool was closed")
         origin = self._origins[target.origin] = Origin(
-            target, self._connector, self._limit, self._idle_timeout, self._http2,
-            self._forget, self._rested,
-        )  # fmt: skip
+            target, self._connector, self._limit, self._idle_timeout, self._forget, self._rested
+        )
         return origin
 
     def _rested(self, origin: Origin) -> None:
@@ -190,35 +186,29 @@ class Pool:
         if self._origins.get(key) is origin:
             del self._origins[key]
 
-    async def _answer(self, exchange: Exchange, request: Request) -> Response:
-        """Send a request and wait for its answer; the exchange stays the caller's."""
+    async def _answer(self, connection: Connection, request: Request) -> Response:
+        """Send a request and wait for its answer; the connection stays the caller's."""
         if request.may_send is not None and not request.may_send():
             raise NotSent(f"not sent to {request.target.where}: the caller no longer wants it")
-        answer = exchange.send(request)
+        answer = connection.send(request)
         self._requests += 1
-        if exchange.reused:
+        if connection.reused:
             self._reused += 1
         if request.ends_at is None:
             return await answer
-        timer = asyncio.get_running_loop().call_at(request.ends_at, expire, exchange, request)
+        timer = asyncio.get_running_loop().call_at(request.ends_at, expire, connection, request)
         try:
             return await answer
         finally:
             timer.cancel()
 
-    async def _again(self, stale: Exchange, request: Request) -> Response:
-        """Send a request once more, on a new connection."""
-        target = request.target
-        if isinstance(stale, Http1Connection):  # whose place is still held
-            exchange = await in_time(request, self._origins[target.origin].connect())
-        else:
-            stale.release()
-            origin = self._origins.get(target.origin) or self._origin(target)
-            exchange = await in_time(request, origin.acquire())
+    async def _again(self, request: Request) -> Response:
+        """Send a request once more, on a new connection; the place of the old one is held."""
+        connection = await in_time(request, self._origins[request.target.origin].connect())
         try:
-            return await self._answer(exchange, request)
+            return await self._answer(connection, request)
         finally:
-            exchange.release()
+            connection.release()
 
     async def _streamed(
         self, origin: Origin, request: Request, chunks: AsyncIterator[bytes]
@@ -226,14 +216,14 @@ class Pool:
         """Send a request whose body comes in pieces, and wait for its answer meanwhile."""
         pump: asyncio.Task[None] | None = None
         try:
-            exchange = await in_time(request, origin.acquire(fresh=True))
+            connection = await in_time(request, origin.acquire(fresh=True))
             try:
-                answered = self._answer(exchange, request)
-                pump = asyncio.create_task(exchange.pump(chunks))
-                pump.add_done_callback(lambda done: broken(exchange, done))
+                answered = self._answer(connection, request)
+                pump = asyncio.create_task(connection.pump(chunks))
+                pump.add_done_callback(lambda done: broken(connection, done))
                 return await answered  # which sends the head before the pump begins
             finally:
-                exchange.release()
+                connection.release()
         finally:
             if pump is not None:
                 pump.cancel()
@@ -242,23 +232,23 @@ class Pool:
                 await close()
 
 
-async def in_time(request: Request, exchange: Coroutine[None, None, Exchange]) -> Exchange:
-    """Return the exchange that comes, if it does before the request's time has run out."""
+async def in_time(request: Request, connection: Coroutine[None, None, Connection]) -> Connection:
+    """Return the connection that comes, if it does before the request's time has run out."""
     try:
         async with asyncio.timeout_at(request.ends_at):
-            return await exchange
+            return await connection
     except TimeoutError as error:
         if isinstance(error, HttpError):
             raise
         raise request.timed_out() from None
 
 
-def expire(exchange: Exchange, request: Request) -> None:
-    """End an exchange whose time has run out."""
-    exchange.fail(request.timed_out())
+def expire(connection: Connection, request: Request) -> None:
+    """End a request whose time has run out."""
+    connection.fail(request.timed_out())
 
 
-def broken(exchange: Exchange, pump: asyncio.Task[None]) -> None:
-    """End an exchange whose body could not be had; the body's error is the request's."""
+def broken(connection: Connection, pump: asyncio.Task[None]) -> None:
+    """End a request whose body could not be had; the body's error is the request's."""
     if not pump.cancelled() and (error := pump.exception()) is not None:
-        exchange.fail(error)
+        connection.fail(error)

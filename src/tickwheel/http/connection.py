@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection: a request at a time, parsed by httptools.
 
-It knows nothing of the pool, except whom to tell when it ends while nobody uses it.
+It knows nothing of the pool, except its `keeper`: the origin that it belongs to.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tickwheel.http.message import Response, received
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tickwheel.http.exchange import Keeper
     from tickwheel.http.message import Request
+    from tickwheel.http.origin import Origin
 
 # Bytes that are not body: status line and headers, with all 1xx before them; then the lines of
 # chunks, and trailers, beyond what the body makes up for.
@@ -28,7 +28,7 @@ JOINED = 1 << 16  # a longer body is not copied to be sent with its head
 BODILESS = (204, 304)
 
 
-class Http1Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """A connection, and the exchange that it carries.
 
     - `send` begins an exchange, `release` ends it: whoever is between the two has the connection.
@@ -74,7 +74,7 @@ class Http1Connection(asyncio.Protocol):
         self._streaming = False
         self._clear()
         self.gone: asyncio.Future[None] = self._loop.create_future()
-        self.keeper: Keeper | None = None
+        self.keeper: Origin | None = None
         self.idle_since = 0.0
         self.reused = False
         self.usable = True
