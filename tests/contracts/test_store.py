@@ -152,6 +152,20 @@ class TestDue:
         assert {"acme/mail", "mail"} <= {*await store.services(at)} <= {"acme/mail", "mail", "runs"}
         assert "bill" in await store.services(at + 2 * HOUR)
 
+    async def test_a_window_may_begin_later(self, store):
+        at = now(store)
+        old, new, future = await stored(
+            store, *[task(store, due_at_ms=at - ago) for ago in (HOUR, SECOND, -SECOND)]
+        )
+        for since, expected in (
+            (-1, [old, new, future]),
+            (at - HOUR - 1, [old, new, future]),
+            (at - HOUR, [new, future]),
+            (at - SECOND, [future]),
+        ):
+            found = await store.due([Window("mail", 9, 9, since)], ALL, at, at + HOUR)
+            assert sorted(due.id for due in found) == sorted(ids_of(expected))
+
     async def test_the_services_that_have_tasks_due_in_a_time(self, store):
         at = now(store)
         for name, ago in (("old", HOUR), ("new", SECOND), ("next", -SECOND), ("later", -HOUR)):

@@ -1,5 +1,6 @@
 """The loader: what is due within the horizon, bounded; and a clock that somebody sets."""
 
+import itertools
 import logging
 from datetime import UTC, datetime, timedelta
 
@@ -234,6 +235,85 @@ class TestReading:
         assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
         for name, text in zip(["gone", "renamed", "new"], sorted(said[:2]) + said[2:], strict=True):
             assert f"{name!r}, which is no service or function here" in text
+
+
+class TestWhereALookBegins:
+    """On PostgreSQL, ended tasks may be in the way of a look that begins before them."""
+
+    @pytest_asyncio.fixture
+    async def noting(self, shelf):
+        """A shelf that notes, of each look, how long ago it begins, in seconds; None: the start."""
+        made = await shelf()
+        made.begins = []
+        due = made.store.due
+
+        def noted(windows, *rest):
+            now = made.store.now_ms()
+            since = {one.service: one.since_ms for one in windows}["mail"]
+            made.begins.append(None if since < 0 else (now - since) / 1000)
+            return due(windows, *rest)
+
+        made.store.due = noted
+        return made
+
+    async def looks(self, shelf, count):
+        for _ in range(count):
+            await shelf.loader.step()
+            shelf.clock.advance(1)
+
+    async def test_a_scan_at_the_start_and_the_next_looks_a_little_before_the_last_one(
+        self, noting
+    ):
+        await self.looks(noting, 22)
+        assert noting.begins == [None, *[11] * 19, None, 11]
+
+    async def test_with_overdue_tasks_a_little_before_the_oldest(self, noting):
+        one, two = await noting.put(-100, -50)
+        await self.looks(noting, 2)
+        await noting.store.cancel([one])
+        await self.looks(noting, 2)
+        await noting.store.cancel([two])
+        await self.looks(noting, 2)
+        assert noting.begins == [None, 111, 112, 63, 64, 11]
+
+    async def test_with_enough_waiting_as_far_back_as_before(self, noting):
+        await noting.put(-100)
+        await self.looks(noting, 1)
+        noting.loader.waiting["mail"] = WINDOW
+        await self.looks(noting, 2)
+        assert noting.begins == [None, 111, 112]
+
+    async def test_scans_are_rarer_the_longer_they_take(self, noting, monkeypatch):
+        times = itertools.count(0, 3)  # each look takes three seconds
+        monkeypatch.setattr("tickwheel.durable.loader.perf_counter", lambda: next(times))
+        await self.looks(noting, 62)
+        assert [n for n, begin in enumerate(noting.begins) if begin is None] == [0, 60]
+        assert noting.loader.seconds == {"near": 3, "scan": 3}
+
+    async def test_a_scan_that_fails_after_long_does_not_keep_the_other_looks(
+        self, noting, monkeypatch
+    ):
+        await noting.put(-30)
+        await noting.put(-7_200)
+        times = itertools.count(0, 10)  # each look takes ten seconds
+        monkeypatch.setattr("tickwheel.durable.loader.perf_counter", lambda: next(times))
+        due, noting.store.due = noting.store.due, away(noting.store.due, 1)
+        with pytest.raises(StoreUnavailable):
+            await noting.loader.step()
+        noting.store.due = due
+        await self.looks(noting, 1)
+        assert noting.held() == [-31], "what was due within an hour, at least"
+        noting.clock.advance(400)
+        await self.looks(noting, 1)
+        assert len(noting.held()) == 2
+
+    async def test_a_scan_that_fails_at_once_is_made_again(self, noting):
+        due, noting.store.due = noting.store.due, away(noting.store.due, 1)
+        with pytest.raises(StoreUnavailable):
+            await noting.loader.step()
+        noting.store.due = due
+        await self.looks(noting, 1)
+        assert noting.begins == [None]
 
 
 class TestManyServices:

@@ -213,6 +213,27 @@ class TestPlans:
             _, rows = await self.cost(store, sql.DUE, window.format(most), f"ARRAY{[*ALL]}")
             assert most <= rows <= most + SHARDS
 
+    async def test_a_look_comes_by_no_ended_tasks_that_were_due_before_it_begins(
+        self, store, user, postgres_url
+    ):
+        """A transaction left open elsewhere keeps their rows, whatever is vacuumed."""
+        async with connected(postgres_url) as other:
+            await other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            await other.fetch("SELECT 1 FROM tickwheel.task")
+            await fill(user, 20_000, due="1000 + n % 7")
+            await user.execute("DELETE FROM task")
+            await user.execute("VACUUM task")
+            looks = {}
+            for since in (-1, 5_000):
+                window = (
+                    f"ARRAY['s1'], ARRAY[{since}::bigint], ARRAY[9999::bigint], ARRAY[9::bigint]"
+                )
+                blocks, _ = await self.cost(store, sql.DUE, window, f"ARRAY{[*ALL]}")
+                names, _ = await self.cost(store, sql.SERVICES_OF_LATEST, str(since), "9999")
+                looks[since] = blocks, names
+        assert min(looks[-1]) > 1_000, "they are there"
+        assert max(looks[5_000]) < 50
+
     async def test_what_runs_is_found_without_a_look_at_what_comes_later(self, store, user):
         await fill(user, 20_000)
         (running,) = await claim(

@@ -28,6 +28,7 @@ FAMILIES = {  # by name: the kind, and the labels
     "tickwheel_shards_owned": ("gauge", set()),
     "tickwheel_nodes": ("gauge", set()),
     "tickwheel_payload_bytes": ("gauge", set()),
+    "tickwheel_look_seconds": ("gauge", {"kind"}),
     "tickwheel_sqlite_log_bytes": ("gauge", set()),
     "tickwheel_clock_offset_seconds": ("gauge", set()),
     "tickwheel_ready": ("gauge", set()),

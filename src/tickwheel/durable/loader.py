@@ -5,17 +5,23 @@ the oldest unclaimed task on, and each scan period the whole horizon, so a task 
 commits late, or a poke that is lost, costs a second at most. What the wheel holds already is left
 alone. Of very many services those are read that have something due by then, by an index of due
 times: what a look costs follows what is due, not how many services or tasks there are.
+
+PostgreSQL keeps the rows of ended tasks as long as any transaction is open that could see them, and
+a look comes by those that were due after it begins. So it begins near a service's oldest unclaimed
+task; only the scan, which is made less often the longer it takes, begins at the start.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from heapq import nlargest
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.log import logger
 from tickwheel.durable.store import Window
 from tickwheel.durable.task import shard_of
+from tickwheel.errors import StoreUnavailable
 from tickwheel.kernel import Wheel
 
 if TYPE_CHECKING:
@@ -31,6 +37,9 @@ LOOK_SECONDS = 1.0
 NEAR_MS = 2_000
 FEW = 16  # services: to read each costs less than to ask which have something due
 LATE_COMMIT_MS = 10_000  # a look finds a task that is committed at most this long after it was due
+SCAN_REST = 20  # a scan is followed by at least this many times what it took
+SLOW_SECONDS = 5.0  # a scan that fails after longer is put off: the looks between scans go on
+SKIPPED_SCAN_MS = 3_600_000  # how far back they begin when there was no scan of these shards yet
 WINDOW = 1_000  # overdue tasks of one service that are kept in memory, beyond its permits
 
 
@@ -60,6 +69,7 @@ class Loader:
         self._limits: dict[str, int] = {}  # how many to read of a service at once
         self._strangers: set[str] = set()
         self._scanned_ms = -1
+        self._rest_ms = self._scan_ms  # from one scan to the next
         self._scanned_shards: frozenset[tuple[int, int]] = frozenset()
         self._looked_ms = -1
         self._known: set[str] = set()  # services that a look has read, or found to have nothing due
@@ -67,6 +77,7 @@ class Loader:
         self.wheel: Wheel[Due] = Wheel(1, start=int(store.now_ms()))
         self.held: dict[str, Entry[Due]] = {}
         self._gone: set[str] | None = None  # what was taken out of memory while the store is read
+        self.seconds = {"near": 0.0, "scan": 0.0}  # that the last look of each kind took
         self.waiting: Counter[str] = Counter()  # by service: due, and without a permit yet
         self.hungry: set[str] = set()  # services of which the store had more than was asked for
         self.earlier: Callable[[int], None] = lambda _: None  # told of each due time that is added
@@ -129,19 +140,25 @@ class Loader:
         if not shards:
             self._drop_all()
             return LOOK_SECONDS
-        now = int(self._store.now_ms())
-        scanned = 0 <= now - self._scanned_ms < self._scan_ms
+        now, began = int(self._store.now_ms()), perf_counter()
+        scanned = 0 <= now - self._scanned_ms < self._rest_ms
         full = not scanned or self._scanned_shards != set(shards.items())
         until = now + (max(NEAR_MS, self._horizon_ms) if full else NEAR_MS)
         if full:
             self._drop_lost(shards)
-        names = await self._names(until, full=full)
-        windows = self._windows(names)
-        gone = self._gone = set()
+        gone: set[str] = set()
         try:
+            names = await self._names(until, full=full)
+            windows = self._windows(names, full=full)
+            self._gone = gone
             found = await self._store.due(windows, list(shards), now, until)
+        except StoreUnavailable:
+            if full and perf_counter() - began > SLOW_SECONDS:
+                self._put_off(shards, now)
+            raise
         finally:
             self._gone = None
+            self._time(perf_counter() - began, full=full)
         self._note_oldest(windows, found, now)
         cut = self._adapt(windows, found, now)
         if full and not cut:
@@ -151,6 +168,19 @@ class Loader:
                 self.add(due)
         self._shrink()
         return 0.0 if cut else LOOK_SECONDS
+
+    def _time(self, seconds: float, *, full: bool) -> None:
+        """Note how long a look took; a slow scan has the next one wait for longer."""
+        self.seconds["scan" if full else "near"] = seconds
+        if full:
+            self._rest_ms = max(self._scan_ms, int(SCAN_REST * seconds * 1000))
+
+    def _put_off(self, shards: Mapping[int, int], now: int) -> None:
+        """Make the looks between scans, though this scan has failed: it may do so each time."""
+        if self._scanned_shards != set(shards.items()):
+            self._looked_ms, self._oldest = now - SKIPPED_SCAN_MS, {}
+            self._known = {*self._services}
+        self._scanned_ms, self._scanned_shards = now, frozenset(shards.items())
 
     async def _names(self, until: int, *, full: bool) -> set[str]:
         """Return the services to read: of many those that may have something due by then.
@@ -169,7 +199,7 @@ class Loader:
             due = {*await self._store.services(until, since), *self._oldest, *known - self._known}
         return due & known
 
-    def _windows(self, names: set[str]) -> list[Window]:
+    def _windows(self, names: set[str], *, full: bool) -> list[Window]:
         """Say how much of each service to read; those held are read again, and skipped.
 
         Of a service that is disabled, or has enough waiting, nothing that is overdue is read.
@@ -178,7 +208,10 @@ class Loader:
         for name in names:
             overdue = 0 if self.waiting[name] >= WINDOW else WINDOW + self.waiting[name]
             later = self._limits.setdefault(name, WINDOW) if self._services[name].enabled else 0
-            windows.append(Window(name, overdue, later))
+            since = -1
+            if not full and name in self._known:
+                since = max(-1, self._oldest.get(name, self._looked_ms) - LATE_COMMIT_MS)
+            windows.append(Window(name, overdue, later, since))
         return windows
 
     def _note_oldest(self, windows: list[Window], found: list[Due], now: int) -> None:
@@ -187,7 +220,7 @@ class Loader:
         for due in found:
             if due.due_at_ms <= now:
                 oldest[due.service] = min(due.due_at_ms, oldest.get(due.service, now))
-        for name, overdue, _ in windows:
+        for name, overdue, *_ in windows:
             if not overdue:  # not read: it has enough waiting, which was due before the last look
                 oldest[name] = self._oldest.get(name, self._looked_ms)
         self._oldest, self._looked_ms, self._known = oldest, now, {*self._services}
@@ -196,11 +229,11 @@ class Loader:
         """Note which services had more than was asked for; say whether to read again at once."""
         overdue = Counter(due.service for due in found if due.due_at_ms <= now)
         later = Counter(due.service for due in found if due.due_at_ms > now)
-        self.hungry = {name for name, limit, _ in windows if overdue[name] >= limit}
+        self.hungry = {name for name, limit, *_ in windows if overdue[name] >= limit}
         cut = False
         large = sum(limit > WINDOW for limit in self._limits.values())
         share = max(WINDOW, self._cap // max(1, large))
-        for name, _, limit in windows:
+        for name, _, limit, _ in windows:
             if limit and later[name] >= limit and limit < share:
                 self._limits[name] = min(4 * limit, share)
                 cut = True

@@ -54,11 +54,15 @@ class InsertLimit(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How much of one service to read: so many that are overdue, so many that come later."""
+    """How much of one service to read: tasks that are overdue, and tasks that come later.
+
+    `since_ms`: no overdue tasks that were due by then.
+    """
 
     service: str
     overdue: int
     later: int
+    since_ms: int = -1
 
 
 class Claims(NamedTuple):

@@ -169,6 +169,10 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
         [({}, node.dispatch.payloads.total)],
     )  # fmt: skip
     page.add(
+        "gauge", "tickwheel_look_seconds", "What the last look for due tasks took, by kind.",
+        [({"kind": kind}, seconds) for kind, seconds in node.loader.seconds.items()],
+    )  # fmt: skip
+    page.add(
         "gauge", "tickwheel_shards_owned", "Shards that this node owns.",
         [({}, len(node.coordinator.owned()))],
     )  # fmt: skip

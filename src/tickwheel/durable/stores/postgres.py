@@ -263,7 +263,7 @@ class PostgresStore:
         if not windows or not shards:
             return []
         values = list(zip(*(part for one in windows for part in (
-            (one.service, -1, now_ms, one.overdue),
+            (one.service, one.since_ms, now_ms, one.overdue),
             (one.service, now_ms, until_ms, one.later),
         )), strict=True))  # fmt: skip
         rows = await self.run(

@@ -198,7 +198,7 @@ class SqliteStore:
                 values: list[Any] = []
                 for window in part:
                     for limit, low, high in (
-                        (window.overdue, -1, now_ms),
+                        (window.overdue, window.since_ms, now_ms),
                         (window.later, now_ms, until_ms),
                     ):
                         values += [window.service, low, high]
