@@ -1,11 +1,12 @@
 """The native core as an optional extension; all else about the package is in pyproject.toml.
 
 - No compiler, or one that fails: the package is built without it, with one warning.
-- A free-threaded interpreter, or TICKWHEEL_PURE=1: it is not attempted.
+- Windows, a free-threaded interpreter, or TICKWHEEL_PURE=1: it is not attempted.
 - TICKWHEEL_NATIVE=1: a native core that cannot be built is an error.
 """
 
 import os
+import sys
 import sysconfig
 
 from setuptools import Extension, setup
@@ -39,7 +40,7 @@ class OptionalBuild(build_ext):
 
 def native_core() -> list[Extension]:
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-    if free_threaded or os.environ.get("TICKWHEEL_PURE") == "1":
+    if sys.platform == "win32" or free_threaded or os.environ.get("TICKWHEEL_PURE") == "1":
         return []
     required = os.environ.get("TICKWHEEL_NATIVE") == "1"
     sources = [

@@ -11,7 +11,6 @@
  */
 #include "_wheel.h"
 #include <math.h>
-#include <time.h>
 
 #define SECOND 1000000000
 #define SLOW_NS ((int64_t)100 * 1000 * 1000)
@@ -38,13 +37,6 @@ typedef struct {
 } Deadlines;
 
 static PyObject *str_time_ns, *str_earlier, *str_failed, *str_slow, *str_execute;
-
-static int64_t system_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * SECOND + t.tv_nsec;
-}
 
 static int ask_clock(Deadlines *d, int64_t *ns)
 {

@@ -10,7 +10,6 @@
  */
 #include "_wheel.h"
 #include <math.h>
-#include <time.h>
 
 #define FEWEST_BITS 3
 
@@ -42,11 +41,7 @@ static PyObject *str_time_ns, *str_arm;
 static inline int read_now(IdleRing *ring, int64_t *now)
 {
     if (ring->clock == Py_None) *now = ring->wheel->now;
-    else if (ring->clock == NULL) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        *now = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    }
+    else if (ring->clock == NULL) *now = system_ns();
     else {
         PyObject *answer = PyObject_CallMethodNoArgs(ring->clock, str_time_ns);
         if (answer == NULL) return -1;

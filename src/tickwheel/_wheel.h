@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #if defined(__GNUC__) || defined(__clang__)
 #define PREFETCH(p) __builtin_prefetch(p)
@@ -22,6 +23,20 @@
 static inline int COUNT_TRAILING_ZEROS(uint64_t x) { int n = 0; while (!(x & 1)) { x >>= 1; n++; } return n; }
 static inline int HIGHEST_BIT(uint64_t x) { int n = 0; while (x >>= 1) n++; return n; }
 #endif
+
+/* The clock of Python's time.monotonic(), which on macOS is not CLOCK_MONOTONIC: that runs on in sleep. */
+#ifdef __APPLE__
+#define MONOTONIC_CLOCK CLOCK_UPTIME_RAW
+#else
+#define MONOTONIC_CLOCK CLOCK_MONOTONIC
+#endif
+
+static inline int64_t system_ns(void)
+{
+    struct timespec t;
+    clock_gettime(MONOTONIC_CLOCK, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
 
 #define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
 

@@ -19,8 +19,8 @@ STUCK = (
     100_000  # steps of a manual clock at one moment: callbacks that reschedule themselves at once
 )
 
-# Other systems than Linux have no better one.
-BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# The clock that runs on in sleep. It is CLOCK_MONOTONIC on macOS, and time.monotonic() on Windows.
+BOOT = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 class Clock(Protocol):
@@ -72,7 +72,7 @@ class BootClock:
 
     def time_ns(self) -> int:
         """Return the time in nanoseconds."""
-        return time.clock_gettime_ns(BOOT)
+        return time.monotonic_ns() if BOOT is None else time.clock_gettime_ns(BOOT)
 
 
 class Driven(Protocol):

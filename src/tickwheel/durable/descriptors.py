@@ -27,7 +27,7 @@ def limit() -> float:
 
 
 def raise_limit() -> None:
-    """Raise the limit as far as this process may; not for Windows."""
+    """Raise the limit as far as this process may; only the service calls it, not on Windows."""
     import resource  # noqa: PLC0415 - see above
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

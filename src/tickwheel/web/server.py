@@ -78,6 +78,7 @@ def run(config: Config) -> int:
     set_up(config.log_level, config.log_format)
     inherited = os.environ.pop(INHERITED, None)
     try:
+        check_system()
         if config.workers > 1 and inherited is None:
             from tickwheel.web.workers import supervise  # noqa: PLC0415 - few need it
 
@@ -89,6 +90,15 @@ def run(config: Config) -> int:
     except (TickwheelError, OSError, ImportError, ValueError) as error:
         logger.error("cannot start: %s", error)  # noqa: TRY400
         return REFUSED if isinstance(error, Refusal | WrongStore) else FAILED
+
+
+def check_system() -> None:
+    """Raise where the system lacks the signals and sockets that the service is built on."""
+    if not hasattr(signal, "SIGHUP") or not hasattr(socket, "AF_UNIX"):
+        raise Refusal(
+            "the service runs on Linux and macOS; on this system use the timers, the clients and "
+            "tickwheel.durable"
+        )
 
 
 def start(config: Config, listener: socket.socket, inherited: Inherited | None = None) -> int:

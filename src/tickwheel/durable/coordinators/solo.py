@@ -54,6 +54,7 @@ class SoloCoordinator:
         self._store = store
         self._node = node
         self._lock = FileLock(lock) if lock is not None and fcntl is not None else None
+        self._unlocked = lock if self._lock is None else None
         self._owned: dict[int, int] = {}
         self._highest = 0  # the highest epoch that was ever ours
         self._ours = self._lock is None
@@ -66,6 +67,11 @@ class SoloCoordinator:
     async def start(self, changed: Callable[[], None]) -> None:
         """Take the shards now, or when whoever has them ends."""
         self._changed = changed
+        if self._unlocked is not None:
+            logger.warning(
+                "this system has no file locks: let only one process dispatch from %s, "
+                "and give the others dispatch=False", self._unlocked,
+            )  # fmt: skip
         if self._lock is not None:
             self._lock.acquire(asyncio.get_running_loop(), self._acquired)
 
@@ -258,7 +264,7 @@ class FileLock:
 
     def _open(self) -> int:
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreUnavailable(f"lock file {self.path}: {error.strerror}") from error
 

@@ -306,7 +306,7 @@ class SqliteFile:
         if self.path.is_dir():
             raise StoreUnavailable(f"SQLite database {self.path} is a directory: name a file in it")
         try:
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             return False
         except OSError as error:
