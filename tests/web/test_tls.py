@@ -116,7 +116,7 @@ class TestHandshake:
     def test_many_that_say_nothing_shut_nobody_out(self, secured):
         """Not even when there are hardly more descriptors than connections that may be."""
         secured.get("/healthz", status=200)
-        most = len(list(Path(f"/proc/{secured.pid}/fd").iterdir())) + 120
+        most = open_files(secured) + 120
         resource.prlimit(secured.pid, resource.RLIMIT_NOFILE, (most, most))
         with contextlib.ExitStack() as stack:
             silent = [stack.enter_context(secured.connect()) for _ in range(self.SILENT)]
@@ -174,6 +174,41 @@ class TestHandshake:
             secured.signal()
             assert secured.wait() == 0
             assert gone(wire)
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_caller_who_leaves_before_the_answer_leaves_no_connection_behind(
+    serve, authority, tmp_path, loop
+):
+    """Once a large body has come nothing more is read, not even the end of TLS."""
+    environment = {}
+    if loop == "asyncio":  # as where uvloop is not installed
+        (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['uvloop'] = None")
+        environment["PYTHONPATH"] = str(tmp_path)
+    files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
+    server = serve(*files, ca=authority.ca, environment=environment)
+    server.service(enabled=False)
+    server.hang_up()
+    body = b'[{"service":"mail","delay":9,"payload":"%b"}]' % (b"x" * 150_000)
+    head = (
+        b"POST /v1/tasks/batch HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b"Expect: 100-continue\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    ) % len(body)
+    wires = [spoken(server) for _ in range(5)]
+    before = open_files(server)
+    for wire in wires:
+        wire.sendall(head)
+        assert wire.recv(12) == b"HTTP/1.1 100"  # the body is waited for
+    server.signal(signal.SIGSTOP)  # then it comes at once, with the end behind it
+    for wire in wires:
+        wire.sendall(body)
+        wire.close()
+    server.signal(signal.SIGCONT)
+    wait_until(lambda: open_files(server) <= before - len(wires), "they are closed")
+
+
+def open_files(server):
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
 def answers(server):

@@ -75,7 +75,9 @@ class Cork:
     def close(self) -> None:
         """Write what was kept, and close."""
         self.flush()
-        self._transport.close()
+        if not self.is_closing():
+            self._transport.resume_reading()  # asyncio's TLS does not end while it is paused
+            self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
