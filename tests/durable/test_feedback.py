@@ -573,6 +573,25 @@ class TestWriting:
 
 @pytest.mark.asyncio
 class TestLog:
+    async def test_a_success_is_one_line_at_debug_without_its_payload(self, stage, caplog):
+        app = stage.app()
+
+        @app.task
+        async def work(_secret):
+            stage.clock.advance(1.5)
+            return "secret result"
+
+        caplog.set_level(logging.DEBUG, "tickwheel")
+        async with app:
+            task = await work.submit("secret argument")
+            await stage.advance(1)
+        (line,) = [one for one in caplog.records if task.id in one.getMessage()]
+        assert (line.levelno, line.name) == (logging.DEBUG, "tickwheel")
+        assert line.getMessage() == f"task {task.id} (work), attempt 1: finished in 1.500 s"
+        about = (line.task, line.service, line.attempt, line.seconds)
+        assert about == (task.id, "work", 1, 1.5)
+        assert not any("secret" in str(vars(one)) for one in caplog.records)
+
     async def test_each_failure_is_a_warning_and_the_last_one_has_the_traceback(self, stage):
         app = stage.app()
 

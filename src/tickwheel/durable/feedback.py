@@ -256,7 +256,15 @@ def weight(ending: Ending) -> int:
 
 
 def report(task: Task, ending: Ending) -> None:
-    """Say on the logger that an attempt went wrong, and what comes of it."""
+    """Log how an attempt ended: a success at DEBUG, a failure with its error as a warning."""
+    about: dict[str, Any] = {"task": task.id, "service": task.service, "attempt": task.attempt}
+    if ending.event is Event.FINISH:
+        seconds = (ending.at_ms - (task.started_at_ms or ending.at_ms)) / 1000
+        logger.debug(
+            "task %s (%s), attempt %d: finished in %.3f s",
+            task.id, task.service, task.attempt, seconds, extra={**about, "seconds": seconds},
+        )  # fmt: skip
+        return
     if ending.event is Event.FAIL or ending.event is Event.EXPIRE:
         error = (ending.error or "").rstrip()
         between = "\n" if "\n" in error else ": "
@@ -267,6 +275,5 @@ def report(task: Task, ending: Ending) -> None:
     else:
         return
     what = "task %s (%s), attempt %d: %s"
-    about = {"task": task.id, "service": task.service, "attempt": task.attempt,
-             "error": ending.error}  # fmt: skip
+    about["error"] = ending.error
     logger.warning(what, task.id, task.service, task.attempt, told, extra=about)

@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-EXTRA = ("request", "task", "service", "attempt", "error")
+EXTRA = ("request", "task", "service", "attempt", "seconds", "error")
 
 
 class JsonFormatter(logging.Formatter):
