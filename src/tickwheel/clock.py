@@ -172,13 +172,52 @@ class Forkable(Protocol):
         """Forget what only the parent has: its threads, and the locks that they held."""
 
 
+class Suspendable(Forkable, Protocol):
+    """What must be told before a fork as well: something of it must not be in the child."""
+
+    def _before_fork(self) -> None:
+        """Let go of it, and use nothing of the kind until one of the other two is called."""
+
+    def _after_fork(self) -> None:
+        """In the parent: go on."""
+
+
 forkable: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_suspendable: weakref.WeakSet[Suspendable] = weakref.WeakSet()
+_suspended: list[Suspendable] = []
+_forking = threading.Lock()
+
+
+def add_suspendable(one: Suspendable) -> None:
+    """Have `one` told of forks; while one is under way, wait for its end."""
+    with _forking:
+        _suspendable.add(one)
+        forkable.add(one)
+
+
+def _before() -> None:
+    _forking.acquire()
+    _suspended.extend(_suspendable)
+    for one in _suspended:
+        one._before_fork()
+
+
+def _in_the_parent() -> None:
+    for one in _suspended:
+        one._after_fork()
+    _suspended.clear()
+    _forking.release()
 
 
 def _in_the_child() -> None:
+    global _forking  # noqa: PLW0603 - whoever waited for it is not here
+    _forking = threading.Lock()
+    _suspended.clear()
     for one in list(forkable):
         one._forked()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_the_child)
+    os.register_at_fork(
+        before=_before, after_in_parent=_in_the_parent, after_in_child=_in_the_child
+    )

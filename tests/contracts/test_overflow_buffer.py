@@ -363,7 +363,7 @@ def outage(request, tmp_path, mortal, monkeypatch):
         monkeypatch.setattr(sqlite_connection, "BUSY_MS", 1)
         path = str(tmp_path / "overflow.db")
         place = Place("sqlite", path)
-        place.buffer()._connection()  # the file is there
+        place.buffer()._own.get()  # the file is there
         holder = sqlite_connection.DRIVERS[sqlite_connection.default_driver()](path)
         outage = Outage(
             place, lambda: holder.run("BEGIN EXCLUSIVE"), lambda: holder.run("ROLLBACK")

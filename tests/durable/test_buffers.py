@@ -128,8 +128,8 @@ class TestSqlite:
     def test_what_it_acknowledges_is_on_the_disk(self, path):
         with SqliteBuffer(path) as buffer:
             filled(buffer)
-            assert buffer._connection().run("PRAGMA journal_mode") == [("wal",)]
-            assert buffer._connection().run("PRAGMA synchronous") == [(2,)]
+            assert buffer._own.get().run("PRAGMA journal_mode") == [("wal",)]
+            assert buffer._own.get().run("PRAGMA synchronous") == [(2,)]
 
     def test_a_file_that_is_no_database_is_said_to_be_none(self, path):
         path.write_bytes(b"not a database, but long enough to be taken for one" * 100)

@@ -72,6 +72,23 @@ def copied(source, target):
         old.backup(new)
 
 
+def stop_between_commits(worker, path):
+    """Stop a process while it has no lock on the file, which it would keep."""
+
+    def stopped():
+        os.kill(worker.pid, signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                os.kill(worker.pid, signal.SIGCONT)
+                return False
+            other.execute("ROLLBACK")
+            return True
+
+    wait_until(stopped, "it is stopped between two commits")
+
+
 def changed(path, *statements):
     with contextlib.closing(sqlite3.connect(path)) as database:
         for statement in statements:
@@ -259,7 +276,7 @@ class TestLockRemoved:
 
     def test_one_that_comes_then_dispatches_and_the_first_stands_by(self, path, start, ledger):
         first = start()
-        os.kill(first.pid, signal.SIGSTOP)  # it must not be quicker
+        stop_between_commits(first, path)  # it must not be quicker
         path.with_name("tasks.db-lock").unlink()
         second = start()
         os.kill(first.pid, signal.SIGCONT)

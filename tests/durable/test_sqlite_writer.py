@@ -9,7 +9,7 @@ import pytest_asyncio
 from contracts.stores import Place, insert, task, watchdog
 from stage import HandClock
 from tickwheel.durable.stores import sqlite_connection, sqlite_writer
-from tickwheel.durable.stores.sqlite_connection import BUSY_MS, DRIVERS, LOOK_SECONDS
+from tickwheel.durable.stores.sqlite_connection import BUSY_MS, DRIVERS, LOOK_SECONDS, ForkSafe
 from tickwheel.durable.stores.sqlite_writer import (
     BREATH_SECONDS,
     GROUP_BYTES,
@@ -66,7 +66,7 @@ class Witness:
 
     def __init__(self, connect):
         self.commits_heard = 0
-        self.writer = Writer(connect, lambda: None, self._committed)
+        self.writer = Writer(ForkSafe(connect), lambda: None, self._committed)
         self.writer.start()
 
     def _committed(self):
@@ -205,7 +205,7 @@ class TestGroups:
     async def test_the_checkpointer_ends_whenever_it_is_told_to(self, connect, monkeypatch):
         """Between the last look whether it shall end and the next wait, too."""
         monkeypatch.setattr(sqlite_writer, "CHECKPOINT_SECONDS", 0)
-        checkpointer = Checkpointer(connect())
+        checkpointer = Checkpointer(ForkSafe(connect), lambda: None)
         at_it, told = threading.Event(), threading.Event()
         clear = checkpointer._written.clear
 
@@ -278,7 +278,7 @@ class TestFailures:
             if gone:
                 raise StoreUnavailable("gone")
 
-        writer = Writer(connect, check, lambda: None)
+        writer = Writer(ForkSafe(connect), check, lambda: None)
         writer.start()
         gate = Gate()
         job = writer.write(Rank.CLAIM, gate)
@@ -340,9 +340,10 @@ class TestStop:
         await witness.writer.stop()
 
     async def test_its_connection_is_closed(self, witness):
+        connection = witness.writer._own.get()
         await witness.writer.stop()
         with pytest.raises(Exception, match=r"(?i)closed"):
-            witness.writer._connection.run("SELECT 1")
+            connection.run("SELECT 1")
 
 
 class TestOtherProcesses:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.durable.buffers.rows import Key, Row, RowBuffer
 from tickwheel.durable.stores.sqlite_connection import (
     DRIVERS,
+    ForkSafe,
     closed_on_error,
     default_driver,
     set_wal,
@@ -52,21 +53,20 @@ class SqliteBuffer(RowBuffer):
     def __init__(self, path: str | os.PathLike[str], name: str = "default") -> None:
         super().__init__(name)
         self._path = os.fspath(path)
-        self._opened: Connection | None = None
+        self._own = ForkSafe(self._connect)
 
     def _execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._connection().run(statement, (self.name, *values))
+        with self._own:
+            return self._own.get().run(statement, (self.name, *values))
 
-    def _connection(self) -> Connection:
-        if self._opened is None:
-            connection = DRIVERS[default_driver()](self._path)
-            with closed_on_error(connection):
-                set_wal(connection)
-                connection.run("PRAGMA synchronous = FULL")
-                for statement in SCHEMA:
-                    connection.run(statement)
-            self._opened = connection
-        return self._opened
+    def _connect(self) -> Connection:
+        connection = DRIVERS[default_driver()](self._path)
+        with closed_on_error(connection):
+            set_wal(connection)
+            connection.run("PRAGMA synchronous = FULL")
+            for statement in SCHEMA:
+                connection.run(statement)
+        return connection
 
     def _insert(self, row: Row) -> None:
         self._execute(INSERT, *row.key, row.item)
@@ -78,7 +78,10 @@ class SqliteBuffer(RowBuffer):
         return [number for (number,) in self._execute(REMOVE_UNTIL, self._owner, last)]
 
     def _replace(self, gone: Sequence[Key], rows: Sequence[Row]) -> None:
-        connection = self._connection()
+        with self._own:
+            self._replace_on(self._own.get(), gone, rows)
+
+    def _replace_on(self, connection: Connection, gone: Sequence[Key], rows: Sequence[Row]) -> None:
         connection.run("BEGIN IMMEDIATE")
         try:
             connection.run_many(REMOVE, [(self.name, key.owner, key.number) for key in gone])
@@ -102,6 +105,5 @@ class SqliteBuffer(RowBuffer):
         return [Row(Key(*key), item) for *key, item in found]
 
     def _disconnect(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        with self._own:
+            self._own.close()

@@ -9,10 +9,12 @@ file at the same moment; so with those only the writer itself does that.
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from tickwheel.clock import add_suspendable
 from tickwheel.errors import StoreUnavailable
 
 try:
@@ -32,6 +34,7 @@ WORLD = {"LOCKED", "FULL", "IOERR", "CANTOPEN", "PERM"}
 # Waiting for another process is bounded: a caller must not wait for ever.
 BUSY_MS = 5_000
 LOOK_SECONDS = 0.001
+FORK_SECONDS = 10.0  # that a fork waits for what a connection does
 NO_WAITING = "PRAGMA busy_timeout = 0"
 
 
@@ -50,6 +53,8 @@ class Damaged(StoreUnavailable):
 class Replaced(StoreUnavailable):
     """The file is another than the one that was opened: SQLite writes to the old one."""
 
+
+_inherited: list[Connection] = []  # of a parent process: to close them would be its loss
 
 KINDS = {"BUSY": Busy, "READONLY": ReadOnly, "CORRUPT": Damaged, "NOTADB": Damaged}
 
@@ -159,6 +164,88 @@ DRIVERS: dict[str, type[StandardConnection | ApswConnection]] = {
 def default_driver() -> str:
     """Return "apsw" where it is installed, else "sqlite3"."""
     return "apsw" if "apsw" in DRIVERS else "sqlite3"
+
+
+class ForkSafe:
+    """A connection that never crosses a fork: closed before one, opened again at its next use.
+
+    SQLite keeps in memory which locks its process has. A child would inherit that, but not the
+    locks: to it the database is locked for ever, or it writes while its parent does.
+
+    - It is used inside `with`, by one thread at a time; a fork waits for the end of that.
+    - `closed()` is called when it was closed for a fork.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Connection], closed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._connect = connect
+        self._closed = closed
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        self._paused = False
+        add_suspendable(self)
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def open(self) -> Self:
+        """Open it now."""
+        with self:
+            self.get()
+        return self
+
+    def get(self) -> Connection:
+        """Return the connection; open it when it is not."""
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def reopen(self) -> None:
+        """Open another; when that fails, the old one stays."""
+        fresh = self._connect()
+        self.close()
+        self._connection = fresh
+
+    def close(self) -> None:
+        """Close it; `get` opens it again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _before_fork(self) -> None:
+        self._paused = self._lock.acquire(timeout=FORK_SECONDS)
+        if self._paused:
+            with suppress(Exception):  # what cannot be closed must not keep the process from it
+                self.close()
+            self._closed()
+
+    def _after_fork(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._lock.release()
+
+    def _forked(self) -> None:
+        """In the child: one that was in use for too long is the parent's, and must stay open."""
+        self._lock = threading.Lock()
+        self._paused = False
+        if self._connection is not None:
+            _inherited.append(self._connection)
+        self._connection = None
+
+
+@contextmanager
+def opened(connect: Callable[[], Connection]) -> Iterator[Connection]:
+    """Open a connection for a moment; a fork waits for its end."""
+    with ForkSafe(connect) as own:
+        try:
+            yield own.get()
+        finally:
+            own.close()
 
 
 @contextmanager

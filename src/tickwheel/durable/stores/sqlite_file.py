@@ -13,16 +13,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tickwheel.clock import SystemClock
+from tickwheel.clock import SystemClock, forkable
 from tickwheel.durable.log import logger
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.sqlite_connection import (
     NO_WAITING,
     SAFE,
     Damaged,
+    ForkSafe,
     ReadOnly,
     Replaced,
     closed_on_error,
+    opened,
     set_wal,
 )
 from tickwheel.durable.stores.sqlite_schema import check, is_older, migrate
@@ -51,6 +53,7 @@ T = TypeVar("T")
 
 WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, whatever the checkpointer does
 SMALL_WAL_PAGES = 4_000  # where only the writer may move it
+BESIDE = ("-wal", "-shm")
 PAGE_BYTES = 4_096
 LOG_BYTES = WAL_PAGES * PAGE_BYTES  # a longer log file is cut to this once all of it is moved
 LONG_LOG_BYTES = 4 * LOG_BYTES  # a log that is longer cannot be moved: that is worth a warning
@@ -84,6 +87,7 @@ class SqliteFile:
         self.writer: Writer | None = None
         self.reader: Reader | None = None
         self.checkpointer: Checkpointer | None = None
+        forkable.add(self)
 
     async def open(self) -> None:
         """Open the file, or make it, and bring its tables to this version's form."""
@@ -229,15 +233,10 @@ class SqliteFile:
     def _is_sound(self) -> bool:
         """Read the whole file, by a connection of its own."""
         try:
-            connection = self._connect_class(str(self.path))
+            with opened(self._connect_bare) as connection:
+                return connection.run("PRAGMA integrity_check(1)") == [("ok",)]
         except StoreUnavailable:
             return False
-        try:
-            return connection.run("PRAGMA integrity_check(1)") == [("ok",)]
-        except StoreUnavailable:
-            return False
-        finally:
-            connection.close()
 
     def _reopen(self) -> asyncio.Task[None]:
         self._retry_at = self._clock.time() + REOPEN_SECONDS
@@ -319,11 +318,8 @@ class SqliteFile:
         self._free_shared_memory()
         if not new:
             self._check_tables()
-        connection = self._connect()
-        try:
+        with opened(self._connect) as connection:
             self.shards = migrate(connection, self.shards)
-        finally:
-            connection.close()
 
     def _check_there(self) -> os.stat_result:
         try:
@@ -344,26 +340,24 @@ class SqliteFile:
 
     def _check_tables(self) -> None:
         """Raise when the file is not ours, before anything is changed in it."""
-        connection = self._connect_class(str(self.path))
         try:
-            check(connection)
+            with opened(self._connect_bare) as connection:
+                check(connection)
         except WrongStore as error:
             raise WrongStore(f"SQLite database {self.path}: {error}") from None
-        finally:
-            connection.close()
 
     def _start(self) -> None:
         """Open the connections, each with a thread of its own."""
-        reading = self._connect()
-        with closed_on_error(reading):
-            reading.run("PRAGMA query_only = ON")
-            reading.run("PRAGMA schema_version")  # a first look: now there is a log
-        beside = [Path(f"{self.path}{suffix}") for suffix in ("", "-wal", "-shm")]
-        self._opened = {path: identity_of(path) for path in beside}
+        self._opened = {}
+        reading = self._forksafe(self._connect_reader).open()
+        with reading:
+            beside = [Path(f"{self.path}{suffix}") for suffix in ("", *BESIDE)]
+            self._opened = {path: identity_of(path) for path in beside}
         self.reader = Reader(reading, self._check)
-        self.checkpointer = Checkpointer(self._connect()) if self._apart else None
+        if self._apart:
+            self.checkpointer = Checkpointer(self._forksafe(self._connect).open(), self._check)
         committed = self.checkpointer.written if self.checkpointer else lambda: None
-        self.writer = Writer(self._connect_writer, self._check, committed)
+        self.writer = Writer(self._forksafe(self._connect_writer), self._check, committed)
         self.writer.polite = self._polite
         self.writer.start()
 
@@ -376,12 +370,36 @@ class SqliteFile:
         if self._opened[log] is not None and identity_of(log) != self._opened[log]:
             raise Replaced(f"SQLite database {self.path}: the log {log.name} has been removed")
 
+    def _forksafe(self, connect: Callable[[], Connection]) -> ForkSafe:
+        return ForkSafe(connect, self._forget_log)
+
+    def _forget_log(self) -> None:
+        """A connection was closed for a fork: the last one of them has removed the log."""
+        self._opened.update({Path(f"{self.path}{suffix}"): None for suffix in BESIDE})
+
+    def _forked(self) -> None:
+        """In the child: the threads are the parent's."""
+        self.writer = self.checkpointer = self.reader = None
+
+    def _connect_bare(self) -> Connection:
+        return self._connect_class(str(self.path))
+
     def _connect(self) -> Connection:
-        connection = self._connect_class(str(self.path))
+        connection = self._connect_bare()
         with closed_on_error(connection):
             set_wal(connection)
             for pragma in sql.PRAGMAS:
                 connection.run(pragma)
+            connection.run("PRAGMA schema_version")  # a first look: now there is a log
+        for path, opened_before in self._opened.items():
+            if opened_before is None:  # all connections were closed, before a fork
+                self._opened[path] = identity_of(path)
+        return connection
+
+    def _connect_reader(self) -> Connection:
+        connection = self._connect()
+        with closed_on_error(connection):
+            connection.run("PRAGMA query_only = ON")
         return connection
 
     def _connect_writer(self) -> Connection:

@@ -22,7 +22,7 @@ from tickwheel.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tickwheel.durable.stores.sqlite_connection import Connection
+    from tickwheel.durable.stores.sqlite_connection import Connection, ForkSafe
 
 T = TypeVar("T")
 
@@ -96,11 +96,11 @@ class Writer:
 
     def __init__(
         self,
-        connect: Callable[[], Connection],
+        own: ForkSafe,
         check: Callable[[], None],
         committed: Callable[[], None],
     ) -> None:
-        self._connect = connect
+        self._own = own
         self._check = check
         self._committed = committed
         self._broken = False
@@ -113,13 +113,12 @@ class Writer:
         self.polite = True
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
-        self._connection: Connection
         self.commits = 0
 
     def start(self) -> None:
         """Begin, on a connection that is the writer's own."""
         self._loop = asyncio.get_running_loop()
-        self._connection = self._connect()
+        self._own.open()  # what is wrong with the file is said now
         self._thread = threading.Thread(target=self._run, name="tickwheel-sqlite", daemon=True)
         self._thread.start()
 
@@ -145,10 +144,12 @@ class Writer:
 
     def _run(self) -> None:
         while self._wait():
-            self._group()
+            with self._own:
+                self._group()
             if self.polite:
                 self._breathe()
-        self._connection.close()
+        with self._own:
+            self._own.close()
 
     def _wait(self) -> bool:
         """Wait for a job; False when there will be none."""
@@ -182,10 +183,10 @@ class Writer:
             self._begin()
             group = Group(self._clock.time())  # the lock may have been long in coming
             while job := self._next(group.ranks(self._clock.time())):
-                done.append((job, job.work(self._connection)))
+                done.append((job, job.work(self._own.get())))
                 group.add(job)
                 job = None
-            self._connection.run("COMMIT")
+            self._own.get().run("COMMIT")
             self.commits += 1
         except Exception as error:  # noqa: BLE001
             self._rollback(error)
@@ -209,8 +210,8 @@ class Writer:
     def _alone(self, job: Job) -> Any:
         try:
             self._begin()
-            answer = job.work(self._connection)
-            self._connection.run("COMMIT")
+            answer = job.work(self._own.get())
+            self._own.get().run("COMMIT")
             self.commits += 1
         except Exception as error:  # noqa: BLE001
             self._rollback(error)
@@ -220,16 +221,15 @@ class Writer:
     def _begin(self) -> None:
         self._check()
         if self._broken:  # one that was opened read-only stays so for ever
-            fresh = self._connect()
-            self._connection.close()
-            self._connection, self._broken = fresh, False
-        begin(self._connection)
+            self._own.reopen()
+            self._broken = False
+        begin(self._own.get())
 
     def _rollback(self, error: Exception) -> None:
         """Undo what a transaction has done; after an error of the world's, connect anew."""
         self._broken = isinstance(error, StoreUnavailable)
         with contextlib.suppress(Exception):  # it could not be begun, or has ended by itself
-            self._connection.run("ROLLBACK")
+            self._own.get().run("ROLLBACK")
 
     def _deliver(self, answers: list[tuple[Job, Any]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -239,8 +239,8 @@ class Writer:
 class Reader:
     """A thread with a connection that reads, one job after the other; `check` as of the writer."""
 
-    def __init__(self, connection: Connection, check: Callable[[], None]) -> None:
-        self._connection = connection
+    def __init__(self, own: ForkSafe, check: Callable[[], None]) -> None:
+        self._own = own
         self._check = check
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -261,22 +261,28 @@ class Reader:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                if job.checked:
-                    self._check()
-                answer = job.work(self._connection)
+                with self._own:
+                    if job.checked:
+                        self._check()
+                    answer = job.work(self._own.get())
             except Exception as error:  # noqa: BLE001
                 answer = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(settle, [(job, answer)])
             del job, answer  # an idle thread keeps no payload
-        self._connection.close()
+        with self._own:
+            self._own.close()
 
 
 class Checkpointer:
-    """A thread that moves the log into the database file, off the path of commits."""
+    """A thread that moves the log into the database file, off the path of commits.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    `check` as of the writer.
+    """
+
+    def __init__(self, own: ForkSafe, check: Callable[[], None]) -> None:
+        self._own = own
+        self._check = check
         self._written = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tickwheel-checkpoint", daemon=True)
@@ -300,12 +306,15 @@ class Checkpointer:
             if self._stop.is_set():  # the word that was just cleared may have been the last one
                 break
             try:
-                ((_, pages, _),) = self._connection.run("PRAGMA wal_checkpoint(PASSIVE)")
+                with self._own:
+                    self._check()
+                    ((_, pages, _),) = self._own.get().run("PRAGMA wal_checkpoint(PASSIVE)")
                 is_long = pages >= LONG_LOG_PAGES
                 pause = BUSY_CHECKPOINT_SECONDS if is_long else CHECKPOINT_SECONDS
             except StoreUnavailable:
                 self._written.set()  # the next one moves it
-        self._connection.close()
+        with self._own:
+            self._own.close()
 
 
 async def ended(thread: threading.Thread) -> None:
