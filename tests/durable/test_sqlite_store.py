@@ -521,11 +521,17 @@ class TestADeadOwner:
         running = await run(store, epochs, task(store))
         await store.give_up(epochs)
         second = await store.take(ALL, "n2", owner_is_dead=True)
-        (dead,) = await run(store, second, task(store))
+        (dead,) = await run(store, second, task(store), node="n2")
         await store.take(ALL, "n3", owner_is_dead=True)
         assert await store.get(ids_of(running)) == running
         (found,) = await store.running(ALL, 100, now(store))
         assert found.id == dead.id
+
+    async def test_not_those_of_a_node_that_its_shards_were_lent_to(self, store):
+        epochs = await store.take(ALL, "n1")
+        running = await run(store, epochs, task(store), node="n2")
+        await store.take(ALL, "n3", owner_is_dead=True)
+        assert await store.get(ids_of(running)) == running
 
     async def test_not_those_of_shards_that_are_taken_without_the_lock(self, store):
         epochs = await store.take(ALL, "n1")

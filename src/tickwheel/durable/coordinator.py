@@ -2,6 +2,9 @@
 
 An epoch rises whenever a shard gets an owner, and every claim names it, so that a node that has
 lost a shard without knowing it claims nothing.
+
+A task function runs only on nodes that have it. Where the owner of a shard lacks one, another node
+that has it claims the tasks of that function there, by the owner's epoch: the shard is lent to it.
 """
 
 from __future__ import annotations
@@ -9,11 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 
 class Coordinator(Protocol):
     """The contract; `tests/contracts/test_coordinator.py` is its other half."""
+
+    functions: Callable[[], Collection[str]]
+    """Returns the names of the task functions of this node; set before `start`."""
 
     async def start(self, changed: Callable[[], None]) -> None:
         """Join; from now on `changed()` is called on this loop when `owned` has changed.
@@ -26,6 +32,15 @@ class Coordinator(Protocol):
 
         Empty as soon as another node could have taken them.
         """
+
+    def lent(self) -> Mapping[str, Mapping[int, int]]:
+        """Return, by function, the shards of other nodes to claim its tasks from, and their epochs.
+
+        Empty when `owned` is because this node may have lost its own.
+        """
+
+    def claimable(self) -> Mapping[int, int]:
+        """Return the shards that are owned or lent, and their epochs."""
 
     def sole(self) -> bool:
         """Say whether no other process can take a shard while this one lives, whatever happens.

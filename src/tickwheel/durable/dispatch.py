@@ -330,12 +330,12 @@ class Dispatch:
     async def _claims(self, batch: list[Picked]) -> Claims:
         """Return what the store gives of a batch; what it does not say of all is lined up again."""
         wanted = [due for due, *_ in batch]
-        owned, asked = self._coordinator.owned(), self._leases.clock.time()
+        epochs, asked = self._coordinator.claimable(), self._leases.clock.time()
         self._leases.claiming.update(due.id for due in wanted)
         began, lease_ms = self._timer.time(), self._leases.milliseconds
         try:
             claims = await self._store.claim(
-                wanted, self._node, owned, lease_ms, self._most_bytes.size
+                wanted, self._node, epochs, lease_ms, self._most_bytes.size
             )
         except BaseException:
             self._leases.claiming.clear()
@@ -343,7 +343,7 @@ class Dispatch:
             self._most_bytes.failed()
             # It may have been committed all the same.
             self._orphans.suspect(
-                {due.id: owned[due.shard] for due in wanted if due.shard in owned}
+                {due.id: epochs[due.shard] for due in wanted if due.shard in epochs}
             )
             for due, entry, service, turn in batch:
                 self._undo(service, turn)  # not woken by it: the step waits first

@@ -127,7 +127,7 @@ class Feedback:
         report(task, ending)
         if ending.state is not State.DELAY:
             self.tell(task.id)
-        elif task.shard in self._coordinator.owned():
+        elif task.shard in self._coordinator.claimable():
             self._load(task, ending.due_at_ms)
 
     def accept(self, task: Task, after_ms: int) -> None:

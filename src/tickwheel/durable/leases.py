@@ -140,11 +140,13 @@ class Orphans:
         coordinator: Coordinator,
         leases: Leases,
         services: Mapping[str, Service],
+        node: str,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._leases = leases
         self._services = services
+        self._node = node
         self._clock = leases.clock
         self._suspects: dict[str, Suspect] = {}
         self._swept: frozenset[tuple[int, int]] = frozenset()
@@ -220,10 +222,15 @@ class Orphans:
         return (
             suspect is not None
             and suspect.epoch == task.epoch
+            and self._is_own(task)
             and task.id not in self._leases.claiming
             and task.attempt_key not in self._leases.held
             and not accepted(task)
         )
+
+    def _is_own(self, task: Task) -> bool:
+        """Whether this node has claimed it: one that it lends the shard to does so by its epoch."""
+        return task.node == self._node
 
     async def _look(self) -> bool:
         """Look for what runs and not here, where that is due; whether there was a look.
@@ -250,7 +257,7 @@ class Orphans:
         for task in found:
             if task.attempt_key in self._leases.held:
                 continue
-            if not accepted(task) and owned.get(task.shard) == task.epoch:
+            if not accepted(task) and self._is_own(task) and owned.get(task.shard) == task.epoch:
                 # Claimed by this node itself: the answer is on its way, or was lost.
                 self._suspects.setdefault(task.id, Suspect(task.epoch, until))
             else:

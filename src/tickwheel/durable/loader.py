@@ -25,7 +25,7 @@ from tickwheel.errors import StoreUnavailable
 from tickwheel.kernel import Wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tickwheel import Entry
     from tickwheel.durable.coordinator import Coordinator
@@ -41,6 +41,17 @@ SCAN_REST = 20  # a scan is followed by at least this many times what it took
 SLOW_SECONDS = 5.0  # a scan that fails after longer is put off: the looks between scans go on
 SKIPPED_SCAN_MS = 3_600_000  # how far back they begin when there was no scan of these shards yet
 WINDOW = 1_000  # overdue tasks of one service that are kept in memory, beyond its permits
+
+
+Reach = frozenset[tuple[str | None, int, int]]
+
+
+def reach_of(owned: Mapping[int, int], lent: Mapping[str, Mapping[int, int]]) -> Reach:
+    """Return from where tasks are read: each shard with its epoch, and for which function."""
+    reach: set[tuple[str | None, int, int]] = {(None, *shard) for shard in owned.items()}
+    for name, shards in lent.items():
+        reach |= {(name, *shard) for shard in shards.items()}
+    return frozenset(reach)
 
 
 class Loader:
@@ -70,7 +81,7 @@ class Loader:
         self._strangers: set[str] = set()
         self._scanned_ms = -1
         self._rest_ms = self._scan_ms  # from one scan to the next
-        self._scanned_shards: frozenset[tuple[int, int]] = frozenset()
+        self._scanned: Reach = frozenset()  # from where the last scan has read
         self._looked_ms = -1
         self._known: set[str] = set()  # services that a look has read, or found to have nothing due
         self._oldest: dict[str, int] = {}  # by service: when its oldest unclaimed task was due
@@ -136,25 +147,26 @@ class Loader:
 
     async def step(self) -> float:
         """Read the next two seconds, or the horizon when that is due; return when to look again."""
-        shards = self._coordinator.owned()
-        if not shards:
+        shards, lent = self._coordinator.owned(), self._coordinator.lent()
+        if not shards and not lent:
             self._drop_all()
             return LOOK_SECONDS
         now, began = int(self._store.now_ms()), perf_counter()
         scanned = 0 <= now - self._scanned_ms < self._rest_ms
-        full = not scanned or self._scanned_shards != set(shards.items())
+        reach = reach_of(shards, lent)
+        full = not scanned or self._scanned != reach
         until = now + (max(NEAR_MS, self._horizon_ms) if full else NEAR_MS)
         if full:
-            self._drop_lost(shards)
+            self._drop_lost(self._coordinator.claimable())
         gone: set[str] = set()
         try:
             names = await self._names(until, full=full)
             windows = self._windows(names, full=full)
             self._gone = gone
-            found = await self._store.due(windows, list(shards), now, until)
+            found = await self._read(windows, now, until)
         except StoreUnavailable:
             if full and perf_counter() - began > SLOW_SECONDS:
-                self._put_off(shards, now)
+                self._put_off(reach, now)
             raise
         finally:
             self._gone = None
@@ -162,12 +174,23 @@ class Loader:
         self._note_oldest(windows, found, now)
         cut = self._adapt(windows, found, now)
         if full and not cut:
-            self._scanned_ms, self._scanned_shards = now, frozenset(shards.items())
+            self._scanned_ms, self._scanned = now, reach
         for due in found:
             if due.id not in gone:  # claimed, moved or cancelled since: what was read is old
                 self.add(due)
         self._shrink()
         return 0.0 if cut else LOOK_SECONDS
+
+    async def _read(self, windows: Sequence[Window], now: int, until: int) -> list[Due]:
+        """Read these windows: in the shards of this node, and in those that are lent for some."""
+        shards, lent = self._coordinator.owned(), self._coordinator.lent()
+        parts: dict[frozenset[int], list[Window]] = {frozenset(): []}
+        for window in windows:
+            parts.setdefault(frozenset(lent.get(window.service, ())), []).append(window)
+        found: list[Due] = []
+        for more, part in parts.items():
+            found += await self._store.due(part, [*{*shards} | more], now, until)
+        return found
 
     def _time(self, seconds: float, *, full: bool) -> None:
         """Note how long a look took; a slow scan has the next one wait for longer."""
@@ -175,12 +198,12 @@ class Loader:
         if full:
             self._rest_ms = max(self._scan_ms, int(SCAN_REST * seconds * 1000))
 
-    def _put_off(self, shards: Mapping[int, int], now: int) -> None:
+    def _put_off(self, reach: Reach, now: int) -> None:
         """Make the looks between scans, though this scan has failed: it may do so each time."""
-        if self._scanned_shards != set(shards.items()):
+        if self._scanned != reach:
             self._looked_ms, self._oldest = now - SKIPPED_SCAN_MS, {}
             self._known = {*self._services}
-        self._scanned_ms, self._scanned_shards = now, frozenset(shards.items())
+        self._scanned_ms, self._scanned = now, reach
 
     async def _names(self, until: int, *, full: bool) -> set[str]:
         """Return the services to read: of many those that may have something due by then.
@@ -258,7 +281,7 @@ class Loader:
         """Let go of everything: the shards are another node's now."""
         for task_id in list(self.held):
             self.forget(task_id)
-        self._scanned_shards = frozenset()
+        self._scanned = frozenset()
 
     def _shrink(self) -> None:
         """Over the cap, let the latest-due go: the store has them."""

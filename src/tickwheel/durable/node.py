@@ -73,7 +73,7 @@ class Node:
         self.loader = Loader(store, coordinator, services, horizon=horizon, scan=scan, cap=cap)
         self.submit = Submit(store, coordinator, self.loader, services, max_body=max_body)
         self.leases = Leases(store, coordinator, clock or BootClock())
-        self.orphans = Orphans(store, coordinator, self.leases, services)
+        self.orphans = Orphans(store, coordinator, self.leases, services, name)
         self.feedback = Feedback(
             store, coordinator, self.loader, services, self.leases, self.orphans
         )
@@ -169,7 +169,7 @@ class Node:
             self._steps["directory"].wake()
 
     def _owned_changed(self) -> None:
-        if self.coordinator.owned():
+        if self.coordinator.claimable():
             self.store.listen(self._steps["loader"].wake)
         for step in self._steps.values():
             step.wake()

@@ -189,6 +189,7 @@ class Scheduler(Verbs):
             await store.open()
             name = self._name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
             coordinator = self._coordinator(store, name) if self._dispatch else NoCoordinator()
+            coordinator.functions = self._functions.keys
             self._node = Node(
                 store, coordinator, self._services,
                 {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 LONG = 3600.0
 
@@ -13,10 +13,20 @@ LONG = 3600.0
 class NoCoordinator:
     """Owns no shard, and takes none."""
 
+    functions: Callable[[], Collection[str]] = tuple
+
     async def start(self, changed: Callable[[], None]) -> None:
         """Do nothing: there is nothing to join."""
 
     def owned(self) -> Mapping[int, int]:
+        """Return no shard."""
+        return {}
+
+    def lent(self) -> Mapping[str, Mapping[int, int]]:
+        """Return no shard."""
+        return {}
+
+    def claimable(self) -> Mapping[int, int]:
         """Return no shard."""
         return {}
 

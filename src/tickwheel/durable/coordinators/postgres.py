@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import random
@@ -38,7 +39,7 @@ from tickwheel.clock import BootClock
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
     from tickwheel.clock import Clock
     from tickwheel.durable.store import Store
@@ -75,11 +76,11 @@ _SILENT = """(n.session AND NOT EXISTS (
 # Of a namesake: $6 says that it had it when this node asked before, too.
 JOIN = f"""
     WITH {_MOMENT}, {_SESSIONS}, joined AS (
-        INSERT INTO node AS n (name, incarnation, started_at_ms, lease_until_ms, session)
-        SELECT $1, $2::uuid, now_ms, now_ms + $3::bigint, $5::boolean FROM moment
+        INSERT INTO node AS n (name, incarnation, started_at_ms, lease_until_ms, session, functions)
+        SELECT $1, $2::uuid, now_ms, now_ms + $3::bigint, $5::boolean, $7::text[] FROM moment
         ON CONFLICT (name) DO UPDATE SET incarnation = EXCLUDED.incarnation,
             started_at_ms = EXCLUDED.started_at_ms, lease_until_ms = EXCLUDED.lease_until_ms,
-            session = EXCLUDED.session
+            session = EXCLUDED.session, functions = EXCLUDED.functions
         WHERE n.lease_until_ms < {_NOW}
             OR ($6::boolean AND ({_SILENT} OR n.lease_until_ms > {_NOW} + 2 * $3::bigint))
         RETURNING n.name
@@ -89,7 +90,8 @@ JOIN = f"""
 # The nodes as they were before: this one's own lease, too.
 BEAT = f"""
     WITH {_MOMENT}, renewed AS (
-        UPDATE node SET lease_until_ms = {_NOW} + $3::bigint, session = $4::boolean
+        UPDATE node SET lease_until_ms = {_NOW} + $3::bigint, session = $4::boolean,
+            functions = $5::text[]
         WHERE name = $1 AND incarnation = $2::uuid
         RETURNING name
     )
@@ -97,6 +99,7 @@ BEAT = f"""
         ARRAY(SELECT name FROM node ORDER BY name),
         ARRAY(SELECT incarnation FROM node ORDER BY name),
         ARRAY(SELECT lease_until_ms FROM node ORDER BY name),
+        ARRAY(SELECT to_json(functions)::text FROM node ORDER BY name),
         s.shard, s.owner, s.epoch
     FROM shard s ORDER BY s.shard
 """  # noqa: S608
@@ -199,6 +202,7 @@ class Member(NamedTuple):
     name: str
     incarnation: str
     lease_until_ms: int
+    functions: frozenset[str] = frozenset()
 
 
 class Held(NamedTuple):
@@ -216,7 +220,11 @@ class PostgresCoordinator:
       at once.
     - Shares differ by one at most; as few shards as possible move when a node comes or goes.
     - A name that another live process has is waited for: until then this one owns nothing.
+    - The tasks of a function in the shards of nodes that lack it are divided among those that have
+      it.
     """
+
+    functions: Callable[[], Collection[str]] = tuple
 
     def __init__(
         self, store: Store, node: str, *, ttl: float = TTL_SECONDS, clock: Clock | None = None
@@ -231,6 +239,7 @@ class PostgresCoordinator:
         self._clock = clock or BootClock()
         self._incarnation = uuid.uuid4().hex
         self._owned: dict[int, int] = {}
+        self._lent: dict[str, dict[int, int]] = {}
         self._until = -math.inf
         self._live = 1
         self._changed: Callable[[], None] = lambda: None
@@ -245,13 +254,24 @@ class PostgresCoordinator:
     async def start(self, changed: Callable[[], None]) -> None:
         """Hear of the others; the first step joins them."""
         self._changed = changed
-        self._store.listening_for = self.owned
+        self._store.listening_for = self.claimable
         self._store.hear(CHANNEL, lambda _: self._changed())
         self._watching = asyncio.create_task(self._watch(), name="tickwheel-sessions")
 
     def owned(self) -> Mapping[int, int]:
         """Return this node's shards, or none when its lease may have run out."""
         return self._owned if self._clock.time() < self._until else {}
+
+    def lent(self) -> Mapping[str, Mapping[int, int]]:
+        """Return what other nodes lend, as of the last step."""
+        return self._lent if self._clock.time() < self._until else {}
+
+    def claimable(self) -> Mapping[int, int]:
+        """Return the shards that are owned or lent, and their epochs."""
+        claimable = dict(self.owned())
+        for shards in self.lent().values():
+            claimable.update(shards)
+        return claimable
 
     def sole(self) -> bool:
         """Say no: the others take over from a node that they do not hear of."""
@@ -265,7 +285,9 @@ class PostgresCoordinator:
         """Renew the lease, bury the dead, give up what is too much or take what is free."""
         asked = self._clock.time()
         session = self._store.session.holds(self._key)
-        joined, now_ms, nodes, shards = seen(await self._fetch(BEAT, *self._lease(), session))
+        joined, now_ms, nodes, shards = seen(
+            await self._fetch(BEAT, *self._lease(), session, sorted(self.functions()))
+        )
         if not joined:
             return await self._join()
         self._believe(asked)
@@ -275,12 +297,14 @@ class PostgresCoordinator:
         if dead:
             await self._bury(dead)
             return 0.0
+        self._borrow([node for node in nodes if node not in dead], shards)
         return SOON_SECONDS if await self._share(live, shards) else self._interval()
 
     async def stop(self) -> None:
         """Leave: the others take over at once."""
         self._changed = lambda: None
         self._owned = {}
+        self._lent = {}
         if self._expiry is not None:
             self._expiry.cancel()
         if self._watching is not None:
@@ -356,7 +380,7 @@ class PostgresCoordinator:
 
     async def _bury(self, dead: Sequence[Member]) -> None:
         """Free the shards of the dead, whose sessions may still have them locked."""
-        names, incarnations, leases = zip(*dead, strict=True)
+        names, incarnations, leases, _ = zip(*dead, strict=True)
         leases = tuple(
             None if node[:2] in self._gone else lease
             for node, lease in zip(dead, leases, strict=True)
@@ -384,14 +408,15 @@ class PostgresCoordinator:
     async def _join(self) -> float:
         """Become one of them, as somebody new: whatever this node had is not its own any more."""
         self._own({})
+        self._lent = {}
         if self._joined:
             self._store.session.let_go(self._key)
             self._incarnation = uuid.uuid4().hex
             self._joined = False
         held = await self._store.session.hold(self._key, SESSION_SECONDS)
         self._joined = True  # also when the answer is lost
-        channel = self._store.channel(CHANNEL)
-        if await self._fetch(JOIN, *self._lease(), channel, held, self._refusals > 0):
+        channel, names = self._store.channel(CHANNEL), sorted(self.functions())
+        if await self._fetch(JOIN, *self._lease(), channel, held, self._refusals > 0, names):
             self._refusals = 0
             return 0.0
         self._joined = False
@@ -438,6 +463,30 @@ class PostgresCoordinator:
         wanted |= {one.shard: one.epoch for one in chosen}
         return len(await self._take(wanted)) < len(wanted)
 
+    def _borrow(self, live: Sequence[Member], shards: Sequence[Held]) -> None:
+        """Find where the tasks of our functions are this node's to claim: each shard is lent to
+        one of the nodes that have the function, the same wherever it is reckoned.
+        """
+        functions = frozenset(self.functions())
+        able = {node.name: node.functions for node in live} | {self._node: functions}
+        lent: dict[str, dict[int, int]] = {}
+        for name in functions if any(functions - one for one in able.values()) else ():
+            having = sorted(node for node, theirs in able.items() if name in theirs)
+            given = {
+                one.shard: one.epoch
+                for one in shards
+                if one.owner in able
+                and name not in able[one.owner]
+                and having[one.shard % len(having)] == self._node
+            }
+            if given:
+                lent[name] = given
+        if lent.keys() - self._lent.keys():
+            logger.info("other nodes lack %s: their tasks are run here, too", sorted(lent))
+        if lent != self._lent:
+            self._lent = lent
+            self._changed()
+
     async def _release(self, mine: Iterable[int], surplus: int) -> None:
         """Give up so many shards: here first, then for the others to take."""
         given = sorted(mine, key=lambda shard: (shard in self._owned, shard))[:surplus]
@@ -455,9 +504,10 @@ class PostgresCoordinator:
 
 def seen(rows: Sequence[Sequence[Any]]) -> tuple[bool, int, list[Member], list[Held]]:
     """Return what a heartbeat saw: whether we are in, the time, who is there, who has what."""
-    joined, now_ms, *columns = rows[0][:5]
-    nodes = [Member._make(row) for row in zip(*columns, strict=True)]
-    return joined, now_ms, nodes, [Held._make(row[5:]) for row in rows]
+    joined, now_ms, *columns, functions = rows[0][:6]
+    names = [frozenset(json.loads(one)) for one in functions]
+    nodes = [Member._make(row) for row in zip(*columns, names, strict=True)]
+    return joined, now_ms, nodes, [Held._make(row[6:]) for row in rows]
 
 
 def share_of(node: str, live: Sequence[str], shards: Sequence[Held]) -> int:

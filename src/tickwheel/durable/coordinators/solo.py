@@ -9,6 +9,9 @@ Elsewhere nothing keeps a second process away, and the last to come has the shar
 notices, says so, and takes them back after a while: so none is left without an owner, whichever of
 the two was the mistake.
 
+The owner notes in that file which task functions it has. One that stands by and has others claims
+their tasks all the same, by the owner's epochs.
+
 With the lock, too, it looks every few seconds whether the store still has its epochs: they are gone
 when a backup was restored. It takes the shards again then, and the lock when its file was removed.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import threading
 import time
@@ -32,7 +36,7 @@ except ImportError:  # not on Windows: there one process must do
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from tickwheel.clock import Clock
@@ -48,6 +52,8 @@ PATIENCE = (3.0, 6.0, 12.0, 30.0, 60.0)  # before they are taken back; the last 
 class SoloCoordinator:
     """Owns all shards; with `lock`, a path, only while it has that file's lock."""
 
+    functions: Callable[[], Collection[str]] = tuple
+
     def __init__(
         self, store: Store, node: str, lock: Path | None = None, clock: Clock | None = None
     ) -> None:
@@ -56,6 +62,7 @@ class SoloCoordinator:
         self._lock = FileLock(lock) if lock is not None and fcntl is not None else None
         self._unlocked = lock if self._lock is None else None
         self._owned: dict[int, int] = {}
+        self._lent: dict[str, dict[int, int]] = {}
         self._highest = 0  # the highest epoch that was ever ours
         self._ours = self._lock is None
         self._waited = self._told = self._paused = False
@@ -83,6 +90,14 @@ class SoloCoordinator:
         """Return all shards, or none."""
         return self._owned
 
+    def lent(self) -> Mapping[str, Mapping[int, int]]:
+        """Return all shards, for each function that their owner lacks."""
+        return self._lent
+
+    def claimable(self) -> Mapping[int, int]:
+        """Return all shards, if they are owned or lent."""
+        return self._owned or next(iter(self._lent.values()), {})
+
     def sole(self) -> bool:
         """Say whether this process has the lock."""
         return self._lock is not None and self._ours
@@ -97,9 +112,12 @@ class SoloCoordinator:
             self._give_up(fault)
             return LOOK
         await self._keep_lock()
+        if self._lock is not None and self._ours:
+            self._lock.write_note(self.functions())
         if self._owned:
             return await self._look()
         if not self._ours:
+            await self._borrow()
             return self._stand_by()
         if (left := self._back_at - self._clock.time()) > 0:
             return left
@@ -124,10 +142,26 @@ class SoloCoordinator:
         if not self._told:
             self._told = True
             logger.info("another process dispatches: %s stands by", self._node)
-        return LONG
+        return LOOK if self.functions() else LONG
+
+    async def _borrow(self) -> None:
+        """Look which of our functions the owner lacks: their tasks are claimed here."""
+        theirs = self._lock.read_note() if self._lock is not None else None
+        lacking = {*self.functions()} - theirs if theirs is not None else set()
+        lent: dict[str, dict[int, int]] = {}
+        if lacking:
+            shards = {row.shard: row.epoch for row in await self._store.registry.shards()}
+            lent = dict.fromkeys(sorted(lacking), shards)
+        if lent.keys() - self._lent.keys():
+            names = sorted(lent)
+            logger.info("the process that dispatches lacks %s: %s runs them", names, self._node)
+        if lent != self._lent:
+            self._lent = lent
+            self._changed()
 
     async def _take(self) -> None:
         """Take the shards; the first time, by a lock, whoever had them before must be dead."""
+        self._lent = {}
         self._owned = await self._store.take(
             range(self._store.shards),
             self._node,
@@ -181,6 +215,7 @@ class SoloCoordinator:
         When the store cannot be told, the lock is kept until the second call, or the process ends.
         """
         owned, self._owned = self._owned, {}
+        self._lent = {}
         if self._lock is not None and owned:
             await self._store.give_up(owned)
         self._ours = False
@@ -193,11 +228,13 @@ class FileLock:
 
     - The child of a fork closes the file: otherwise it would keep the lock when its parent dies.
     - A lock on a file that has lost its name is none: the next process makes another file.
+    - Who has the lock may leave a note in the file, a list of names, for those that wait.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = -1
+        self._noted: list[str] | None = None
         self._released = False
         self._waiting = False
         self._guard = threading.Lock()
@@ -226,10 +263,29 @@ class FileLock:
         with self._guard:
             return not self._waiting and (self._file < 0 or not self._has_name(self._file))
 
+    def write_note(self, names: Collection[str]) -> None:
+        """Leave these names in the file, which is locked here; what cannot be written is not."""
+        wanted = sorted(names)
+        if wanted == self._noted or self._file < 0:
+            return
+        with contextlib.suppress(OSError):
+            text = json.dumps(wanted).encode()
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, text, 0)
+            self._noted = wanted
+
+    def read_note(self) -> set[str] | None:
+        """Return the names in the file; None when there is no whole note."""
+        try:
+            return {*json.loads(self.path.read_bytes())}
+        except (OSError, ValueError):
+            return None
+
     def release(self) -> None:
         """Free it; a thread that still waits for it will not keep it."""
         with self._guard:
             self._released = True
+            self._noted = None
             if self._file >= 0:
                 # A waiting thread has the same open file: unlocked here, closed by that thread.
                 fcntl.flock(self._file, fcntl.LOCK_UN)

@@ -183,6 +183,10 @@ MIGRATIONS: list[list[str]] = [
     # Which services have something due, without a step for each. A claim changes none of it. It is
     # for that statement alone: to the planner, "+ 0" makes it another column than the others name.
     ["CREATE INDEX CONCURRENTLY task_time ON task ((due_at_ms + 0))"],
+    [
+        # The task functions that the node has.
+        "ALTER TABLE node ADD COLUMN IF NOT EXISTS functions text[] NOT NULL DEFAULT '{}'",
+    ],
 ]
 LEAST = 1  # a program must know so many migrations to work with these tables
 

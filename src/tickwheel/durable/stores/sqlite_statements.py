@@ -367,7 +367,7 @@ END_LEASES = """
         AND shard IN (SELECT value FROM json_each(:shards))
         AND EXISTS (
             SELECT 1 FROM shard s
-            WHERE s.shard = task.shard AND s.epoch = task.epoch AND s.owner IS NOT NULL
+            WHERE s.shard = task.shard AND s.epoch = task.epoch AND s.owner = task.node
         )
 """
 GIVE_UP = """

@@ -1,0 +1,98 @@
+"""Nodes with different task functions on one store: each task runs where its function is."""
+
+import asyncio
+
+import pytest
+
+from durable.stage import until
+from tickwheel.durable import Scheduler
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/tasks.db"
+    return request.getfixturevalue("postgres_url")
+
+
+def node_with(url, *names):
+    """A scheduler with task functions of these names, and what each was called with."""
+    app, calls = Scheduler(url), []
+    for name in names:
+
+        @app.task(name=name, concurrency=200)
+        async def function(number, name=name):
+            calls.append((name, number))
+
+    return app, calls
+
+
+async def shared(*apps):
+    """Wait until the shards are shared among these nodes as they will stay."""
+    await until(lambda: all(app._node.coordinator.claimable() for app in apps))
+
+
+async def test_a_node_without_the_function_keeps_no_task_from_its_node(url):
+    other, _ = node_with(url, "else")
+    app, calls = node_with(url, "work")
+    async with other, app, Scheduler(url, dispatch=False) as web:
+        await shared(other, app)
+        tasks = [await web.submit("work", number) for number in range(100)]
+        for task in tasks:
+            assert (await web.wait(task.id)).state == "finished"
+    assert sorted(number for _, number in calls) == [*range(100)]
+
+
+async def test_each_runs_its_own_functions_and_both_what_both_have(url):
+    one, ones = node_with(url, "a", "both")
+    two, twos = node_with(url, "b", "both")
+    async with one, two, Scheduler(url, dispatch=False) as web:
+        await shared(one, two)
+        names = ("a", "b", "both")
+        tasks = [await web.submit(name, number) for name in names for number in range(30)]
+        for task in tasks:
+            assert (await web.wait(task.id)).state == "finished"
+    assert {name for name, _ in ones} <= {"a", "both"}
+    assert {name for name, _ in twos} <= {"b", "both"}
+    assert len(ones) + len(twos) == len({*ones, *twos}) == 90
+
+
+async def test_the_owner_of_a_shard_leaves_alone_what_a_node_runs_that_it_is_lent_to(url):
+    other, _ = node_with(url)
+    app = Scheduler(url)
+    running, go_on = asyncio.Event(), asyncio.Event()
+    calls = []
+
+    @app.task(name="work")
+    async def work(number):
+        calls.append(number)
+        running.set()
+        await go_on.wait()
+
+    async with other, app, Scheduler(url, dispatch=False) as web:
+        await shared(other, app)
+        tasks = [await web.submit("work", number) for number in range(50)]
+        await until(lambda: len(calls) == 50)
+        for node in (other._node, app._node):
+            node.orphans._swept = frozenset()
+            for _ in range(3):
+                await node.orphans.step()
+        go_on.set()
+        ended = [await app.wait(task.id) for task in tasks]
+    assert [(task.state, task.attempt) for task in ended] == [("finished", 1)] * 50
+    assert sorted(calls) == [*range(50)]
+
+
+async def test_a_node_that_gets_the_shards_reads_the_others_no_more(url):
+    other, _ = node_with(url)
+    app, calls = node_with(url, "work")
+    async with app:
+        async with other:
+            await shared(app)
+        await until(lambda: len(app._node.coordinator.owned()) == 64)
+        await until(lambda: not app._node.coordinator.lent())
+        task = await app.submit("work", 1)
+        assert (await app.wait(task.id)).state == "finished"
+    assert calls == [("work", 1)]
