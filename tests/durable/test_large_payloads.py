@@ -93,7 +93,9 @@ class TestOnANode:
         async with app:
             await stage.settle()
             noted = claims(app)
-            await app.submit_many([tasks.large.request("x" * 400 * KIB) for _ in range(9)])
+            requests = [tasks.large.request("x" * 400 * KIB, delay=1) for _ in range(9)]
+            await app.submit_many(requests)
+            stage.clock.advance(1)
             await stage.settle()
         assert [len(one.found.tasks) for one in noted] == [3, 3, 3]
         assert len(noted[1].wanted) <= 6, "about what fits is asked for when sizes are known"
@@ -112,10 +114,14 @@ class TestOnANode:
             noted = claims(app)
             await app.submit_many(
                 [
-                    *[{"service": name, "payload": "x" * 900 * KIB} for name in LARGE * 2],
-                    *[tasks.small.request(number) for number in range(100)],
+                    *[
+                        {"service": name, "payload": "x" * 900 * KIB, "delay": 1}
+                        for name in LARGE * 2
+                    ],
+                    *[tasks.small.request(number, delay=1) for number in range(100)],
                 ]
             )
+            stage.clock.advance(1)
             await stage.settle()
             assert [one.service for one in noted[0].wanted][:2] != ["small"] * 2
             tasks.goes_on.set()
