@@ -17,7 +17,12 @@ from tickwheel.web.siblings import Siblings, meeting_place
 from web.serving import PATIENCE
 from web.test_metrics import FAMILIES, scraped, value
 
-SHARED = {"tickwheel_tasks", "tickwheel_store_up", "tickwheel_nodes"}
+SHARED = {
+    "tickwheel_tasks",
+    "tickwheel_store_up",
+    "tickwheel_nodes",
+    "tickwheel_sqlite_log_bytes",
+}
 
 
 @pytest.fixture(autouse=True)

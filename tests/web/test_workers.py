@@ -29,7 +29,12 @@ from tickwheel.web.siblings import SECONDS
 from tickwheel.web.workers import tell
 from web.serving import PATIENCE, Served, create_token, on_store, revoked, wait_until
 
-SHARED = {"tickwheel_tasks", "tickwheel_store_up", "tickwheel_nodes"}
+SHARED = {
+    "tickwheel_tasks",
+    "tickwheel_store_up",
+    "tickwheel_nodes",
+    "tickwheel_sqlite_log_bytes",
+}
 COUNTS = ("_total", "_count", "_sum", "_bucket")
 
 
