@@ -136,6 +136,19 @@ asyncio-tests: $(READY)
 test-pythons: ## Run the tests on each Python from 3.11 on that is found
 	@MAKE='$(MAKE)' tools/test-pythons
 
+# The tests that touch what the package depends on.
+LOWEST_TESTS := tests/web tests/http tests/client tests/cli tests/receiver tests/contracts/test_store.py \
+    tests/contracts/test_overflow_buffer.py tests/durable/test_postgres_store.py tests/durable/test_buffers.py
+
+.PHONY: test-lowest
+test-lowest: ## Run the tests that touch dependencies with the lowest declared version of each
+	@tools/debian-packages $(PACKAGES)
+	@$(MAKE) --no-print-directory build/lowest/.made VENV=build/lowest
+	build/lowest/bin/python tools/lowest-versions > build/lowest/constraints.txt
+	TICKWHEEL_PURE=1 build/lowest/bin/pip install -q --progress-bar off -c build/lowest/constraints.txt -e '.[test]'
+	$(REQUIRED) build/lowest/bin/python setup.py -q build_ext --inplace
+	build/lowest/bin/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 $(LOWEST_TESTS) $(PYTEST_ARGS)
+
 .PHONY: clean
 clean: ## Remove all that make has made
 	rm -rf $(VENV) build dist src/*.egg-info src/tickwheel/*.so

@@ -136,6 +136,7 @@ def test_a_wrong_value_in_the_file_says_where_what_and_what_is_right(toml, messa
         ("STORE", "sqlite:///:memory:"),
         ("STORE", "tasks.db"),
         ("COORDINATOR", "etcd"),
+        ("COORDINATOR", "zookeeper://127.0.0.1:2181"),
         ("ALLOW_TARGET", "10.0.0.0/8,all"),
         ("ALLOW_TARGET", "10.0.0.1/8"),
         ("WORKERS", "many"),

@@ -303,3 +303,18 @@ def test_no_declared_floor_admits_a_release_with_a_known_hole(name):
 
     declared = floors().get(name, [])
     assert all(numbers(floor) >= numbers(SAFE_FROM[name]) for floor in declared), declared
+
+
+def test_the_lowest_versions_of_all_that_the_package_uses_can_be_asked_for():
+    printed = run(sys.executable, ROOT / "tools" / "lowest-versions").stdout.split()
+    lowest = dict(line.split("==") for line in printed)
+    used = {"apsw", "asyncpg", "click", "httptools", "msgspec", "redis", "uvicorn", "uvloop"}
+    assert used <= set(lowest)
+    assert all(lowest[name] in floors()[name] for name in lowest)
+
+
+def test_one_minor_version_of_uvicorn_is_admitted_since_a_private_class_of_it_is_extended():
+    (requirement,) = re.findall(r'"(uvicorn.*?)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    match = re.fullmatch(r"uvicorn>=0\.(\d+),<0\.(\d+)", requirement)
+    assert match is not None, requirement
+    assert int(match[2]) == int(match[1]) + 1

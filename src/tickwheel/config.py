@@ -224,7 +224,7 @@ def _store(text: str) -> str:
 
 
 def _coordinator(text: str) -> str:
-    if text in ("solo", "postgres") or re.fullmatch(r"zookeeper://[^/\s]+(/\S*)?", text):
+    if text in ("solo", "postgres"):
         return text
     raise ValueError
 
@@ -291,7 +291,7 @@ def _choice(*words: str) -> Kind:
 SWITCH = Kind("true or false", _flag, native=(bool,), metavar="")
 STORE = _string("sqlite:///PATH or postgresql://USER@HOST/DATABASE", _store, "URL")
 LISTEN = _string("HOST:PORT, an IPv6 host in brackets: 127.0.0.1:7380", _listen, "HOST:PORT")
-COORDINATOR = _string("solo, postgres or zookeeper://HOST:PORT,…/PATH", _coordinator, "URL")
+COORDINATOR = _string("solo or postgres", _coordinator, "NAME")
 NETWORKS = _string("networks like 10.0.0.0/8 or fd00::/8", _network, "CIDR", many=True)
 FILE_NAME = _string("the name of a file", _path, "FILE")
 NAME = _string("1 or more printable characters", _filled, "NAME")
