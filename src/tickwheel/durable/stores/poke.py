@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HAS_UNIX_SOCKETS = hasattr(socket, "AF_UNIX")  # without them each second's look must do
-
 
 class Poke:
     """Both ends of it, for one database file."""
 
     def __init__(self, database: Path) -> None:
-        self._address = address_for(database) if HAS_UNIX_SOCKETS else ""
+        self._address = address_for(database) if hasattr(socket, "AF_UNIX") else ""
         self._receiver: socket.socket | None = None
         self._inode = 0
         self._sender: socket.socket | None = None
@@ -36,7 +34,7 @@ class Poke:
 
         Called again, it listens anew if its socket was removed.
         """
-        if not HAS_UNIX_SOCKETS or (self._receiver is not None and self._named()):
+        if not hasattr(socket, "AF_UNIX") or (self._receiver is not None and self._named()):
             return
         self._close_receiver()
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -57,7 +55,7 @@ class Poke:
 
     def send(self) -> None:
         """Poke whoever listens, if anybody does."""
-        if self._receiver is not None or not HAS_UNIX_SOCKETS:
+        if self._receiver is not None or not hasattr(socket, "AF_UNIX"):
             return
         if self._sender is None:
             self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
