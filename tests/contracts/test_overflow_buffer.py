@@ -274,13 +274,13 @@ class TestOnAWheel:
         assert wheel.advance(3000) == sorted(map(list, script))
 
 
-def test_ten_thousand_entries_come_out_in_order(buffer):
+def test_three_thousand_entries_come_out_in_order(buffer):
     chance = random.Random(7)
     wheel = Wheel(sizes=(8, 8, 8), overflow=buffer)
-    expiries = [chance.randrange(512, 10_000) for _ in range(10_000)]
-    entries = wheel.schedule_many(expiries, range(10_000))
-    assert len(buffer) == 10_000
-    assert wheel.cancel_many(entries[::100]) == 100
+    expiries = [chance.randrange(512, 3_000) for _ in range(3_000)]
+    entries = wheel.schedule_many(expiries, range(3_000))
+    assert len(buffer) == 3_000
+    assert wheel.cancel_many(entries[::100]) == 30
     expected = sorted((e, n) for n, e in enumerate(expiries) if n % 100)
     fired = []
     while (time := wheel.next_wakeup()) is not None:
@@ -756,7 +756,7 @@ class TestRestore:
         assert wheel.advance(5000) == ["b", "c"]
 
     @pytest.mark.parametrize("when", ["before", "after"])
-    @pytest.mark.parametrize("chunk", [1, 2, 3, 4])
+    @pytest.mark.parametrize("chunk", [1, 3])
     def test_killed_in_the_middle_of_it_none_is_lost_or_doubled(self, durable, chunk, when):
         killed(
             durable,
@@ -794,7 +794,7 @@ class TestRestore:
         assert back == sorted(back)
         assert len(back) == len(set(back))
         # What was on the dead wheel's levels went with it once its restore was done, not before.
-        done = (chunk, when) == (3, "after") or chunk == 4
+        done = (chunk, when) == (3, "after")
         assert set("abcdefgh") - set(back) == (fits if done else set())
 
     def test_a_name_restores_its_own(self, durable, core, entries):

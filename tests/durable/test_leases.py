@@ -196,7 +196,7 @@ class TestLost:
         """End the attempt as another node would that has found its lease over."""
         from tickwheel.durable.ending import lost
 
-        end = lost(running, None, running.started_at_ms)
+        end = lost(running, None, int(app._node.store.now_ms()))
         assert await app._node.store.record([end]) == [True]
 
     async def test_a_plain_function_goes_on_and_its_end_counts_no_more(self, stage):

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import servers
 from receivers import Receiver, answering
 from tickwheel.client import AsyncClient, Client
+from tickwheel.errors import Locked
 from web.serving import Served, wait_until
 
 QUICK = {"first": 0.01, "factor": 1, "max": 0.01, "jitter": 0}
@@ -246,9 +247,13 @@ class Submitters:
                     self._cancel(client)
 
     def _bulk(self, client):
-        names, requests = zip(*(self._next() for _ in range(10)), strict=True)
-        for name, answer in zip(names, client.submit_many(requests), strict=True):
-            self._note(name, answer.id)
+        """Submit ten at once; those whose names a paused server has locked, again."""
+        left = dict(self._next() for _ in range(10))
+        while left and not self._stop.is_set():
+            for name, answer in zip([*left], client.submit_many([*left.values()]), strict=True):
+                if not isinstance(answer, Locked):
+                    self._note(name, answer.id)
+                    del left[name]
 
     def _cancel(self, client):
         """Submit one for later, and cancel it: when the answer is here, it is cancelled."""

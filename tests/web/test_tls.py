@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import servers
 from tickwheel.web.tls import HANDSHAKE_SECONDS
 from web.authority import Authority
 from web.serving import PATIENCE, Served, ended, wait_until
@@ -181,6 +182,7 @@ class TestHandshake:
             for _ in range(300):
                 wire.sendall(bytes(65_536))  # the kernel's buffer grows, if it may
             secured.signal(signal.SIGSTOP)
+            wait_until(lambda: servers._stopped(secured.pid), "it stands still")
             wire.settimeout(0.5)
             sent = 0
             with contextlib.suppress(TimeoutError):

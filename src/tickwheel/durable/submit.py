@@ -334,7 +334,7 @@ class Submit:
         """A task is stored with this due time now: the wheel that should have it gets it."""
         if due_at_ms > self._loader.holds_until():
             self._loader.forget(task_id)
-        elif task.shard in self._coordinator.claimable() and task.service in self._services:
+        elif task.shard in self._coordinator.claimable():
             self._loader.add(Due(task_id, due_at_ms, task.service, task.priority, task.shard))
         else:
             self._untold.add(task.shard)

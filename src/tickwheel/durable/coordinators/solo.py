@@ -96,7 +96,7 @@ class SoloCoordinator:
 
     def claimable(self) -> Mapping[int, int]:
         """Return all shards, if they are owned or lent."""
-        return self._owned or next(iter(self._lent.values()), {})
+        return self.owned() or next(iter(self._lent.values()), {})
 
     def sole(self) -> bool:
         """Say whether this process has the lock."""
