@@ -5,14 +5,12 @@ import os
 import pty
 import resource
 import signal
-import socket
 import ssl
 import time
 from pathlib import Path
 
 import pytest
 
-import servers
 from tickwheel.web.tls import HANDSHAKE_SECONDS
 from web.authority import Authority
 from web.serving import PATIENCE, Served, ended, wait_until
@@ -169,27 +167,6 @@ class TestHandshake:
             text = b""
             while text.count(b'"ok"') < 100:
                 text += wire.recv(100_000)
-
-    def test_the_kernel_keeps_little_of_what_one_connection_sends(self, secured):
-        """One pass of the loop reads and decrypts all that it finds there."""
-        plain = socket.socket()
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
-        plain.settimeout(PATIENCE)
-        plain.connect(secured.address)
-        context = ssl.create_default_context(cafile=secured.ca)
-        with context.wrap_socket(plain, server_hostname="127.0.0.1") as wire:
-            wire.sendall(b"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000000\r\n\r\n")
-            for _ in range(300):
-                wire.sendall(bytes(65_536))  # the kernel's buffer grows, if it may
-            secured.signal(signal.SIGSTOP)
-            wait_until(lambda: servers._stopped(secured.pid), "it stands still")
-            wire.settimeout(0.5)
-            sent = 0
-            with contextlib.suppress(TimeoutError):
-                while sent < 10 << 20:
-                    sent += wire.send(bytes(16_384))
-            secured.signal(signal.SIGCONT)
-        assert sent < 1 << 20
 
     def test_a_stop_waits_for_no_handshake(self, secured):
         secured.get("/healthz", status=200)

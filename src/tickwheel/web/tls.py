@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tickwheel.web")
 
 HANDSHAKE_SECONDS = 5.0  # from accept to the end of the handshake
-RECEIVE_BYTES = 131_072  # kept by the kernel for each connection; uvloop reads it in one pass
 SHUTDOWN_SECONDS = 5.0  # for the other end to say that it has closed, too
 PAUSE_SECONDS = 1.0  # when a connection could not be accepted
 ACCEPTED_PER_TURN = 16  # of the loop: handshakes are work
@@ -76,7 +75,6 @@ class Listener:
         self._handshakes: set[Handshake] = set()
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self._listen()
 
     def _listen(self) -> None:
