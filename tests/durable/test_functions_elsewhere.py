@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from durable.stage import until
-from tickwheel.durable import Scheduler
+from durable.stage import away, until
+from tickwheel.durable import Scheduler, health
+from tickwheel.durable.health import Reason
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -96,3 +97,46 @@ async def test_a_node_that_gets_the_shards_reads_the_others_no_more(url):
         task = await app.submit("work", 1)
         assert (await app.wait(task.id)).state == "finished"
     assert calls == [("work", 1)]
+
+
+async def looked(app):
+    """Look for stalled tasks twice, as the node does in a while; return the reasons."""
+    for _ in range(2):
+        app._node.health._look_again_at = 0.0
+        await app._node.health.step()
+    return {*app._node.health.stalled}
+
+
+async def test_a_node_watches_what_it_is_lent(url, monkeypatch):
+    monkeypatch.setattr(health, "STALLED_SECONDS", 0.0)
+    other, _ = node_with(url)
+    app, _ = node_with(url, "work")
+    async with other, app, Scheduler(url, dispatch=False) as web:
+        await shared(other, app)
+        node = app._node
+        node.store.claim = away(node.store.claim, 10_000)
+        lent = {*node.coordinator.lent()["work"]}
+        while (task := await web.submit("work", 1)).shard not in lent:
+            await web.cancel(task.id)
+        await until(lambda: task.id in node.loader.held)
+        assert await looked(app) == {Reason.CLAIM}
+
+
+async def test_what_waits_for_a_permit_elsewhere_is_not_stalled(postgres_url, monkeypatch):
+    monkeypatch.setattr(health, "STALLED_SECONDS", 0.0)
+    other, _ = node_with(postgres_url)
+    app = Scheduler(postgres_url)
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="work", concurrency=1)
+    async def work(number):
+        begun.set()
+        await goes_on.wait()
+
+    async with other, app, Scheduler(postgres_url, dispatch=False) as web:
+        await shared(other, app)
+        for number in range(20):
+            await web.submit("work", number)
+        await begun.wait()
+        assert await looked(other) == set()
+        goes_on.set()

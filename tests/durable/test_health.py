@@ -302,7 +302,7 @@ class TestALook:
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
             due, later = (Due("1" * 32, at_ms, "mail", 0, 0) for at_ms in (5, 6))
-            view = View({}, frozenset(), frozenset(), frozenset())
+            view = View({}, frozenset(), frozenset())
             for found, stalls in ((due, False), (later, False), (later, True)):
                 health._judge(view, Span(), [found])
                 assert bool(health.stalled) == stalls
@@ -310,7 +310,7 @@ class TestALook:
     async def test_it_says_nothing_of_services_that_it_does_not_cover(self, tmp_path):
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
-            due, view = Due("1" * 32, 5, "mail", 0, 0), View({}, *[frozenset()] * 3)
+            due, view = Due("1" * 32, 5, "mail", 0, 0), View({}, *[frozenset()] * 2)
             first, second = Span("", "mail"), Span("mail", None)
             for span, found, stalls in (
                 (first, [due], False),
@@ -390,7 +390,7 @@ class TestALook:
                 return Reason.FUNCTION in health.stalled
 
             await until(stalled)
-            view = View({}, *[frozenset()] * 3)
+            view = View({}, *[frozenset()] * 2)
             real, health._overdue = health._overdue, fails
             await health._look_for_overdue(view)
             health._overdue = real

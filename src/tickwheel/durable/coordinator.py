@@ -42,6 +42,9 @@ class Coordinator(Protocol):
     def claimable(self) -> Mapping[int, int]:
         """Return the shards that are owned or lent, and their epochs."""
 
+    def elsewhere(self, function: str) -> bool:
+        """Say whether another node that lives has this task function, as far as is known."""
+
     def sole(self) -> bool:
         """Say whether no other process can take a shard while this one lives, whatever happens.
 

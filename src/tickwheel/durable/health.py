@@ -2,8 +2,9 @@
 
 It looks at the store by itself, past the loader and the wheel: a task that is long due, whose
 service has a free permit, and that two looks at its service in a row find unclaimed, is stalled.
-Each look covers the shards of this node and those whose owner does not live; other shards are their
-owners' to watch. One look is a few statements by index, however many tasks there are.
+Each look covers the shards that this node owns or is lent, and those whose owner does not live;
+other shards are their owners' to watch. One look is a few statements by index, however many tasks
+there are.
 """
 
 from __future__ import annotations
@@ -77,7 +78,6 @@ class View(NamedTuple):
     """Who owns what, as one look found it."""
 
     shards: Mapping[int, ShardRow]
-    owned: frozenset[int]  # shards of this node
     unowned: frozenset[int]  # shards whose owner does not live
     refused: frozenset[int]  # shards of this node that have another epoch in the store
 
@@ -177,7 +177,7 @@ class Health:
             for number, epoch in owned.items()
             if number not in shards or shards[number].epoch != epoch
         }
-        return View(shards, frozenset(owned), frozenset(unowned), frozenset(refused))
+        return View(shards, frozenset(unowned), frozenset(refused))
 
     def _live(self, rows: Sequence[NodeRow]) -> set[str]:
         """Return the nodes that have a lease; where there are no leases, all."""
@@ -195,7 +195,7 @@ class Health:
         """Report what this look and the one before it have found overdue, or that it fails."""
         try:
             async with asyncio.timeout(OVERDUE_SECONDS):
-                span, overdue = await self._overdue([*view.owned, *view.unowned])
+                span, overdue = await self._overdue([*view.unowned])
         except (StoreUnavailable, TimeoutError) as error:
             since = self._timer.time() - self._looked_at
             if since > STALLED_SECONDS:
@@ -206,17 +206,28 @@ class Health:
         self._looked_at = self._timer.time()
         self._judge(view, span, overdue)
 
-    async def _overdue(self, shards: Sequence[int]) -> tuple[Span, list[Due]]:
+    async def _overdue(self, unowned: Sequence[int]) -> tuple[Span, list[Due]]:
         """Return the longest due task of each service with a free permit, of the next services."""
-        if not shards:
+        if not unowned and not self._coordinator.claimable():
             return Span(), []
         cutoff_ms = int(self._store.now_ms() - STALLED_SECONDS * 1000)
-        names = sorted(filter(self._dispatch.has_permit, await self._store.services(cutoff_ms)))
+        names = sorted(filter(self._may_stall, await self._store.services(cutoff_ms)))
         names = [name for name in names if name > self._last_service]
         span = Span(self._last_service, names[SERVICES - 1] if len(names) > SERVICES else None)
         self._last_service = span.last or ""
         windows = [Window(name, 1, 0) for name in names[:SERVICES]]
-        return span, await self._store.due(windows, shards, cutoff_ms, cutoff_ms)
+        found = await self._loader.read(windows, cutoff_ms, cutoff_ms)
+        found += await self._store.due(windows, unowned, cutoff_ms, cutoff_ms)
+        return span, found
+
+    def _may_stall(self, name: str) -> bool:
+        """Whether tasks of a service that are long due are this node's concern.
+
+        Those of a task function of other nodes may wait there for permits.
+        """
+        if name not in self._services and self._coordinator.elsewhere(name):
+            return False
+        return self._dispatch.has_permit(name)
 
     def _obstacles(self, view: View) -> list[str]:
         """Return what keeps this node from its work."""
@@ -238,7 +249,8 @@ class Health:
         """Report those overdue tasks of these services that the look before has found, too."""
         before = self._seen
         self._seen = {name: due for name, due in before.items() if not span.has(name)}
-        self._seen |= {due.service: due for due in overdue}
+        oldest_last = sorted(overdue, key=lambda due: due.due_at_ms, reverse=True)
+        self._seen |= {due.service: due for due in oldest_last}
         found = {
             reason: stall
             for reason, stall in self.stalled.items()

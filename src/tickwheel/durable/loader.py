@@ -163,7 +163,7 @@ class Loader:
             names = await self._names(until, full=full)
             windows = self._windows(names, full=full)
             self._gone = gone
-            found = await self._read(windows, now, until)
+            found = await self.read(windows, now, until)
         except StoreUnavailable:
             if full and perf_counter() - began > SLOW_SECONDS:
                 self._put_off(reach, now)
@@ -181,7 +181,7 @@ class Loader:
         self._shrink()
         return 0.0 if cut else LOOK_SECONDS
 
-    async def _read(self, windows: Sequence[Window], now: int, until: int) -> list[Due]:
+    async def read(self, windows: Sequence[Window], now: int, until: int) -> list[Due]:
         """Read these windows: in the shards of this node, and in those that are lent for some."""
         shards, lent = self._coordinator.owned(), self._coordinator.lent()
         parts: dict[frozenset[int], list[Window]] = {frozenset(): []}

@@ -30,6 +30,10 @@ class NoCoordinator:
         """Return no shard."""
         return {}
 
+    def elsewhere(self, function: str) -> bool:
+        """Say no: nothing is known of others."""
+        return False
+
     def sole(self) -> bool:
         """Say no: others own the shards."""
         return False

@@ -240,6 +240,7 @@ class PostgresCoordinator:
         self._incarnation = uuid.uuid4().hex
         self._owned: dict[int, int] = {}
         self._lent: dict[str, dict[int, int]] = {}
+        self._elsewhere: frozenset[str] = frozenset()  # task functions of other nodes
         self._until = -math.inf
         self._live = 1
         self._changed: Callable[[], None] = lambda: None
@@ -272,6 +273,10 @@ class PostgresCoordinator:
         for shards in self.lent().values():
             claimable.update(shards)
         return claimable
+
+    def elsewhere(self, function: str) -> bool:
+        """Say whether another node had this task function when this one last looked."""
+        return function in self._elsewhere
 
     def sole(self) -> bool:
         """Say no: the others take over from a node that they do not hear of."""
@@ -468,6 +473,8 @@ class PostgresCoordinator:
         one of the nodes that have the function, the same wherever it is reckoned.
         """
         functions = frozenset(self.functions())
+        others = (node.functions for node in live if node.name != self._node)
+        self._elsewhere = frozenset().union(*others)
         able = {node.name: node.functions for node in live} | {self._node: functions}
         lent: dict[str, dict[int, int]] = {}
         for name in functions if any(functions - one for one in able.values()) else ():

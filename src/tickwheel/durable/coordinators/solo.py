@@ -98,6 +98,10 @@ class SoloCoordinator:
         """Return all shards, if they are owned or lent."""
         return self.owned() or next(iter(self._lent.values()), {})
 
+    def elsewhere(self, function: str) -> bool:
+        """Say no: nothing is known of those that stand by."""
+        return False
+
     def sole(self) -> bool:
         """Say whether this process has the lock."""
         return self._lock is not None and self._ours
