@@ -140,6 +140,11 @@ test-pythons: ## Run the tests on each Python from 3.11 on that is found
 LOWEST_TESTS := tests/web tests/http tests/client tests/cli tests/receiver tests/contracts/test_store.py \
     tests/contracts/test_overflow_buffer.py tests/durable/test_postgres_store.py tests/durable/test_buffers.py
 
+.PHONY: mutants
+mutants: $(READY) ## Put known faults into a copy of the code, one at a time, and see that the tests catch each
+	@tools/debian-packages $(PACKAGES)
+	$(BIN)/python tools/mutants $(MUTANTS)
+
 .PHONY: test-lowest
 test-lowest: ## Run the tests that touch dependencies with the lowest declared version of each
 	@tools/debian-packages $(PACKAGES)

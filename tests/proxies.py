@@ -69,10 +69,11 @@ class Proxy:
 
     async def _close(self):
         self._server.close()
-        await self._cut()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one may come in just now
+            await self._cut()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
 
     async def _cut(self):
         for writer in list(self._writers):
@@ -86,12 +87,15 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, back}
-        ways = [self._pass(reader, back, self._request), self._pass(there, writer, self._answer)]
+        passing = (self._pass(reader, back, self._request), self._pass(there, writer, self._answer))
+        ways = {asyncio.ensure_future(way) for way in passing}
+        self._tasks |= ways
         try:
-            await asyncio.wait(
-                [asyncio.ensure_future(way) for way in ways], return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for way in ways:
+                way.cancel()
+            self._tasks -= ways
             for one in (writer, back):
                 self._writers.discard(one)
                 one.transport.abort()

@@ -342,12 +342,14 @@ class Receiver:
         if self._server is not None:
             self._server.close()
             self._server = None
-        writers, jobs = list(self._writers), list(self._jobs)
-        for writer in writers:
-            writer.transport.abort()
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        writers = set()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one may come in just now
+            writers |= self._writers
+            for writer in self._writers:
+                writer.transport.abort()
+            for job in self._jobs:
+                job.cancel()
+            await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)
         await asyncio.sleep(0)  # the loop closes a socket after it has said so
 

@@ -45,7 +45,7 @@ from tickwheel.durable.stores import (
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke, address_for
 from tickwheel.durable.stores.sqlite import SqliteStore
-from tickwheel.durable.stores.sqlite_connection import DRIVERS
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, insert_rows
 from tickwheel.durable.stores.sqlite_schema import MIGRATIONS, NEXT_GENERATION
 from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.durable.task import Event, Filter, State, Submission, Task
@@ -568,6 +568,20 @@ class TestAPage:
         steps = await store._read(work)
         assert re.match(rf"SEARCH t USING INDEX sqlite_autoindex_{table}_1 \(id=\?\)", steps[-1])
         assert "CO-ROUTINE" in steps[0]
+
+
+class TestManyRows:
+    @pytest.mark.parametrize("driver", sorted(DRIVERS))
+    def test_they_are_inserted_some_at_once_and_all_of_them(self, tmp_path, driver):
+        connection = DRIVERS[driver](str(tmp_path / "rows.db"))
+        connection.run("CREATE TABLE pair (one, other)")
+        ran, run = [], connection.run
+        connection.run = lambda *what: ran.append(what) or run(*what)
+        rows = [(number, b"x" * number) for number in range(116)]
+        insert_rows(connection, "INSERT INTO pair (one, other) VALUES (?,?)", rows)
+        assert [len(values) // 2 for _, values in ran] == [50, 50, 5, 5, 5, 1]
+        assert run("SELECT one, other FROM pair ORDER BY one") == rows
+        connection.close()
 
 
 class TestFaults:

@@ -300,8 +300,8 @@ async def stay_silent(target, counts):
 
 
 def attack_process(pipe, *how):
-    """Attack in a process of its own, to which others are preferred."""
-    os.nice(5)
+    """Attack in a process of its own, which gets what the others leave of the processors."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     pipe.send(asyncio.run(attack(*how)))
 
 

@@ -9,6 +9,7 @@ import itertools
 import re
 import socket
 import threading
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from tickwheel.web import protocol
 from tickwheel.web.lobby import Lobby
 from tickwheel.web.protocol import MAX_HEADERS, SLICE
 from tickwheel.web.server import uvicorn_config
+from tickwheel.web.turns import PAUSE_TURNS
 from web.serving import PATIENCE, wait_until
 
 GET = b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -114,6 +116,31 @@ def run(story):
 
 class TestRequestsSentAhead:
     COUNT = 50_000
+
+    def test_the_loop_goes_round_several_times_before_the_next_is_looked_at(self):
+        async def story():
+            ticks, seen = 0, []
+
+            async def tick():
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    await asyncio.sleep(0)
+
+            class Counting(Line):
+                async def __call__(self, *asked):
+                    seen.append(ticks)
+                    await super().__call__(*asked)
+
+            async with Counting() as line:
+                line.may.set()
+                ticking = asyncio.ensure_future(tick())
+                line.writer.write(b"".join(GET % n for n in range(20)))
+                await line.answers(20)
+                ticking.cancel()
+            assert all(later - earlier > PAUSE_TURNS for earlier, later in pairwise(seen))
+
+        run(story)
 
     def test_they_are_not_parsed_and_no_more_is_read_until_the_first_is_answered(self):
         async def story():

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from datetime import datetime
 
@@ -51,6 +52,18 @@ class TestStart:
         wait_until(lambda: server.get("/readyz").status == 200, "it can do its work")
         assert server.stop() == 0
         assert server.process.stdout.read() == b""
+
+    def test_threads_wait_but_a_moment_for_a_loop_that_is_busy(self):
+        program = """
+import sys
+from tickwheel.web import server
+async def serve(*_):
+    print(sys.getswitchinterval() == server.SWITCH_SECONDS < 0.001)
+server.serve = serve
+server.start(None, None)
+"""
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+        assert ran.stdout == b"True\n"
 
     def test_it_listens_on_ipv6_too(self, serve):
         server = serve(listen="[::1]:0")
@@ -427,6 +440,7 @@ class TestStore:
             api = make_api(postgres.url)
             api.service(enabled=False)
             task = api.submit()
+            api.until(lambda: ready(api), "it has its shards")
             postgres.kill()
             for method, path, body in (
                 ("POST", "/v1/tasks", {"service": "mail"}),

@@ -12,8 +12,9 @@ import pytest
 
 from tickwheel.web import bodies
 from tickwheel.web.app import Limits
-from tickwheel.web.bodies import LARGE_BYTES, PAUSE_TURNS, Bodies
+from tickwheel.web.bodies import LARGE_BYTES, Bodies
 from tickwheel.web.tasks import TASK_COST, TURN_COST
+from tickwheel.web.turns import PAUSE_TURNS
 from web.serving import JSON
 
 NDJSON = "application/x-ndjson"

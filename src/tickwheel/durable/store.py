@@ -51,6 +51,7 @@ class InsertLimit(NamedTuple):
 
     rows: int = BATCH
     bytes: int = STATEMENT_BYTES
+    keyed: int = BATCH  # rows that have keys
 
 
 class Window(NamedTuple):

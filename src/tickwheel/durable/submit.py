@@ -76,7 +76,9 @@ class Submit:
         self._ids = Ids()
         self._room = Room()
         self._aside: Aside[Submission, Stored] = Aside(self._insert, names, weight, self._room)
-        self._plain, self._named, self._keyed = (self._lane() for _ in range(3))
+        limit = store.insert_limit
+        self._plain, self._named = self._lane(limit.rows), self._lane(limit.rows)
+        self._keyed = self._lane(limit.keyed)
         self._turn = random.randrange(store.shards)  # noqa: S311 - each process begins elsewhere
         self._own_shard = -1  # one for a whole batch, which then checks a single epoch
         self._share = Share()
@@ -84,12 +86,11 @@ class Submit:
         self._telling: asyncio.Task[None] | None = None
         self.submitted = 0
 
-    def _lane(self) -> Batch[Submission, Stored]:
+    def _lane(self, rows: int) -> Batch[Submission, Stored]:
         """Return a batch: what is locked in one of them leaves it, and waits beside."""
-        limit = self._store.insert_limit
         return Batch(
-            self._insert, limit=limit.rows, limit_bytes=limit.bytes, weigh=weight, room=self._room,
-            aside=self._aside.put,
+            self._insert, limit=rows, limit_bytes=self._store.insert_limit.bytes, weigh=weight,
+            room=self._room, aside=self._aside.put,
         )  # fmt: skip
 
     def build(
@@ -296,7 +297,8 @@ class Submit:
 
     async def _insert_in_parts(self, submissions: Sequence[Submission]) -> list[Stored]:
         """Store a batch in inserts as small as the store wants them; claims go between them."""
-        parts = parts_of(submissions, weight, *self._store.insert_limit)
+        limit = self._store.insert_limit
+        parts = parts_of(submissions, weight, limit.rows, limit.bytes)
         stored = await asyncio.gather(*map(self._insert, parts))
         return [answer for answers in stored for answer in answers]
 

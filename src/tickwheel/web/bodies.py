@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from tickwheel.web.problems import Refused
+from tickwheel.web.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 MOST_BYTES = 128 << 20  # of all bodies that are being read or worked on
 LARGE_BYTES = 65_536  # a larger body counts against the bound, and takes turns
 ENVELOPE_BYTES = 512 << 10  # of a body, besides its payload
-PAUSE_TURNS = 4  # turns of the loop between two slices: others need some of them for one request
 
 
 class Gone(Exception):
@@ -27,7 +26,7 @@ class Bodies:
 
     def __init__(self) -> None:
         self.held = 0
-        self._slice = asyncio.Lock()
+        self._turns = Turns()
 
     async def read(
         self, headers: Mapping[bytes, bytes], receive: Receive, limit: int
@@ -72,10 +71,6 @@ class Bodies:
     async def turn(self) -> None:
         """Wait until the next slice of a large request may be worked on.
 
-        Work of over some milliseconds is cut into slices, with a turn before each. Between two
-        slices, of whichever requests, the loop sees to everything else several times. So other
-        requests wait for one slice at a time, however many large ones there are.
+        Work of over some milliseconds is cut into slices, with a turn before each.
         """
-        async with self._slice:
-            for _ in range(PAUSE_TURNS):
-                await asyncio.sleep(0)
+        await self._turns.wait()

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from tickwheel.durable import descriptors
+from tickwheel.web.turns import Turns
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -48,6 +49,7 @@ class Lobby:
     def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
         self.open: set[Guest] = set()
+        self.turns = Turns()  # for requests that were sent ahead of an answer
         self._waiting: dict[Guest, None] = {}  # those that wait, longest first
         self._stuck: dict[Guest, int] = {}  # bytes of those with `unread`, longest first
         self._unread = 0  # the sum of these

@@ -2,7 +2,8 @@
 
 - A request that comes in one piece, as nearly all do, costs no timer.
 - Requests that are sent ahead of an answer (pipelined) stay bytes: the next is parsed when the
-  last is answered and its answer is being read. While any wait, nothing more is read.
+  last is answered and its answer is being read, and takes turns with those of other connections.
+  While any wait, nothing more is read.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Protocol(HttpToolsProtocol):
             if self._awaiting == NOTHING and (self._answering() or self._flow.write_paused):
                 return True
             if cost >= SLICE:
-                self.loop.call_soon(self._go_on)
+                self._lobby.turns.call(self._go_on)
                 return True
             cost += self._parse_piece()
         return False
@@ -299,7 +300,7 @@ class Protocol(HttpToolsProtocol):
             self._lobby.idle(self)
         super().on_response_complete()
         if self._flow.waiting:
-            self._go_on()
+            self._lobby.turns.call(self._go_on)
 
     def on_message_complete(self) -> None:
         """Be done with waiting."""

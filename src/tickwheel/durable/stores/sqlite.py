@@ -37,7 +37,7 @@ from tickwheel.durable.stores.rows import (
     task_of,
     turn_of,
 )
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver, insert_rows
 from tickwheel.durable.stores.sqlite_file import SqliteFile
 from tickwheel.durable.stores.sqlite_insert import insert
 from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
@@ -80,6 +80,7 @@ NEVER_MS = 2**63 - 1
 # One turn of the writer takes some milliseconds: a claim may wait behind it.
 INSERT_ROWS = 250
 INSERT_BYTES = 512 << 10
+INSERT_KEYED = 100
 
 
 class SqliteStore:
@@ -101,7 +102,7 @@ class SqliteStore:
         driver: str | None = None,
     ) -> None:
         self.path = Path(path)
-        self.insert_limit = InsertLimit(INSERT_ROWS, INSERT_BYTES)
+        self.insert_limit = InsertLimit(INSERT_ROWS, INSERT_BYTES, INSERT_KEYED)
         self._clock = clock or WallClock()
         self._file = SqliteFile(self.path, DRIVERS[driver or default_driver()], shards)
         self._poke = Poke(self.path)
@@ -243,7 +244,7 @@ class SqliteStore:
 
         def work(connection: Connection, first: int) -> tuple[set[int], int]:
             connection.run("DELETE FROM temp.ending")
-            connection.run_many(sql.ENDING, rows[first:])
+            insert_rows(connection, sql.ENDING, rows[first:])
             for statement in sql.KEEP_WINNERS:
                 connection.run(statement)
             winners = connection.run(sql.WINNERS)

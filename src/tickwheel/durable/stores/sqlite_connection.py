@@ -8,10 +8,13 @@ file at the same moment; so with those only the writer itself does that.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
+from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tickwheel.clock import add_suspendable
@@ -57,6 +60,10 @@ class Replaced(StoreUnavailable):
 _inherited: list[Connection] = []  # of a parent process: to close them would be its loss
 
 KINDS = {"BUSY": Busy, "READONLY": ReadOnly, "CORRUPT": Damaged, "NOTADB": Damaged}
+
+
+ROWS_AT_ONCE = (50, 5, 1)
+VALUES = re.compile(r"\(\?(,\?)*\)")
 
 
 class Connection(Protocol):
@@ -256,6 +263,27 @@ def closed_on_error(connection: Connection) -> Iterator[None]:
     except BaseException:
         connection.close()
         raise
+
+
+def insert_rows(connection: Connection, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Execute an INSERT for many rows, some at once.
+
+    A thread gives up the interpreter's lock for each execution, and waits for it afterwards while
+    the loop is busy: row by row, a batch would wait once for each row.
+    """
+    at = 0
+    for count in ROWS_AT_ONCE:
+        while len(rows) - at >= count:
+            connection.run(
+                for_rows(statement, count), [*chain.from_iterable(rows[at : at + count])]
+            )
+            at += count
+
+
+@cache
+def for_rows(statement: str, count: int) -> str:
+    """Return an INSERT of one row as one of many."""
+    return VALUES.sub(lambda found: ",".join([found[0]] * count), statement)
 
 
 def up_to(full: Callable[[Row], bool], rows: Iterable[Row]) -> list[Row]:

@@ -18,6 +18,7 @@ from tickwheel.durable.stores.rows import (
     rounds,
     task_of,
 )
+from tickwheel.durable.stores.sqlite_connection import insert_rows
 from tickwheel.durable.task import State, Taken, Task
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def insert_named(
         if (named := submissions[at].idempotency)
         and (task_id := answered_with(submissions[at], answers[at]))
     ]
-    connection.run_many(sql.USE, settled)
+    insert_rows(connection, sql.USE, settled)
 
 
 def insert_new(
@@ -108,7 +109,7 @@ def insert_new(
     """Store tasks with and without keys."""
     plain = [submissions[at].task for at in places if submissions[at].task.key is None]
     if plain:
-        connection.run_many(sql.INSERT, map(inserted, plain))
+        insert_rows(connection, sql.INSERT, [*map(inserted, plain)])
     if len(plain) == len(places):
         return
     keyed = [at for at in places if submissions[at].task.key is not None]
@@ -125,7 +126,8 @@ def insert_keyed(
 ) -> None:
     """Store tasks that have keys, no key twice, and put their answers in place."""
     connection.run("DELETE FROM temp.submission")
-    connection.run_many(
+    insert_rows(
+        connection,
         sql.SUBMISSION,
         [(at, submissions[at].on_conflict, *inserted(submissions[at].task)) for at in places],
     )
@@ -133,6 +135,5 @@ def insert_keyed(
     connection.run(sql.REPLACE_KEYED)
     for at, *row in connection.run(sql.HOLDERS):
         holder = task_of(tuple(row))
-        one = submissions[at]
-        replaced = one.on_conflict == "replace" and holder.state is State.DELAY
-        answers[at] = holder if holder.id == one.task.id or replaced else Taken(holder)
+        replaced = submissions[at].on_conflict == "replace" and holder.state is State.DELAY
+        answers[at] = holder if replaced else Taken(holder)

@@ -70,6 +70,7 @@ REPLACE_KEYED = """
 HOLDERS = f"""
     SELECT s.place, {SHOWN}
     FROM temp.submission s CROSS JOIN task t ON t.key = s.key AND t.service = s.service
+    WHERE t.id <> s.id
 """
 
 USED = """
