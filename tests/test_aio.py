@@ -16,6 +16,7 @@ import pytest
 import tickwheel
 from stage import LONG, Thing
 from tickwheel import AsyncTimer, Every, ManualClock, OutOfRange, TimerClosed
+from tickwheel.testing import run_jumping
 
 try:
     import uvloop
@@ -160,6 +161,17 @@ class TestOnEveryLoop:
         seen, cancelled = run(main)
         assert not set(seen) & set(cancelled)
         assert len(set(seen)) + len(set(cancelled)) == 800
+
+    def test_another_thread_leaves_the_loop_alone_but_for_waking_it(self, run):
+        async def main():
+            asyncio.get_running_loop().set_debug(True)  # now it refuses calls from other threads
+            came = asyncio.Event()
+            async with AsyncTimer() as timer:
+                timer.call_later(3600, nothing)
+                await asyncio.to_thread(timer.call_later, 0.001, came.set)
+                await came.wait()
+
+        run(main)
 
     def test_call_every_runs_functions_and_coroutine_functions(self, run):
         async def main():
@@ -697,6 +709,25 @@ class TestOnAManualClock:
             assert handle.state == "running"
             await until(lambda: handle.state == "done")
         assert seen == [10.0]
+
+
+def test_later_callbacks_come_after_one_that_raised_a_base_exception():
+    seen, raised = [], []
+
+    def leave():
+        raise GeneratorExit
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: raised.append(type(context["exception"]))
+        )
+        async with AsyncTimer() as timer:
+            timer.call_later(1, leave)
+            timer.call_later(2, seen.append, "next")
+            await asyncio.sleep(3)
+
+    run_jumping(main())
+    assert (raised, seen) == ([GeneratorExit], ["next"])
 
 
 def test_a_second_loop_after_the_first_is_served_by_a_new_timer():

@@ -513,6 +513,19 @@ class TestRunnersAndDebugMode:
         loop.run_forever()
         assert len(turns) < 10
 
+    def test_no_wait_for_events_is_longer_than_a_selector_can_wait(self, loop):
+        selector, waits = loop._selector, []
+
+        def select(timeout):
+            waits.append(timeout)
+            loop.stop()
+            return []
+
+        selector.select = select
+        loop.call_later(100 * 24 * 3600, nothing)
+        loop.run_forever()
+        assert 0 < waits[0] < 2**31 / 1_000  # epoll counts milliseconds in an int
+
 
 MEMORY = """
 import asyncio, gc, json, sys, tracemalloc, weakref

@@ -6,6 +6,7 @@ import random
 import sys
 import tracemalloc
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -300,6 +301,27 @@ class TestSize:
             wheel.schedule_many([number % 500 for number in range(10_000)], range(10_000))
             full = sys.getsizeof(wheel)
             assert full >= empty + 10_000 * 8
+
+
+def mapped():
+    """Return the memory that is mapped by this process now, in bytes."""
+    pages = Path("/proc/self/statm").read_text("ascii").split()[0]
+    return int(pages) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif("TICKWHEEL_SANITIZE" in os.environ, reason="entries have no arenas there")
+def test_the_memory_of_native_entries_goes_back_to_the_system(core):
+    if not core.native:
+        return  # Python's own allocator decides
+    wheel, count = core.Wheel(), 600_000
+    before = mapped()
+    entries = wheel.schedule_many([5] * count, [None] * count)
+    full = mapped()
+    assert full - before > 30 * count  # of 64 bytes each, some were there already
+    wheel.cancel_many(entries)
+    del entries
+    assert mapped() - before < (full - before) / 2
 
 
 def operations(wheel, count, chance, item=None):

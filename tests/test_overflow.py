@@ -81,6 +81,16 @@ class TestMemoryBuffer:
         buffer.put(entry)
         assert list(buffer.take(11)) == [entry]
 
+    def test_the_expiries_of_discarded_entries_do_not_pile_up(self, entries):
+        buffer = MemoryBuffer()
+        first, *others = entries(*range(1_000))
+        buffer.put(first)  # those behind it never come to the top of the heap
+        for entry in others:
+            buffer.put(entry)
+            buffer.discard(entry)
+        assert len(buffer) == 1
+        assert len(buffer._expiries) <= 10
+
     def test_an_empty_one_is_still_true(self):
         assert MemoryBuffer()
         assert len(MemoryBuffer()) == 0

@@ -1,8 +1,11 @@
 """Overflow buffers that raise, lie or call back: the wheel says so, and loses nothing."""
 
+import weakref
+
 import pytest
 
 from model import answer
+from stage import program
 from tickwheel import MemoryBuffer, WheelBusy
 
 
@@ -49,6 +52,10 @@ class Grumpy(MemoryBuffer):
 
 def sulk(*_):
     raise ZeroDivisionError("the buffer sulks")
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 class TestABufferThatRaises:
@@ -152,6 +159,34 @@ class TestABufferThatRaises:
         assert wheel.advance(650) == ["a"]
         assert drained(wheel) == ["b"]
 
+    def test_an_interrupt_in_take_comes_out_at_once_though_something_has_fired(self, pair):
+        wheel, buffer = pair
+        wheel.schedule_many([600, 5], "ab")
+        buffer.acts["take"] = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            wheel.advance(650)
+        wheel._check()
+        del buffer.acts["take"]
+        assert wheel.advance(650) == ["a"]
+
+    def test_an_interrupt_while_a_failed_batch_is_taken_back_comes_out_and_leaves_nothing(
+        self, pair
+    ):
+        wheel, buffer = pair
+        wheel.schedule(600, "before")
+
+        def second_sulks(entry):
+            if entry.item == "c":
+                sulk()
+
+        buffer.acts.update(put=second_sulks, after_discard=interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            wheel.schedule_many([5, 700, 800], "abc")
+        buffer.acts.clear()
+        assert len(wheel) == len(buffer) == 1
+        wheel._check()
+        assert drained(wheel) == ["before"]
+
     def test_next_expiry_is_heard_by_those_who_ask(self, pair):
         wheel, buffer = pair
         buffer.acts["next_expiry"] = sulk
@@ -186,6 +221,21 @@ class TestABufferThatRaises:
                 buffer.acts.clear()
             assert fired == ["a", "b"]
         assert stranger.pending
+
+
+def test_what_a_buffer_hands_over_late_comes_in_order(core, pointers):
+    class Sluggish(MemoryBuffer):
+        slow = True
+
+        def take(self, before):
+            return [] if self.slow else super().take(before)
+
+    buffer = Sluggish()
+    wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer, pointers=pointers)
+    wheel.schedule_many([600, 601, 600], "abc")
+    assert wheel.advance(700) == []
+    buffer.slow = False
+    assert drained(wheel) == ["a", "c", "b"]
 
 
 class TestABufferThatCallsBack:
@@ -265,11 +315,57 @@ class TestABufferThatCallsBack:
             assert len(wheel) == 0
         assert endings[0] == endings[1]
 
-    def test_it_may_let_go_of_the_wheel(self, core):
+    @pytest.mark.parametrize(
+        ("verb", "call"),
+        [
+            ("discard", lambda entry: entry.cancel()),
+            ("discard", lambda entry: entry.reschedule(5)),
+            ("put", lambda entry: entry.reschedule(700)),
+        ],
+        ids=["cancel", "reschedule onto the wheel", "reschedule within the buffer"],
+    )
+    def test_it_may_let_go_of_the_wheel_which_lives_until_the_call_ends(self, core, verb, call):
         buffer = Grumpy()
         holder = [core.Wheel(sizes=(8, 8, 8), overflow=buffer)]
+        watch, alive = weakref.ref(holder[0]), []
         entry = holder[0].schedule(600, "a")
-        buffer.acts["discard"] = lambda _: holder.clear()
-        entry.cancel()
+
+        def let_go(_):
+            holder.clear()
+            alive.append(watch() is not None)
+
+        buffer.acts[verb] = let_go
+        assert call(entry) is True
+        assert (alive, watch()) == ([True], None)
         assert not entry.pending
         assert entry.item is None
+
+
+def test_an_entry_may_leave_a_buffer_that_the_collector_has_taken_from_its_wheel():
+    """In a process of its own: a wheel that asks the buffer all the same would crash."""
+    said = program("""
+        import gc, weakref
+        from tickwheel import MemoryBuffer, Wheel
+
+        class Knot:
+            pass
+
+        def watched(entry, act):
+            return weakref.ref(entry, lambda _: print(act()))
+
+        def make():
+            wheel, knot = Wheel(sizes=(8, 8), overflow=buffer), Knot()
+            last = Wheel().schedule(1, "it goes after the wheel was cleared")
+            knot.last, knot.knot, knot.wheel = last, knot, wheel
+            wheel.schedule(3, knot)
+            far = wheel.schedule(20, "far")
+            first = watched(wheel.schedule(5, "first"), lambda: far.reschedule(1000))
+            return far, first, watched(last, far.cancel)
+
+        buffer = MemoryBuffer()
+        gc.disable()
+        far, *_ = make()
+        gc.collect()
+        print(far.pending)
+    """)
+    assert said.endswith("False\n")

@@ -271,6 +271,24 @@ def test_a_table_that_grows_and_shrinks_in_lockstep(kind):
     assert len(both._expire(now + 30)) == 2_500
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["pure", "native"])
+def test_an_older_touch_does_not_overwrite_a_newer_one(which):
+    """`touch_many` reads the clock before its keys; one of them is touched in between."""
+    clock = HandClock()
+    ring = pair(30, 1, clock, by_hand=False)[which]
+    ring.touch("key")
+
+    def keys():
+        clock.now += 20
+        ring.touch("key")
+        yield "key"
+
+    ring.touch_many(keys())
+    assert ring._last_seen_ns("key") == 20
+    assert ring._expire(49) == []
+    assert ring._expire(50) == ["key"]
+
+
 def test_keys_that_came_are_counted():
     for ring in pair(30, 1):
         ring.touch_many([1, 2, 1])

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -238,6 +239,70 @@ def test_close_while_others_schedule_loses_nothing():
         assert states["done"] == len(fired)
         assert states["cancelled"] == len(closed) == len(set(closed))
         assert states["done"] + states["cancelled"] == len(handles)
+
+
+class Bell:
+    """The lock that a driver sleeps on; it notes how long each sleep may be."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.release = self._lock.release
+        self.sleeps = []
+        self.asleep = threading.Event()
+
+    def acquire(self, timeout):
+        self.sleeps.append(timeout)
+        self.asleep.set()
+        return self._lock.acquire(timeout=timeout)
+
+
+@pytest.fixture
+def starting(monkeypatch):
+    """Calls `before(thread)` and `after(thread)` around the start of a thread."""
+    around = SimpleNamespace(before=id, after=id)
+
+    class Thread(threading.Thread):
+        def start(self):
+            around.before(self)
+            super().start()
+            around.after(self)
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    return around
+
+
+def test_a_timer_closed_before_its_thread_has_started_ends_it(starting):
+    timer, closed = Timer(), []
+    starting.before = lambda _: closed.extend(timer.close())
+    handle = timer.call_later(60, int)
+    assert closed == [handle]
+    timer._thread.join(LONG)
+    assert not timer._thread.is_alive()
+
+
+@pytest.mark.skipif(not NATIVE, reason="the core in Python holds its lock until the start is over")
+def test_a_timer_closed_while_its_thread_sleeps_already_and_its_start_goes_on_ends_it(starting):
+    timer, closed, alive = Timer(), [], []
+    timer._bell = bell = Bell()
+
+    def close(thread):
+        assert bell.asleep.wait(LONG)
+        closed.extend(timer.close())
+        alive.append(thread.is_alive())
+
+    starting.after = close
+    handle = timer.call_later(60, int)
+    assert (closed, alive) == ([handle], [False])
+
+
+def test_no_sleep_is_longer_than_a_lock_can_wait_on_any_system():
+    windows = 4_294_967  # threading.TIMEOUT_MAX there: 49 days
+    with Timer() as timer:
+        timer._bell = bell = Bell()
+        timer.call_later(100 * 24 * 3600, int)
+        assert bell.asleep.wait(LONG)
+        assert 0 < bell.sleeps[0] < windows
 
 
 def test_of_many_that_close_one_gets_the_handles():

@@ -170,6 +170,13 @@ class TestOrder:
             wheel.schedule(expiry, f"{expiry} #{len(wheel)}")
         assert wheel.advance(10) == ["0 #4", "3 #1", "5 #0", "5 #3", "9 #5", "10 #2"]
 
+    def test_an_overdue_entry_that_is_moved_takes_its_new_place_in_the_order(self, make):
+        wheel = make(start=50)
+        entries = wheel.schedule_many([10, 20, 30], "abc")
+        assert wheel.advance(50, limit=1) == ["a"]  # from here on they are in order
+        assert entries[2].reschedule(15)
+        assert wheel.advance(50) == ["c", "b"]
+
     def test_order_survives_demotion(self, core, pointers):
         """What was scheduled from afar comes before what was scheduled close by, at one tick."""
         wheel = core.Wheel(size=4, pointers=pointers)

@@ -639,10 +639,11 @@ static int admit(WheelObject *w, int64_t expiry)
     return -1;
 }
 
-/* ---- The overflow buffer. While it runs, `advance` is refused. */
+/* ---- The overflow buffer. While it runs, `advance` is refused. The collector may have cleared it: then nobody answers. */
 
 static PyObject *ask(WheelObject *w, PyObject *verb, PyObject *argument)
 {
+    if (UNLIKELY(w->overflow == NULL)) return PyTuple_New(0);
     char busy = w->busy;
     w->busy = 1;
     w->hand_over_known = 0;
@@ -664,6 +665,7 @@ static int tell(WheelObject *w, PyObject *verb, EntryObject *e)
 /* The buffer's smallest expiry into *expiry; 0 when it has none, -1 with an error. */
 static int smallest_outside(WheelObject *w, int64_t *expiry)
 {
+    if (UNLIKELY(w->overflow == NULL)) return 0;
     PyObject *overflow = Py_NewRef(w->overflow);
     PyObject *answer = PyObject_CallMethodNoArgs(overflow, str_next_expiry);
     Py_DECREF(overflow);
@@ -777,22 +779,30 @@ static inline EntryObject *schedule(WheelObject *w, PyTypeObject *type, int64_t 
     return e;
 }
 
+static void take_off(WheelObject *w, EntryObject *e)
+{
+    unlink_entry(w, e);
+    w->count--;
+    let_go(e);
+}
+
+/* 1 when this call took `e` off, 0 when the buffer did, -1 with an error. */
+static int cancel_outside(WheelObject *w, EntryObject *e)
+{
+    Py_INCREF(w); /* the overflow buffer may drop the last reference */
+    int won = tell(w, str_discard, e) < 0 ? -1 : e->place == OUTSIDE;
+    if (won > 0) take_off(w, e);
+    Py_DECREF(w);
+    return won;
+}
+
 /* 1 when this call took `e` off, 0 when it was not pending, -1 with an error. */
 static int cancel(EntryObject *e)
 {
     WheelObject *w = e->owner->wheel;
     if (!IS_PENDING(e) || w == NULL) return 0;
-    if (UNLIKELY(e->place == OUTSIDE)) {
-        Py_INCREF(w);
-        int told = tell(w, str_discard, e);
-        int gone = e->place != OUTSIDE;
-        Py_DECREF(w); /* it may go now, and then it has let go of `e` */
-        if (told < 0) return -1;
-        if (gone || !IS_PENDING(e)) return 0;
-    }
-    unlink_entry(w, e);
-    w->count--;
-    let_go(e);
+    if (UNLIKELY(e->place == OUTSIDE)) return cancel_outside(w, e);
+    take_off(w, e);
     return 1;
 }
 
@@ -1272,19 +1282,32 @@ static PyObject *Wheel_schedule(WheelObject *w, PyObject *const *args, Py_ssize_
     return (PyObject *)schedule(w, &Entry_Type, expiry, args[1]);
 }
 
-/* Take off what a failed schedule_many had placed, whatever the buffer says. */
+/* Have the buffer forget what a failed schedule_many had put there; -1 when that is interrupted. */
+static int discard_all(WheelObject *w, PyObject *entries)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries); i++) {
+        EntryObject *e = (EntryObject *)PyList_GET_ITEM(entries, i);
+        if (e == NULL) break;
+        if (e->place != OUTSIDE || tell(w, str_discard, e) == 0) continue;
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+        PyErr_Clear();
+    }
+    return 0;
+}
+
+/* Take off what a failed schedule_many had placed, whatever the buffer says. The error stays, or is an interrupt. */
 static void undo(WheelObject *w, PyObject *entries)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
+    if (w->overflow && discard_all(w, entries) < 0) {
+        Py_XDECREF(type); Py_XDECREF(value); Py_XDECREF(traceback);
+        PyErr_Fetch(&type, &value, &traceback);
+    }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries); i++) {
         EntryObject *e = (EntryObject *)PyList_GET_ITEM(entries, i);
         if (e == NULL) break;
-        if (e->place == OUTSIDE && tell(w, str_discard, e) < 0) PyErr_Clear();
-        if (!IS_PENDING(e)) continue;
-        unlink_entry(w, e);
-        w->count--;
-        let_go(e);
+        if (IS_PENDING(e)) take_off(w, e);
     }
     PyErr_Restore(type, value, traceback);
 }
@@ -1678,10 +1701,7 @@ static void release_all(WheelObject *w)
             }
             if (b == NULL || b->live == 0) break;
             while (b->cells[b->head] == NULL) b->head++;
-            EntryObject *e = b->cells[b->head];
-            unlink_entry(w, e);
-            w->count--;
-            let_go(e);
+            take_off(w, b->cells[b->head]);
         }
     }
 }

@@ -150,15 +150,15 @@ class Timer(Deadlines):
         thread = threading.Thread(
             target=drive, args=(weakref.ref(self), self._bell), name="tickwheel", daemon=True
         )
-        self._thread = thread  # before it starts: it may be slept and rung for at once
+        # Before it starts: from then on it may sleep, and be rung for. One that starts after a
+        # close that saw no thread ends by itself.
+        self._thread = thread
         try:
             thread.start()
         except BaseException:
             self._thread = None
             anchored.discard(self)
             raise
-        if self._shut_down:  # closed before there was a thread to wake
-            self._ring()
 
     def _ring(self) -> None:
         """Wake the thread; twice is as good as once."""

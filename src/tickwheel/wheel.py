@@ -310,12 +310,14 @@ class Hierarchy(Roster[T]):
             self._levels[bucket.level - 1].occupied.remove(bucket.slot)
 
     def _undo(self, entries: list[Entry[T]]) -> None:
-        for entry in entries:
-            if entry._bucket is self._outside:
-                # A buffer that cannot forget it may hand it over: it will not be pending then.
-                with contextlib.suppress(Exception):
-                    self._ask("discard", entry)
-        super()._undo(entries)
+        try:
+            for entry in entries:
+                if entry._bucket is self._outside:
+                    # A buffer that cannot forget it may hand it over: it will not be pending then.
+                    with contextlib.suppress(Exception):
+                        self._ask("discard", entry)
+        finally:  # an interrupt, too, leaves nothing pending
+            super()._undo(entries)
 
     def _move(self, entry: Entry[T], expiry: int) -> bool:
         if self._fits(-(-expiry // self._tick)):

@@ -99,6 +99,10 @@ class TestExpressions:
         assert cron.after(noon - 1) == noon
         assert cron.after(noon) == noon + DAY
         assert cron.after(noon + 1) == noon + DAY
+        hourly = Cron("0 * * * *")
+        assert hourly.after(noon - 1) == noon
+        assert hourly.after(noon) == noon + HOUR
+        assert hourly.after(noon + 1) == noon + HOUR
 
     def test_times_before_1970_are_times(self):
         assert Cron("0 0 * * *").after(-1) == 0
