@@ -335,6 +335,13 @@ def test_a_connection_that_breaks_is_tried_again_with_the_same_idempotency_key(
     assert len(client.waits) == 1
 
 
+def test_an_error_shows_nothing_of_what_a_stranger_has_sent(make, server):
+    server.otherwise = GARBAGE
+    with pytest.raises(ServerUnavailable) as broken:
+        make(server.url, retries=0).get(ID)
+    assert "SMTP" not in str(broken.value)
+
+
 def test_two_submits_have_two_idempotency_keys_unless_they_are_given(client, server):
     server.say(STORED, STORED, STORED)
     client.submit("mail")
@@ -561,6 +568,7 @@ def test_what_is_no_server_is_refused_and_no_password_is_shown(make, url):
 def test_the_token_is_shown_nowhere(make, server):
     client = make(server.url, TOKEN, retries=1)
     seen = [repr(client.client), str(client.client), repr(vars(client.client))]
+    seen.append(repr(vars(client.client._server)))
     server.otherwise = CLOSE
     try:
         client.get(ID)

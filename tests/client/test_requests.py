@@ -1,5 +1,7 @@
 """What needs no network: tries and waits, Retry-After, cutting into batches."""
 
+import traceback
+
 import pytest
 
 from tickwheel.client import calls, errors
@@ -115,6 +117,13 @@ def test_what_may_be_a_password_is_not(url):
     with pytest.raises(ValueError, match="http://HOST:PORT") as refused:
         parsed(url)
     assert "hunter2" not in str(refused.value)
+
+
+def test_nor_is_it_shown_by_a_traceback():
+    url = "http://u:hunter2"
+    with pytest.raises(ValueError, match="this is no URL") as refused:
+        parsed(url)
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.parametrize("call", [calls.tasks, calls.backlog, calls.replay_where])

@@ -295,6 +295,24 @@ class TestSoloWithALock:
         assert all(first.owned()[shard] > epoch for shard, epoch in before.items())
         assert await first.step() == LOOK
 
+    async def test_it_gives_shards_up_here_before_another_can_take_them(
+        self, two, store, tmp_path, monkeypatch
+    ):
+        first, _, _ = two
+        give_up, owned = store.give_up, []
+
+        async def noting(epochs):
+            owned.append(dict(first.owned()))
+            await give_up(epochs)
+
+        monkeypatch.setattr(store, "give_up", noting)
+        await first.step()
+        (tmp_path / "a").unlink()
+        await first.step()  # it has the new file at once, and takes the shards back
+        assert len(first.owned()) == SHARDS
+        await first.stop()
+        assert owned == [{}, {}]
+
     async def test_two_that_lock_different_files_wait_longer_each_time(self, two):
         first, second, clock = two
         waits = []

@@ -281,6 +281,25 @@ class TestPermits:
             assert [what for what, _ in begun] == ["a", "b", "e"]
             await both_permits_are_there(stage, wait, begun, goes_on)
 
+    async def test_of_two_plain_functions_with_tasks_due_none_takes_all_threads(self, stage):
+        app = stage.app(threads=4)
+        door = stage.door()
+
+        @app.task
+        def slow(number):
+            door.enter()
+
+        @app.task
+        def quick():
+            stage.called("quick")
+
+        async with app:
+            await app.submit_many([slow.request(n, delay=1) for n in range(8)])
+            await quick.submit(delay=1.001)
+            await stage.jump(2)
+            assert [name for _, name in stage.calls] == ["quick"]
+            door.open()
+
     @pytest.mark.parametrize("threads", [2, 5])
     async def test_a_plain_function_with_a_long_queue_leaves_threads_to_the_others(
         self, stage, threads

@@ -82,7 +82,7 @@ class TestWhatItWaitsFor:
             await stage.advance(6.1)
             await expired(app, task)
 
-    async def test_whoever_waits_for_its_end_is_told(self, stage):
+    async def test_whoever_waits_for_its_end_is_notified(self, stage):
         app = stage.app()
 
         @app.task(enabled=False)
@@ -91,7 +91,9 @@ class TestWhatItWaitsFor:
         async with app:
             task = await off.submit(deadline=5)
             waiting = asyncio.ensure_future(app.wait(task.id))
-            await stage.advance(6.1)
+            with app._node.waiting(task.id) as ended:
+                await stage.advance(6.1)
+                assert ended.is_set()
             assert (await waiting).state is State.FAILED
 
 

@@ -642,6 +642,24 @@ class TestLog:
 
 
 @pytest.mark.asyncio
+class TestWaiters:
+    async def test_whoever_waits_for_a_task_is_notified_of_its_end_or_its_cancel(self, stage):
+        """A wait looks at the store each half second, too, which is for what other nodes do."""
+        app = stage.app()
+
+        @app.task
+        async def work(): ...
+
+        async with app:
+            ran, cancelled = [await work.submit(delay=1) for _ in range(2)]
+            with app._node.waiting(ran.id) as ended, app._node.waiting(cancelled.id) as gone:
+                await app.cancel(cancelled.id)
+                assert (ended.is_set(), gone.is_set()) == (False, True)
+                await stage.advance(1)
+                assert ended.is_set()
+
+
+@pytest.mark.asyncio
 class TestBrokenLog:
     async def test_a_log_that_cannot_be_written_stops_nothing(self, stage, monkeypatch):
         def broken(*_):

@@ -8,7 +8,7 @@ import pytest
 from durable.callee import ACCEPTED, BROKEN, OK, URL, Held, calling
 from durable.stage import HOUR, SHARDS, StagedStore, answer_lost, away, locking, until
 from tickwheel.durable import State, current_task
-from tickwheel.durable.leases import LEASE_SECONDS, SWEEP_SECONDS, TRUSTED
+from tickwheel.durable.leases import LEASE_SECONDS, SUSPECT_SECONDS, SWEEP_SECONDS, TRUSTED
 from tickwheel.durable.stores import sqlite_statements
 from tickwheel.durable.stores.sqlite_connection import DRIVERS
 from tickwheel.durable.task import Due, Event
@@ -471,6 +471,19 @@ class TestUnsent:
             await stage.advance(4)
             assert await outcome(app, task) == (State.FINISHED, 2, 0)
 
+    @pytest.mark.parametrize("verb", ["running_by_id", "record"])
+    async def test_so_does_one_that_a_store_which_is_away_could_not_give_back(self, stage, verb):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            await stage.settle()
+            store = app._node.store
+            store.claim = answer_lost(store.claim)
+            setattr(store, verb, away(getattr(store, verb), 2))
+            task = await note.submit()
+            await stage.advance(SUSPECT_SECONDS)
+            assert await outcome(app, task) == (State.FINISHED, 2, 0)
+
     async def test_it_stays_where_it_is_while_its_answer_is_on_its_way(self, stage):
         """Whatever the clock says, and however often somebody looks."""
         app = stage.app()
@@ -763,6 +776,33 @@ class TestOrphans:
             ids.clear()
             await stage.advance(1.1)
             assert await outcome(app, locked) == (State.FINISHED, 2, 1)
+
+    @pytest.mark.parametrize("verb", ["running", "record"])
+    async def test_one_is_not_forgotten_while_the_store_is_away(self, stage, verb):
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            task = await orphan(app, note, stage)
+            store = app._node.store
+            setattr(store, verb, away(getattr(store, verb), 2))
+            found(app)
+            await stage.advance(LEASE_SECONDS + 5)
+            assert await outcome(app, task) == (State.FINISHED, 2, 1)
+        assert len(stage.calls) == 1
+
+    async def test_nor_is_one_that_another_node_has_renewed(self, stage):
+        """It is looked at again at once: the next look at all that runs is a minute away."""
+        app = stage.app()
+        note = noting(stage, app)
+        async with app:
+            task = await orphan(app, note, stage)
+            found(app)
+            await stage.advance(LEASE_SECONDS - 1)
+            store = app._node.store
+            assert await store.renew([(await app.get(task.id)).attempt_key]) == [True]
+            store.running_by_id = away(store.running_by_id, 2)
+            await stage.advance(LEASE_SECONDS + 5)
+            assert await outcome(app, task) == (State.FINISHED, 2, 1)
 
     async def test_shards_that_were_away_for_a_moment_are_looked_at_again(self, stage):
         """The numbers are the same, the epochs are not: somebody had them in between."""

@@ -12,6 +12,8 @@ import pytest_asyncio
 
 from contracts.stores import Place, stored, task, wanted
 from contracts.test_coordinator import Member, until
+from durable.postgres_stage import blocked, connected
+from durable.postgres_stage import until as until_true
 from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable.coordinators import postgres
@@ -19,7 +21,7 @@ from tickwheel.durable.coordinators.postgres import Held, PostgresCoordinator, s
 from tickwheel.durable.store import Claims
 from tickwheel.durable.stores import postgres_pool
 from tickwheel.durable.stores.postgres_listener import Listener
-from tickwheel.durable.stores.postgres_statements import HELD
+from tickwheel.durable.stores.postgres_statements import GIVE_UP, HELD, TAKE
 from tickwheel.durable.stores.sqlite import SqliteStore
 from tickwheel.errors import Locked, StoreUnavailable
 
@@ -159,6 +161,91 @@ class TestShares:
         await store.take(range(SHARDS), "a solo node of yesterday")
         await cluster.join("a")
         assert cluster.shares == [SHARDS]
+
+
+INCARNATION = "0" * 31 + "a"
+DOWN = range(SHARDS)[::-1]
+LOCKING = {
+    "release": (postgres.RELEASE, "a", DOWN, "c"),
+    "leave": (postgres.LEAVE, "a", INCARNATION, "c"),
+    "reap": (postgres.REAP, ["a"], [INCARNATION], "c", [None]),
+    "take": (postgres.TAKE, "a", INCARNATION, DOWN, [1] * SHARDS),
+    "take by force": (TAKE, "a", DOWN, 0),
+    "give up": (GIVE_UP, DOWN, [1] * SHARDS),
+}
+
+
+@pytest.mark.parametrize("how", LOCKING)
+async def test_shards_are_locked_by_number_so_that_two_nodes_never_deadlock(
+    how, store, postgres_url
+):
+    """As the table is read and as they are given, the last one comes first."""
+    async with connected(postgres_url) as user, connected(postgres_url) as node:
+        await node.execute("SET enable_indexscan = off; SET enable_bitmapscan = off")
+        await node.execute("SET enable_indexonlyscan = off; SET enable_mergejoin = off")
+        await user.execute(f"INSERT INTO node VALUES ('a', '{INCARNATION}', 1, {2**60})")
+        for shard in DOWN:
+            await user.execute(f"UPDATE shard SET owner = 'a', epoch = 1 WHERE shard = {shard}")
+        assert [row[0] for row in await node.fetch("SELECT shard FROM shard")] == [*DOWN]
+        await user.execute("BEGIN; SELECT 1 FROM shard WHERE shard = 5 FOR UPDATE")
+        waiting = asyncio.create_task(node.fetch(*LOCKING[how]))
+        await blocked(user)
+        free = await user.fetch("SELECT shard FROM shard FOR UPDATE SKIP LOCKED")
+        await user.execute("ROLLBACK")
+        await waiting
+    assert sorted(shard for (shard,) in free) == [*range(5, SHARDS)]
+
+
+class TestEviction:
+    """Sessions that keep a burial waiting are ended once they have waited for their own process
+    for a second.
+    """
+
+    @pytest_asyncio.fixture
+    async def user(self, store, postgres_url):
+        async with connected(postgres_url) as user:
+            yield user
+
+    @pytest_asyncio.fixture
+    async def session(self, user, postgres_url):
+        """A session that keeps a burial waiting, and waits for its process."""
+        async with connected(postgres_url) as session, connected(postgres_url) as reaper:
+            await session.execute("BEGIN; SELECT 1 FROM shard FOR UPDATE")
+            burial = "/* tickwheel: reap */ SELECT 1 FROM shard FOR UPDATE"
+            reaping = asyncio.create_task(reaper.execute(burial))
+            await blocked(user)
+            yield session
+            session.terminate()
+            await reaping
+
+    async def ended(self, user, session, seconds):
+        """Return the sessions that are ended that long after this one's last change of state."""
+        pid = session.get_server_pid()
+        await user.execute(
+            f"""
+            CREATE SCHEMA fake;
+            CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
+                'SELECT state_change + interval ''{seconds} s'' FROM pg_stat_activity
+                 WHERE pid = {pid}';
+            SET search_path = fake, pg_catalog, public
+            """
+        )
+        return [one for (one,) in await user.fetch(postgres.EVICT)]
+
+    @pytest.mark.parametrize(("seconds", "ends"), [(0.9, False), (1.1, True)])
+    async def test_one_that_has_waited_for_a_second_is_ended(self, user, session, seconds, ends):
+        waits = f"""SELECT wait_event_type = 'Client' FROM pg_stat_activity
+            WHERE pid = {session.get_server_pid()}"""
+        await until_true(lambda: user.fetchval(waits))
+        assert await self.ended(user, session, seconds) == [session.get_server_pid()] * ends
+
+    async def test_one_that_is_at_work_is_not(self, user, session):
+        await user.execute("SELECT pg_advisory_lock(1)")
+        at_work = asyncio.create_task(session.execute("SELECT pg_advisory_lock(1)"))
+        await blocked(user, 2)
+        assert await self.ended(user, session, 3600) == []
+        await user.execute("SELECT pg_advisory_unlock(1)")
+        await at_work
 
 
 class TestALease:
@@ -369,6 +456,21 @@ class TestASession:
         assert await second.coordinator._without_session() == set()
         assert len(await store.fetch(postgres.LOOK, "b")) == 1, "though it is missing"
 
+    async def test_that_is_missing_once_is_looked_for_a_second_time(self, cluster, monkeypatch):
+        for pause in ("LOOK_SECONDS", "CONFIRM_SECONDS"):
+            monkeypatch.setattr(postgres, pause, 0)
+        node, other, gone = cluster.make("a"), ("b", "1"), []
+        looks = [{other}, set(), {other}, {other}]
+
+        async def look():
+            gone.append({*node._gone})
+            return looks.pop(0)
+
+        node._without_session = look
+        with pytest.raises(IndexError):
+            await node._watch()
+        assert gone == [set()] * 4 + [{other}]
+
     async def test_is_not_missed_of_one_that_never_had_any(self, join, monkeypatch):
         monkeypatch.setattr(postgres, "SESSION_SECONDS", 0)
         monkeypatch.setattr(Listener, "_lock", nothing)
@@ -520,6 +622,22 @@ class TestANode:
         (given,) = await stored(cluster.store, task(cluster.store, shard=min(node.owned())))
         claims = await cluster.store.claim([wanted(given)], "a", node.owned())
         assert claims == Claims([], [])
+
+    async def test_gives_shards_up_here_before_another_can_take_them(self, cluster, monkeypatch):
+        await cluster.join("a")
+        node, real, kept = cluster.nodes["a"], cluster.store.fetch, []
+
+        async def noting(statement, *values, **options):
+            if statement in (postgres.RELEASE, postgres.LEAVE):
+                freed = values[1] if statement == postgres.RELEASE else range(SHARDS)
+                kept.append(node.owned().keys() & {*freed})
+            return await real(statement, *values, **options)
+
+        monkeypatch.setattr(cluster.store, "fetch", noting)
+        await cluster.join("b")
+        assert cluster.shares == [SHARDS // 2] * 2
+        await cluster.nodes.pop("a").stop()
+        assert kept == [set(), set()]
 
     async def test_that_was_buried_takes_nothing(self, cluster, monkeypatch):
         node = cluster.nodes["a"] = cluster.make("a")

@@ -8,11 +8,13 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.stores import SHARDS, ended, now, request, task
+from contracts.stores import SHARDS, ended, now, replay_of, request, task
+from durable.postgres_stage import connected, opened
 from durable.stage import DAY, HOUR, MINUTE, START_MS
 from tickwheel import ManualClock
 from tickwheel.durable.prune import IDEMPOTENCY_MS, SETTLE_MS, Prune, settled
 from tickwheel.durable.registry import Audit, NotedTimes
+from tickwheel.durable.stores.postgres_statements import REPLAY
 from tickwheel.durable.task import Repeated, Task
 from tickwheel.errors import StoreUnavailable, UnknownTask
 
@@ -246,6 +248,22 @@ class TestANode:
             await stage.hours(2)
             with pytest.raises(UnknownTask):
                 await app.get(task.id)
+
+
+@asynchronous
+async def test_a_task_whose_replay_is_under_way_is_left_to_the_next_prune(postgres_url, watched):
+    """On SQLite there is one writer at a time, so nothing is under way when it prunes."""
+    async with opened(postgres_url) as store, connected(postgres_url) as user:
+        epochs = await store.take(range(SHARDS), "n1")
+        replayed, _ = await ended(store, epochs, task(store), task(store))
+        before_ms = now(store) + HOUR * 1000
+        await user.execute("BEGIN")
+        await user.fetch(REPLAY, *zip(replay_of(store, replayed), strict=True), False)
+        assert await store.prune(before_ms, 10) == 1
+        await user.execute("COMMIT")
+        (kept,) = await store.get([replayed.id])
+        assert kept.replayed_as is not None
+        assert await store.prune(before_ms, 10) == 1
 
 
 class TestSettled:

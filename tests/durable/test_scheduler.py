@@ -11,10 +11,11 @@ from datetime import timedelta
 
 import pytest
 
-from durable.callee import ACCEPTED, BROKEN, OK, REFUSED, URL, Callee
+from durable.callee import ACCEPTED, BROKEN, OK, REFUSED, URL, Callee, Held, calling
 from durable.stage import DAY, answer_lost, away, until
 from stage import program
 from tickwheel.durable import Scheduler, Snooze, State, current_task
+from tickwheel.durable.leases import LEASE_SECONDS
 from tickwheel.durable.task import Event
 from tickwheel.errors import AttemptOver, KeyTaken, NotStarted, StoreUnavailable, UnknownTask
 
@@ -393,6 +394,22 @@ class TestStop:
             done = await second.get(task.id)
             assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
         assert [call[1] for call in stage.calls] == [1, 2]
+
+    async def test_after_its_grace_a_call_that_was_sent_keeps_its_lease(self, stage):
+        """The callee may still be at work: released, the task would be called a second time."""
+        first, _ = calling(stage, Held())
+        second, callee = calling(stage)
+        async with first:
+            await first.put_service("pay", endpoint=URL)
+            task = await first.submit("pay")
+            await stage.settle()
+        async with second:
+            await stage.advance(LEASE_SECONDS - 1)
+            held = await second.get(task.id)
+            assert (held.state, held.attempt, callee.calls) == (State.RUNNING, 1, [])
+            await stage.advance(2)
+            done = await second.get(task.id)
+            assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
 
     async def test_submits_that_are_on_their_way_are_stored_first(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import time
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import pytest
 import standardwebhooks
@@ -189,6 +190,13 @@ class TestVerify:
         assert verify([NEW], headers, BODY, now=NOW, tolerance=11)
         with pytest.raises(InvalidSignature):
             verify([NEW], headers, BODY, now=NOW, tolerance=10)
+
+    @pytest.mark.parametrize("known", [[OTHER, OLD], [NEW, OTHER]])
+    def test_all_signatures_are_compared_in_constant_time(self, known, monkeypatch):
+        compare = Mock(wraps=hmac.compare_digest)
+        monkeypatch.setattr(hmac, "compare_digest", compare)
+        verify(known, signed([OLD, NEW]), BODY, now=NOW)
+        assert compare.call_count == 4
 
     def test_without_secrets_nothing_can_be_verified(self):
         with pytest.raises(ValueError, match="needs a secret"):

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from durable.stage import DAY, HOUR, START, START_MS, answer_lost, away
+from durable.stage import DAY, HOUR, SHARDS, START, START_MS, answer_lost, away
 from tickwheel.durable import State, Task, current_task
 from tickwheel.durable.batch import QUEUE_BYTES
 from tickwheel.durable.service import Service
@@ -467,6 +467,18 @@ class TestKeys:
             assert changed.payload == ["b"]
             await stage.advance(max(first, second) + 1)
         assert stage.calls == [(float(second), "b")]
+
+    @pytest.mark.parametrize(("second", "entries"), [(30, 1), (HOUR, 0)])
+    async def test_replaced_to_a_later_time_it_leaves_its_old_one(self, stage, second, entries):
+        app = stage.app()
+        note = note_of(stage, app)
+        async with app:
+            await stage.settle()
+            task = await note.submit("a", delay=5, key="k")
+            await note.submit("b", delay=second, key="k", on_conflict="replace")
+            loader = app._node.loader
+            assert len(loader.wheel) == entries
+            assert [*loader.held] == [task.id] * entries
 
     async def test_replace_may_change_the_priority_only(self, stage):
         app = stage.app()
@@ -1001,6 +1013,28 @@ class TestShards:
             await app._node.store.take(range(4), "somebody else")
             task = await note.submit("a", delay=1)
             assert (await app.get(task.id)).payload == ["a"]
+
+    async def test_a_lost_shard_gets_nothing_and_an_id_names_the_shard_that_the_task_gets(
+        self, stage
+    ):
+        """The next owner of a lost shard would not hear of the task."""
+        app = stage.app()
+        note = note_of(stage, app)
+        answered = []
+        async with app:
+            await stage.settle()
+            store = app._node.store
+            insert = store.insert
+
+            async def noting(*args, **options):
+                answered.append(await insert(*args, **options))
+                return [*answered[-1]]
+
+            store.insert = noting
+            await store.take(range(SHARDS), "somebody else")
+            tasks = [await note.submit("a", delay=1) for _ in range(10)]
+        assert answered == [answer for task in tasks for answer in ([None], [task])]
+        assert [shard_of(task.id) for task in tasks] == [task.shard for task in tasks]
 
     async def test_a_task_knows_itself_while_it_runs(self, stage):
         app = stage.app(node="here")

@@ -1,13 +1,26 @@
 """Who may do what: tokens, scopes, namespaces, rates; and who may ask without a token."""
 
+import hmac
 import signal
+from unittest.mock import Mock
 
 import pytest
 
 from receivers import answering
 from tickwheel.web import types
 from tickwheel.web.app import ROUTES
-from web.serving import SECRET, UNKNOWN_ID, Api, Served, create_token, on_store, revoked, wait_until
+from web.serving import (
+    SECRET,
+    UNKNOWN_ID,
+    Api,
+    Served,
+    create_token,
+    made_token,
+    on_store,
+    revoked,
+    stored,
+    wait_until,
+)
 
 GUARDED = [route for route in ROUTES if route.scope is not None]
 OPEN = [route for route in ROUTES if route.scope is None]
@@ -99,6 +112,24 @@ class TestTokens:
         answer = guarded.get("/v1/tasks", headers={"authorization": change(text)})
         answer.refused(401, "unauthorized")
         assert text[16:-1].encode() not in answer.body
+
+    def test_digests_are_compared_in_constant_time(self, guarded, monkeypatch):
+        compare = Mock(wraps=hmac.compare_digest)
+        monkeypatch.setattr(hmac, "compare_digest", compare)
+        token = guarded.tokens["read"]
+        guarded.get("/v1/tasks", token=token, status=200)
+        given, known = compare.call_args.args
+        assert given == known
+        guarded.get("/v1/tasks", token=f"{token[:16]}{'x' * 43}").refused(401, "unauthorized")
+        assert compare.call_args.args[0] != known
+
+    def test_one_that_was_just_made_elsewhere_is_let_in(self, make_api):
+        api = make_api()
+        api.token("admin")
+        api.run(api.node._steps["directory"].stop())  # it would find the token within a second
+        token, text = made_token("read")
+        api.run(stored(api.node.store, token))
+        api.get("/v1/tasks", token=text, status=200)
 
     @pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER  {} "])
     def test_the_scheme_is_read_in_any_case(self, guarded, form):
