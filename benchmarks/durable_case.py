@@ -48,7 +48,7 @@ class App:
 
     def ended(self) -> int:
         """How many have ended by the store: told after the commit."""
-        return sum(self.scheduler._started().stats()["ended"].values())
+        return sum(self.scheduler._started().feedback.ended.values())
 
 
 async def noop(number: int) -> None:

@@ -572,7 +572,7 @@ class TestAPage:
 
 class TestManyRows:
     @pytest.mark.parametrize("driver", sorted(DRIVERS))
-    def test_they_are_inserted_some_at_once_and_all_of_them(self, tmp_path, driver):
+    async def test_they_are_inserted_some_at_once_and_all_of_them(self, tmp_path, driver):
         connection = DRIVERS[driver](str(tmp_path / "rows.db"))
         connection.run("CREATE TABLE pair (one, other)")
         ran, run = [], connection.run

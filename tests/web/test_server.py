@@ -58,7 +58,7 @@ class TestStart:
 import sys
 from tickwheel.web import server
 async def serve(*_):
-    print(sys.getswitchinterval() == server.SWITCH_SECONDS < 0.001)
+    print(sys.getswitchinterval() < 0.001)
 server.serve = serve
 server.start(None, None)
 """

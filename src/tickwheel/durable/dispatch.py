@@ -60,12 +60,13 @@ WAIT_FOR_BYTES = "calls of %s wait: it has %d under way, and the payloads of all
 class Running:
     """One attempt that this node has under way."""
 
-    __slots__ = ("deadline", "ended", "flow", "job", "service", "shared", "task", "turn")
+    __slots__ = ("deadline", "ended", "flow", "job", "key", "service", "shared", "task", "turn")
 
     def __init__(
         self, task: Task, service: Service, flow: Flow, turn: int, shared: Gate | None
     ) -> None:
         self.task = task
+        self.key = task.attempt_key
         self.service = service
         self.flow = flow
         self.turn = turn  # the flow's word for when it was let through
@@ -413,7 +414,7 @@ class Dispatch:
                 timeout, self._home.call, self._time_out, attempt, timeout
             )
         try:
-            may_send = partial(self._leases.proven, task.attempt_key)
+            may_send = partial(self._leases.proven, attempt.key)
             answer = await self._channels[service.protocol].send(task, service, may_send)
         except asyncio.CancelledError:
             answer = Answer(Event.RELEASE, error="stopped before it had finished")
@@ -429,7 +430,7 @@ class Dispatch:
 
     def _refused(self, attempt: Running) -> Answer | None:
         """Look a last time before it is sent: the task must still be this node's."""
-        if not self._leases.proven(attempt.task.attempt_key):
+        if not self._leases.proven(attempt.key):
             return UNSENT
         deadline_at_ms = attempt.task.deadline_at_ms
         if deadline_at_ms is not None and deadline_at_ms < self._store.now_ms():
@@ -456,7 +457,7 @@ class Dispatch:
         Its lease was lost, or feedback has ended it.
         """
         attempt = self.running.get(key.id)
-        if attempt is None or attempt.task.attempt_key != key:
+        if attempt is None or attempt.key != key:
             return
         logger.warning(
             "task %s (%s): attempt %d is over by the store: its call is ended",
@@ -472,7 +473,7 @@ class Dispatch:
         One that cannot be stopped goes on; its end counts if no other attempt has begun by then.
         """
         attempt = self.running.get(key.id)
-        if attempt is None or attempt.task.attempt_key != key or not self._interruptible(attempt):
+        if attempt is None or attempt.key != key or not self._interruptible(attempt):
             return
         error = "lost: the lease could not be renewed, so the call was ended"
         self._end(attempt, Answer(Event.RETRY, error=error, after_ms=0))

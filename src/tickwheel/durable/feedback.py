@@ -8,6 +8,7 @@ for that alone. An outcome counts only while its attempt is the running one.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +36,7 @@ T = TypeVar("T")
 AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # between tries to write an outcome; the last repeats
 LOCKED_SECONDS = (0.005, 0.02, 0.1, 0.25, 0.5, 1.0)  # the same where a transaction has the task
 LONG = len(LOCKED_SECONDS) - 1  # after so many tries it is no matter of a moment
+SMALL_BYTES = 1_024  # of a payload that may stay in memory until the end is written
 
 
 class Feedback:
@@ -68,8 +70,9 @@ class Feedback:
         self._waiters: dict[str, set[asyncio.Event]] = {}
 
     def end(self, task: Task, service: Service, answer: Answer) -> None:
-        """Take an answer; it is written with the next batch, and the payload let go of at once."""
-        task = task._replace(body=b"")
+        """Take an answer; it is written with the next batch. A large payload is let go of now."""
+        if len(task.body) > SMALL_BYTES:
+            task = task._replace(body=b"")
         now = int(self._store.now_ms())
         try:
             ending = ending_of(task, service, answer, now)
@@ -257,6 +260,8 @@ def weight(ending: Ending) -> int:
 
 def report(task: Task, ending: Ending) -> None:
     """Log how an attempt ended: a success at DEBUG, a failure with its error as a warning."""
+    if ending.event is Event.FINISH and not logger.isEnabledFor(logging.DEBUG):
+        return
     about: dict[str, Any] = {"task": task.id, "service": task.service, "attempt": task.attempt}
     if ending.event is Event.FINISH:
         seconds = (ending.at_ms - (task.started_at_ms or ending.at_ms)) / 1000

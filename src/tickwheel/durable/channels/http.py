@@ -10,6 +10,7 @@ import html
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -109,7 +110,7 @@ class HttpChannel:
         pool: Pool | None = None,
     ) -> None:
         self.calls = Gate(max_calls, spare=True)
-        self.latencies: dict[str, Histogram] = {}
+        self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.trace: Trace | None = None
         self._targets = targets
         self._now_ms = now_ms
@@ -214,8 +215,7 @@ class HttpChannel:
         self.check(service)
         if len(self._plans) >= PLANS:
             self.forget(next(iter(self._plans)))
-        latency = self.latencies.setdefault(service.name, Histogram())
-        plan = planned(service, latency)
+        plan = planned(service, self.latencies[service.name])
         self._plans[service.name] = plan
         return plan
 

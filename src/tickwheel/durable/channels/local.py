@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import threading
 import traceback
+from collections import defaultdict
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,7 +57,7 @@ class LocalChannel:
         threads: int,
         stopwatch: Clock | None = None,
     ) -> None:
-        self.latencies: dict[str, Histogram] = {}
+        self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         self._stopwatch = stopwatch or SystemClock()
         self._functions = functions
         self._threads = Gate(threads)
@@ -82,8 +83,7 @@ class LocalChannel:
         try:
             return await self._call(task, self._functions[service.name])
         finally:
-            latency = self.latencies.setdefault(service.name, Histogram())
-            latency.observe(self._stopwatch.time() - began)
+            self.latencies[service.name].observe(self._stopwatch.time() - began)
 
     async def _call(self, task: Task, function: TaskFunction[..., Any]) -> Answer:
         if function.is_async:
