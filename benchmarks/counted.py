@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 CHURN_COUNT = 100_000
+"""In each of two stretches, and no more than there are entries."""
+
 MOST_TO_EXPIRE = 1_000_000
 """More would take minutes under simulation."""
 
@@ -34,11 +36,12 @@ def main(directory: str, size: int, controlled: bool) -> None:
     in_order = wheel.schedule_many(delays, [None] * size)
     entries = [in_order[number * STRIDE % size] for number in range(size)]
     del in_order
-    new_delays = array("q", (delays[number % size] for number in range(CHURN_COUNT)))
+    churned = min(CHURN_COUNT, size)
+    new_delays = array("q", (delays[number % size] for number in range(churned)))
     control("--instr=on")
     churn(entries, wheel.schedule, 0, new_delays)
     control("--zero")
-    churn(entries, wheel.schedule, CHURN_COUNT, new_delays)
+    churn(entries, wheel.schedule, churned, new_delays)
     control("--dump=churn")
     if size <= MOST_TO_EXPIRE:
         expire(_wheel.Wheel(tick=1), delays)

@@ -109,13 +109,22 @@ def redis_server():
 _databases = itertools.count(1)
 
 
+@pytest.fixture(scope="session")
+def postgres_admin(postgres_server):
+    """A connection to make and drop databases by: psql takes longer to start than either does."""
+    import psycopg
+
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        yield connection
+
+
 @pytest.fixture
-def postgres_url(postgres_server):
+def postgres_url(postgres_server, postgres_admin):
     """A fresh database."""
     name = f"test_{next(_databases)}"
-    postgres_server.execute(f"CREATE DATABASE {name}")
+    postgres_admin.execute(f"CREATE DATABASE {name}")
     yield postgres_server.url_for(name)
-    postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    postgres_admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

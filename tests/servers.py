@@ -208,10 +208,13 @@ class Server:
 
     def stop(self):
         """End it cleanly; nothing when it does not run."""
+        self._end(self.stop_signal)
+
+    def _end(self, number):
         if not self.running:
             return
         self.resume()
-        self._process.send_signal(self.stop_signal)
+        self._process.send_signal(number)
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -245,9 +248,9 @@ class Server:
             self._signal(pid, signal.SIGCONT)
 
     def close(self):
-        """Stop it and remove its directory."""
+        """End it, whatever it has not written, and remove its directory."""
         try:
-            self.stop()
+            self._end(self.death_signal)
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -386,7 +389,8 @@ class PostgresServer(Server):
     def prepare(self, attempt):
         data = self.directory / "data"
         template = self._template()
-        if attempt == 1:  # not the port, then: perhaps somebody swept half of the template away
+        if attempt == 1 and "could not bind" not in self.log():
+            # Not the port, then: perhaps somebody swept half of the template away.
             shutil.rmtree(template, ignore_errors=True)
             shutil.rmtree(data, ignore_errors=True)
         if data.exists():

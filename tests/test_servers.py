@@ -130,7 +130,8 @@ time.sleep(600)
                 assert server.port != port
                 write(server)
 
-    def test_what_does_not_start_says_why(self, kind):
+    def test_what_does_not_start_says_why(self, kind, monkeypatch):
+        monkeypatch.setattr(servers, "TRIES", 1)
         server = kind(options={"no_such_setting": "1"})
         with pytest.raises(RuntimeError, match=r"no_such_setting|no-such-setting"):
             server.start()
@@ -159,13 +160,21 @@ time.sleep(600)
 
 class TestTheTemplateOfPostgres:
     @pytest.fixture
-    def elsewhere(self, tmp_path_factory, monkeypatch):
+    def elsewhere(self, monkeypatch):
         """A temporary directory without a template."""
         place = Path(servers.tempfile.mkdtemp(prefix="tickwheel-elsewhere-"))
         place.chmod(0o755)
         monkeypatch.setattr(servers.tempfile, "tempdir", str(place))
         yield place
         servers.shutil.rmtree(place)
+
+    @pytest.fixture
+    def quick_initdb(self, postgres_server, monkeypatch):
+        """Copies the usual template instead: initdb takes seconds."""
+        template = postgres_server._template()
+        monkeypatch.setattr(
+            PostgresServer, "_initdb", lambda self, data: self._copied(template, data)
+        )
 
     def test_it_is_made_once(self, elsewhere, monkeypatch):
         with PostgresServer():
@@ -176,7 +185,7 @@ class TestTheTemplateOfPostgres:
             assert server.execute("SELECT 1") == "1"
         assert list(elsewhere.iterdir()) == [template]
 
-    def test_many_may_make_it_at_once(self, elsewhere):
+    def test_many_may_make_it_at_once(self, quick_initdb, elsewhere):
         made = [PostgresServer() for _ in range(3)]
         threads = [threading.Thread(target=server.start) for server in made]
         for thread in threads:
@@ -190,7 +199,7 @@ class TestTheTemplateOfPostgres:
                 server.close()
         assert len(list(elsewhere.iterdir())) == 1
 
-    def test_a_damaged_one_is_made_anew(self, elsewhere):
+    def test_a_damaged_one_is_made_anew(self, quick_initdb, elsewhere):
         with PostgresServer():
             pass
         (template,) = elsewhere.iterdir()
@@ -201,7 +210,7 @@ class TestTheTemplateOfPostgres:
         assert (template / "global" / "pg_control").exists()
 
     @pytest.mark.skipif(not servers.ROOT, reason="only root can make what belongs to another")
-    def test_one_of_another_user_is_not_trusted(self, elsewhere):
+    def test_one_of_another_user_is_not_trusted(self, quick_initdb, elsewhere):
         with PostgresServer():
             pass
         (template,) = elsewhere.iterdir()

@@ -25,6 +25,7 @@ from tickwheel.durable.task import (
 )
 
 KINDS = ["sqlite-sqlite3", "sqlite-apsw", "postgres"]
+ONE_DRIVER = ["sqlite-apsw", "postgres"]  # for what does not depend on SQLite's driver
 SHARDS = 8
 PATIENCE = 60  # seconds after which a test has hung
 SECOND = 1_000  # in milliseconds, as all times here

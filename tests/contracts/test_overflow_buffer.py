@@ -12,6 +12,7 @@ import threading
 import pytest
 
 import servers
+from cores import NAMES
 from stage import LONG
 from tickwheel import MemoryBuffer, OverflowBuffer, Wheel
 from tickwheel.durable import buffers
@@ -23,6 +24,13 @@ from tickwheel.errors import StoreUnavailable
 DURABLE = ["sqlite", "postgres", "redis"]
 END_OF_TIME = 2**63 - 1
 CLASSES = {"sqlite": "SqliteBuffer", "postgres": "PostgresBuffer", "redis": "RedisBuffer"}
+
+
+def on_cores(place, *kinds):
+    """Both cores on what is near, one on servers: a core does not know which buffer it has."""
+    near = {"memory", "sqlite"}
+    pairs = [(kind, core) for kind in kinds for core in (NAMES if kind in near else NAMES[-1:])]
+    return pytest.mark.parametrize((place, "core"), pairs, indirect=True)
 
 
 class Place:
@@ -207,6 +215,7 @@ class TestByHand:
         assert list(other.take(11)) == [yours]
 
 
+@on_cores("place", "memory", *DURABLE)
 class TestOnAWheel:
     @pytest.fixture
     def wheel(self, core, buffer):
@@ -248,16 +257,18 @@ class TestOnAWheel:
         wheel._check()
         assert wheel.advance(1000) == []
 
-    @pytest.mark.parametrize("to", [0, 50, 511, 512, 5000])
     @pytest.mark.parametrize("expiry", [50, 512, 600])
-    def test_reschedule_moves_in_out_and_within(self, wheel, buffer, expiry, to):
-        entry = wheel.schedule(expiry, "a")
-        assert entry.reschedule(to) is True
-        assert len(buffer) == (to >= 512)
-        assert wheel.next_expiry() == to
-        wheel._check()
-        assert wheel.advance(max(to - 1, 0)) == ([] if to else ["a"])
-        assert wheel.advance(max(to, 1)) == (["a"] if to else [])
+    def test_reschedule_moves_in_out_and_within(self, core, place, expiry):
+        for to in (0, 50, 511, 512, 5000):
+            buffer = place.buffer()
+            wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
+            entry = wheel.schedule(expiry, "a")
+            assert entry.reschedule(to) is True
+            assert len(buffer) == (to >= 512)
+            assert wheel.next_expiry() == to
+            wheel._check()
+            assert wheel.advance(max(to - 1, 0)) == ([] if to else ["a"])
+            assert wheel.advance(max(to, 1)) == (["a"] if to else [])
 
     def test_the_end_of_time_waits_in_the_buffer(self, wheel, buffer):
         wheel.schedule_many([END_OF_TIME, END_OF_TIME - 1], ["last", "last but one"])
@@ -293,6 +304,7 @@ class TestItems:
     @pytest.mark.parametrize(
         "odd", [object(), {1, object()}, float("nan")], ids=["object", "set", "nan"]
     )
+    @on_cores("durable", *DURABLE)
     def test_one_that_is_not_json_is_refused_and_nothing_has_changed(self, durable, core, odd):
         buffer = durable.buffer()
         wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
@@ -309,6 +321,7 @@ class TestItems:
         assert (len(wheel), len(buffer)) == (2, 1)
         wheel._check()
 
+    @on_cores("place", "memory", *DURABLE)
     def test_what_comes_out_is_the_very_item_that_went_in(self, buffer, core):
         wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
         item = {"order": [1, "Ω", None], "nul": "\0"}
@@ -316,6 +329,7 @@ class TestItems:
         (found,) = wheel.advance(600)
         assert found is item
 
+    @on_cores("durable", *DURABLE)
     def test_they_are_stored_as_json(self, durable, core):
         wheel = core.Wheel(sizes=(8, 8, 8), overflow=durable.buffer())
         items = [None, "", "Ω\0😀", 2**70, [1.5, {"a": True}]]
@@ -379,6 +393,7 @@ def outage(request, tmp_path, mortal, monkeypatch):
 
 
 class TestWithoutTheServer:
+    @on_cores("outage", *DURABLE)
     def test_each_verb_says_so_and_nothing_has_changed(self, outage, core):
         buffer = outage.place.buffer()
         wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
@@ -424,6 +439,7 @@ class TestWithoutTheServer:
         buffer.put(entry)
         assert outage.place.stored() == [(10, "item 10")]
 
+    @on_cores("outage", *DURABLE)
     def test_a_server_that_was_restarted_meanwhile_is_not_noticed(self, outage, core):
         buffer = outage.place.buffer()
         wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
@@ -444,6 +460,7 @@ class TestWithoutTheServer:
         assert wheel.advance(700) == ["b", "b"]
         assert outage.place.stored() == []
 
+    @on_cores("outage", *DURABLE)
     def test_a_reschedule_that_is_cut_in_two_keeps_the_entry(self, outage, core):
         """The old row is gone, and the new one cannot be put: nor can the old one again."""
         buffer = outage.place.buffer()
@@ -467,6 +484,7 @@ class TestWithoutTheServer:
         assert outage.place.stored() == [(600, "a"), (601, "b"), (800, "c")]
         assert wheel.advance(1000) == ["a", "b", "c"]
 
+    @on_cores("outage", *DURABLE)
     def test_a_batch_that_failed_halfway_leaves_nothing(self, outage, core):
         buffer = outage.place.buffer()
         wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
@@ -535,6 +553,7 @@ class TestAnswersThatAreLost:
         assert [item for _, item in fired] == [item for _, item in expected]
         assert durable.stored() == []
 
+    @on_cores("durable", *DURABLE)
     def test_one_is_made_good_in_silence(self, durable, lossy):
         a, b, _ = lossy.entries
         one = lossy.all - 1  # none for a file, which has no connection to make anew
@@ -546,24 +565,28 @@ class TestAnswersThatAreLost:
         assert b.reschedule(660) is True
         self.check(durable, lossy, [(650, "c"), (660, "b"), (700, "d")])
 
+    @on_cores("durable", *DURABLE)
     def test_of_a_put(self, durable, lossy):
         lossy.left = lossy.all
         with pytest.raises(StoreUnavailable):
             lossy.wheel.schedule(700, "d")
         self.check(durable, lossy, [(600, "a"), (601, "b"), (650, "c")])
 
+    @on_cores("durable", *DURABLE)
     def test_of_a_discard(self, durable, lossy):
         lossy.left = lossy.all
         with pytest.raises(StoreUnavailable):
             lossy.entries[1].cancel()
         self.check(durable, lossy, [(600, "a"), (601, "b"), (650, "c")])
 
+    @on_cores("durable", *DURABLE)
     def test_of_a_take(self, durable, lossy):
         lossy.left = lossy.all
         with pytest.raises(StoreUnavailable):
             lossy.wheel.advance(140)
         self.check(durable, lossy, [(600, "a"), (601, "b"), (650, "c")])
 
+    @on_cores("durable", *DURABLE)
     def test_of_the_settling_itself(self, durable, lossy):
         for _ in range(3):
             lossy.left = lossy.all + 2
@@ -573,6 +596,7 @@ class TestAnswersThatAreLost:
                 lossy.wheel.schedule(700, "d")
         self.check(durable, lossy, [(600, "a"), (601, "b"), (650, "c")])
 
+    @on_cores("durable", *DURABLE)
     def test_of_a_restore(self, durable, core, done, monkeypatch):
         monkeypatch.setattr(rows, "CHUNK", 2)
         dead = durable.buffer()
@@ -703,6 +727,7 @@ def killed(place, text):
 
 
 class TestRestore:
+    @on_cores("durable", *DURABLE)
     def test_after_a_kill_all_that_was_in_the_buffer_is_there_once(self, durable, core):
         killed(
             durable,
@@ -726,6 +751,7 @@ class TestRestore:
         assert wheel.advance(END_OF_TIME) == [None]
         assert durable.stored() == []
 
+    @on_cores("durable", *DURABLE)
     def test_before_it_nothing_of_the_dead_is_touched(self, durable, core, entries):
         killed(durable, "wheel.schedule(600, 'a'); print('ready', flush=True); sys.stdin.read()")
         buffer = durable.buffer()
@@ -736,6 +762,7 @@ class TestRestore:
         assert list(buffer.take(2**63)) == [entry]
         assert durable.stored() == [(600, "a")]
 
+    @on_cores("durable", *DURABLE)
     def test_what_is_due_or_near_by_now_goes_on_the_wheel_and_leaves_the_buffer(
         self, durable, core
     ):
@@ -797,6 +824,7 @@ class TestRestore:
         done = (chunk, when) == (3, "after")
         assert set("abcdefgh") - set(back) == (fits if done else set())
 
+    @on_cores("durable", *DURABLE)
     def test_a_name_restores_its_own(self, durable, core, entries):
         put_all(durable.buffer("one"), entries(600))
         put_all(durable.buffer("other"), entries(700))
@@ -806,6 +834,7 @@ class TestRestore:
         assert wheel.advance(1000) == ["item 600"]
         assert durable.stored("other") == [(700, "item 700")]
 
+    @on_cores("durable", *DURABLE)
     def test_many_are_restored_in_order_with_few_statements(self, durable, core):
         lost = core.Wheel(sizes=(8, 8, 8), overflow=durable.buffer())
         lost.schedule_many([600 + n % 7 for n in range(1200)], range(1200))
@@ -884,6 +913,7 @@ buffer.close()
         assert (ended.returncode, ended.stderr) == (0, "")
         assert durable.stored() == [(600, "a")]
 
+    @on_cores("durable", *DURABLE)
     def test_an_interrupted_verb_leaves_nothing_in_doubt_for_long(self, durable, core):
         buffer = durable.buffer()
         wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)

@@ -13,6 +13,7 @@ from contracts.stores import (
     HOUR,
     INDEXED,
     NOBODY,
+    ONE_DRIVER,
     SHARDS,
     all_of,
     change,
@@ -45,7 +46,11 @@ from tickwheel.durable.task import (
     Taken,
 )
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.usefixtures("watched"),
+    pytest.mark.parametrize("place", ONE_DRIVER, indirect=True),
+]
 
 
 MEBIBYTE = 1 << 20

@@ -386,7 +386,7 @@ def test_a_sqlite_store_does_what_the_model_does(kind, tmp_path):
     def lives():
         return Lives(Place(kind, str(next(files))), HandClock(START))
 
-    run_state_machine_as_test(lives, settings=settings(max_examples=50, stateful_step_count=30))
+    run_state_machine_as_test(lives, settings=settings(max_examples=25, stateful_step_count=30))
 
 
 def test_a_postgres_store_does_what_the_model_does(postgres_server, contract_database):

@@ -1,14 +1,10 @@
 """Fixtures for the scheduler: a stage, whose time moves by hand, and a watchdog for the rest."""
 
-import itertools
-
 import pytest
 import pytest_asyncio
 
 from contracts.stores import KINDS, Place, several
 from durable.stage import staged, watchdog
-
-_databases = itertools.count(1)
 
 
 @pytest.fixture
@@ -30,9 +26,6 @@ async def any_store(request, tmp_path):
     """An open store of every kind, on an empty database."""
     place = Place(request.param, str(tmp_path / "tasks.db"))
     if request.param == "postgres":
-        server = request.getfixturevalue("postgres_server")
-        name = f"any_{next(_databases)}"
-        server.execute(f"CREATE DATABASE {name}")
-        place = Place("postgres", server.url_for(name))
+        place = Place("postgres", request.getfixturevalue("postgres_url"))
     async with several(place) as opened:
         yield await opened()

@@ -1284,7 +1284,8 @@ class TestGone:
             called = len(callee.calls)
             for one in (app, other):
                 assert not (await one.get_service("s")).enabled
-            await stage.advance(3600)
+            await stage.jump(3600)
+            await stage.advance(120)
             assert len(callee.calls) == called
             stored = [await app.get(task.id) for task in tasks]
             assert {(task.state, task.failures) for task in stored} == {(State.READY, 0)}

@@ -158,6 +158,7 @@ class TestAClaim:
         counted = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'task'"
 
         async def flushed():
+            await store.fetch("SELECT pg_stat_force_next_flush()")  # of one of its sessions
             return (await user.fetchrow(counted))["n_tup_upd"] == 500
 
         await until(flushed)

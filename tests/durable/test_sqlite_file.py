@@ -27,7 +27,11 @@ SHARDS = 64
 EPOCH = 10  # of every shard before a backup is restored
 NOBODY = 65534
 DAMAGED = "the database file is damaged"
-QUICK_CHECKS = {"durable.stores.sqlite_file.CHECK_SECONDS": 0.2}
+QUICK_CHECKS = {
+    "durable.coordinators.solo.LOOK": 0.2,
+    "durable.stores.sqlite_file.CHECK_SECONDS": 0.2,
+    "durable.stores.sqlite_file.REOPEN_SECONDS": 0.2,
+}
 
 
 @pytest.fixture
@@ -142,6 +146,12 @@ def restore(request):
     return request.param
 
 
+EACH_WAY = pytest.mark.parametrize(  # for what does not depend on the driver
+    ("driver", "restore"), [*zip(["apsw", "sqlite3", "apsw"], Restored.WAYS, strict=True)],
+    indirect=True, ids=lambda given: getattr(given, "__name__", given),
+)  # fmt: skip
+
+
 class TestRestored:
     def test_the_dispatcher_notices_says_it_and_takes_over_again(
         self, path, start, ledger, restore
@@ -160,6 +170,7 @@ class TestRestored:
         assert "dispatches no more" in worker.said()
         assert is_sound(path)
 
+    @EACH_WAY
     def test_epochs_that_it_had_are_never_given_again(self, path, start, ledger, restore):
         """An end that was meant for a task before would count for the one after."""
         backup, task_id = waiting_in_a_backup(path, start)
@@ -171,6 +182,7 @@ class TestRestored:
             epochs = database.execute("SELECT DISTINCT epoch FROM shard").fetchall()
         assert epochs == [(EPOCH + 2,)]  # taken at the start, and again
 
+    @EACH_WAY
     def test_a_process_that_only_submits_goes_on_with_the_new_file(
         self, path, start, ledger, restore
     ):
@@ -185,6 +197,7 @@ class TestRestored:
             one.stop()
         assert is_sound(path)
 
+    @EACH_WAY
     def test_a_backup_of_an_older_version_is_brought_to_this_one(
         self, path, start, ledger, restore
     ):

@@ -22,7 +22,7 @@ import servers
 from receivers import Receiver, answering
 from tickwheel.client import AsyncClient, Client
 from tickwheel.errors import Locked
-from web.serving import Served, wait_until
+from web.serving import PATCHED, Served, wait_until
 
 QUICK = {"first": 0.01, "factor": 1, "max": 0.01, "jitter": 0}
 """A backoff for tests that wait for the next try."""
@@ -42,7 +42,7 @@ class Server(Served):
         port = servers.free_port()
         given = ("--store", store, "--allow-private-targets", "--log-format", "json", *arguments)
         super().__init__(*given, cwd=directory, listen=f"127.0.0.1:{port}", **options)
-        self.environment |= {"PYTHONPATH": str(Path(__file__).parent / "patched")}
+        self.environment |= {"PYTHONPATH": PATCHED}
         for name, seconds in (("LEASE", lease), ("TTL", ttl)):
             if seconds is not None:
                 self.environment[f"TEST_{name}_SECONDS"] = str(seconds)

@@ -21,8 +21,9 @@ from service.rig import QUICK, Submitters, Watcher, metric, seed, working
 from web.serving import wait_until
 
 ROUNDS = 3
-PAUSE = 15.0  # longer than a node's lease, and than a call's
 LEASE = 5.0
+TTL = 4.0  # of a node's lease, in the test with a pause
+PAUSE = 7.5  # longer than a node's lease, and than a call's
 
 SERVICE = {"timeout": 0.5, "max_attempts": 1000, "backoff": QUICK, "concurrency": 20}
 LONG = int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "200")) // 5  # a server takes its time to start
@@ -238,8 +239,8 @@ def test_a_server_that_was_paused_sends_nothing_stale(make_server, postgres_url,
       is a reason to send again; but not by then.
     - What it was about to claim: it hears that this was granted when the lease is over.
     """
-    first = make_server(f"{postgres_url}?application_name=first", errors=True, lease=LEASE)
-    second = make_server(postgres_url, errors=True, lease=LEASE)
+    first = make_server(f"{postgres_url}?application_name=first", errors=True, lease=LEASE, ttl=TTL)
+    second = make_server(postgres_url, errors=True, lease=LEASE, ttl=TTL)
     share = lambda: [one["shards"] for one in first.get("/v1/nodes").json["items"]]  # noqa: E731
     wait_until(lambda: share() == [32, 32], "each has its share")
     first.service("work", receiver.watch("/work", working(0.02)), **SERVICE)

@@ -35,6 +35,7 @@ from tickwheel.web.access import Guard
 from tickwheel.web.app import App
 
 PATIENCE = 30.0  # seconds until what a test waits for counts as missing
+PATCHED = str(Path(__file__).parent.parent / "service" / "patched")  # of servers in tests
 JSON = "application/json"
 PROBLEM = "application/problem+json"
 HOST = "127.0.0.1:7380"
@@ -309,15 +310,20 @@ def create_token(url, *scopes, **options):
 
 
 class Served(Verbs):
-    """A server: `python -m tickwheel serve` with some arguments, on any free port of loopback."""
+    """A server: `python -m tickwheel serve` with some arguments, on any free port of loopback.
+
+    - `constants`: other values for constants of the package, by module and name.
+    """
 
     def __init__(
         self, *arguments, cwd, listen="127.0.0.1:0", environment=None, ca=None, errors=False,
-        descriptors=None,
+        descriptors=None, constants=None,
     ):  # fmt: skip
         self.directory = Path(cwd)
         self.arguments = [*map(str, arguments), *(["--listen", listen] if listen else [])]
-        self.environment = environment or {}
+        self.environment = dict(environment or {})
+        if constants:
+            self.environment |= {"PYTHONPATH": PATCHED, "TEST_CONSTANTS": json.dumps(constants)}
         self.ca = ca
         self.errors = errors  # whether it may log errors
         self.descriptors = descriptors  # how many files it may have open, if it is told

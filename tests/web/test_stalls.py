@@ -10,6 +10,12 @@ from web.serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("watched")
 
+QUICK = {
+    "durable.health.LOOK_SECONDS": 0.2,
+    "durable.health.LOOK_IDLE_SECONDS": 0.2,
+    "durable.health.STALLED_SECONDS": 1.0,
+}
+
 
 def stalled(server):
     """For how long something has stood still, by reason."""
@@ -23,15 +29,15 @@ def is_ready(server):
 
 
 def test_a_task_that_is_locked_is_named_in_the_log_and_the_metrics(serve, postgres_url, receiver):
-    taker = serve("--submit-only", store=postgres_url)
+    taker = serve("--submit-only", store=postgres_url, constants=QUICK)
     taker.service(endpoint=receiver.url("/ok"))
     task = taker.submit(delay=0)
     with psycopg.connect(postgres_url) as user:
         user.execute("SELECT 1 FROM task FOR UPDATE")
-        server = serve("--log-format", "json", store=postgres_url)
-        wait_until(lambda: stalled(server)["locked"] > 5, "the metric tells of it")
+        server = serve("--log-format", "json", store=postgres_url, constants=QUICK)
+        wait_until(lambda: stalled(server)["locked"] > 1, "the metric tells of it")
         assert stalled(server).keys() == {*Reason}
-        assert server.get("/v1/stats").json["stalled"]["locked"] > 5
+        assert server.get("/v1/stats").json["stalled"]["locked"] > 1
         assert is_ready(server)  # what others have locked is not the node's fault
         lines = [line for line in server.lines() if "stalled (locked)" in line["message"]]
         assert [(line["level"], line["task"]) for line in lines] == [("warning", task["id"])]
@@ -41,10 +47,10 @@ def test_a_task_that_is_locked_is_named_in_the_log_and_the_metrics(serve, postgr
 
 
 def test_without_a_node_that_dispatches_the_one_that_submits_says_so(serve, postgres_url):
-    taker = serve("--submit-only", "--log-format", "json", store=postgres_url)
+    taker = serve("--submit-only", "--log-format", "json", store=postgres_url, constants=QUICK)
     taker.service()
     taker.submit(delay=0)
-    wait_until(lambda: stalled(taker)["owner"] > 5, "the metric tells of it")
+    wait_until(lambda: stalled(taker)["owner"] > 1, "the metric tells of it")
     assert "no node owns its shard" in taker.log()
     assert is_ready(taker)
 

@@ -1,5 +1,10 @@
-"""On the PYTHONPATH of a server: its leases, and those of nodes, last as long as a test says."""
+"""On the PYTHONPATH of a server: its leases, and those of nodes, last as long as a test says.
 
+TEST_CONSTANTS are other values for constants, as JSON, by module and name.
+"""
+
+import importlib
+import json
 import os
 
 from tickwheel.durable import leases
@@ -9,3 +14,8 @@ if lease := os.environ.get("TEST_LEASE_SECONDS"):
     leases.LEASE_SECONDS = float(lease)
 if ttl := os.environ.get("TEST_TTL_SECONDS"):
     PostgresCoordinator.__init__.__kwdefaults__["ttl"] = float(ttl)
+for place, value in json.loads(os.environ.get("TEST_CONSTANTS", "{}")).items():
+    name, _, constant = f"tickwheel.{place}".rpartition(".")
+    module = importlib.import_module(name)
+    assert hasattr(module, constant), place
+    setattr(module, constant, value)
