@@ -45,7 +45,8 @@ lab: $(SERVER) ## Watch a wheel turn in the terminal, until Ctrl-C
 .PHONY: test
 test: $(READY) asyncio-tests ## Run the tests
 	@tools/debian-packages $(PACKAGES)
-	$(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) \
+	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
 .PHONY: check
 check: $(READY) ## Run ruff and mypy

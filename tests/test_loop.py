@@ -584,8 +584,8 @@ def nine_of_ten_cancelled(count):
     assert ours["after"] < ours["full"] / 4
 
 
-def test_of_100_000_timeouts_90_percent_cancelled_the_memory_returns_at_once():
-    nine_of_ten_cancelled(100_000)
+def test_of_20_000_timeouts_90_percent_cancelled_the_memory_returns_at_once():
+    nine_of_ten_cancelled(20_000)
 
 
 @pytest.mark.soak

@@ -18,13 +18,24 @@ HERE = Path(__file__).parent
 NAMES = ["clock", "timer", "every", "aio", "loop", "timer_threads", "timer_processes"]
 NAMES += ["purgatory", "async_purgatory", "idle"]
 FILES = [HERE / f"test_{name}.py" for name in NAMES]
+OMITTED = "drift_over or for_now_for_ever"  # long, and the same on both cores: the timer's work
 
 
 @pytest.mark.skipif(not tickwheel.NATIVE, reason="this process has the core in Python already")
 @pytest.mark.skipif("pure" not in cores.NAMES, reason="the native core alone was asked for")
 def test_every_test_of_the_timers_passes_on_the_core_in_python():
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, FILES)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            f"not ({OMITTED})",
+            *map(str, FILES),
+        ],
         capture_output=True,
         text=True,
         timeout=900,
