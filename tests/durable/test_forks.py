@@ -12,7 +12,9 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from servers import wait_until
 from stage import program
@@ -189,6 +191,26 @@ class Site:
         first = self._orders
         self.check_runs()
         assert {version for order, _, version in self.runs() if order >= first} == {2}
+
+
+def test_a_notebook_whose_cell_is_run_again_with_other_code(tmp_path):
+    found = re.search(r"^`orders.ipynb`\n\n```python\n(.*?)```", PAGE.read_text(), re.M | re.S)
+    start, define, submit, stop = re.split(r"^# %%.*\n", found[1], flags=re.M)
+    changed = define.replace("has expired", "is cancelled")
+    cells = [
+        nbformat.v4.new_code_cell(text)
+        for text in (start, define, submit, define, submit, changed, submit, stop)
+    ]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    ran = NotebookClient(notebook, timeout=60, resources={"metadata": {"path": tmp_path}}).execute()
+    shown = [
+        output["data"]["text/plain"]
+        for cell in ran.cells
+        for output in cell.outputs
+        if output.output_type == "execute_result"
+    ]
+    assert shown == ["'17 has expired'", "'17 has expired'", "'17 is cancelled'"]
+    assert not [cell for cell in ran.cells for one in cell.outputs if one.output_type == "stream"]
 
 
 @pytest.mark.parametrize("preload", [["--preload"], []], ids=["preload", "no preload"])
