@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from types import SimpleNamespace
 
@@ -263,6 +264,8 @@ def starting(monkeypatch):
     around = SimpleNamespace(before=id, after=id)
 
     class Thread(threading.Thread):
+        ident = 1  # it is known a moment before the thread can be joined
+
         def start(self):
             around.before(self)
             super().start()
@@ -270,6 +273,37 @@ def starting(monkeypatch):
 
     monkeypatch.setattr(threading, "Thread", Thread)
     return around
+
+
+def test_a_timer_whose_thread_cannot_start_says_so_and_tries_again(starting):
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    with Timer() as timer:
+        starting.before = fail
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            timer.call_later(0, int)
+        assert len(timer) == 0
+        starting.before = id
+        came = threading.Event()
+        timer.call_later(0, came.set)
+        assert came.wait(LONG)
+
+
+def test_a_timer_closed_in_the_middle_of_a_schedule_is_not_kept_alive(monkeypatch):
+    class Anchored(set):
+        def add(self, timer):
+            timer.close()  # as another thread may, just before
+            super().add(timer)
+
+    monkeypatch.setattr("tickwheel.timer.anchored", Anchored())
+    timer = Timer()
+    handle = timer.call_later(60, int)
+    timer._thread.join(LONG)
+    watch = weakref.ref(timer)
+    assert handle.state == "cancelled"
+    del timer, handle
+    assert watch() is None
 
 
 def test_a_timer_closed_before_its_thread_has_started_ends_it(starting):

@@ -122,7 +122,8 @@ class Timer(Deadlines):
         anchored.discard(self)
         if thread is not None:
             self._ring()
-            if wait and thread.ident is not None and thread is not threading.current_thread():
+            # A thread whose start is not over runs nothing: it will find the timer closed.
+            if wait and thread.is_alive() and thread is not threading.current_thread():
                 thread.join()
         return handles
 
@@ -144,9 +145,15 @@ class Timer(Deadlines):
             self._manual._hold(self)
             return
         anchored.add(self)  # until the thread has seen that something is pending
-        if self._thread is not None:
+        if self._thread is None:
+            self._start()
+        else:
             self._ring()
-            return
+        if self._shut_down:  # just now, by another thread
+            anchored.discard(self)
+
+    def _start(self) -> None:
+        """Start the thread."""
         thread = threading.Thread(
             target=drive, args=(weakref.ref(self), self._bell), name="tickwheel", daemon=True
         )
