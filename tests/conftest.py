@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # cores, model, servers: under e
 
 import cores as wheel_cores
 import servers
+from tickwheel.durable.stores import sqlite_connection
 
 # A shell without job control starts what runs in the background with interrupts ignored, and
 # children inherit that: the tests that interrupt one would wait for ever.
@@ -90,6 +91,16 @@ def young_heap():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+WAIT_FOR_DISK = sqlite_connection.WAIT_FOR_DISK
+sqlite_connection.WAIT_FOR_DISK = "PRAGMA synchronous = OFF"  # as `PostgresServer` does
+
+
+@pytest.fixture
+def waits_for_disk(monkeypatch):
+    """Has SQLite wait for the disk, as it does outside of tests."""
+    monkeypatch.setattr(sqlite_connection, "WAIT_FOR_DISK", WAIT_FOR_DISK)
 
 
 @pytest.fixture(scope="session")

@@ -125,6 +125,7 @@ class TestSqlite:
         if statement in ("REMOVE_UNTIL", "LEAST"):
             assert "COVERING INDEX tickwheel_overflow_expiry (name=? AND owner=?" in steps[0]
 
+    @pytest.mark.usefixtures("waits_for_disk")
     def test_what_it_acknowledges_is_on_the_disk(self, path):
         with SqliteBuffer(path) as buffer:
             filled(buffer)

@@ -128,6 +128,7 @@ def pragma(store, name):
 
 
 class TestDurability:
+    @pytest.mark.usefixtures("waits_for_disk")
     async def test_the_writer_waits_for_the_disk(self, store):
         assert await pragma(store, "synchronous") == 2
         assert await pragma(store, "journal_mode") == "wal"

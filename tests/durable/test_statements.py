@@ -1,6 +1,7 @@
 """How many statements things take, and what the loader reads: SQLite, counted at the driver."""
 
 import asyncio
+import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
@@ -9,15 +10,19 @@ import pytest
 from contracts.stores import insert, request, task
 from tickwheel.durable import Scheduler
 from tickwheel.durable.stores import sqlite_statements as sql
-from tickwheel.durable.stores.sqlite import INSERT_ROWS, SqliteStore
-from tickwheel.durable.stores.sqlite_connection import DRIVERS
+from tickwheel.durable.stores.sqlite import SqliteStore
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, ROWS_AT_ONCE
 
 BURST = 10_000
+ROWS = ROWS_AT_ONCE[0]  # of one INSERT
+MORE_ROWS = re.compile(r"(\(\?(?:,\?)*\))(?:,\1)+")
 
 
 @pytest.fixture(params=sorted(DRIVERS))
 def counted(request, monkeypatch):
     """Every statement that the driver is given, by its text; executemany counts once.
+
+    An INSERT of many rows is counted as that of one.
 
     Not those of the checkpointer, which comes when it likes.
     """
@@ -27,7 +32,7 @@ def counted(request, monkeypatch):
 
     def count_run(self, statement, values=()):
         if "wal_checkpoint" not in statement:
-            seen[statement] += 1
+            seen[MORE_ROWS.sub(r"\1", statement)] += 1
         return run(self, statement, values)
 
     def count_many(self, statement, rows):
@@ -41,7 +46,7 @@ def counted(request, monkeypatch):
 
 
 @pytest.mark.asyncio
-async def test_a_burst_of_ten_thousand_takes_one_statement_per_batch(counted, tmp_path):
+async def test_a_burst_of_ten_thousand_takes_few_statements(counted, tmp_path):
     app = Scheduler(f"sqlite:///{tmp_path}/tasks.db")
     left = BURST
     done = asyncio.Event()
@@ -60,16 +65,16 @@ async def test_a_burst_of_ten_thousand_takes_one_statement_per_batch(counted, tm
             await done.wait()
         while (await app.stats())["ended"].get("finish", 0) < BURST:
             await asyncio.sleep(0.05)
-    assert counted[sql.INSERT] == BURST // INSERT_ROWS
+    assert counted[sql.INSERT] == BURST // ROWS
     assert counted[sql.CLAIM] <= BURST // 50  # 500 permits: 20 claims when none comes in halves
-    assert counted[sql.ENDING] <= BURST // 50
-    assert all(counted[statement] == counted[sql.ENDING] for statement in sql.RECORD)
+    (recordings,) = {counted[statement] for statement in sql.RECORD}
+    assert recordings <= BURST // 50
     assert sum(counted.values()) < BURST // 2
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("key", [None, "k{}"], ids=["plain", "keyed"])
-async def test_a_thousand_requests_with_names_take_as_many_statements_as_one(
+async def test_a_thousand_requests_with_names_take_few_more_statements_than_one(
     counted, tmp_path, key
 ):
     store = SqliteStore(tmp_path / "tasks.db")
@@ -86,7 +91,8 @@ async def test_a_thousand_requests_with_names_take_as_many_statements_as_one(
         )
         taken.append(sum(counted.values()))
     await store.close()
-    assert taken[0] == taken[1] < 12
+    assert taken[0] < 12
+    assert taken[1] - taken[0] <= 2 * (1_000 // ROWS - 1)  # inserts of tasks, and of names
     assert taken[2] < 12
 
 
@@ -97,7 +103,7 @@ async def test_plain_submits_ask_for_no_names(counted, tmp_path):
     counted.clear()
     await insert(store, *[task(store) for _ in range(1_000)])
     await store.close()
-    assert counted == {"BEGIN IMMEDIATE": 1, sql.INSERT: 1, "COMMIT": 1}
+    assert counted == {"BEGIN IMMEDIATE": 1, sql.INSERT: 1_000 // ROWS, "COMMIT": 1}
 
 
 @pytest.mark.asyncio

@@ -63,7 +63,6 @@ class SqliteBuffer(RowBuffer):
         connection = DRIVERS[default_driver()](self._path)
         with closed_on_error(connection):
             set_wal(connection)
-            connection.run("PRAGMA synchronous = FULL")
             for statement in SCHEMA:
                 connection.run(statement)
         return connection

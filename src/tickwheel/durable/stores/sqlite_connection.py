@@ -38,6 +38,7 @@ WORLD = {"LOCKED", "FULL", "IOERR", "CANTOPEN", "PERM"}
 BUSY_MS = 5_000
 LOOK_SECONDS = 0.001
 FORK_SECONDS = 10.0  # that a fork waits for what a connection does
+WAIT_FOR_DISK = "PRAGMA synchronous = FULL"  # what is committed survives a power cut
 NO_WAITING = "PRAGMA busy_timeout = 0"
 
 
@@ -297,7 +298,7 @@ def up_to(full: Callable[[Row], bool], rows: Iterable[Row]) -> list[Row]:
 
 
 def set_wal(connection: Connection) -> None:
-    """Have a log beside the database file; once set, the file remembers it.
+    """Have a log beside the database file, which the file remembers, and wait for the disk.
 
     Of several processes that set it at the same moment all but one fail at once, whatever the
     busy timeout: SQLite does not wait there.
@@ -311,6 +312,7 @@ def set_wal(connection: Connection) -> None:
                 raise
             time.sleep(0.005)
             patience -= 0.005
+    connection.run(WAIT_FOR_DISK)
 
 
 def begin(connection: Connection) -> None:

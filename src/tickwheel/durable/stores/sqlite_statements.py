@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.task import Filter
 
 PRAGMAS = [
-    "PRAGMA synchronous = FULL",
     "PRAGMA cache_size = -16000",
     "PRAGMA temp_store = MEMORY",
 ]
