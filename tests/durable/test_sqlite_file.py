@@ -163,7 +163,7 @@ class TestRestored:
         ledger.wait(lambda: ledger.done[task_id], "the task of the backup has run")
         with pytest.raises(RuntimeError, match="UnknownTask"):
             worker.ask("get", task_id=before)
-        (after,) = worker.ask("submit", delays=[0])
+        (after,) = worker.insist("submit", delays=[0])
         ledger.wait(lambda: ledger.done[after], "a new task has run")
         worker.ask("drain")
         worker.stop()
@@ -315,15 +315,31 @@ class TestLockRemoved:
 
 
 def damage(path):
-    """Write nonsense over the tables of a file, as a broken disk does."""
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    """Write nonsense over the tables of a file, as a broken disk does.
+
+    All of it is in the file then, and stays there: pages in the log would be used instead.
+    """
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         page = database.execute("PRAGMA page_size").fetchone()[0]
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        for place in range(page, size, page):
-            file.seek(place)
-            file.write(b"\xff" * 64)
+        wait_until(lambda: log_is_empty(database, path), "the log is empty, and nobody writes")
+        with path.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            for place in range(page, size, page):
+                file.seek(place)
+                file.write(b"\xff" * 64)
+
+
+def log_is_empty(database, path):
+    """Move the log into the file and keep others from writing, if they let us."""
+    try:
+        busy, *_ = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        database.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:  # it is locked
+        return False
+    if busy or path.with_name(f"{path.name}-wal").stat().st_size:
+        database.execute("ROLLBACK")
+        return False
+    return True
 
 
 class TestDamaged:
