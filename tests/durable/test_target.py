@@ -114,15 +114,15 @@ def entry(address, port=80):
 
 class TestEndpoints:
     @pytest.mark.parametrize("host", REFUSED)
-    @pytest.mark.parametrize("shape", ["http://{}/hook", "https://{}:8443", "HTTP://{}?a=b"])
-    def test_what_is_not_public_is_refused(self, host, shape):
-        with pytest.raises(TargetRefused):
-            Targets().check_endpoint(shape.format(host))
+    def test_what_is_not_public_is_refused(self, host):
+        for shape in ("http://{}/hook", "https://{}:8443", "HTTP://{}?a=b"):
+            with pytest.raises(TargetRefused):
+                Targets().check_endpoint(shape.format(host))
 
     @pytest.mark.parametrize("host", PUBLIC_HOSTS)
-    @pytest.mark.parametrize("shape", ["http://{}/hook", "https://{}:8443", "HTTPS://{}?a=b"])
-    def test_what_is_public_is_permitted(self, host, shape):
-        Targets().check_endpoint(shape.format(host))
+    def test_what_is_public_is_permitted(self, host):
+        for shape in ("http://{}/hook", "https://{}:8443", "HTTPS://{}?a=b"):
+            Targets().check_endpoint(shape.format(host))
 
     @pytest.mark.parametrize(
         "url",
