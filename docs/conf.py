@@ -15,7 +15,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["benchmarks"]  # generated, and included by a page
 nitpicky = True
 # No network, so no inventory of Python's own documentation; and type variables have no page.
-nitpick_ignore_regex = [("py:.*", r"(collections\.abc|typing|os)\..*|.*\bT|Any|Iterable|Options|.*\.[A-Z]")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(collections\.abc|typing|os)\..*|.*\bT|Any|Iterable|Options|.*\.[A-Z]")
+]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
