@@ -126,7 +126,7 @@ class TestPointers:
     def test_own_and_pushed_are_the_same_under_random_scripts(self, core, shape):
         chance = random.Random(str(shape))
         own, pushed = (Trial(Shape(pointers=way, **shape), [core]) for way in ("own", "pushed"))
-        for _ in range(1500):
+        for _ in range(600):
             now = own.model.now
             expiry = max(0, now + chance.randrange(-5, chance.choice((10, 100, 400, 5000))))
             key = chance.choice(list(own.handles)) if own.handles else None

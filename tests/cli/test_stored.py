@@ -12,7 +12,7 @@ import servers
 from tickwheel.cli import stored as stored_commands
 from tickwheel.cli.stored import NAMESPACE, SCOPES, make_token, shown
 from tickwheel.durable.scheduler import store_at
-from tickwheel.durable.stores import postgres_migration, postgres_schema
+from tickwheel.durable.stores import postgres_migration, postgres_schema, postgres_session
 from tickwheel.web import access
 
 
@@ -192,7 +192,10 @@ def test_migrate_waits_for_others_without_a_limit_and_says_for_whom(run, postgre
     assert (ran.code, ran.json) == (0, {"before": version, "after": version + 1})
 
 
-def test_migrate_names_a_pooler_that_shares_connections(run, postgres_url, postgres_server):
+def test_migrate_names_a_pooler_that_shares_connections(
+    run, postgres_url, postgres_server, monkeypatch
+):
+    monkeypatch.setattr(postgres_session, "NOTIFY_SECONDS", 1.0)
     options = {"pool_mode": "transaction"}
     with servers.PgBouncerServer(postgres_server, options=options) as pooler:
         url = pooler.url_for(postgres_url.rpartition("/")[2])

@@ -82,7 +82,7 @@ async def storm(pool, url, draw, requests):
         await call(pool, url, draw, ends)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("connections", [1, 7])
 async def test_whatever_fails_no_place_is_lost(stage, seed, connections):
     draw = random.Random(seed)
