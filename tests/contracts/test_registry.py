@@ -8,6 +8,7 @@ from contracts.stores import (
     ALL,
     AUDIT,
     HOUR,
+    ONE_DRIVER,
     PATIENCE,
     SHARDS,
     ending,
@@ -36,7 +37,11 @@ from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.durable.task import Repeated, Task
 from tickwheel.errors import ServiceInUse, StoreUnavailable
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.usefixtures("watched"),
+    pytest.mark.parametrize("place", ONE_DRIVER, indirect=True),
+]
 
 ROUNDS = 20
 

@@ -5,6 +5,7 @@ import pytest
 from contracts.stores import (
     AUDIT,
     HOUR,
+    ONE_DRIVER,
     SECOND,
     Fire,
     all_of,
@@ -26,7 +27,11 @@ from tickwheel.durable.task import (
     State,
 )
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.usefixtures("watched"),
+    pytest.mark.parametrize("place", ONE_DRIVER, indirect=True),
+]
 
 
 class TestSchedules:
