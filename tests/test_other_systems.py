@@ -23,6 +23,7 @@ MACOS = """
 
     remove(time, "CLOCK_BOOTTIME")
     remove(os, "sched_", "posix_fadvise", "eventfd", "memfd", "pipe2")
+    os.process_cpu_count = os.cpu_count  # from Python 3.13 on, where there is no sched_getaffinity
 """
 WINDOWS = """
     pair, family = socket.socketpair, socket.AF_UNIX

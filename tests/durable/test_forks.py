@@ -195,7 +195,7 @@ class Site:
 
 def test_a_notebook_whose_cell_is_run_again_with_other_code(tmp_path):
     found = re.search(
-        r"^`orders.ipynb`\n\n```python\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+        r"^`orders.ipynb`\n\n```\{[^\n]*\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
     start, define, submit, stop = re.split(r"^# %%.*\n", found[1], flags=re.MULTILINE)
     changed = define.replace("has expired", "is cancelled")

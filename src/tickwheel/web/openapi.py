@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any, cast
 
@@ -133,7 +134,7 @@ class Schemas:
 
 def operation(route: Route, schemas: Schemas) -> dict[str, Any]:
     """Return one operation."""
-    text = (route.work.__doc__ or "").strip()
+    text = inspect.cleandoc(route.work.__doc__ or "")
     made: dict[str, Any] = {
         "operationId": route.work.__name__,
         "summary": text.partition("\n")[0].rstrip("."),
