@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import re
 import socket
+import struct
 import threading
 from itertools import pairwise
 from types import SimpleNamespace
@@ -241,12 +242,33 @@ class TestRequestsSentAhead:
         before = server.rss()
         one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
         count = MIB // 2 // len(one)
-        with server.connect() as wire, contextlib.ExitStack() as stack:
-            reading = threading.Thread(target=skip, args=(wire, count))
-            reading.start()
-            stack.callback(reading.join)
-            wire.sendall(one * count)
-        assert server.rss() - before < 15 * MIB
+        with server.connect() as wire:
+            sending = threading.Thread(target=pour, args=(wire, one * count))
+            sending.start()
+            skip(wire, 500)
+            assert server.rss() - before < 15 * MIB
+            wire.shutdown(socket.SHUT_RDWR)
+            sending.join()
+
+    def test_after_a_reset_nothing_of_a_connection_is_kept(self):
+        async def story():
+            async with Line() as line:
+                line.may.set()
+                line.writer.write(GET % 0)
+                await line.answers(1)
+                wire = line.writer.get_extra_info("socket")
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                line.writer.transport.abort()
+                await until(lambda: not line.state.connections)
+                assert line.protocol.timeout_keep_alive_task is None
+
+        run(story)
+
+
+def pour(wire, data):
+    """Send as much as the other side takes."""
+    with contextlib.suppress(OSError):
+        wire.sendall(data)
 
 
 def skip(wire, count):

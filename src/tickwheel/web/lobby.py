@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tickwheel.web")
 
 QUIET_SECONDS = 60.0  # between two warnings
+REST_SECONDS = 0.002  # between two requests that were sent ahead, on whichever connections
 UNREAD = 128 << 20  # bytes that wait, of all connections together: see `Lobby`
 ENOUGH = 0.75  # of UNREAD: so much may be left when some connections were closed for it
 FULL = (
@@ -49,7 +50,7 @@ class Lobby:
     def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
         self.open: set[Guest] = set()
-        self.turns = Turns()  # for requests that were sent ahead of an answer
+        self.turns = Turns(REST_SECONDS)  # for requests that were sent ahead of an answer
         self._waiting: dict[Guest, None] = {}  # those that wait, longest first
         self._stuck: dict[Guest, int] = {}  # bytes of those with `unread`, longest first
         self._unread = 0  # the sum of these

@@ -135,6 +135,8 @@ class Protocol(HttpToolsProtocol):
         self._unwatch()
         self._unstick()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # after a reset uvicorn would keep it, and all this
+        self._rest = b""
 
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
