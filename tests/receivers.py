@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import contextlib
 import errno
 import threading
 from email.utils import formatdate
@@ -378,8 +379,10 @@ class Receiver:
             pass  # the caller has gone, or this receiver goes: as good as an end
         finally:
             writer.close()
-            self._writers.discard(writer)
             self._jobs.discard(job)
+            with contextlib.suppress(OSError):  # it waits for what is not sent yet, or for `_shut`
+                await writer.wait_closed()
+            self._writers.discard(writer)
 
     async def _read(self, reader, writer, number):
         block = await reader.readuntil(b"\r\n\r\n")
