@@ -5,6 +5,8 @@ import random
 import threading
 from urllib.parse import urlsplit
 
+import servers
+
 CHUNK = 4096  # bytes that are passed on at a time
 
 
@@ -68,7 +70,7 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self):
-        self._server.close()
+        await servers.close_listener(self._server)
         while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one may come in just now
             await self._cut()
             for task in self._tasks:

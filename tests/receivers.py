@@ -341,7 +341,7 @@ class Receiver:
 
     async def _shut(self):
         if self._server is not None:
-            self._server.close()
+            await servers.close_listener(self._server)
             self._server = None
         writers = set()
         while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one may come in just now

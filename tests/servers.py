@@ -5,6 +5,7 @@
 - A server that is not installed fails the test and names the package: nothing is skipped.
 """
 
+import asyncio
 import os
 import pwd
 import random
@@ -75,6 +76,16 @@ def clean_environment():
     )
     kept = {name: value for name, value in os.environ.items() if not odd.fullmatch(name)}
     return kept | {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
+
+
+async def close_listener(server):
+    """Close an asyncio server while nobody comes in: asyncio would leave such a connection open."""
+    for _ in range(100):  # a handshake may take longer: that one has been let in
+        names = [task.get_coro().__name__ for task in asyncio.all_tasks()]
+        if "_accept_connection2" not in names:
+            break
+        await asyncio.sleep(0)
+    server.close()
 
 
 def free_port():
