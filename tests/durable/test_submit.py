@@ -721,7 +721,7 @@ class TestMany:
             assert (await app.stats())["store"]["live"] == 2 * CHUNK
 
     @pytest.mark.parametrize(
-        ("size", "count", "inserts"), [(10, 1_010, [250] * 4 + [10]), (200_000, 7, [3, 3, 1])]
+        ("size", "count", "inserts"), [(10, 1_010, [300] * 3 + [100, 10]), (200_000, 7, [3, 3, 1])]
     )
     async def test_on_sqlite_it_is_cut_so_that_claims_get_their_turn(
         self, stage, size, count, inserts

@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 NEVER_MS = 2**63 - 1
 # One turn of the writer takes some milliseconds: a claim may wait behind it.
-INSERT_ROWS = 250
+INSERT_ROWS = 300
 INSERT_BYTES = 512 << 10
 INSERT_KEYED = 100
 
