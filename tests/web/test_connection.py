@@ -281,6 +281,18 @@ def skip(wire, count):
 
 
 class TestPieces:
+    def test_a_body_in_chunks_does_not_wait_as_requests_sent_ahead_do(self):
+        async def story():
+            async with Line(reads=True) as line:
+                line.lobby.ahead = None
+                line.may.set()
+                head, chunks = POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 20_000
+                line.writer.write(head + chunks + b"0\r\n\r\n")
+                await line.answers(1)
+                assert line.bodies == [b"x" * 20_000]
+
+        run(story)
+
     def test_chunks_of_one_byte_leave_others_their_turns(self, monkeypatch):
         """A read of 256 KiB has 40,000 of them: the loop must not stand still for all of these."""
         turn, parsed = 0, {}

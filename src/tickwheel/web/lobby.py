@@ -50,7 +50,8 @@ class Lobby:
     def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
         self.open: set[Guest] = set()
-        self.turns = Turns(REST_SECONDS)  # for requests that were sent ahead of an answer
+        self.pieces = Turns()  # of one large request
+        self.ahead = Turns(REST_SECONDS)  # requests that were sent ahead of an answer
         self._waiting: dict[Guest, None] = {}  # those that wait, longest first
         self._stuck: dict[Guest, int] = {}  # bytes of those with `unread`, longest first
         self._unread = 0  # the sum of these

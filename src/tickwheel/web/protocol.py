@@ -172,7 +172,7 @@ class Protocol(HttpToolsProtocol):
             if self._awaiting == NOTHING and (self._answering() or self._flow.write_paused):
                 return True
             if cost >= SLICE:
-                self._lobby.turns.call(self._go_on)
+                self._lobby.pieces.call(self._go_on)
                 return True
             cost += self._parse_piece()
         return False
@@ -302,7 +302,7 @@ class Protocol(HttpToolsProtocol):
             self._lobby.idle(self)
         super().on_response_complete()
         if self._flow.waiting:
-            self._lobby.turns.call(self._go_on)
+            self._lobby.ahead.call(self._go_on)
 
     def on_message_complete(self) -> None:
         """Be done with waiting."""
