@@ -45,7 +45,7 @@ from tickwheel.durable.stores import (
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.poke import Poke, address_for
 from tickwheel.durable.stores.sqlite import SqliteStore
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, insert_rows
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, insert_many
 from tickwheel.durable.stores.sqlite_schema import MIGRATIONS, NEXT_GENERATION
 from tickwheel.durable.stores.sqlite_writer import Rank
 from tickwheel.durable.task import Event, Filter, State, Submission, Task
@@ -374,7 +374,7 @@ class Statements:
 
     def __init__(self, monkeypatch, driver):
         self.seen = {}
-        run, run_until, run_many = driver.run, driver.run_until, driver.run_many
+        run, run_until = driver.run, driver.run_until
 
         def noted(connection, statement, values=()):
             self.seen.setdefault(statement, values)
@@ -384,14 +384,8 @@ class Statements:
             self.seen.setdefault(statement, values)
             return run_until(connection, full, statement, values)
 
-        def noted_many(connection, statement, rows):
-            rows = list(rows)
-            self.seen.setdefault(statement, rows[0] if rows else ())
-            return run_many(connection, statement, rows)
-
         monkeypatch.setattr(driver, "run", noted)
         monkeypatch.setattr(driver, "run_until", noted_until)
-        monkeypatch.setattr(driver, "run_many", noted_many)
 
     def plans(self, connection):
         """How each one is executed, by its text."""
@@ -579,7 +573,7 @@ class TestManyRows:
         ran, run = [], connection.run
         connection.run = lambda *what: ran.append(what) or run(*what)
         rows = [(number, b"x" * number) for number in range(116)]
-        insert_rows(connection, "INSERT INTO pair (one, other) VALUES (?,?)", rows)
+        insert_many(connection, "INSERT INTO pair (one, other) VALUES (?,?)", rows)
         assert [len(values) // 2 for _, values in ran] == [50, 50, 5, 5, 5, 1]
         assert run("SELECT one, other FROM pair ORDER BY one") == rows
         connection.close()

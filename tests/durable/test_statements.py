@@ -20,27 +20,20 @@ MORE_ROWS = re.compile(r"(\(\?(?:,\?)*\))(?:,\1)+")
 
 @pytest.fixture(params=sorted(DRIVERS))
 def counted(request, monkeypatch):
-    """Every statement that the driver is given, by its text; executemany counts once.
-
-    An INSERT of many rows is counted as that of one.
+    """Every statement that the driver is given, by its text; that of an INSERT of one row.
 
     Not those of the checkpointer, which comes when it likes.
     """
     driver = DRIVERS[request.param]
     seen = Counter()
-    run, run_many = driver.run, driver.run_many
+    run = driver.run
 
     def count_run(self, statement, values=()):
         if "wal_checkpoint" not in statement:
             seen[MORE_ROWS.sub(r"\1", statement)] += 1
         return run(self, statement, values)
 
-    def count_many(self, statement, rows):
-        seen[statement] += 1
-        return run_many(self, statement, rows)
-
     monkeypatch.setattr(driver, "run", count_run)
-    monkeypatch.setattr(driver, "run_many", count_many)
     monkeypatch.setattr("tickwheel.durable.stores.sqlite.default_driver", lambda: request.param)
     return seen
 

@@ -177,7 +177,7 @@ class Batch(Generic[T, R]):
     def _grow(self, batch: list[tuple[T, asyncio.Future[R]]], seconds: float) -> None:
         """Let the next batches be larger again, if this one was quick."""
         self._limit.worked(len(batch), seconds)
-        if self._weigh is not None:
+        if self._weigh is not None and self._heavy.size < self._heavy.most:
             self._heavy.worked(sum(self._weigh(item) for item, _ in batch), seconds)
 
 

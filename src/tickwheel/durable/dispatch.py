@@ -309,7 +309,8 @@ class Dispatch:
     async def _claim(self, batch: list[Picked]) -> None:
         """Claim the batch with one statement, and send what was got."""
         # The first in any case, then those of services with small payloads: all of them may fit.
-        batch[1:] = sorted(batch[1:], key=lambda one: self.payloads.mean(one[2].name))
+        if batch[0][2] is not batch[-1][2]:  # of several services
+            batch[1:] = sorted(batch[1:], key=lambda one: self.payloads.mean(one[2].name))
         claims = await self._claims(batch)
         got = {task.id for task in claims.tasks}
         left = {due.id for due in claims.left}

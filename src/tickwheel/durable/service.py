@@ -141,8 +141,10 @@ class Service:
 
         What is stored may exceed it: the service's may have been lowered since.
         """
-        own = None if own_ms is None else own_ms / 1000
-        return min((one for one in (own, self.timeout) if one is not None), default=None)
+        if own_ms is None:
+            return self.timeout
+        own = own_ms / 1000
+        return own if self.timeout is None else min(own, self.timeout)
 
 
 def check_name(what: str, name: object) -> None:

@@ -12,6 +12,7 @@ from tickwheel.durable.stores.sqlite_connection import (
     ForkSafe,
     closed_on_error,
     default_driver,
+    insert_many,
     set_wal,
 )
 
@@ -29,7 +30,7 @@ SCHEMA = (
     """CREATE INDEX IF NOT EXISTS tickwheel_overflow_expiry
         ON tickwheel_overflow (name, owner, expiry)""",
 )
-INSERT = "INSERT INTO tickwheel_overflow (name, owner, number, expiry, item) VALUES (?, ?, ?, ?, ?)"
+INSERT = "INSERT INTO tickwheel_overflow (name, owner, number, expiry, item) VALUES (?,?,?,?,?)"
 REMOVE = "DELETE FROM tickwheel_overflow WHERE name = ? AND owner = ? AND number = ?"
 REMOVE_UNTIL = """DELETE FROM tickwheel_overflow
     WHERE name = ? AND owner = ? AND expiry <= ? RETURNING number"""
@@ -83,8 +84,9 @@ class SqliteBuffer(RowBuffer):
     def _replace_on(self, connection: Connection, gone: Sequence[Key], rows: Sequence[Row]) -> None:
         connection.run("BEGIN IMMEDIATE")
         try:
-            connection.run_many(REMOVE, [(self.name, key.owner, key.number) for key in gone])
-            connection.run_many(INSERT, [(self.name, *row.key, row.item) for row in rows])
+            for key in gone:
+                connection.run(REMOVE, (self.name, key.owner, key.number))
+            insert_many(connection, INSERT, [(self.name, *row.key, row.item) for row in rows])
             connection.run("COMMIT")
         except BaseException:
             with suppress(Exception):  # a full disk may have ended the transaction already

@@ -37,7 +37,12 @@ from tickwheel.durable.stores.rows import (
     task_of,
     turn_of,
 )
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver, insert_rows
+from tickwheel.durable.stores.sqlite_connection import (
+    DRIVERS,
+    default_driver,
+    insert_many,
+    run_array,
+)
 from tickwheel.durable.stores.sqlite_file import SqliteFile
 from tickwheel.durable.stores.sqlite_insert import insert
 from tickwheel.durable.stores.sqlite_registry import SqliteRegistry
@@ -244,10 +249,10 @@ class SqliteStore:
 
         def work(connection: Connection, first: int) -> tuple[set[int], int]:
             connection.run("DELETE FROM temp.ending")
-            insert_rows(connection, sql.ENDING, rows[first:])
+            insert_many(connection, sql.ENDING, rows[first:])
             for statement in sql.KEEP_WINNERS:
                 connection.run(statement)
-            winners = connection.run(sql.WINNERS)
+            winners = run_array(connection, sql.WINNERS)
             count = fitting((size for _, size in winners), STATEMENT_BYTES)
             done = len(rows)
             if count < len(winners):

@@ -8,6 +8,7 @@ file at the same moment; so with those only the writer itself does that.
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import threading
@@ -64,7 +65,7 @@ KINDS = {"BUSY": Busy, "READONLY": ReadOnly, "CORRUPT": Damaged, "NOTADB": Damag
 
 
 ROWS_AT_ONCE = (50, 5, 1)
-VALUES = re.compile(r"\(\?(,\?)*\)")
+VALUES = re.compile(r"(\(\?(?:,\?)*\))")
 
 
 class Connection(Protocol):
@@ -77,9 +78,6 @@ class Connection(Protocol):
         self, full: Callable[[Row], bool], statement: str, values: dict[str, Any]
     ) -> list[Row]:
         """Execute one statement and return its rows up to the first that `full` is true of."""
-
-    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Execute one statement for each row of values."""
 
     def close(self) -> None:
         """Close it."""
@@ -115,12 +113,6 @@ class StandardConnection:
         except sqlite3.Error as error:
             raise translated(error, self._path) from error
 
-    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        try:
-            self._connection.executemany(statement, rows)
-        except sqlite3.Error as error:
-            raise translated(error, self._path) from error
-
     def close(self) -> None:
         self._connection.close()
 
@@ -150,12 +142,6 @@ class ApswConnection:
         try:
             with closing(self._connection.execute(statement, values)) as cursor:
                 return up_to(full, cursor)
-        except apsw.Error as error:
-            raise translated(error, self._path) from error
-
-    def run_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        try:
-            self._connection.executemany(statement, rows)
         except apsw.Error as error:
             raise translated(error, self._path) from error
 
@@ -266,8 +252,16 @@ def closed_on_error(connection: Connection) -> Iterator[None]:
         raise
 
 
-def insert_rows(connection: Connection, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-    """Execute an INSERT for many rows, some at once.
+def run_array(
+    connection: Connection, statement: str, values: dict[str, Any] | None = None
+) -> list[list[Any]]:
+    """Return the rows that a statement gives as one array of JSON, in their order."""
+    [(text,)] = connection.run(statement, values or {})
+    return sorted(json.loads(text))
+
+
+def insert_many(connection: Connection, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Execute an INSERT of one row for many, some at once.
 
     A thread gives up the interpreter's lock for each execution, and waits for it afterwards while
     the loop is busy: row by row, a batch would wait once for each row.
@@ -275,16 +269,16 @@ def insert_rows(connection: Connection, statement: str, rows: Sequence[Sequence[
     at = 0
     for count in ROWS_AT_ONCE:
         while len(rows) - at >= count:
-            connection.run(
-                for_rows(statement, count), [*chain.from_iterable(rows[at : at + count])]
-            )
+            values = list(chain.from_iterable(rows[at : at + count]))
+            connection.run(for_rows(statement, count), values)
             at += count
 
 
 @cache
 def for_rows(statement: str, count: int) -> str:
     """Return an INSERT of one row as one of many."""
-    return VALUES.sub(lambda found: ",".join([found[0]] * count), statement)
+    before, values, after = VALUES.split(statement)
+    return before + ",".join([values] * count) + after
 
 
 def up_to(full: Callable[[Row], bool], rows: Iterable[Row]) -> list[Row]:

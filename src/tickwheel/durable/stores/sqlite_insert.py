@@ -18,7 +18,7 @@ from tickwheel.durable.stores.rows import (
     rounds,
     task_of,
 )
-from tickwheel.durable.stores.sqlite_connection import insert_rows
+from tickwheel.durable.stores.sqlite_connection import insert_many
 from tickwheel.durable.task import State, Taken, Task
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def insert_named(
         if (named := submissions[at].idempotency)
         and (task_id := answered_with(submissions[at], answers[at]))
     ]
-    insert_rows(connection, sql.USE, settled)
+    insert_many(connection, sql.USE, settled)
 
 
 def insert_new(
@@ -109,7 +109,7 @@ def insert_new(
     """Store tasks with and without keys."""
     plain = [submissions[at].task for at in places if submissions[at].task.key is None]
     if plain:
-        insert_rows(connection, sql.INSERT, [*map(inserted, plain)])
+        insert_many(connection, sql.INSERT, [*map(inserted, plain)])
     if len(plain) == len(places):
         return
     keyed = [at for at in places if submissions[at].task.key is not None]
@@ -126,7 +126,7 @@ def insert_keyed(
 ) -> None:
     """Store tasks that have keys, no key twice, and put their answers in place."""
     connection.run("DELETE FROM temp.submission")
-    insert_rows(
+    insert_many(
         connection,
         sql.SUBMISSION,
         [(at, submissions[at].on_conflict, *inserted(submissions[at].task)) for at in places],

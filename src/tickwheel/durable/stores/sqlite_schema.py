@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.log import logger
+from tickwheel.durable.stores.sqlite_connection import insert_many
 from tickwheel.errors import WrongStore
 
 if TYPE_CHECKING:
@@ -247,4 +248,4 @@ def version(connection: Connection) -> int:
 def found(connection: Connection, shards: int) -> None:
     """Write what is settled when a store is made."""
     connection.run("INSERT INTO setting (name, value) VALUES ('shards', ?)", (str(shards),))
-    connection.run_many("INSERT INTO shard (shard) VALUES (?)", [(n,) for n in range(shards)])
+    insert_many(connection, "INSERT INTO shard (shard) VALUES (?)", [(n,) for n in range(shards)])

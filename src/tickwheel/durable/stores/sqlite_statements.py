@@ -100,8 +100,9 @@ _WANTED = """(
     ) w"""
 
 # Places in the list, and bytes: a size is known without reading the payload.
+# As one value: for each row the reader would wait for the interpreter's lock.
 WANTED_SIZES = """
-    SELECT w.key, length(t.payload) FROM json_each(:wanted) w
+    SELECT json_group_array(json_array(w.key, length(t.payload))) FROM json_each(:wanted) w
     CROSS JOIN task t ON t.id = w.value ->> 0
 """
 CLAIM = f"""
@@ -138,8 +139,8 @@ KEEP_WINNERS = [
     "DELETE FROM temp.ending WHERE number NOT IN (SELECT min(number) FROM temp.ending GROUP BY id)",
 ]
 WINNERS = """
-    SELECT e.number, iif(e.state = 'delay', 0, length(t.payload))
-    FROM temp.ending e CROSS JOIN task t ON t.id = e.id ORDER BY e.number
+    SELECT json_group_array(json_array(e.number, iif(e.state = 'delay', 0, length(t.payload))))
+    FROM temp.ending e CROSS JOIN task t ON t.id = e.id
 """
 KEEP_FIRST = "DELETE FROM temp.ending WHERE number >= ?"
 RECORD = [

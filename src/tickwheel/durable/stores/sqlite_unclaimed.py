@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tickwheel.durable.store import STATEMENT_BYTES
 from tickwheel.durable.stores import sqlite_statements as sql
 from tickwheel.durable.stores.rows import fitting, verdicts_on
+from tickwheel.durable.stores.sqlite_connection import run_array
 from tickwheel.durable.task import Due
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def moved(connection: Connection, ids: Sequence[str], due_at_ms: int, now_ms: in
 
 def count_that_fits(connection: Connection, rows: Sequence[Sequence[object]], most: int) -> int:
     """Return how many of these rows, which begin with a task's id, have payloads that fit."""
-    sizes = connection.run(sql.WANTED_SIZES, {"wanted": json.dumps(rows)})
+    sizes = run_array(connection, sql.WANTED_SIZES, {"wanted": json.dumps(rows)})
     count = fitting((size for _, size in sizes), most)
     return sizes[count][0] if count < len(sizes) else len(rows)
 
