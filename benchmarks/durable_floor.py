@@ -11,7 +11,7 @@ from typing import Any
 
 from tickwheel.durable.stores import sqlite_statements
 from tickwheel.durable.stores.rows import inserted
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver
+from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver, insert_many
 from tickwheel.durable.stores.sqlite_file import SMALL_WAL_PAGES, WAL_PAGES
 from tickwheel.durable.task import SHARDS, Ids, State, Task
 
@@ -64,10 +64,10 @@ class SqliteFloor:
         self._insert = f"INSERT INTO task ({', '.join(COLUMNS)}) VALUES ({holes})"
 
     async def many(self, all_rows: list[Row]) -> None:
-        """`executemany` and a commit per thousand."""
+        """Insert 50 rows at a time, and commit after each thousand."""
         for part in thousands(all_rows):
             self._connection.run("BEGIN IMMEDIATE")
-            self._connection.run_many(self._insert, part)
+            insert_many(self._connection, self._insert, part)
             self._connection.run("COMMIT")
 
     async def each(self, all_rows: list[Row], seconds: float) -> int:
