@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tickwheel.durable.stores import sqlite_statements
 from tickwheel.durable.stores.rows import inserted
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, SAFE, default_driver, insert_many
-from tickwheel.durable.stores.sqlite_file import SMALL_WAL_PAGES, WAL_PAGES
-from tickwheel.durable.task import SHARDS, Ids, State, Task
+from tickwheel.durable.stores.sqlite import statements as sqlite_statements
+from tickwheel.durable.stores.sqlite.connection import DRIVERS, SAFE, default_driver, insert_many
+from tickwheel.durable.stores.sqlite.file import SMALL_WAL_PAGES, WAL_PAGES
+from tickwheel.values.task import SHARDS, Ids, State, Task
 
 SERVICE = "noop"
 CHUNK = 1_000

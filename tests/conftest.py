@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # cores, model, servers: under e
 
 import cores as wheel_cores
 import servers
-from tickwheel.durable.stores import sqlite_connection
+from tickwheel.durable.stores.sqlite import connection as sqlite_connection
 
 # A shell without job control starts what runs in the background with interrupts ignored, and
 # children inherit that: the tests that interrupt one would wait for ever.

@@ -17,12 +17,12 @@ import tickwheel.errors
 from tickwheel.cli import exits
 from tickwheel.client import AsyncClient, Client
 from tickwheel.config import SETTINGS
-from tickwheel.durable.channels.http import answer_to, headers_of, planned
-from tickwheel.durable.flow import Flow
-from tickwheel.durable.histogram import Histogram
-from tickwheel.durable.service import Breaker, Service
-from tickwheel.durable.task import COUNTED, Event
+from tickwheel.durable.channels.http.channel import answer_to, headers_of, planned
+from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.permits.flow import Flow
 from tickwheel.http import Response
+from tickwheel.values.service import Breaker, Service
+from tickwheel.values.task import COUNTED, Event
 from tickwheel.web.app import ROUTES
 from tickwheel.web.problems import STATUS
 

@@ -9,7 +9,7 @@ from rich.console import Console
 import tickwheel
 from tickwheel.cli import top as top_command
 from tickwheel.cli.frame import Look, block, drawn, quantile, span, tick_of
-from tickwheel.durable.histogram import Histogram
+from tickwheel.durable.metrics import Histogram
 
 
 def look(at=0.0, **more):

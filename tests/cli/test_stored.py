@@ -12,7 +12,9 @@ import servers
 from tickwheel.cli import stored as stored_commands
 from tickwheel.cli.stored import NAMESPACE, SCOPES, make_token, shown
 from tickwheel.durable.scheduler import store_at
-from tickwheel.durable.stores import postgres_migration, postgres_schema, postgres_session
+from tickwheel.durable.stores.postgres import migration as postgres_migration
+from tickwheel.durable.stores.postgres import schema as postgres_schema
+from tickwheel.durable.stores.postgres import session as postgres_session
 from tickwheel.web import access
 
 

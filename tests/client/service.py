@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 from servers import free_port
-from tickwheel.durable.channels.signature import new_secret
 from tickwheel.receiver import Accepted, Receiver
+from tickwheel.values.signature import new_secret
 
 PATIENCE = 50.0
 

@@ -9,7 +9,7 @@ import pytest
 from client.service import Callee, Lossy, Service, until
 from tickwheel import errors
 from tickwheel.client import ApiError, Json, State, Submitted
-from tickwheel.durable.task import Event
+from tickwheel.values.task import Event
 
 HOUR = timedelta(hours=1)
 NOBODY = "0" * 32

@@ -5,9 +5,9 @@ they were, for whoever compares to leave out.
 """
 
 from contracts.stores import holds, timing
-from tickwheel.durable.schedule import firing_keys
 from tickwheel.durable.store import LEASE_MS
-from tickwheel.durable.task import (
+from tickwheel.values.schedule import firing_keys
+from tickwheel.values.task import (
     FINAL,
     TRANSITIONS,
     Attempt,

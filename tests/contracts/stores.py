@@ -8,9 +8,9 @@ import sys
 from typing import NamedTuple
 
 from tickwheel.durable.registry import Audit, NotedTimes, Token
-from tickwheel.durable.schedule import Firing, Schedule, Start, Timing, firing_key
 from tickwheel.durable.store import Replay, Window
-from tickwheel.durable.task import (
+from tickwheel.values.schedule import Firing, Schedule, Start, Timing, firing_key
+from tickwheel.values.task import (
     COUNTED,
     Due,
     Ending,
@@ -51,9 +51,9 @@ class Place(NamedTuple):
     def store(self, *, shards=SHARDS, **options):
         """A store on it, not opened yet."""
         if self.kind == "postgres":
-            module = importlib.import_module("tickwheel.durable.stores.postgres")
+            module = importlib.import_module("tickwheel.durable.stores.postgres.store")
             return module.PostgresStore(self.address, shards=shards, **options)
-        from tickwheel.durable.stores.sqlite import SqliteStore
+        from tickwheel.durable.stores.sqlite.store import SqliteStore
 
         driver = self.kind.removeprefix("sqlite-")
         return SqliteStore(self.address, shards=shards, driver=driver, **options)

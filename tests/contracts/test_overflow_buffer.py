@@ -15,11 +15,11 @@ import servers
 from cores import NAMES
 from stage import LONG
 from tickwheel import MemoryBuffer, OverflowBuffer, Wheel
-from tickwheel.durable import buffers
-from tickwheel.durable.buffers import rows
-from tickwheel.durable.serial import decode
-from tickwheel.durable.stores import sqlite_connection
+from tickwheel import overflow_buffers as buffers
+from tickwheel.durable.stores.sqlite import connection as sqlite_connection
 from tickwheel.errors import StoreUnavailable
+from tickwheel.overflow_buffers import rows
+from tickwheel.values.json.call import decode
 
 DURABLE = ["sqlite", "postgres", "redis"]
 END_OF_TIME = 2**63 - 1
@@ -704,7 +704,7 @@ CHILD = """
 import os, signal, sys
 from tickwheel import Wheel
 from tickwheel.durable import buffers
-from tickwheel.durable.buffers import rows
+from tickwheel.overflow_buffers import rows
 
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
 signal.alarm(60)

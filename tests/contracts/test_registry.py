@@ -33,9 +33,9 @@ from tickwheel.durable.registry import (
     ShardRow,
     Token,
 )
-from tickwheel.durable.stores.sqlite_writer import Rank
-from tickwheel.durable.task import Repeated, Task
+from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.errors import ServiceInUse, StoreUnavailable
+from tickwheel.values.task import Repeated, Task
 
 pytestmark = [
     pytest.mark.asyncio,

@@ -51,7 +51,8 @@ from contracts.stores import (
     wanted,
 )
 from tickwheel.durable.store import LEASE_MS, Claims, Window
-from tickwheel.durable.task import (
+from tickwheel.errors import StoreUnavailable
+from tickwheel.values.task import (
     FINAL,
     TRANSITIONS,
     Attempt,
@@ -61,7 +62,6 @@ from tickwheel.durable.task import (
     Taken,
     Verdict,
 )
-from tickwheel.errors import StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

@@ -18,8 +18,8 @@ from contracts.stores import (
     task,
 )
 from tickwheel.durable.store import Claims
-from tickwheel.durable.task import Event, Filter, State
 from tickwheel.errors import StoreUnavailable
+from tickwheel.values.task import Event, Filter, State
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

@@ -25,7 +25,7 @@ from contracts.stores import (
     wanted,
 )
 from tickwheel.durable.store import Claims
-from tickwheel.durable.task import (
+from tickwheel.values.task import (
     Event,
     Repeated,
     Submission,

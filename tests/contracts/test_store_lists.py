@@ -38,7 +38,7 @@ from contracts.stores import (
     walk,
 )
 from tickwheel.durable.store import ERROR_WEIGHT, PAGE_BYTES
-from tickwheel.durable.task import (
+from tickwheel.values.task import (
     Event,
     Filter,
     Page,

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from contracts.stores import SHARDS, ended, everything_that_a_store_does, run, task
-from tickwheel.durable.stores.sqlite_connection import DRIVERS
+from tickwheel.durable.stores.sqlite.connection import DRIVERS
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

@@ -43,8 +43,8 @@ from contracts.stores import (
     wanted,
 )
 from tickwheel.durable.store import Claims
-from tickwheel.durable.task import Event, Filter, Repeated, State, Taken, Task, Verdict
 from tickwheel.errors import Locked
+from tickwheel.values.task import Event, Filter, Repeated, State, Taken, Task, Verdict
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

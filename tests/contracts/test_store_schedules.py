@@ -23,7 +23,7 @@ from contracts.stores import (
     timing,
 )
 from tickwheel.durable.store import FIRE_BYTES, PAGE_BYTES
-from tickwheel.durable.task import (
+from tickwheel.values.task import (
     State,
 )
 

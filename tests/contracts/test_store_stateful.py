@@ -37,9 +37,9 @@ from contracts.stores import (
     walk,
 )
 from stage import HandClock
-from tickwheel.durable.schedule import firing_key
 from tickwheel.durable.store import Replay, Window
-from tickwheel.durable.task import Filter, Idempotency, Repeated, State, Submission, Taken
+from tickwheel.values.schedule import firing_key
+from tickwheel.values.task import Filter, Idempotency, Repeated, State, Submission, Taken
 
 SHARDS = 3
 ALL = range(SHARDS)

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 
 from tickwheel.durable.channel import Answer
-from tickwheel.durable.task import Event
+from tickwheel.values.task import Event
 
 URL = "https://callee.example/"
 OK = Answer(Event.FINISH, healthy=True)

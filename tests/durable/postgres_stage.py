@@ -5,7 +5,7 @@ import contextlib
 
 import asyncpg
 
-from tickwheel.durable.stores.postgres import PostgresStore
+from tickwheel.durable.stores.postgres.store import PostgresStore
 
 SHARDS = 8
 ALL = range(SHARDS)

@@ -12,7 +12,7 @@ import threading
 
 from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
-from tickwheel.durable.stores.sqlite import SqliteStore
+from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.errors import StoreUnavailable
 
 START = 1_800_000_000.0  # a Friday in January 2027, 08:00 UTC

@@ -6,9 +6,10 @@ import pytest
 
 from durable.callee import ACCEPTED, BROKEN, OK, URL, Held, calling
 from durable.stage import DAY, HOUR, SHARDS, START_MS, StagedStore, away, locking, until
-from tickwheel.durable import State, feedback, leases
-from tickwheel.durable.task import Event
+from tickwheel.durable import State
+from tickwheel.durable.steps import feedback, leases
 from tickwheel.errors import AttemptOver, Locked, UnknownTask
+from tickwheel.values.task import Event
 
 pytestmark = pytest.mark.asyncio
 

@@ -10,8 +10,8 @@ from durable.callee import GONE, OK, URL, Held, calling
 from durable.stage import DAY, SHARDS, START_MS
 from tickwheel.durable import State
 from tickwheel.durable.registry import ShardRow
-from tickwheel.durable.service import PLACEHOLDER, Breaker, Service
 from tickwheel.errors import NotStarted, ServiceInUse, UnknownSchedule, UnknownService
+from tickwheel.values.service import PLACEHOLDER, Breaker, Service
 
 pytestmark = pytest.mark.asyncio
 

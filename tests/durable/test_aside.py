@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tickwheel.durable import aside
-from tickwheel.durable.aside import Aside
-from tickwheel.durable.batch import Batch, Room
+from tickwheel.durable.batching import contention as aside
+from tickwheel.durable.batching.batch import Batch, Room
+from tickwheel.durable.batching.contention import Aside
 from tickwheel.errors import Locked, Overloaded, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]

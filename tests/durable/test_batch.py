@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from durable.stage import away
-from tickwheel.durable.batch import LIGHT_BYTES, Batch, Room
+from tickwheel.durable.batching.batch import LIGHT_BYTES, Batch, Room
 from tickwheel.errors import Overloaded, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]

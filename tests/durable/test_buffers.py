@@ -9,12 +9,12 @@ import pytest
 
 from stage import LONG
 from tickwheel import Wheel
-from tickwheel.durable import buffers
-from tickwheel.durable.buffers import PostgresBuffer, RedisBuffer, SqliteBuffer
-from tickwheel.durable.buffers import postgres as on_postgres
-from tickwheel.durable.buffers import sqlite as on_sqlite
-from tickwheel.durable.stores import sqlite_connection
+from tickwheel import overflow_buffers as buffers
+from tickwheel.durable.stores.sqlite import connection as sqlite_connection
 from tickwheel.errors import StoreUnavailable
+from tickwheel.overflow_buffers import PostgresBuffer, RedisBuffer, SqliteBuffer
+from tickwheel.overflow_buffers import postgres as on_postgres
+from tickwheel.overflow_buffers import sqlite as on_sqlite
 
 MANY = 5_000
 
@@ -35,7 +35,7 @@ class TestThePackage:
     def test_a_driver_is_imported_with_its_buffer_only(self):
         text = """
 import sys
-from tickwheel.durable.buffers import SqliteBuffer
+from tickwheel.overflow_buffers import SqliteBuffer
 print([name for name in ("asyncpg", "redis") if name in sys.modules])
 """
         said = subprocess.run(
@@ -332,7 +332,7 @@ class TestRedis:
             assert wheel.advance(1000) == [*range(20), "last"]
 
     def test_many_are_read_in_pages(self, redis_url, monkeypatch):
-        monkeypatch.setattr("tickwheel.durable.buffers.redis.PAGE", 7)
+        monkeypatch.setattr("tickwheel.overflow_buffers.redis.PAGE", 7)
         with RedisBuffer(redis_url) as dead, RedisBuffer(redis_url) as buffer:
             filled(dead, 50)
             wheel = filled(buffer, 5)

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.durable.changes import DETAIL_CHARACTERS, VALUE_CHARACTERS, changes
+from tickwheel.values.changes import DETAIL_CHARACTERS, VALUE_CHARACTERS, changes
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.lists(st.integers())
 CONFIGS = st.dictionaries(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.callee import URL
-from tickwheel.durable.configuration import (
+from tickwheel.durable.directory.configuration import (
     MAX_SECRETS,
     PLACEHOLDER,
     configured,
@@ -16,9 +16,9 @@ from tickwheel.durable.configuration import (
     shown_form,
     stored_form,
 )
+from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.registry import ServiceRow
-from tickwheel.durable.service import Backoff, Breaker, Service
-from tickwheel.durable.vault import Vault
+from tickwheel.values.service import Backoff, Breaker, Service
 
 FULL = {
     "protocol": "http", "endpoint": URL, "timeout": 12.5, "max_attempts": 7,

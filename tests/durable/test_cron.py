@@ -13,9 +13,9 @@ from cronsim import CronSim, CronSimError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.durable.cron import NICKNAMES, Cron, Interval
-from tickwheel.durable.schedule import rule
 from tickwheel.errors import OutOfRange
+from tickwheel.values.cron import NICKNAMES, Cron, Interval
+from tickwheel.values.schedule import rule
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

@@ -8,11 +8,11 @@ import pytest
 from durable.callee import OK, REFUSED, URL, Callee, Held, calling
 from durable.stage import START_MS, StagedStore, away
 from tickwheel.durable import State
-from tickwheel.durable.configuration import configured, stored_form
-from tickwheel.durable.directory import Directory
+from tickwheel.durable.directory.configuration import configured, stored_form
+from tickwheel.durable.directory.directory import Directory
+from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.registry import Audit, Token
-from tickwheel.durable.service import Service
-from tickwheel.durable.vault import Vault
+from tickwheel.values.service import Service
 
 pytestmark = pytest.mark.asyncio
 

@@ -12,10 +12,10 @@ from durable.callee import BROKEN, GONE, OK, REFUSED, URL, Held, calling
 from durable.stage import HOUR, START, START_MS, away
 from tickwheel.durable import Snooze, State, current_task
 from tickwheel.durable.coordinators import solo
-from tickwheel.durable.loader import WINDOW
+from tickwheel.durable.steps.loader import WINDOW
 from tickwheel.durable.store import Claims
-from tickwheel.durable.task import Due, Event
 from tickwheel.errors import StoreUnavailable
+from tickwheel.values.task import Due, Event
 
 pytestmark = pytest.mark.asyncio
 

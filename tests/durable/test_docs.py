@@ -17,10 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 import tickwheel.durable
 from tickwheel.durable import Blocking, Scheduler, TaskFunction
 from tickwheel.durable.function import OPTIONS
-from tickwheel.durable.service import Service
-from tickwheel.durable.stores import postgres_schema, sqlite_schema
-from tickwheel.durable.task import COUNTED, FINAL, TRANSITIONS, State
+from tickwheel.durable.stores.postgres import schema as postgres_schema
+from tickwheel.durable.stores.sqlite import schema as sqlite_schema
 from tickwheel.errors import TickwheelError
+from tickwheel.values.service import Service
+from tickwheel.values.task import COUNTED, FINAL, TRANSITIONS, State
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"

@@ -6,8 +6,8 @@ import pytest
 
 from durable.stage import until
 from tickwheel.durable import Scheduler, State
-from tickwheel.durable.expiry import Expiry
-from tickwheel.durable.loader import WINDOW
+from tickwheel.durable.steps.expiry import Expiry
+from tickwheel.durable.steps.loader import WINDOW
 
 pytestmark = pytest.mark.asyncio
 

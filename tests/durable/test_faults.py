@@ -28,7 +28,7 @@ import servers
 from durable.ledger import Ledger, Tables
 from durable.worker import Worker
 from tickwheel.durable import Scheduler, State, current_task
-from tickwheel.durable.stores import sqlite_connection
+from tickwheel.durable.stores.sqlite import connection as sqlite_connection
 from tickwheel.errors import StoreUnavailable
 
 ROOT = os.geteuid() == 0
@@ -214,7 +214,7 @@ def fault(request, monkeypatch):
     """Each fault, not begun."""
     monkeypatch.setattr(sqlite_connection, "BUSY_MS", 100)
     if request.param is StandingStill:
-        monkeypatch.setattr("tickwheel.durable.stores.postgres_pool.CALL_SECONDS", 3.0)
+        monkeypatch.setattr("tickwheel.durable.stores.postgres.pool.CALL_SECONDS", 3.0)
     with contextlib.closing(request.param()) as fault:
         yield fault
 

@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 import pytest
 
 from durable.stage import START_MS, answer_lost, away, locking, until
-from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task, feedback
+from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task
 from tickwheel.durable.channel import Answer
-from tickwheel.durable.ending import ending_of, lost
-from tickwheel.durable.service import Service
-from tickwheel.durable.task import Event, Ids
+from tickwheel.durable.steps import feedback
+from tickwheel.durable.steps.ending import ending_of, lost
 from tickwheel.errors import StoreUnavailable
+from tickwheel.values.service import Service
+from tickwheel.values.task import Event, Ids
 
 SERVICE = Service("f", max_attempts=3, backoff=Backoff.of([1, 5]))
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.durable.flow import BURST_SECONDS, BreakerState, Flow
-from tickwheel.durable.service import Breaker, Service
+from tickwheel.durable.permits.flow import BURST_SECONDS, BreakerState, Flow
+from tickwheel.values.service import Breaker, Service
 
 BREAKER = Breaker(failures=3, pause=5, max_pause=30, probes=1)
 

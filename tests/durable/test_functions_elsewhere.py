@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from durable.stage import away, until
-from tickwheel.durable import Scheduler, health
+from tickwheel.durable import Scheduler
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
-from tickwheel.durable.health import Reason
-from tickwheel.durable.task import SHARDS
+from tickwheel.durable.steps import health
+from tickwheel.durable.steps.health import Reason
+from tickwheel.values.task import SHARDS
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.durable.gate import RESERVED, Gate
+from tickwheel.durable.permits.semaphore import RESERVED, Gate
 
 MANY = 100_000
 

@@ -9,14 +9,15 @@ import pytest
 from durable.postgres_stage import connected, until
 from servers import PostgresServer
 from tickwheel.durable import Scheduler
-from tickwheel.durable import health as health_module
-from tickwheel.durable.health import Reason, Span, View
-from tickwheel.durable.loader import Loader
-from tickwheel.durable.stores import sqlite_file, sqlite_writer
-from tickwheel.durable.stores.sqlite import SqliteStore
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, default_driver
-from tickwheel.durable.task import Due
+from tickwheel.durable.steps import health as health_module
+from tickwheel.durable.steps.health import Reason, Span, View
+from tickwheel.durable.steps.loader import Loader
+from tickwheel.durable.stores.sqlite import file as sqlite_file
+from tickwheel.durable.stores.sqlite import writer as sqlite_writer
+from tickwheel.durable.stores.sqlite.connection import DRIVERS, default_driver
+from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.errors import StoreUnavailable
+from tickwheel.values.task import Due
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

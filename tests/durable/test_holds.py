@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tickwheel.durable.holds import Holds
+from tickwheel.durable.permits.holds import Holds
 from tickwheel.errors import StoreUnavailable
 
 pytestmark = pytest.mark.asyncio

@@ -20,8 +20,8 @@ from receivers import Receiver, answering, date, flapping, head, writing
 from tickwheel import ManualClock
 from tickwheel.clock import WallClock
 from tickwheel.durable.channel import Traced
-from tickwheel.durable.channels import http as channel_module
-from tickwheel.durable.channels.http import (
+from tickwheel.durable.channels.http import channel as channel_module
+from tickwheel.durable.channels.http.channel import (
     EXCERPT,
     LONGEST_MS,
     RESULT,
@@ -29,12 +29,12 @@ from tickwheel.durable.channels.http import (
     check_headers,
     retry_after_ms,
 )
-from tickwheel.durable.channels.signature import new_secret, verify
-from tickwheel.durable.channels.target import Targets
-from tickwheel.durable.service import Service
-from tickwheel.durable.task import Event, Ids, State, Task
+from tickwheel.durable.channels.http.target import Targets
 from tickwheel.errors import TargetRefused
 from tickwheel.http import Pool
+from tickwheel.values.service import Service
+from tickwheel.values.signature import new_secret, verify
+from tickwheel.values.task import Event, Ids, State, Task
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from durable.stage import DAY, HOUR, answer_lost
-from tickwheel.durable import Scheduler, State, prune
+from tickwheel.durable import Scheduler, State
+from tickwheel.durable.steps import prune
 from tickwheel.errors import KeyReused, KeyTaken, StoreUnavailable, TaskGone
 
 pytestmark = pytest.mark.asyncio

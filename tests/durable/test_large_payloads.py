@@ -9,11 +9,12 @@ import pytest
 
 from durable.stage import away
 from proxies import Proxy
-from tickwheel.durable import Scheduler, batch
-from tickwheel.durable.batch import Portion
-from tickwheel.durable.payloads import CLAIM_BYTES, Payloads
-from tickwheel.durable.stores import postgres_pool
-from tickwheel.durable.task import Task
+from tickwheel.durable import Scheduler
+from tickwheel.durable.batching import batch
+from tickwheel.durable.batching.batch import Portion
+from tickwheel.durable.permits.payloads import CLAIM_BYTES, Payloads
+from tickwheel.durable.stores.postgres import pool as postgres_pool
+from tickwheel.values.task import Task
 
 pytestmark = pytest.mark.asyncio
 

@@ -8,11 +8,11 @@ import pytest
 from durable.callee import ACCEPTED, BROKEN, OK, URL, Held, calling
 from durable.stage import HOUR, SHARDS, StagedStore, answer_lost, away, locking, until
 from tickwheel.durable import State, current_task
-from tickwheel.durable.leases import LEASE_SECONDS, SUSPECT_SECONDS, SWEEP_SECONDS, TRUSTED
-from tickwheel.durable.stores import sqlite_statements
-from tickwheel.durable.stores.sqlite_connection import DRIVERS
-from tickwheel.durable.task import Due, Event
+from tickwheel.durable.steps.leases import LEASE_SECONDS, SUSPECT_SECONDS, SWEEP_SECONDS, TRUSTED
+from tickwheel.durable.stores.sqlite import statements as sqlite_statements
+from tickwheel.durable.stores.sqlite.connection import DRIVERS
 from tickwheel.errors import StoreUnavailable
+from tickwheel.values.task import Due, Event
 
 pytestmark = pytest.mark.asyncio
 
@@ -194,7 +194,7 @@ class TestLost:
 
     async def take_over(self, app, running):
         """End the attempt as another node would that has found its lease over."""
-        from tickwheel.durable.ending import lost
+        from tickwheel.durable.steps.ending import lost
 
         end = lost(running, None, int(app._node.store.now_ms()))
         assert await app._node.store.record([end]) == [True]

@@ -10,10 +10,10 @@ import pytest_asyncio
 from durable.stage import HOUR, SHARDS, START, StagedStore, Wall, away
 from tickwheel import ManualClock
 from tickwheel.durable import State, current_task
-from tickwheel.durable.loader import LATE_COMMIT_MS, NEAR_MS, WINDOW, Loader
-from tickwheel.durable.service import Service
-from tickwheel.durable.task import Due, Ids, Submission, Task
+from tickwheel.durable.steps.loader import LATE_COMMIT_MS, NEAR_MS, WINDOW, Loader
 from tickwheel.errors import StoreUnavailable
+from tickwheel.values.service import Service
+from tickwheel.values.task import Due, Ids, Submission, Task
 
 pytestmark = pytest.mark.asyncio
 
@@ -290,7 +290,7 @@ class TestWhereALookBegins:
 
     async def test_scans_are_rarer_the_longer_they_take(self, noting, monkeypatch):
         times = itertools.count(0, 3)  # each look takes three seconds
-        monkeypatch.setattr("tickwheel.durable.loader.perf_counter", lambda: next(times))
+        monkeypatch.setattr("tickwheel.durable.steps.loader.perf_counter", lambda: next(times))
         await self.looks(noting, 62)
         assert [n for n, begin in enumerate(noting.begins) if begin is None] == [0, 60]
         assert noting.loader.seconds == {"near": 3, "scan": 3}
@@ -301,7 +301,7 @@ class TestWhereALookBegins:
         await noting.put(-30)
         await noting.put(-7_200)
         times = itertools.count(0, 10)  # each look takes ten seconds
-        monkeypatch.setattr("tickwheel.durable.loader.perf_counter", lambda: next(times))
+        monkeypatch.setattr("tickwheel.durable.steps.loader.perf_counter", lambda: next(times))
         due, noting.store.due = noting.store.due, away(noting.store.due, 1)
         with pytest.raises(StoreUnavailable):
             await noting.loader.step()

@@ -17,8 +17,8 @@ from durable.stage import START_MS
 from stage import program
 from tickwheel.durable import Fail, Retry, Scheduler, Snooze, State, Task, current_task
 from tickwheel.durable.channels.local import LocalChannel
-from tickwheel.durable.ending import ERROR, storable
-from tickwheel.durable.task import Event, Ids
+from tickwheel.durable.steps.ending import ERROR, storable
+from tickwheel.values.task import Event, Ids
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

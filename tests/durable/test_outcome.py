@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from tickwheel.durable import Fail, Retry, Snooze
-from tickwheel.durable.outcome import milliseconds
 from tickwheel.errors import OutOfRange
+from tickwheel.values.outcome import milliseconds
 
 
 def test_they_are_values():

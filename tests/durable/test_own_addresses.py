@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tickwheel.durable.channels import lookups
-from tickwheel.durable.channels.target import Targets
+from tickwheel.durable.channels.http import lookups
+from tickwheel.durable.channels.http.target import Targets
 from tickwheel.errors import TargetRefused
 from tickwheel.http import NoRoom, Pool
 
@@ -68,7 +68,7 @@ class TestThisHostsAddresses:
     def test_they_are_known_from_others(self, more):
         asked = [*OWN, *OTHERS, "127.0.0.1", "127.9.9.9", "0.0.0.0", "::", "::1"]
         code = f"""
-from tickwheel.durable.channels.lookups import is_own
+from tickwheel.durable.channels.http.lookups import is_own
 print(json.dumps([one for one in {asked} if is_own(ip_address(one))]))
 """
         known = in_a_namespace(code, more)
@@ -79,7 +79,7 @@ print(json.dumps([one for one in {asked} if is_own(ip_address(one))]))
     def test_they_are_refused_like_private_ones(self):
         code = f"""
 import asyncio
-from tickwheel.durable.channels.target import Targets
+from tickwheel.durable.channels.http.target import Targets
 from tickwheel.errors import TargetRefused
 
 async def why(address, **options):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tickwheel.durable.payloads import CLAIM_BYTES, Payloads
-from tickwheel.durable.task import State, Task
+from tickwheel.durable.permits.payloads import CLAIM_BYTES, Payloads
+from tickwheel.values.task import State, Task
 
 
 def task(service, size):

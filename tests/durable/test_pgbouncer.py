@@ -8,8 +8,9 @@ from contracts.stores import later, stored
 from durable.postgres_stage import connected, opened, until
 from servers import PgBouncerServer
 from tickwheel.durable import Scheduler
-from tickwheel.durable.stores import postgres_pool, postgres_session
-from tickwheel.durable.stores.postgres import PostgresStore
+from tickwheel.durable.stores.postgres import pool as postgres_pool
+from tickwheel.durable.stores.postgres import session as postgres_session
+from tickwheel.durable.stores.postgres.store import PostgresStore
 from tickwheel.errors import StoreUnavailable, WrongStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]

@@ -19,10 +19,10 @@ from tickwheel import ManualClock
 from tickwheel.durable.coordinators import postgres
 from tickwheel.durable.coordinators.postgres import Held, PostgresCoordinator, share_of
 from tickwheel.durable.store import Claims
-from tickwheel.durable.stores import postgres_pool
-from tickwheel.durable.stores.postgres_listener import Listener
-from tickwheel.durable.stores.postgres_statements import GIVE_UP, HELD, TAKE
-from tickwheel.durable.stores.sqlite import SqliteStore
+from tickwheel.durable.stores.postgres import pool as postgres_pool
+from tickwheel.durable.stores.postgres.listener import Listener
+from tickwheel.durable.stores.postgres.statements import GIVE_UP, HELD, TAKE
+from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.errors import Locked, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]

@@ -8,10 +8,11 @@ import pytest
 
 from contracts.stores import claim, later, stored, task
 from durable.postgres_stage import SHARDS, WAITING, blocked, connected, opened, until
-from tickwheel.durable.stores import postgres_migration, postgres_schema
-from tickwheel.durable.stores.postgres import PostgresStore
-from tickwheel.durable.stores.postgres_migration import LOCK, migrate
-from tickwheel.durable.stores.postgres_pool import Pool
+from tickwheel.durable.stores.postgres import migration as postgres_migration
+from tickwheel.durable.stores.postgres import schema as postgres_schema
+from tickwheel.durable.stores.postgres.migration import LOCK, migrate
+from tickwheel.durable.stores.postgres.pool import Pool
+from tickwheel.durable.stores.postgres.store import PostgresStore
 from tickwheel.errors import StoreUnavailable, WrongStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]

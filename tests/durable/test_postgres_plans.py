@@ -22,10 +22,11 @@ from contracts.stores import (
 )
 from durable.postgres_stage import ALL, SHARDS, connected, opened
 from tickwheel.durable.store import ERROR_WEIGHT
-from tickwheel.durable.stores import postgres_registry, postgres_schedules
-from tickwheel.durable.stores import postgres_statements as sql
-from tickwheel.durable.stores.postgres_transaction import insert_statement
-from tickwheel.durable.task import Filter, State, Submission
+from tickwheel.durable.stores.postgres import registry as postgres_registry
+from tickwheel.durable.stores.postgres import schedules as postgres_schedules
+from tickwheel.durable.stores.postgres import statements as sql
+from tickwheel.durable.stores.postgres.transaction import insert_statement
+from tickwheel.values.task import Filter, State, Submission
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

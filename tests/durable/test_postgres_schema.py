@@ -10,10 +10,10 @@ import pytest
 from contracts.stores import later, stored, task
 from durable.postgres_stage import connected, opened
 from tickwheel.durable import Scheduler
-from tickwheel.durable.stores import postgres_schema
-from tickwheel.durable.stores.postgres import PostgresStore
-from tickwheel.durable.task import Submission
+from tickwheel.durable.stores.postgres import schema as postgres_schema
+from tickwheel.durable.stores.postgres.store import PostgresStore
 from tickwheel.errors import WrongStore
+from tickwheel.values.task import Submission
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

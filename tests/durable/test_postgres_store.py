@@ -30,22 +30,20 @@ from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
 from tickwheel.durable.registry import Audit, NodeRow
-from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.store import Claims, Window
-from tickwheel.durable.stores import (
-    postgres,
-    postgres_insert,
-    postgres_pool,
-    postgres_registry,
-    postgres_unclaimed,
-)
-from tickwheel.durable.stores import postgres_statements as sql
-from tickwheel.durable.stores.postgres import PostgresStore
-from tickwheel.durable.stores.postgres_clock import DatabaseClock
-from tickwheel.durable.stores.postgres_listener import Listener
-from tickwheel.durable.stores.postgres_pool import Pool
-from tickwheel.durable.task import Event, Filter, Lease, Repeated, State, Submission, Taken, Task
+from tickwheel.durable.stores.postgres import insert as postgres_insert
+from tickwheel.durable.stores.postgres import pool as postgres_pool
+from tickwheel.durable.stores.postgres import registry as postgres_registry
+from tickwheel.durable.stores.postgres import statements as sql
+from tickwheel.durable.stores.postgres import store as postgres
+from tickwheel.durable.stores.postgres import unclaimed as postgres_unclaimed
+from tickwheel.durable.stores.postgres.clock import DatabaseClock
+from tickwheel.durable.stores.postgres.listener import Listener
+from tickwheel.durable.stores.postgres.pool import Pool
+from tickwheel.durable.stores.postgres.store import PostgresStore
 from tickwheel.errors import Locked, ServiceInUse, StoreUnavailable
+from tickwheel.values.schedule import Schedule
+from tickwheel.values.task import Event, Filter, Lease, Repeated, State, Submission, Taken, Task
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -1201,7 +1199,7 @@ class TestListening:
 
     async def test_a_connection_that_is_silent_is_given_up(self, server, heard, monkeypatch):
         for name in ("HEARTBEAT_SECONDS", "ANSWER_SECONDS"):
-            monkeypatch.setattr(f"tickwheel.durable.stores.postgres_listener.{name}", 0.1)
+            monkeypatch.setattr(f"tickwheel.durable.stores.postgres.listener.{name}", 0.1)
         made = []
 
         async with opened(server.url) as store:

@@ -12,11 +12,11 @@ from contracts.stores import SHARDS, ended, now, replay_of, request, task
 from durable.postgres_stage import connected, opened
 from durable.stage import DAY, HOUR, MINUTE, START_MS
 from tickwheel import ManualClock
-from tickwheel.durable.prune import IDEMPOTENCY_MS, SETTLE_MS, Prune, settled
 from tickwheel.durable.registry import Audit, NotedTimes
-from tickwheel.durable.stores.postgres_statements import REPLAY
-from tickwheel.durable.task import Repeated, Task
+from tickwheel.durable.steps.prune import IDEMPOTENCY_MS, SETTLE_MS, Prune, settled
+from tickwheel.durable.stores.postgres.statements import REPLAY
 from tickwheel.errors import StoreUnavailable, UnknownTask
+from tickwheel.values.task import Repeated, Task
 
 WEEK_MS = 7 * DAY * 1000
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from tickwheel.durable.serial import Signature, decode, encode, restore
+from tickwheel.values.json.call import Signature, decode, encode, restore
 
 
 class Line(BaseModel):

@@ -10,14 +10,14 @@ from contracts.stores import Fire, fire
 from durable.stage import DAY, HOUR, MINUTE, SHARDS, START, START_MS, until
 from tickwheel import ManualClock
 from tickwheel.durable import Schedule, State, current_task
-from tickwheel.durable.recurring import Recurring
 from tickwheel.durable.registry import Audit
-from tickwheel.durable.schedule import LEAD_MS, Timing
+from tickwheel.durable.steps.recurring import Recurring
 from tickwheel.durable.store import Window
-from tickwheel.durable.stores.sqlite import SqliteStore
-from tickwheel.durable.stores.sqlite_writer import Rank
-from tickwheel.durable.task import Ending, Event, Ids, hashed_shard
+from tickwheel.durable.stores.sqlite.store import SqliteStore
+from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.errors import StoreUnavailable, UnknownSchedule, UnknownService
+from tickwheel.values.schedule import LEAD_MS, Timing
+from tickwheel.values.task import Ending, Event, Ids, hashed_shard
 
 pytestmark = pytest.mark.asyncio
 

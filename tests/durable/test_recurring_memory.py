@@ -7,9 +7,9 @@ import pytest
 
 from contracts.stores import SHARDS, everything
 from durable.test_recurring import AUDIT, Owner
-from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.store import FIRE_BYTES
-from tickwheel.durable.stores.sqlite_writer import Rank
+from tickwheel.durable.stores.sqlite.writer import Rank
+from tickwheel.values.schedule import Schedule
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

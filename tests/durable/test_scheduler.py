@@ -15,9 +15,9 @@ from durable.callee import ACCEPTED, BROKEN, OK, REFUSED, URL, Callee, Held, cal
 from durable.stage import DAY, answer_lost, away, until
 from stage import program
 from tickwheel.durable import Scheduler, Snooze, State, current_task
-from tickwheel.durable.leases import LEASE_SECONDS
-from tickwheel.durable.task import Event
+from tickwheel.durable.steps.leases import LEASE_SECONDS
 from tickwheel.errors import AttemptOver, KeyTaken, NotStarted, StoreUnavailable, UnknownTask
+from tickwheel.values.task import Event
 
 PASSWORD = "s3cret-Wort"
 
@@ -86,7 +86,7 @@ class TestUrl:
             error = None if error.__suppress_context__ else error.__context__
 
     def test_a_scheduler_does_not_show_its_password(self):
-        pytest.importorskip("tickwheel.durable.stores.postgres")
+        pytest.importorskip("tickwheel.durable.stores.postgres.store")
         app = Scheduler(f"postgresql://me:{PASSWORD}@db.example.org/x")
         assert PASSWORD not in repr(app)
 

@@ -25,8 +25,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.durable.encoding import deeper, encode_carefully
-from tickwheel.durable.serial import Signature, decode, encode, restore
+from tickwheel.values.json.call import Signature, decode, encode, restore
+from tickwheel.values.json.encode import deeper, encode_carefully
 
 ID = UUID("12345678-1234-5678-1234-567812345678")
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)

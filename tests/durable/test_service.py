@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.durable import Backoff
-from tickwheel.durable.service import NO_TIMEOUT_MS, Breaker, Service, check_name
 from tickwheel.errors import OutOfRange
+from tickwheel.values.service import NO_TIMEOUT_MS, Breaker, Service, check_name
 
 
 class TestBackoff:

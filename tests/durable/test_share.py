@@ -1,6 +1,6 @@
 """A node's share: as many as it has permits for, in each second; the rest is everybody's."""
 
-from tickwheel.durable.share import Share
+from tickwheel.durable.permits.share import Share
 
 
 def kept(share, service, due_at_ms, count, *, waiting=0, permits=3):

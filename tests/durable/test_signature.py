@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from tickwheel.durable.channels import signature
-from tickwheel.durable.channels.signature import (
+from tickwheel.errors import TickwheelError
+from tickwheel.values import signature
+from tickwheel.values.signature import (
     InvalidSignature,
     check_secret,
     new_secret,
     sign,
     verify,
 )
-from tickwheel.errors import TickwheelError
 
 OLD, NEW, OTHER = ("whsec_" + base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2, 3))
 NOW = 1_800_000_000

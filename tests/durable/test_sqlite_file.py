@@ -17,8 +17,8 @@ import pytest
 from durable.ledger import Ledger
 from durable.worker import Worker
 from servers import wait_until
-from tickwheel.durable.stores.sqlite_connection import DRIVERS
-from tickwheel.durable.stores.sqlite_schema import MIGRATIONS
+from tickwheel.durable.stores.sqlite.connection import DRIVERS
+from tickwheel.durable.stores.sqlite.schema import MIGRATIONS
 from web.serving import Served
 
 pytestmark = pytest.mark.usefixtures("watched")

@@ -35,21 +35,19 @@ from contracts.stores import (
     task,
     watchdog,
 )
-from tickwheel.durable.stores import (
-    poke,
-    sqlite_connection,
-    sqlite_registry,
-    sqlite_schedules,
-    sqlite_writer,
-)
-from tickwheel.durable.stores import sqlite_statements as sql
-from tickwheel.durable.stores.poke import Poke, address_for
-from tickwheel.durable.stores.sqlite import SqliteStore
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, insert_many
-from tickwheel.durable.stores.sqlite_schema import MIGRATIONS, NEXT_GENERATION
-from tickwheel.durable.stores.sqlite_writer import Rank
-from tickwheel.durable.task import Event, Filter, State, Submission, Task
+from tickwheel.durable.stores.sqlite import connection as sqlite_connection
+from tickwheel.durable.stores.sqlite import notify as poke
+from tickwheel.durable.stores.sqlite import registry as sqlite_registry
+from tickwheel.durable.stores.sqlite import schedules as sqlite_schedules
+from tickwheel.durable.stores.sqlite import statements as sql
+from tickwheel.durable.stores.sqlite import writer as sqlite_writer
+from tickwheel.durable.stores.sqlite.connection import DRIVERS, insert_many
+from tickwheel.durable.stores.sqlite.notify import Poke, address_for
+from tickwheel.durable.stores.sqlite.schema import MIGRATIONS, NEXT_GENERATION
+from tickwheel.durable.stores.sqlite.store import SqliteStore
+from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.errors import StoreUnavailable, WrongStore
+from tickwheel.values.task import Event, Filter, State, Submission, Task
 
 pytestmark = pytest.mark.asyncio
 
@@ -293,7 +291,7 @@ asyncio.run(main())
         for count in range(1, len(MIGRATIONS)):
             Path(place.address).unlink(missing_ok=True)
             old = MIGRATIONS[:count]
-            monkeypatch.setattr("tickwheel.durable.stores.sqlite_schema.MIGRATIONS", old)
+            monkeypatch.setattr("tickwheel.durable.stores.sqlite.schema.MIGRATIONS", old)
             store = place.store()
             await store.open()
             await stored(store, given)
@@ -357,7 +355,7 @@ asyncio.run(main())
 
     async def test_a_migration_that_fails_leaves_nothing(self, place, monkeypatch):
         broken = [*MIGRATIONS[0], "CREATE TABLE nonsense ("]
-        monkeypatch.setattr("tickwheel.durable.stores.sqlite_schema.MIGRATIONS", [broken])
+        monkeypatch.setattr("tickwheel.durable.stores.sqlite.schema.MIGRATIONS", [broken])
         store = place.store()
         with pytest.raises(Exception, match=r"(?i)incomplete|syntax"):
             await store.open()

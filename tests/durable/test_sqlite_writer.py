@@ -8,9 +8,10 @@ import pytest_asyncio
 
 from contracts.stores import Place, insert, task, watchdog
 from stage import HandClock
-from tickwheel.durable.stores import sqlite_connection, sqlite_writer
-from tickwheel.durable.stores.sqlite_connection import BUSY_MS, DRIVERS, LOOK_SECONDS, ForkSafe
-from tickwheel.durable.stores.sqlite_writer import (
+from tickwheel.durable.stores.sqlite import connection as sqlite_connection
+from tickwheel.durable.stores.sqlite import writer as sqlite_writer
+from tickwheel.durable.stores.sqlite.connection import BUSY_MS, DRIVERS, LOOK_SECONDS, ForkSafe
+from tickwheel.durable.stores.sqlite.writer import (
     BREATH_SECONDS,
     GROUP_BYTES,
     GROUP_SECONDS,

@@ -9,9 +9,9 @@ import pytest
 
 from contracts.stores import insert, request, task
 from tickwheel.durable import Scheduler
-from tickwheel.durable.stores import sqlite_statements as sql
-from tickwheel.durable.stores.sqlite import SqliteStore
-from tickwheel.durable.stores.sqlite_connection import DRIVERS, ROWS_AT_ONCE
+from tickwheel.durable.stores.sqlite import statements as sql
+from tickwheel.durable.stores.sqlite.connection import DRIVERS, ROWS_AT_ONCE
+from tickwheel.durable.stores.sqlite.store import SqliteStore
 
 BURST = 10_000
 ROWS = ROWS_AT_ONCE[0]  # of one INSERT
@@ -34,7 +34,9 @@ def counted(request, monkeypatch):
         return run(self, statement, values)
 
     monkeypatch.setattr(driver, "run", count_run)
-    monkeypatch.setattr("tickwheel.durable.stores.sqlite.default_driver", lambda: request.param)
+    monkeypatch.setattr(
+        "tickwheel.durable.stores.sqlite.store.default_driver", lambda: request.param
+    )
     return seen
 
 

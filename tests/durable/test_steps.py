@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tickwheel import AsyncTimer
-from tickwheel.durable.steps import Step
+from tickwheel.durable.steps.loop import Step
 from tickwheel.errors import StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]

@@ -10,10 +10,8 @@ import pytest
 
 from durable.stage import DAY, HOUR, SHARDS, START, START_MS, answer_lost, away
 from tickwheel.durable import State, Task, current_task
-from tickwheel.durable.batch import QUEUE_BYTES
-from tickwheel.durable.service import Service
-from tickwheel.durable.submit import CHUNK, MAX_BODY
-from tickwheel.durable.task import MAX_AT_MS, Idempotency, shard_of
+from tickwheel.durable.batching.batch import QUEUE_BYTES
+from tickwheel.durable.steps.submit import CHUNK, MAX_BODY
 from tickwheel.errors import (
     KeyReused,
     KeyTaken,
@@ -25,6 +23,8 @@ from tickwheel.errors import (
     UnknownService,
     UnknownTask,
 )
+from tickwheel.values.service import Service
+from tickwheel.values.task import MAX_AT_MS, Idempotency, shard_of
 
 pytestmark = pytest.mark.asyncio
 

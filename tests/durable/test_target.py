@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 
 from receivers import Receiver
 from tickwheel import ManualClock
-from tickwheel.durable.channels import lookups, target
-from tickwheel.durable.channels.target import KEEP_NAMES, KEEP_SECONDS, LAST_KNOWN_SECONDS, Targets
+from tickwheel.durable.channels.http import lookups, target
+from tickwheel.durable.channels.http.target import (
+    KEEP_NAMES,
+    KEEP_SECONDS,
+    LAST_KNOWN_SECONDS,
+    Targets,
+)
 from tickwheel.errors import TargetRefused
 from tickwheel.http import Address, Pool
 from tickwheel.http.url import parse
@@ -697,7 +702,7 @@ def hang(*args, **options):
     threading.Event().wait()
 
 socket.getaddrinfo = hang
-from tickwheel.durable.channels.target import Targets
+from tickwheel.durable.channels.http.target import Targets
 
 async def main():
     targets = Targets()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.stores import EVENTS, Place, ending, task
-from tickwheel.durable.task import (
+from tickwheel.values.task import (
     COUNTED,
     FINAL,
     MAX_AT_MS,

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.durable.vault import Vault
+from tickwheel.durable.directory.vault import Vault
 
 OLD, NEW = "the old key of 16 or more", "the new key of 16 or more"
 ONE = Vault(NEW)  # making a key takes its time

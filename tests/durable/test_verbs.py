@@ -10,8 +10,8 @@ import pytest
 from durable.callee import URL, calling
 from durable.stage import DAY, HOUR, START, START_MS
 from tickwheel.durable import Fail, State, Task, current_task, verbs
-from tickwheel.durable.task import Ids
 from tickwheel.errors import AlreadyReplayed, KeyTaken, UnknownService, UnknownTask
+from tickwheel.values.task import Ids
 
 pytestmark = pytest.mark.asyncio
 
@@ -168,7 +168,7 @@ class TestCancelKey:
             cast.goes_on.set()
 
     async def test_cancel_key_takes_all_however_large_their_payloads_are(self, stage, monkeypatch):
-        monkeypatch.setattr("tickwheel.durable.stores.sqlite.PAGE_BYTES", 3_000)
+        monkeypatch.setattr("tickwheel.durable.stores.sqlite.store.PAGE_BYTES", 3_000)
         app = stage.app(dispatch=False)
         async with app:
             for number in range(10):

@@ -16,8 +16,9 @@ from contracts.stores import HOUR, claim, ending, later, replay_of, request, sto
 from durable.postgres_stage import ALL, blocked, connected, opened
 from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
-from tickwheel.durable.stores.postgres_transaction import insert_statement
-from tickwheel.durable.task import (
+from tickwheel.durable.stores.postgres.transaction import insert_statement
+from tickwheel.errors import Locked
+from tickwheel.values.task import (
     Cancel,
     CancelKey,
     Event,
@@ -28,7 +29,6 @@ from tickwheel.durable.task import (
     Taken,
     Verdict,
 )
-from tickwheel.errors import Locked
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 

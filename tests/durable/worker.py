@@ -180,7 +180,7 @@ class Program:
         for place, value in (constants or {}).items():
             change_constant(place, value)
         if driver is not None:
-            from tickwheel.durable.stores import sqlite
+            from tickwheel.durable.stores.sqlite import store as sqlite
 
             sqlite.default_driver = lambda: driver
         if ttl is not None:
@@ -393,7 +393,7 @@ def read_orders(loop, orders):
 
 def shorten_leases(seconds, set_attribute=setattr):
     """Have leases end soon: tests would wait for half a minute otherwise."""
-    from tickwheel.durable import leases
+    from tickwheel.durable.steps import leases
 
     set_attribute(leases, "LEASE_SECONDS", seconds)
 

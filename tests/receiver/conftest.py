@@ -7,7 +7,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from durable.stage import watchdog
-from tickwheel.durable.channels.signature import new_secret
+from tickwheel.values.signature import new_secret
 
 TASK_ID = "0198c0de00007000a1b2c3d4e5f60718"
 

@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 
 from receiver.conftest import TASK_ID, Caller
-from tickwheel.durable.channels.signature import new_secret
 from tickwheel.receiver import (
     Accepted,
     BadDelivery,
@@ -25,6 +24,7 @@ from tickwheel.receiver import (
     Retry,
     core,
 )
+from tickwheel.values.signature import new_secret
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from false_clock import FalseClock
 from receivers import date
 from service.rig import metric
-from tickwheel.durable.channels.signature import InvalidSignature, new_secret, verify
+from tickwheel.values.signature import InvalidSignature, new_secret, verify
 
 MINUTES = 600.0  # by which the node's clock is off
 NEARLY = 60.0  # far more than a call takes, far less than the clock is off

@@ -28,9 +28,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import servers
+from tickwheel.durable.directory.tokens import new_token
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.scheduler import Scheduler, store_at
-from tickwheel.durable.tokens import new_token
 from tickwheel.web.access import Guard
 from tickwheel.web.app import App
 

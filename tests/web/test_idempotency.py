@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tickwheel.durable.task import Idempotency
+from tickwheel.values.task import Idempotency
 from web.serving import Api
 
 KEY = {"idempotency-key": "order-1"}

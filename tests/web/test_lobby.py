@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tickwheel import ManualClock
-from tickwheel.durable import descriptors
+from tickwheel.durable.permits import descriptors
 from tickwheel.web.lobby import QUIET_SECONDS, UNREAD, Lobby, places
 from web.serving import PATIENCE, Served
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tickwheel.durable import directory
+from tickwheel.durable.directory import directory
 
 FAMILIES = {  # by name: the kind, and the labels
     "tickwheel_info": ("gauge", {"version"}),

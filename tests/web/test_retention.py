@@ -4,7 +4,7 @@ import pytest
 
 from contracts.stores import request, task
 from tickwheel.durable.registry import Audit, NotedTimes
-from tickwheel.durable.stores.sqlite_writer import Rank
+from tickwheel.durable.stores.sqlite.writer import Rank
 from web.serving import on_store, wait_until
 
 HOUR_MS = 3_600_000

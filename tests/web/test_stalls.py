@@ -5,7 +5,7 @@ import re
 import psycopg
 import pytest
 
-from tickwheel.durable.health import Reason
+from tickwheel.durable.steps.health import Reason
 from web.serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("watched")

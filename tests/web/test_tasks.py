@@ -9,7 +9,7 @@ import pytest
 
 from contracts.stores import claim, ending
 from receivers import answering
-from tickwheel.durable.task import Event
+from tickwheel.values.task import Event
 from tickwheel.web.app import Limits
 from tickwheel.web.route import JSON, NDJSON
 from web.serving import MOMENT, UNKNOWN_ID, Api

@@ -263,6 +263,6 @@ def header_of(text: str) -> tuple[str, str]:
 
 def new_secret() -> str:
     """Return a new secret for signatures."""
-    from tickwheel.durable.channels import signature  # noqa: PLC0415 - not for --help
+    from tickwheel.values import signature  # noqa: PLC0415 - not for --help
 
     return signature.new_secret()

@@ -14,10 +14,10 @@ from tickwheel.cli.output import Output, examples, moment_of_ms, printing
 from tickwheel.cli.serve import loaded, settings
 from tickwheel.cli.types import DURATION
 from tickwheel.config import Config, ConfigError, without_password
-from tickwheel.durable.changes import changes
+from tickwheel.durable.directory.tokens import ANY, NAMESPACE, SCOPES, new_token
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.scheduler import scheme_of, sqlite_path, store_at
-from tickwheel.durable.tokens import ANY, NAMESPACE, SCOPES, new_token
+from tickwheel.values.changes import changes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -286,8 +286,8 @@ async def version_of(config: Config) -> int:
         return await asyncio.to_thread(_sqlite_version, config)
     store_of(config)  # says what is missing
     # Only the migrations know of versions: the store's contract says nothing of them.
-    from tickwheel.durable.stores.postgres_migration import version  # noqa: PLC0415
-    from tickwheel.durable.stores.postgres_pool import Pool  # noqa: PLC0415
+    from tickwheel.durable.stores.postgres.migration import version  # noqa: PLC0415
+    from tickwheel.durable.stores.postgres.pool import Pool  # noqa: PLC0415
 
     pool = Pool(config.store)
     try:
@@ -298,8 +298,8 @@ async def version_of(config: Config) -> int:
 
 async def _migrate_postgres(config: Config) -> None:
     """Migrate without a limit of time."""
-    from tickwheel.durable.stores.postgres_migration import migrate  # noqa: PLC0415
-    from tickwheel.durable.stores.postgres_pool import Pool  # noqa: PLC0415
+    from tickwheel.durable.stores.postgres.migration import migrate  # noqa: PLC0415
+    from tickwheel.durable.stores.postgres.pool import Pool  # noqa: PLC0415
 
     def notify(line: str) -> None:
         tell_line(line, word="waiting:", colour="yellow")

@@ -23,7 +23,7 @@ from tickwheel.client.values import (
     Task,
     Verdict,
 )
-from tickwheel.durable.task import State
+from tickwheel.values.task import State
 
 if TYPE_CHECKING:
     from tickwheel.client.aio import AsyncClient

@@ -43,9 +43,6 @@ from tickwheel.client.values import (
     Task,
     Verdict,
 )
-from tickwheel.durable import serial
-from tickwheel.durable.service import check_name
-from tickwheel.durable.task import TRANSITIONS, Event, State
 from tickwheel.errors import (
     AlreadyReplayed,
     AttemptOver,
@@ -54,6 +51,9 @@ from tickwheel.errors import (
     UnknownSchedule,
     UnknownService,
 )
+from tickwheel.values.json import call as serial
+from tickwheel.values.service import check_name
+from tickwheel.values.task import TRANSITIONS, Event, State
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping

@@ -8,9 +8,9 @@ from urllib.parse import quote, urlencode
 
 from tickwheel.client.json import written
 from tickwheel.client.values import Document, Page, Verdict
-from tickwheel.durable.outcome import milliseconds
-from tickwheel.durable.submit import moment_ms
-from tickwheel.durable.task import State, at
+from tickwheel.durable.steps.submit import moment_ms
+from tickwheel.values.outcome import milliseconds
+from tickwheel.values.task import State, at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

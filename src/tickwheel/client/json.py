@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tickwheel.durable import serial
+from tickwheel.values.json import call as serial
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import tickwheel
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.client.errors import ApiError, error_of
-from tickwheel.durable import serial
 from tickwheel.errors import TickwheelError
+from tickwheel.values.json import call as serial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

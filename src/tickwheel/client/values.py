@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from tickwheel.durable.task import FINAL, Event, State
+from tickwheel.values.task import FINAL, Event, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -3,11 +3,7 @@
 from tickwheel.durable.blocking import Blocking
 from tickwheel.durable.channels.local import current_task
 from tickwheel.durable.function import Request, TaskFunction
-from tickwheel.durable.outcome import Fail, Retry, Snooze
-from tickwheel.durable.schedule import Schedule
 from tickwheel.durable.scheduler import Scheduler
-from tickwheel.durable.service import Backoff, Breaker, Service
-from tickwheel.durable.task import Attempt, Page, State, Task, Verdict
 from tickwheel.errors import (
     AlreadyReplayed,
     AttemptOver,
@@ -25,6 +21,10 @@ from tickwheel.errors import (
     UnknownTask,
     WrongStore,
 )
+from tickwheel.values.outcome import Fail, Retry, Snooze
+from tickwheel.values.schedule import Schedule
+from tickwheel.values.service import Backoff, Breaker, Service
+from tickwheel.values.task import Attempt, Page, State, Task, Verdict
 
 __all__ = [
     "AlreadyReplayed",

@@ -10,11 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.configuration import configured, service_changes, stored_form
+from tickwheel.durable.directory.configuration import configured, service_changes, stored_form
 from tickwheel.durable.log import logger
 from tickwheel.durable.registry import Audit
-from tickwheel.durable.service import check_name
-from tickwheel.durable.task import namespace_of
 from tickwheel.errors import (
     Locked,
     ServiceChanged,
@@ -22,13 +20,15 @@ from tickwheel.errors import (
     StoreUnavailable,
     UnknownService,
 )
+from tickwheel.values.service import check_name
+from tickwheel.values.task import namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tickwheel.durable.node import Node
     from tickwheel.durable.registry import NodeRow, ShardRow
-    from tickwheel.durable.service import Service
+    from tickwheel.durable.steps.node import Node
+    from tickwheel.values.service import Service
 
 TURNS = 32  # tries of a change before which another one came each time
 LOCAL = "local"  # who did it, when no token says so

@@ -6,19 +6,19 @@ import functools
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tickwheel.durable.background import LoopThread
-from tickwheel.durable.task import Cancel, CancelKey
 from tickwheel.durable.verbs import Verbs, cancel_key_of, checked_id, known
 from tickwheel.errors import NotStarted
+from tickwheel.values.task import Cancel, CancelKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from datetime import datetime, timedelta
     from typing import Self
 
-    from tickwheel.durable.node import Node
     from tickwheel.durable.scheduler import Scheduler
-    from tickwheel.durable.task import Reschedule, Task, Verdict
+    from tickwheel.durable.steps.node import Node
     from tickwheel.durable.verbs import Target, Verdicts
+    from tickwheel.values.task import Reschedule, Task, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")

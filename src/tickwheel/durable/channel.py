@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tickwheel.durable.task import Event
+from tickwheel.values.task import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tickwheel.durable.gate import Gate
-    from tickwheel.durable.service import Service
-    from tickwheel.durable.task import Task
+    from tickwheel.durable.permits.semaphore import Gate
+    from tickwheel.values.service import Service
+    from tickwheel.values.task import Task
 
 
 class Answer(NamedTuple):

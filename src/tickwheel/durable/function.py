@@ -16,7 +16,7 @@ from typing import (
     overload,
 )
 
-from tickwheel.durable.serial import Signature
+from tickwheel.values.json.call import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tickwheel.durable.scheduler import Scheduler
-    from tickwheel.durable.service import Service
-    from tickwheel.durable.task import Task
+    from tickwheel.values.service import Service
+    from tickwheel.values.task import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,20 +15,20 @@ from urllib.parse import unquote, urlsplit
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import forkable
-from tickwheel.durable import descriptors
 from tickwheel.durable.blocking import Blocking
 from tickwheel.durable.channels.local import LocalChannel
 from tickwheel.durable.coordinators.none import NoCoordinator
 from tickwheel.durable.coordinators.solo import SoloCoordinator
+from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.function import TaskFunction
 from tickwheel.durable.log import logger
-from tickwheel.durable.node import Node
-from tickwheel.durable.service import Backoff, Service, seconds_of
-from tickwheel.durable.submit import MAX_BODY
-from tickwheel.durable.task import MAX_SHARDS, SHARDS
-from tickwheel.durable.vault import Vault
+from tickwheel.durable.permits import descriptors
+from tickwheel.durable.steps.node import Node
+from tickwheel.durable.steps.submit import MAX_BODY
 from tickwheel.durable.verbs import Verbs
 from tickwheel.errors import NotStarted
+from tickwheel.values.service import Backoff, Service, seconds_of
+from tickwheel.values.task import MAX_SHARDS, SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -302,9 +302,9 @@ def remote_channels(
 ) -> dict[str, Channel]:
     """Return the channels to other processes, as far as what they need is installed."""
     try:
-        from tickwheel.durable.channels.http import HttpChannel  # noqa: PLC0415
-        from tickwheel.durable.channels.lookups import HUNG, PROMPT, Lookups  # noqa: PLC0415
-        from tickwheel.durable.channels.target import Targets  # noqa: PLC0415
+        from tickwheel.durable.channels.http.channel import HttpChannel  # noqa: PLC0415
+        from tickwheel.durable.channels.http.lookups import HUNG, PROMPT, Lookups  # noqa: PLC0415
+        from tickwheel.durable.channels.http.target import Targets  # noqa: PLC0415
     except ImportError:
         return {}  # then no service can be put, which is said there
     calls = descriptors.within(descriptors.CALLS_SHARE, max_calls)
@@ -322,12 +322,12 @@ def store_at(url: str, *, shards: int, clock: Clock | None) -> Store:
     """Return the store that a URL names, not open yet."""
     scheme = scheme_of(url)
     if scheme == "sqlite":
-        from tickwheel.durable.stores.sqlite import SqliteStore  # noqa: PLC0415
+        from tickwheel.durable.stores.sqlite.store import SqliteStore  # noqa: PLC0415
 
         return SqliteStore(sqlite_path(url), shards=shards, clock=clock)
     if scheme in ("postgresql", "postgres"):
         try:
-            from tickwheel.durable.stores.postgres import PostgresStore  # noqa: PLC0415
+            from tickwheel.durable.stores.postgres.store import PostgresStore  # noqa: PLC0415
         except ImportError as missing:
             raise ImportError(
                 f"{missing}; for PostgreSQL: pip install 'tickwheel[postgres]'"

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from tickwheel.durable.registry import Audit, Registry
-    from tickwheel.durable.schedule import Fired, Firing, Schedule, Timing
-    from tickwheel.durable.task import (
+    from tickwheel.values.schedule import Fired, Firing, Schedule, Timing
+    from tickwheel.values.task import (
         Attempt,
         AttemptKey,
         Change,

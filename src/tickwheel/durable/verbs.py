@@ -13,15 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import ManualClock
-from tickwheel.durable import serial
 from tickwheel.durable.administration import LOCAL, Administration
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
 from tickwheel.durable.progress import showing
-from tickwheel.durable.schedule import Schedule
-from tickwheel.durable.service import Service, check_name, seconds_of
+from tickwheel.durable.steps.submit import Refused, later_ms, moment_ms, request_bytes
 from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay, error_bytes
-from tickwheel.durable.submit import Refused, later_ms, moment_ms, request_bytes
-from tickwheel.durable.task import (
+from tickwheel.errors import (
+    AlreadyReplayed,
+    AttemptOver,
+    KeyTaken,
+    UnknownSchedule,
+    UnknownService,
+    UnknownTask,
+)
+from tickwheel.values.json import call as serial
+from tickwheel.values.schedule import Schedule
+from tickwheel.values.service import Service, check_name, seconds_of
+from tickwheel.values.task import (
     Attempt,
     Cancel,
     CancelKey,
@@ -37,21 +45,13 @@ from tickwheel.durable.task import (
     hashed_shard,
     namespace_of,
 )
-from tickwheel.errors import (
-    AlreadyReplayed,
-    AttemptOver,
-    KeyTaken,
-    UnknownSchedule,
-    UnknownService,
-    UnknownTask,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime, timedelta
 
     from tickwheel.clock import Clock
-    from tickwheel.durable.task import Page
+    from tickwheel.values.task import Page
 
 WAIT_SECONDS = 0.5
 PIECE = 250  # tasks that are cancelled or moved at once: others want to write, too

@@ -11,8 +11,6 @@ For FastAPI `app.post("/hook")(receiver.starlette(close_order))`, for Flask
 `app.post("/hook")(receiver.flask(close_order))`; anything else: `receiver.answer(...)`.
 """
 
-from tickwheel.durable.channels.signature import InvalidSignature
-from tickwheel.durable.outcome import Retry
 from tickwheel.receiver.core import (
     Accepted,
     BadDelivery,
@@ -23,6 +21,8 @@ from tickwheel.receiver.core import (
     Reply,
 )
 from tickwheel.receiver.seen import MemorySeen, Seen
+from tickwheel.values.outcome import Retry
+from tickwheel.values.signature import InvalidSignature
 
 __all__ = [
     "Accepted",

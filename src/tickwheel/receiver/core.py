@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import Clock, WallClock
-from tickwheel.durable import serial
-from tickwheel.durable.channels.signature import InvalidSignature, check_secret, verify
-from tickwheel.durable.outcome import Retry
 from tickwheel.errors import TickwheelError
 from tickwheel.receiver.seen import Asked, Seen, seen_of
+from tickwheel.values.json import call as serial
+from tickwheel.values.outcome import Retry
+from tickwheel.values.signature import InvalidSignature, check_secret, verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,15 +6,22 @@ import hmac
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.clock import SystemClock
-from tickwheel.durable.task import qualified
-from tickwheel.durable.tokens import ANY, NAMESPACE, SCOPES, TOKEN, digest_of, namespace_named
+from tickwheel.durable.directory.tokens import (
+    ANY,
+    NAMESPACE,
+    SCOPES,
+    TOKEN,
+    digest_of,
+    namespace_named,
+)
+from tickwheel.values.task import qualified
 from tickwheel.web.problems import Refused
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Mapping
 
-    from tickwheel.durable.directory import Directory
+    from tickwheel.durable.directory.directory import Directory
     from tickwheel.durable.registry import Token
 
 ALL = frozenset(SCOPES)

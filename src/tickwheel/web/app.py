@@ -19,7 +19,7 @@ import msgspec
 
 import tickwheel
 from tickwheel.clock import SystemClock
-from tickwheel.durable.histogram import Histogram
+from tickwheel.durable.metrics import Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.web import cluster, services, tasks
 from tickwheel.web.access import named_token
@@ -33,7 +33,7 @@ from tickwheel.web.route import JSON, Call, Reply, Router
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
-    from tickwheel.durable.directory import Directory
+    from tickwheel.durable.directory.directory import Directory
     from tickwheel.durable.scheduler import Scheduler
     from tickwheel.web.access import Access, Guard
     from tickwheel.web.route import Route

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tickwheel.durable.task import namespace_of
+from tickwheel.values.task import namespace_of
 from tickwheel.web import types, views
 from tickwheel.web.metrics import Family, exposition, families_of, merged
 from tickwheel.web.route import Call, Reply, Route

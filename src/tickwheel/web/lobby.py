@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from tickwheel.durable import descriptors
+from tickwheel.durable.permits import descriptors
 from tickwheel.web.turns import Turns
 
 if TYPE_CHECKING:

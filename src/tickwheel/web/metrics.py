@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tickwheel.durable.flow import BreakerState
-from tickwheel.durable.health import Reason
-from tickwheel.durable.task import TRANSITIONS, State, namespace_of
+from tickwheel.durable.permits.flow import BreakerState
+from tickwheel.durable.steps.health import Reason
+from tickwheel.values.task import TRANSITIONS, State, namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tickwheel.durable.histogram import Histogram
+    from tickwheel.durable.metrics import Histogram
     from tickwheel.web.app import App
 
     Labels = Mapping[str, object]

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import msgspec.inspect
 
-from tickwheel.durable.encoding import DEPTH, depths
+from tickwheel.values.json.encode import DEPTH, depths
 from tickwheel.web.problems import Refused
 from tickwheel.web.wording import in_words, no_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from tickwheel.durable.node import Node
     from tickwheel.durable.scheduler import Scheduler
+    from tickwheel.durable.steps.node import Node
     from tickwheel.web.access import Access
     from tickwheel.web.app import App
 

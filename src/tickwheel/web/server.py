@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvicorn
 
 from tickwheel.clock import SystemClock
-from tickwheel.durable import descriptors
+from tickwheel.durable.permits import descriptors
 from tickwheel.durable.scheduler import Scheduler
 from tickwheel.errors import TickwheelError, WrongStore
 from tickwheel.web.access import Guard

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tickwheel.durable.configuration import shown_form
-from tickwheel.durable.task import namespace_of
+from tickwheel.durable.directory.configuration import shown_form
 from tickwheel.errors import ServiceChanged, UnknownSchedule, UnknownService
+from tickwheel.values.task import namespace_of
 from tickwheel.web import types, views
 from tickwheel.web.problems import Refused
 from tickwheel.web.route import Call, Reply, Route
 from tickwheel.web.wording import PATTERNS
 
 if TYPE_CHECKING:
-    from tickwheel.durable.schedule import Schedule
-    from tickwheel.durable.service import Service
+    from tickwheel.values.schedule import Schedule
+    from tickwheel.values.service import Service
 
 NAME = re.compile(types.NAME)
 TAG = re.compile(rb'"[!#-~]*"')

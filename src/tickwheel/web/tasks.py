@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tickwheel.durable.task import Idempotency, Repeated, State, Task
 from tickwheel.errors import TickwheelError, UnknownService
+from tickwheel.values.task import Idempotency, Repeated, State, Task
 from tickwheel.web import types, views
 from tickwheel.web.bodies import ENVELOPE_BYTES
 from tickwheel.web.elements import Malformed, elements, lines
@@ -19,7 +19,7 @@ from tickwheel.web.wording import in_words, no_json
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tickwheel.durable.task import Page, Submission
+    from tickwheel.values.task import Page, Submission
 
 CREATED = 201
 TURN_COST = 65_536  # bytes of a batch, or of its answers, that are worked on in one turn

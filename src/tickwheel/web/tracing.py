@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tickwheel.durable.channel import Answer, Channel
-    from tickwheel.durable.service import Service
-    from tickwheel.durable.task import Task
+    from tickwheel.values.service import Service
+    from tickwheel.values.task import Task
 
 
 CLOSE_SECONDS = 2.0

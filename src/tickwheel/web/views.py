@@ -13,10 +13,10 @@ from tickwheel.web import types
 
 if TYPE_CHECKING:
     from tickwheel.durable.registry import Audit, NodeRow, ShardRow
-    from tickwheel.durable.schedule import Schedule
-    from tickwheel.durable.service import Service
-    from tickwheel.durable.task import Attempt, Task
     from tickwheel.errors import TickwheelError
+    from tickwheel.values.schedule import Schedule
+    from tickwheel.values.service import Service
+    from tickwheel.values.task import Attempt, Task
     from tickwheel.web.access import Access
 
 

@@ -7,8 +7,8 @@ import importlib
 import json
 import os
 
-from tickwheel.durable import leases
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
+from tickwheel.durable.steps import leases
 
 if lease := os.environ.get("TEST_LEASE_SECONDS"):
     leases.LEASE_SECONDS = float(lease)

@@ -15,20 +15,20 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import SystemClock
-from tickwheel.durable import serial
 from tickwheel.durable.channel import Answer
-from tickwheel.durable.gate import Gate
-from tickwheel.durable.histogram import Histogram
-from tickwheel.durable.outcome import Fail, Retry, Snooze, milliseconds
-from tickwheel.durable.task import Event
+from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.permits.semaphore import Gate
+from tickwheel.values.json import call as serial
+from tickwheel.values.outcome import Fail, Retry, Snooze, milliseconds
+from tickwheel.values.task import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tickwheel.clock import Clock
     from tickwheel.durable.function import TaskFunction
-    from tickwheel.durable.service import Service
-    from tickwheel.durable.task import Task
+    from tickwheel.values.service import Service
+    from tickwheel.values.task import Task
 
 T = TypeVar("T")
 

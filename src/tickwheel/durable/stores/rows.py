@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.store import error_bytes
-from tickwheel.durable.task import (
+from tickwheel.values.task import (
     FINAL,
     Attempt,
     Event,
@@ -26,7 +26,7 @@ from tickwheel.durable.task import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
-    from tickwheel.durable.task import Lease, Submission
+    from tickwheel.values.task import Lease, Submission
 
     Answer = Task | Taken | Repeated | None
 

@@ -1,0 +1,1 @@
+"""Batching: several requests in one transaction."""

@@ -1,0 +1,1 @@
+"""The directory: services and tokens, in the store and in memory."""

@@ -1,0 +1,1 @@
+"""Permits: how many calls may begin, and what they may hold."""

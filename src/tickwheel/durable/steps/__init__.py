@@ -1,0 +1,1 @@
+"""The steps: the life of a task, from submit to its end, and the node that runs them."""

@@ -1,0 +1,323 @@
+"""Connections to PostgreSQL: a bounded pool, and what goes wrong by one name.
+
+- A call ends within bounded time, whatever the server does, and a connection that was in the middle
+  of something when it ended is thrown away: nothing waits for a server that stands still.
+- Deadlocks and serialization failures are tried again; the world's errors become
+  `StoreUnavailable`, which names host and database and never the password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import re
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg  # type: ignore[import-untyped]
+
+from tickwheel.durable.stores.postgres.session import (
+    SHARED,
+    address_of,
+    is_pooled,
+    is_shared,
+    own_process,
+    require_session,
+    script,
+)
+from tickwheel.errors import Locked, StoreUnavailable, TickwheelError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+T = TypeVar("T")
+
+SIZE = 10  # connections of one store, at most, besides those below and the one that listens
+RESERVED = 3  # connections for leases, which must not wait behind other work
+CALL_SECONDS = 10.0  # a call's time, with the wait for a connection
+CONNECT_SECONDS = 5.0
+TRIES = 6  # of a statement that ran into a deadlock
+PAUSE_SECONDS = 0.005  # before the second try, on average; doubled for each further one
+LOCK_MS = 2_000
+
+SETTINGS = {
+    # A statement looks again at a row that changed under it: all of them rely on that.
+    "default_transaction_isolation": "read committed",
+    "lock_timeout": str(LOCK_MS),
+    # A process that stands still must not hold the rows that another waits for.
+    "idle_in_transaction_session_timeout": "5000",
+    "client_connection_check_interval": "10000",
+    # Each statement has one good plan, by index. A planner that has not seen the tables grow yet
+    # would read them whole, and keep to that.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_sort": "off",
+    "jit": "off",  # what is "off" above costs a fortune on paper, and would be compiled
+}
+# Acknowledged is on disk. Other settings than "off" are the administrator's to choose.
+DURABLE = """
+    SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('synchronous_commit') = 'off'
+"""
+
+# SQLSTATE classes and codes of a server that cannot be reached, or will not read or write.
+WORLD = ("08", "28", "40", "53", "57", "58", "3D000", "25006", "25P03", "55P03", "42501", "XX")
+AGAIN = ("40001", "40P01")
+
+ID = re.compile("[0-9a-f]{32}")
+_HOST = r"(?:\[[^\[\]]*\]|[^\[\]:,]*)(?::[0-9]*)?"
+HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
+UNSHOWN = frozenset(" \t\r\n=")  # as in "host=… password=…"
+
+
+class AnswerLost(StoreUnavailable):
+    """The connection broke while a statement was under way: it may have been committed."""
+
+
+class Connection(Protocol):
+    """What is used of asyncpg's connections. Ids go in and come out as 32 hex digits."""
+
+    async def execute(self, query: str, *values: Any) -> str: ...
+
+    async def executemany(self, command: str, args: Iterable[Sequence[Any]]) -> None: ...
+
+    async def fetch(self, query: str, *values: Any) -> list[Sequence[Any]]: ...
+
+    async def copy_records_to_table(
+        self, table_name: str, *, records: Iterable[Sequence[Any]], columns: Sequence[str]
+    ) -> str: ...
+
+    async def add_listener(self, channel: str, callback: Callable[..., None]) -> None: ...
+
+    def add_termination_listener(self, callback: Callable[..., None]) -> None: ...
+
+    async def close(self, *, timeout: float | None = None) -> None: ...
+
+    def is_closed(self) -> bool: ...
+
+    def is_in_transaction(self) -> bool: ...
+
+    def terminate(self) -> None: ...
+
+
+class Pool:
+    """Connections to one database, made when they are needed and kept."""
+
+    def __init__(self, url: str, size: int = SIZE) -> None:
+        self.where = place_of(url)
+        self.address = address_of(url)
+        self._size = size
+        self._slots = asyncio.Semaphore(size)
+        self._reserved = asyncio.Semaphore(RESERVED)
+        self._free: list[Connection] = []
+        self._session_kept = False  # by a pooler in between, as far as it is known
+
+    async def connect(self) -> Connection:
+        """Return a new connection, which the pool does not look after."""
+        connection = await self._greeted()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                status = await connection.execute(
+                    f"{script(self.address.schema, SETTINGS)}; {DURABLE}; {own_process(connection)}"
+                )
+            if is_pooled(status) and not self._session_kept:
+                await require_session(connection, self._greeted)
+                self._session_kept = True
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await as_hex(connection)
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, Exception) and not isinstance(error, TickwheelError):
+                raise unreachable(error, self.where) from error
+            raise
+        return connection
+
+    async def _greeted(self) -> Connection:
+        """Return a connection as it comes from the server."""
+        named = {} if "application_name=" in self.address.url else {"application_name": "tickwheel"}
+        try:
+            connection: Connection = await asyncpg.connect(
+                self.address.url, timeout=CONNECT_SECONDS, server_settings=named
+            )
+        except Exception as error:
+            raise unreachable(error, self.where) from error
+        return connection
+
+    async def run(
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        seconds: float | None = None,
+        *,
+        reserved: bool = False,
+    ) -> T:
+        """Have `work(connection)` done, and again when it ran into a deadlock.
+
+        `reserved`: it keeps this node alive, and waits for no connection that other work has.
+        """
+        seconds = CALL_SECONDS if seconds is None else seconds
+        slots = self._reserved if reserved else self._slots
+        try:
+            async with asyncio.timeout(None if seconds == math.inf else seconds):
+                return await self._tried(work, slots)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"{self.where} has not answered in {seconds:g} s") from error
+
+    async def _tried(
+        self, work: Callable[[Connection], Awaitable[T]], slots: asyncio.Semaphore
+    ) -> T:
+        for turn in range(TRIES):
+            try:
+                return await self._once(work, slots)
+            except StoreUnavailable:
+                raise
+            except asyncpg.PostgresError as error:
+                if error.sqlstate not in AGAIN or turn == TRIES - 1:
+                    raise translated(error, self.where) from error
+            except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+                raise translated(error, self.where) from error
+            await asyncio.sleep(random.uniform(0, 2 * PAUSE_SECONDS * 2**turn))  # noqa: S311
+        raise AssertionError("the last try returns or raises")
+
+    async def _once(
+        self, work: Callable[[Connection], Awaitable[T]], slots: asyncio.Semaphore
+    ) -> T:
+        async with slots:
+            connection = self._idle() or await self.connect()
+            try:
+                answer = await work(connection)
+            except asyncpg.PostgresError as error:
+                self._put_back(connection, fit=not (error.sqlstate or "").startswith(WORLD_ENDS))
+                raise
+            except BaseException:
+                connection.terminate()  # whatever was under way, nobody waits for it
+                raise
+            self._put_back(connection, fit=True)
+            return answer
+
+    def _idle(self) -> Connection | None:
+        while self._free:
+            connection = self._free.pop()
+            if not connection.is_closed():
+                return connection
+        return None
+
+    def _put_back(self, connection: Connection, *, fit: bool) -> None:
+        if fit and not connection.is_closed() and not connection.is_in_transaction():
+            self._free.append(connection)
+        else:
+            connection.terminate()
+
+    async def close(self) -> None:
+        """Let go of every connection, when what is under way has ended."""
+        for slots, size in ((self._slots, self._size), (self._reserved, RESERVED)):
+            for _ in range(size):
+                await slots.acquire()
+        while self._free:
+            connection = self._free.pop()
+            with contextlib.suppress(Exception):  # it closes itself in any case
+                await connection.close(timeout=1.0)
+
+
+async def transaction(
+    connection: Connection,
+    work: Callable[[Connection], Awaitable[T]],
+    *,
+    lock_ms: int | None = None,
+) -> T:
+    """Do `work(connection)` in one transaction, which waits for a lock as long as it is told.
+
+    When the answer does not come, no rollback is waited for: the connection is thrown away.
+    """
+    wait = "" if lock_ms is None else f"; SET LOCAL lock_timeout = {lock_ms}"
+    await connection.execute(f"BEGIN{wait}")
+    try:
+        answer = await work(connection)
+    except Exception:
+        if not connection.is_closed():
+            await connection.execute("ROLLBACK")
+        raise
+    await connection.execute("COMMIT")
+    return answer
+
+
+async def as_hex(connection: Any) -> None:
+    """Have the connection take and give uuids as hex digits."""
+    await connection.set_type_codec(
+        "uuid", schema="pg_catalog", encoder=bytes.fromhex, decoder=bytes.hex, format="binary"
+    )
+
+
+def valid(ids: Iterable[str]) -> list[str]:
+    """Return what can be an id, each once: no other is known to any store."""
+    return [one for one in dict.fromkeys(ids) if ID.fullmatch(one)]
+
+
+# After these the connection is of no use: shut down, or not (any more) where one can write.
+WORLD_ENDS = ("08", "57P", "25006", "25P03", "XX")
+
+
+def translated(error: Exception, where: str) -> Exception:
+    """Return the error to raise: the world's become StoreUnavailable, a statement's stay."""
+    text = str(error) or type(error).__name__
+    if not isinstance(error, asyncpg.PostgresError):
+        # A value that the driver cannot send, or else a connection that broke.
+        return error if isinstance(error, ValueError) else AnswerLost(f"{where}: {text}")
+    state: str = getattr(error, "sqlstate", None) or ""
+    if state == "55P03":
+        return Locked(f"{where}: waited in vain for what another transaction holds: {text}")
+    if state.startswith(("08", "57P")):
+        return AnswerLost(f"{where}: {text}")
+    if is_shared(error):
+        return StoreUnavailable(f"{where}: {SHARED} ({text})")
+    if state.startswith(WORLD):
+        return StoreUnavailable(f"{where}: {text}")
+    if state.startswith("22"):
+        return ValueError(f"PostgreSQL cannot store this: {text}")
+    statements: Exception = error
+    return statements
+
+
+def unreachable(error: Exception, where: str) -> Exception:
+    """Return the error to raise when no connection could be made."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return ValueError(f"the URL of {where} cannot be used: {text}")
+    if "unsupported startup parameter" in text:
+        text += "; this is PgBouncer: take the parameter out of the URL, or let it ignore that one"
+    return StoreUnavailable(f"cannot connect to {where}: {text}")
+
+
+def place_of(url: str) -> str:
+    """Return host and database of a URL for messages, without user and password.
+
+    A URL that is none, such as `host=… password=…`, is refused, and not shown: any part of it may
+    be the password.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme not in {"postgresql", "postgres"}:
+        raise ValueError("a PostgreSQL URL is postgresql://USER:PASSWORD@HOST/DATABASE")
+    parts = urlsplit(url)
+    asked = parse_qs(parts.query)
+    hosts = parts.netloc.rpartition("@")[2]
+    host = hosts or asked.get("host", [""])[0]
+    database = parts.path.strip("/") or asked.get("dbname", asked.get("database", [""]))[0]
+    beyond = rest[len(parts.netloc) :]  # a "@" there is one of the password
+    odd = "@" in beyond or parts.fragment or UNSHOWN & {*host, *database}
+    if odd or not HOSTS.fullmatch(hosts):
+        raise ValueError(
+            "the PostgreSQL URL cannot be read: it is postgresql://USER:PASSWORD@HOST/DATABASE, and"
+            " in a password @ : / # ? are written as %40 …"
+        )
+    return f"PostgreSQL {host or 'the local socket'}/{database}"
+
+
+def clean(text: str | None) -> str | None:
+    """Return a text that PostgreSQL can store: an error's words may hold anything."""
+    if text is None:
+        return None
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,225 @@
+"""Schedules on PostgreSQL: they are put, deleted and fired, each in one transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.durable.store import FIRE_BYTES, PAGE_BYTES
+from tickwheel.durable.stores.postgres import statements as sql
+from tickwheel.durable.stores.postgres.pool import clean
+from tickwheel.durable.stores.postgres.registry import BUMP, NOTE, line
+from tickwheel.durable.stores.rows import schedules_in
+from tickwheel.values.schedule import (
+    Fired,
+    Schedule,
+    Timing,
+    firing_key,
+    firing_keys,
+    schedule_changes,
+)
+from tickwheel.values.task import Due
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.durable.registry import Audit
+    from tickwheel.durable.stores.postgres.pool import Connection
+    from tickwheel.values.schedule import Firing
+
+_COLUMNS = (
+    "name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,"
+    " enabled, priority, max_attempts, timeout_ms"
+)
+# Names of other namespaces are passed over without a look at what they submit.
+SCHEDULES = f"""
+    SELECT {_COLUMNS} FROM (
+        SELECT *, sum(octet_length(payload)) OVER (ORDER BY name) - octet_length(payload) AS filled
+        FROM (
+            SELECT {_COLUMNS} FROM schedule
+            WHERE name > $1 AND name < $2 AND ($3::boolean OR strpos(name, '/') = 0)
+            ORDER BY name LIMIT $4::bigint
+        ) found
+    ) page
+    WHERE filled < $5::bigint ORDER BY name
+"""  # noqa: S608
+SCHEDULE = f"SELECT {_COLUMNS} FROM schedule WHERE name = $1"  # noqa: S608
+LOCKED = f"{SCHEDULE} FOR UPDATE"
+SCHEDULED = "SELECT name FROM schedule WHERE service = $1 ORDER BY name LIMIT 1"
+PUT = f"""
+    INSERT INTO schedule ({_COLUMNS}) VALUES ($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13)
+    ON CONFLICT (name) DO UPDATE SET {
+    ", ".join(f"{name} = EXCLUDED.{name}" for name in _COLUMNS.split(", ")[1:])
+}
+"""  # noqa: S608
+DELETE = f"DELETE FROM schedule WHERE name = $1 RETURNING {_COLUMNS}"  # noqa: S608
+PENDING_FIRINGS = """
+    SELECT id FROM task WHERE key >= $1 AND key < $2 AND state = 'delay' ORDER BY key, service
+"""
+TIMINGS = """
+    SELECT name, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms, enabled, changed
+    FROM schedule WHERE (changed, name) > ($1::bigint, $2::text)
+    ORDER BY changed, name LIMIT $3::bigint
+"""
+# Numbers rise in the order of commits, since each change locks the one before until it commits.
+CHANGED = f"""
+    WITH registry AS ({BUMP} RETURNING value::bigint AS number)
+    UPDATE schedule SET changed = registry.number FROM registry WHERE name = $1
+"""  # noqa: S608
+# Several firings of one schedule, all as it was read, come in order of their times: all win. A
+# payload goes from table to table: what is carried along is where it is stored.
+_FIRED = (
+    "text", "text", "bigint", "text", "text", "bigint", "bigint", "bigint", "uuid", "bigint",
+    "integer", "bigint", "text",
+)  # fmt: skip
+FIRE = f"""
+    WITH firing AS MATERIALIZED (
+        SELECT * FROM unnest({
+    ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_FIRED, 1))
+}) WITH ORDINALITY AS f (name, cron, interval_ms, tz, missed, fired_until_ms, made_at_ms, until_ms,
+            id, due_at_ms, shard, at_ms, key, number)
+    ), open AS MATERIALIZED (
+        SELECT s.ctid AS place, {_COLUMNS} FROM schedule s
+        WHERE s.name = ANY ($1::text[]) AND s.enabled ORDER BY s.name FOR UPDATE
+    ), judged AS MATERIALIZED (
+        SELECT f.*, o.place, o.service, o.payload, o.priority, o.max_attempts,
+            o.timeout_ms,
+            CASE WHEN f.id IS NULL THEN 0 ELSE coalesce(octet_length(o.payload), 0) END AS bytes
+        FROM firing f
+        LEFT JOIN open o ON o.name = f.name AND o.fired_until_ms < f.until_ms
+            AND o.fired_until_ms = f.fired_until_ms
+            AND (o.tz, o.missed, o.created_at_ms) = (f.tz, f.missed, f.made_at_ms)
+            AND o.cron IS NOT DISTINCT FROM f.cron
+            AND o.interval_ms IS NOT DISTINCT FROM f.interval_ms
+    ), turn AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT *, sum(bytes) OVER (ORDER BY number) - bytes AS filled FROM judged
+        ) summed WHERE filled < ${len(_FIRED) + 1}::bigint
+    ), moved AS (
+        UPDATE schedule s SET fired_until_ms = w.until_ms
+        FROM (
+            SELECT DISTINCT ON (place) place, until_ms FROM turn WHERE place IS NOT NULL
+            ORDER BY place, until_ms DESC
+        ) w
+        WHERE s.ctid = w.place
+        RETURNING w.place
+    ), stored AS (
+        INSERT INTO task ({sql.GIVEN})
+        SELECT id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,
+            NULL, at_ms, at_ms, NULL
+        FROM turn t JOIN moved USING (place) WHERE id IS NOT NULL ON CONFLICT DO NOTHING
+        RETURNING id
+    )
+    SELECT t.number - 1, m.place IS NOT NULL, s.id, t.due_at_ms, t.service, t.priority, t.shard
+    FROM turn t LEFT JOIN moved m USING (place) LEFT JOIN stored s ON s.id = t.id
+    ORDER BY t.number
+"""  # noqa: S608
+
+
+async def read(
+    connection: Connection, namespace: str | None, after: str, limit: int
+) -> list[Schedule]:
+    """Return schedules by name, from the first behind `after` on."""
+    values = *schedules_in(namespace, clean(after) or ""), limit, PAGE_BYTES
+    return list(map(Schedule._make, await connection.fetch(SCHEDULES, *values)))
+
+
+async def read_one(connection: Connection, name: str) -> Schedule | None:
+    """Return one schedule."""
+    rows = await connection.fetch(SCHEDULE, name)
+    return Schedule._make(rows[0]) if rows else None
+
+
+async def scheduled(connection: Connection, service: str) -> str | None:
+    """Return the name of a schedule that submits to this service."""
+    rows = await connection.fetch(SCHEDULED, service)
+    return rows[0][0] if rows else None
+
+
+async def put(connection: Connection, schedule: Schedule, audit: Audit) -> Schedule:
+    """Store a schedule; when it changes, its pending firings are cancelled with it."""
+    rows = await connection.fetch(LOCKED, schedule.name)
+    stored = Schedule._make(rows[0]) if rows else None
+    if stored is not None and stored.same_as(schedule):
+        return stored
+    await cancel_pending(connection, schedule.name)
+    await connection.fetch(PUT, *schedule)
+    await note(connection, audit, stored, schedule)
+    return schedule
+
+
+async def delete(connection: Connection, name: str, audit: Audit) -> bool:
+    """Delete a schedule and cancel its pending firings; whether there was one."""
+    rows = await connection.fetch(DELETE, name)
+    await cancel_pending(connection, name)
+    if rows:
+        await note(connection, audit, Schedule._make(rows[0]), None)
+    return bool(rows)
+
+
+async def note(
+    connection: Connection, audit: Audit, before: Schedule | None, after: Schedule | None
+) -> None:
+    """Note a change: its line in the audit log, and its number.
+
+    The number that others look at comes last: nothing is waited for while it is locked.
+    """
+    detail = schedule_changes(before, after)
+    await connection.fetch(NOTE, *line(audit._replace(detail=detail)))
+    if after is None:
+        await connection.fetch(BUMP)
+    else:
+        await connection.fetch(CHANGED, after.name)
+
+
+async def cancel_pending(connection: Connection, name: str) -> None:
+    """Cancel the firings of a schedule that nobody has claimed yet."""
+    rows = await connection.fetch(PENDING_FIRINGS, *firing_keys(name))
+    if rows:
+        await connection.fetch(sql.cancel(), sorted(task_id for (task_id,) in rows))
+
+
+async def timings(connection: Connection, after: tuple[int, str], limit: int) -> list[Timing]:
+    """Return when schedules fire that were put after that."""
+    return list(map(Timing._make, await connection.fetch(TIMINGS, *after, limit)))
+
+
+async def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]:
+    """Insert each firing's task, unless its timing has changed or fired since; who won.
+
+    Those of a schedule that are no later than one before them have lost already.
+    """
+    places = later_each_time(firings)
+    columns = zip(*(fired(firings[at]) for at in places), strict=True)
+    rows = await connection.fetch(FIRE, *columns, FIRE_BYTES)
+    # The rows are the first of those that were asked for: all, unless their payloads are large.
+    count = len(firings) if len(rows) == len(places) else places[len(rows)]
+    answers = [Fired(False)] * count
+    for number, won, *due in rows:
+        answers[places[number]] = Fired(won, Due._make(due) if due[0] is not None else None)
+    return answers
+
+
+def was(one: Timing) -> tuple[Any, ...]:
+    """Return what a schedule must still be for its firing to win."""
+    return one[:7]
+
+
+def fired(firing: Firing) -> tuple[Any, ...]:
+    """Return the columns that a firing gives: when it is, until when, and the task."""
+    start = firing.start
+    if start is None:
+        return *was(firing.timing), firing.until_ms, None, None, None, None, None
+    key = firing_key(firing.timing.name, start.due_at_ms)
+    return *was(firing.timing), firing.until_ms, *start, key
+
+
+def later_each_time(firings: Sequence[Firing]) -> list[int]:
+    """Return the places of those that are later than the ones of their schedule before them."""
+    last: dict[tuple[Any, ...], int] = {}
+    places = []
+    for at, one in enumerate(firings):
+        timing = was(one.timing)
+        if one.until_ms > last.get(timing, -1):
+            last[timing] = one.until_ms
+            places.append(at)
+    return places

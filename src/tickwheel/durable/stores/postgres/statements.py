@@ -1,0 +1,791 @@
+"""The statements on PostgreSQL, by name. Lists go in as arrays: one statement, however many rows.
+
+Rows are locked one by one in the order of the array, which the store sorts by id: a lateral query
+that locks cannot be turned round by the planner. What a lock had to wait for is looked at again
+(READ COMMITTED), so each condition holds for the row as it is when it is changed.
+
+No plan depends on what the planner knows of the tables: it may have looked while they were empty.
+- A locked row is changed by its ctid, so nothing but the row itself can be read. A version that was
+  committed while the statement ran is locked but not seen by that, and stays as it is: only the
+  changed rows are winners, the others have to be asked for again.
+- Look-ups by id are ordered by it, and those by key compare rows: then one index alone serves them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tickwheel.durable.store import ERROR_WEIGHT, STATEMENT_BYTES, SWEPT
+from tickwheel.durable.stores.rows import names_in
+from tickwheel.values.task import State
+
+if TYPE_CHECKING:
+    from tickwheel.values.task import Filter
+
+# In the order of Task's fields.
+LIVE = (
+    "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
+    " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch,"
+    " lease_until_ms, started_at_ms"
+)
+FINAL = LIVE.replace(
+    "lease_until_ms, started_at_ms", "NULL::bigint, NULL::bigint, result, replayed_as"
+)
+# An accept moves the lease and the due time of its task to one moment: no other has both alike.
+_ACCEPTED = "t.lease_until_ms = t.due_at_ms"
+# Which it was due at before; without the row that says so, at the latest when it was claimed.
+_DUE_AT = f"""CASE WHEN {_ACCEPTED} THEN coalesce(
+            (SELECT a.due_at_ms FROM accepted a WHERE a.task_id = t.id AND a.attempt = t.attempt),
+            least(t.due_at_ms, t.started_at_ms)
+        ) ELSE t.due_at_ms END"""
+GIVEN = (
+    "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
+    " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
+)
+GIVEN_COLUMNS = GIVEN.split(", ")
+SENT = ("uuid", "text", "bytea", "text", "bigint", "integer", "integer", "integer", "bigint",
+         "bigint", "bigint", "bigint", "uuid")  # fmt: skip
+_KEPT = (
+    "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
+    " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch"
+)
+
+
+def of(table: str, columns: str) -> str:
+    """Return columns with the table's name before each."""
+    return ", ".join(f"{table}.{name}" for name in columns.split(", "))
+
+
+SHOWN = of("t", LIVE).replace("t.due_at_ms", f"{_DUE_AT} AS due_at_ms")
+_TABLES = {"task": f"(SELECT {SHOWN} FROM task t)", "backlog": "backlog"}
+_COLUMNS = {"task": LIVE, "backlog": FINAL}
+_BYTES = {
+    "task": "octet_length(t.payload)",
+    "backlog": "octet_length(t.payload) + coalesce(octet_length(t.result), 0)",
+}
+
+
+def by_id(value: str) -> str:
+    """Return the end of a look-up of `t` by its id, which only the primary key serves.
+
+    `id =` could be looked up along task_due as well, all of it. No other index has the order.
+    """
+    return f"t.id = ANY (ARRAY[{value}]) ORDER BY t.id"
+
+
+def by_key(key: str, service: str) -> str:
+    """Return the condition of a look-up of `t` by its key, which only task_key serves.
+
+    With `service =`, task_due would do as well, along all tasks of that service.
+    """
+    pair = f"({key}, {service})"
+    return f"t.key = {key} AND (t.key, t.service) BETWEEN {pair} AND {pair}"
+
+
+def given(first: int) -> str:
+    """Return the rows to insert, from the parameter `first` on, as `g`."""
+    arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(SENT, first))
+    return f"unnest({arrays}) AS g ({GIVEN})"
+
+
+READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
+CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8"
+# Down to the millisecond: what is due then is due.
+_MOMENT = """moment AS MATERIALIZED (
+        SELECT floor(ms)::bigint AS now_ms, ms::float8 AS exact_ms
+        FROM (SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms) c
+    )"""
+_NOW = "(SELECT now_ms FROM moment)"
+
+
+def _held(shards: int) -> str:
+    """Return the shards that have the epochs given, their rows locked: no takeover until the end.
+
+    A plain look would see them as they were when the statement began, and claim after a takeover.
+    A shard that another transaction has locked is left out: it would keep all the others waiting.
+    """
+    return f"""held AS MATERIALIZED (
+        SELECT s.shard FROM unnest(${shards}::integer[], ${shards + 1}::bigint[]) e (shard, epoch)
+        CROSS JOIN LATERAL (
+            SELECT s.shard FROM shard s WHERE s.shard = e.shard AND s.epoch = e.epoch
+            FOR SHARE SKIP LOCKED
+        ) s
+    )"""
+
+
+_IN_HELD = "= ANY (ARRAY(SELECT shard FROM held))"
+
+INSERT = f"""
+    WITH {_held(1)}, stored AS (
+        INSERT INTO task ({GIVEN})
+        SELECT * FROM {given(3)}
+        WHERE g.shard <> ALL ($1::integer[]) OR g.shard {_IN_HELD}
+        ON CONFLICT (id) DO NOTHING
+    )
+    SELECT shard FROM held
+"""
+HELD = f"WITH {_held(1)} SELECT shard FROM held"
+INSERT_KEYED = f"""
+    INSERT INTO task ({GIVEN}) SELECT * FROM {given(1)} ON CONFLICT DO NOTHING RETURNING id
+"""
+LOCK_HOLDER = f"""
+    SELECT 1 FROM task t WHERE {by_key("$1::text", "$2::text")} AND t.state = 'delay'
+    FOR NO KEY UPDATE
+"""
+REPLACE_KEYED = f"""
+    WITH holder AS MATERIALIZED (
+        SELECT g.*, t.place FROM {given(1)}
+        CROSS JOIN LATERAL (
+            SELECT t.ctid AS place FROM task t
+            WHERE {by_key("g.key", "g.service")} AND t.id <> g.id AND t.state = 'delay'
+            FOR NO KEY UPDATE
+        ) t
+    )
+    UPDATE task t SET payload = h.payload, due_at_ms = h.due_at_ms, priority = h.priority,
+        max_attempts = h.max_attempts, timeout_ms = h.timeout_ms,
+        deadline_at_ms = h.deadline_at_ms, updated_at_ms = h.updated_at_ms,
+        failures = 0, error = NULL
+    FROM holder h WHERE t.ctid = h.place
+    RETURNING {of("t", LIVE)}
+"""
+HOLDERS = f"""
+    SELECT t.* FROM unnest($1::text[], $2::text[]) AS g (key, service)
+    CROSS JOIN LATERAL (
+        SELECT {SHOWN} FROM task t WHERE {by_key("g.key", "g.service")} LIMIT 1
+    ) t
+"""
+# Of two that come at once with one name the second waits here until the first has committed.
+USE = f"""
+    WITH {_MOMENT}
+    INSERT INTO idempotency (caller, key, digest, task_id, used_at_ms)
+    SELECT n.caller, n.key, n.digest, n.task_id, {_NOW}
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) AS n (caller, key, digest, task_id)
+    ON CONFLICT (caller, key) DO NOTHING
+    RETURNING caller, key
+"""
+USED = """
+    SELECT i.* FROM unnest($1::text[], $2::text[]) AS n (caller, key)
+    CROSS JOIN LATERAL (
+        SELECT i.caller, i.key, i.digest, i.task_id FROM idempotency i
+        WHERE i.caller = n.caller AND i.key = n.key LIMIT 1
+    ) i
+"""
+# One name each: a planner that has seen the table empty would turn a join round, and read it whole.
+USED_FOR = "UPDATE idempotency SET task_id = $3 WHERE caller = $1 AND key = $2"
+UNUSED = "DELETE FROM idempotency WHERE caller = $1 AND key = $2"
+
+
+MERGED = 16  # shards that are read side by side; all 64 would take three times as long when idle
+_IN_SHARD = """(
+                    SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard FROM task t
+                    WHERE t.service = w.service AND t.shard = ($5::integer[])[g.first + {number}]
+                        AND t.due_at_ms > w.low AND t.due_at_ms <= w.high AND t.state = 'delay'
+                    ORDER BY t.due_at_ms, t.id
+                )"""
+# Of each window what is due first in the shards given, and the database's time. Each shard has its
+# own stretch of the index, in order; they are merged, so no more rows are read than the window has
+# for each group of shards. (Each part has an order of its own: else they would be read whole.)
+DUE = f"""
+    WITH {_MOMENT}
+    SELECT m.exact_ms, d.*
+    FROM moment m LEFT JOIN (
+        SELECT t.*
+        FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[])
+            AS w (service, low, high, most)
+        CROSS JOIN LATERAL (
+            SELECT t.* FROM generate_series(1, cardinality($5::integer[]), {MERGED}) AS g (first)
+            CROSS JOIN LATERAL (
+                SELECT * FROM ({
+    " UNION ALL ".join(_IN_SHARD.format(number=number) for number in range(MERGED))
+}) t
+                ORDER BY t.due_at_ms, t.id LIMIT w.most
+            ) t
+            ORDER BY t.due_at_ms, t.id LIMIT w.most
+        ) t
+    ) d ON true
+"""
+
+
+_WANTED = (
+    "unnest($3::uuid[], $4::bigint[], $5::integer[], $6::bigint[]) WITH ORDINALITY"
+    " AS w (id, due_at_ms, shard, epoch, number)"
+)
+
+
+def _fitting(most: str, rows: str) -> str:
+    """Return rows, whose `bytes` are known, each with whether it `fits`.
+
+    In their order, which no sort must change: the first, and those behind it whose bytes are
+    `most` together. A size is known without a look at what is stored apart.
+    """
+    return f"""
+        SELECT *, sum(bytes) OVER w - first_value(bytes) OVER w <= {most} AS fits
+        FROM ({rows}) r WINDOW w AS (ROWS UNBOUNDED PRECEDING)
+    """
+
+
+# Rows that a transaction under way has locked are left out: one would keep all the others waiting.
+_CLAIMABLE = f"""
+    SELECT t.place, t.bytes, w.number, w.epoch, {_NOW} AS now_ms
+    FROM {_WANTED}
+    CROSS JOIN LATERAL (
+        SELECT t.ctid AS place, octet_length(t.payload) AS bytes FROM task t
+        WHERE t.state = 'delay' AND t.due_at_ms = w.due_at_ms AND t.due_at_ms <= {_NOW}
+            AND {by_id("w.id")}
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) t
+    WHERE w.shard {_IN_HELD}
+"""
+CLAIM = f"""
+    WITH {_held(1)}, {_MOMENT}, free AS MATERIALIZED (
+        {_fitting("$9::bigint", _CLAIMABLE)}
+    ), claimed AS (
+        UPDATE task t SET state = 'running', attempt = t.attempt + 1, node = $7,
+            epoch = f.epoch, started_at_ms = f.now_ms, updated_at_ms = f.now_ms,
+            lease_until_ms = f.now_ms + $8::bigint
+        FROM free f WHERE t.ctid = f.place AND f.fits
+        RETURNING {of("t", LIVE)}
+    )
+    SELECT m.exact_ms, (SELECT min(number) FROM free WHERE NOT fits) AS first_left, c.*
+    FROM moment m LEFT JOIN claimed c ON true
+"""
+UNCLAIMED = f"""
+    SELECT t.* FROM unnest($1::uuid[], $2::bigint[]) AS w (id, epoch)
+    CROSS JOIN LATERAL (
+        SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard FROM task t
+        WHERE t.state = 'delay' AND {by_id("w.id")} LIMIT 1
+    ) t
+    WHERE (SELECT s.epoch FROM shard s WHERE s.shard = t.shard) = w.epoch
+"""
+
+# Here, too, one that is locked would keep all the others waiting, and so it is with leases.
+_ENDINGS = f"""
+    SELECT e.*, t.*, CASE WHEN e.state = 'delay' THEN 0 ELSE t.size END AS bytes
+    FROM unnest(
+        $1::uuid[], $2::integer[], $3::bigint[], $4::text[], $5::text[], $6::bigint[],
+        $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::bigint[], $12::integer[]
+    ) AS e (id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error,
+        lease_until_ms, number)
+    CROSS JOIN LATERAL (
+        SELECT t.ctid AS place, {_DUE_AT} AS was_due_at_ms, {_ACCEPTED} AS accepted,
+            octet_length(t.payload) AS size
+        FROM task t
+        WHERE t.state = 'running' AND t.attempt = e.attempt AND t.epoch = e.epoch
+            AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
+            AND {by_id("e.id")}
+        FOR UPDATE SKIP LOCKED
+    ) t
+"""
+RECORD = f"""
+    WITH won AS MATERIALIZED (
+        {_fitting("$13::bigint", _ENDINGS)}
+    ), gone AS (
+        DELETE FROM task t USING won e WHERE t.ctid = e.place AND e.state <> 'delay' AND e.fits
+        RETURNING t.id, t.service, t.payload, t.key, e.state, e.was_due_at_ms, t.shard,
+            t.priority, t.attempt, e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
+            t.created_at_ms, e.at_ms, t.replay_of, e.error, t.node, t.epoch, e.result,
+            t.started_at_ms, e.event, e.accepted, e.number
+    ), kept AS (
+        INSERT INTO backlog ({_KEPT}, result)
+        SELECT id, service, payload, key, state, was_due_at_ms, shard, priority, attempt, failures,
+            max_attempts, timeout_ms, deadline_at_ms, created_at_ms, at_ms, replay_of, error, node,
+            epoch, result
+        FROM gone
+    ), back AS (
+        UPDATE task t SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
+            error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
+        FROM won e WHERE t.ctid = e.place AND e.state = 'delay' AND e.fits
+        RETURNING t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error,
+            e.accepted, e.number
+    ), ended AS MATERIALIZED (
+        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error, accepted, number
+        FROM gone
+        UNION ALL SELECT * FROM back
+    ), logged AS (
+        INSERT INTO attempt
+            (task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error)
+        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error FROM ended
+    ), heard_of AS (
+        DELETE FROM accepted WHERE task_id = ANY (ARRAY(SELECT id FROM ended WHERE accepted))
+    )
+    SELECT number, (SELECT min(number) FROM won WHERE NOT fits) AS first_left FROM ended
+"""
+
+
+_ATTEMPTS = f"""(
+                SELECT l.*, {_NOW} + $4::bigint AS until_ms
+                FROM unnest($1::uuid[], $2::integer[], $3::bigint[]) AS l (id, attempt, epoch)
+            ) l"""
+_LEASES = """unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
+                AS l (id, attempt, epoch, until_ms)"""
+
+
+def _still(given: str, changes: str, noted: str = "") -> str:
+    """Return the statement that changes which of these attempts are the running ones.
+
+    `noted`: what else is done with them, as `moved`. No attempt may be given twice.
+    """
+    return f"""
+        WITH {_MOMENT}, still AS MATERIALIZED (
+            SELECT l.until_ms, t.place, t.due_at_ms
+            FROM {given}
+            CROSS JOIN LATERAL (
+                SELECT t.ctid AS place, t.due_at_ms FROM task t
+                WHERE t.state = 'running' AND t.attempt = l.attempt AND t.epoch = l.epoch
+                    AND {by_id("l.id")}
+                FOR NO KEY UPDATE SKIP LOCKED
+            ) t
+        ), moved AS (
+            UPDATE task t SET {changes} FROM still s WHERE t.ctid = s.place
+            RETURNING t.id, t.attempt, t.epoch, t.shard, s.until_ms, s.due_at_ms
+        ){noted}
+        SELECT id, attempt, epoch FROM moved
+    """
+
+
+# Which of those that such a statement did not change only a lock can have kept from it; $4 is when
+# the lease must end, or null.
+LOCKED = f"""
+    SELECT e.number
+    FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[], $5::integer[])
+        AS e (id, attempt, epoch, lease_until_ms, number)
+    CROSS JOIN LATERAL (
+        SELECT 1 FROM task t WHERE t.state = 'running' AND t.attempt = e.attempt
+            AND t.epoch = e.epoch
+            AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
+            AND {by_id("e.id")} LIMIT 1
+    ) t
+"""
+# One that was accepted stays so, though the node that sent it renews what it had.
+RENEW = _still(
+    _ATTEMPTS,
+    f"lease_until_ms = CASE WHEN {_ACCEPTED} THEN t.lease_until_ms ELSE s.until_ms END",
+)
+# Accepted again, it was due when it was before the first time. A row of an attempt before this one
+# has only been left behind.
+ACCEPT = _still(
+    _LEASES,
+    f"lease_until_ms = s.until_ms, due_at_ms = s.until_ms, updated_at_ms = {_NOW}",
+    """, noted AS (
+            INSERT INTO accepted AS a (task_id, until_ms, due_at_ms, attempt, shard)
+            SELECT id, until_ms, due_at_ms, attempt, shard FROM moved
+            ON CONFLICT (task_id) DO UPDATE SET
+                until_ms = EXCLUDED.until_ms, attempt = EXCLUDED.attempt, due_at_ms = CASE
+                    WHEN a.attempt = EXCLUDED.attempt THEN a.due_at_ms ELSE EXCLUDED.due_at_ms END
+        )""",
+)
+ACCEPTED = f"""
+    SELECT t.* FROM accepted a CROSS JOIN LATERAL (
+        SELECT {LIVE.replace("payload", "''::bytea AS payload")} FROM task t
+        WHERE t.attempt = a.attempt AND t.state = 'running' AND t.lease_until_ms <= $2::bigint
+            AND {by_id("a.task_id")} LIMIT 1
+    ) t
+    WHERE a.until_ms <= $2::bigint AND a.shard = ANY ($1::integer[])
+    ORDER BY a.until_ms LIMIT {SWEPT}
+"""
+# What a node that knew nothing of the table has ended. In use, a row is never so old for long.
+LEFT_BEHIND = f"""
+    WITH old AS MATERIALIZED (
+        SELECT task_id, attempt FROM accepted WHERE until_ms < $1
+        ORDER BY until_ms LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM accepted WHERE task_id = ANY (ARRAY(
+        SELECT o.task_id FROM old o WHERE o.attempt IS DISTINCT FROM (
+            SELECT t.attempt FROM task t WHERE t.state = 'running' AND {by_id("o.task_id")}
+        )
+    ))
+    RETURNING task_id
+"""
+
+# The services that have tasks: one step along the index for each, not one for each task.
+_SERVICES = """service AS (
+        (SELECT t.service FROM task t ORDER BY t.service LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT t.service FROM task t WHERE t.service > s.service ORDER BY t.service LIMIT 1
+        ) FROM service s WHERE s.service IS NOT NULL
+    )"""
+SERVICES = f"WITH RECURSIVE {_SERVICES} SELECT service FROM service WHERE service IS NOT NULL"
+# Those of the latest tasks that are due after $1 and by $2, and how many of these each has.
+LATEST_ROWS = 5_000
+SERVICES_OF_LATEST = f"""
+    SELECT t.service, count(*) FROM (
+        SELECT t.service FROM task t
+        WHERE t.due_at_ms + 0 > $1::bigint AND t.due_at_ms + 0 <= $2::bigint
+        ORDER BY t.due_at_ms + 0 DESC LIMIT {LATEST_ROWS}
+    ) t GROUP BY t.service
+"""
+# Those with one due by $1. A service's tasks are in order shard by shard: so a few of them are
+# looked at, and one that has more is named in any case.
+_A_FEW = 64
+SERVICES_DUE = f"""
+    WITH RECURSIVE {_SERVICES}
+    SELECT s.service FROM service s CROSS JOIN LATERAL (
+        SELECT count(*) AS tasks, min(t.due_at_ms) AS first_ms FROM (
+            SELECT t.due_at_ms FROM task t WHERE t.service = s.service
+            ORDER BY t.service, t.shard, t.due_at_ms LIMIT {_A_FEW}
+        ) t
+    ) t
+    WHERE s.service IS NOT NULL AND (t.tasks = {_A_FEW} OR t.first_ms <= $1::bigint)
+"""
+# What runs was due when it was claimed, and what was accepted is due when its lease ends. The clock
+# may have been set back since: without an end given, a little beyond now.
+_SET_BACK_MS = 7_200_000
+_BEGUN = f"""t.service = s.service AND t.shard = o.shard
+            AND t.due_at_ms <= coalesce($2::bigint, {_NOW} + {_SET_BACK_MS})"""
+
+
+def running(bounded: bool) -> str:
+    """Return the statement for what runs in some shards; $2, if that is, is when leases end.
+
+    No index tells what runs, since then a claim would have to write it: so it walks along all that
+    is overdue. `bounded`: only until it has passed $3 tasks of a service and shard that do not run.
+    Only the whole walk is sure to see what nobody has accepted: it gives that whenever it ends.
+    """
+    end, before, also = "", "", f"OR NOT ({_ACCEPTED})"
+    if bounded:
+        also = ""
+        end = f"""
+            LEFT JOIN LATERAL (
+                SELECT t.due_at_ms, t.id FROM task t WHERE {_BEGUN} AND t.state <> 'running'
+                ORDER BY t.due_at_ms, t.id LIMIT 1 OFFSET $3::bigint
+            ) e ON true
+        """
+        before = f"""
+            AND (t.due_at_ms, t.id)
+                < (coalesce(e.due_at_ms, {2**63 - 1}), coalesce(e.id, '{"f" * 32}'::uuid))
+        """
+    return f"""
+        WITH RECURSIVE {_SERVICES}, {_MOMENT}
+        SELECT {of("t", LIVE).replace("t.payload", "''::bytea AS payload")}
+        FROM service s CROSS JOIN unnest($1::integer[]) AS o (shard) {end}
+        CROSS JOIN LATERAL (
+            SELECT * FROM task t WHERE {_BEGUN} AND t.state = 'running' {before}
+                AND ($2::bigint IS NULL OR t.lease_until_ms <= $2::bigint {also})
+            ORDER BY t.due_at_ms, t.id
+        ) t
+    """
+
+
+RUNNING_BY_ID = f"""
+    SELECT t.* FROM unnest($1::uuid[]) AS i (id) CROSS JOIN LATERAL (
+        SELECT {LIVE.replace("payload", "''::bytea AS payload")} FROM task t
+        WHERE t.state = 'running' AND {by_id("i.id")} LIMIT 1
+    ) t
+"""
+
+
+_AS_DUE = "id, due_at_ms, service, priority, shard"
+
+
+def _free(where: str | None, ids: str, task: str) -> str:
+    """Return which of the ids are unclaimed; with a condition, those that others hold left out."""
+    return f"""
+        SELECT t.place, t.bytes FROM unnest({ids}::uuid[]) AS i (id)
+        CROSS JOIN LATERAL (
+            SELECT t.ctid AS place, octet_length(t.payload) AS bytes FROM {task} t
+            WHERE t.state = 'delay' AND {where or "true"} AND {by_id("i.id")}
+            FOR UPDATE {"" if where is None else "SKIP LOCKED"}
+        ) t
+    """
+
+
+def cancelling(where: str | None, ids: str, schema: str = "") -> tuple[str, str]:
+    """Return the statement that cancels which of these ids are unclaimed, as many as fit.
+
+    Its CTEs, and its end. `where`: and it holds for them, and no other transaction has locked them.
+    """
+    ctes = f"""{_MOMENT}, free AS MATERIALIZED (
+            {_fitting(f"{STATEMENT_BYTES}", _free(where, ids, f"{schema}task"))}
+        ), gone AS (
+            DELETE FROM {schema}task t USING free f WHERE t.ctid = f.place AND f.fits
+            RETURNING t.id, t.service, t.payload, t.key, 'cancelled', t.due_at_ms, t.shard,
+                t.priority, t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
+                t.created_at_ms, {_NOW}, t.replay_of, t.error, t.node, t.epoch
+        )"""
+    return ctes, f"INSERT INTO {schema}backlog AS t ({_KEPT}) SELECT * FROM gone"
+
+
+def rescheduling(where: str | None, ids: str, due_at_ms: str, schema: str = "") -> tuple[str, str]:
+    """Return the statement that moves which of these ids are unclaimed, as `cancelling` does."""
+    ctes = f"{_MOMENT}, free AS MATERIALIZED ({_free(where, ids, f'{schema}task')})"
+    move = f"""UPDATE {schema}task t SET due_at_ms = {due_at_ms}, updated_at_ms = {_NOW}
+        FROM free f WHERE t.ctid = f.place"""
+    return ctes, move
+
+
+def cancel(where: str | None = None) -> str:
+    """Return the statement that cancels which of the ids $1 are unclaimed."""
+    ctes, end = cancelling(where, "$1")
+    return f"WITH {ctes} {end} RETURNING {of('t', _AS_DUE)}"
+
+
+def reschedule(where: str | None = None) -> str:
+    """Return the statement that moves which of the ids $1 are unclaimed to $2."""
+    ctes, end = rescheduling(where, "$1", "$2")
+    return f"WITH {ctes} {end} RETURNING {of('t', _AS_DUE)}"
+
+
+def still_unclaimed(where: str) -> str:
+    """Return the statement for which of these ids are unclaimed, and `where` holds for."""
+    return f"""
+        SELECT t.id FROM task t
+        WHERE t.id = ANY ($1::uuid[]) AND t.state = 'delay' AND {where} ORDER BY t.id
+    """
+
+
+EXPIRED = "expired: its deadline has passed"
+# What somebody has locked is left for the next time: it may be about to be moved or cancelled.
+_LATE = f"""
+    SELECT t.ctid AS place, octet_length(t.payload) AS bytes FROM task t
+    WHERE t.deadline_at_ms < {_NOW} AND t.state = 'delay' AND t.shard = ANY ($1::integer[])
+    ORDER BY t.deadline_at_ms LIMIT $2::bigint
+    FOR UPDATE SKIP LOCKED
+"""
+EXPIRE = f"""
+    WITH {_MOMENT}, late AS MATERIALIZED (
+        {_fitting("$3::bigint", _LATE)}
+    ), gone AS (
+        DELETE FROM task t USING late l WHERE t.ctid = l.place AND l.fits
+        RETURNING t.id, t.service, t.payload, t.key, 'failed', t.due_at_ms, t.shard, t.priority,
+            t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
+            t.created_at_ms, {_NOW}, t.replay_of, '{EXPIRED}' || coalesce(chr(10) || t.error, ''),
+            t.node, t.epoch
+    )
+    INSERT INTO backlog ({_KEPT}) SELECT * FROM gone
+    RETURNING id, due_at_ms, service, priority, shard
+"""
+
+STATES_BY_ID = """
+    (SELECT id, state FROM task WHERE id = ANY ($1::uuid[]) ORDER BY id)
+    UNION ALL SELECT id, state FROM backlog WHERE id = ANY ($1::uuid[])
+"""
+BY_ID = f"""
+    (SELECT {SHOWN}, NULL::text, NULL::uuid FROM task t WHERE id = ANY ($1::uuid[]) ORDER BY id)
+    UNION ALL SELECT {FINAL} FROM backlog WHERE id = ANY ($1::uuid[])
+"""
+_LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
+ATTEMPTS = f"""
+    SELECT {_LOGGED} FROM (
+        SELECT {_LOGGED}, sum(coalesce(octet_length(error), 0)) OVER (ORDER BY attempt)
+            - coalesce(octet_length(error), 0) AS filled
+        FROM (
+            SELECT {_LOGGED} FROM attempt WHERE task_id = $1 AND attempt > $2::bigint
+            ORDER BY attempt LIMIT $3::bigint
+        ) found
+    ) page
+    WHERE filled * {ERROR_WEIGHT} < $4::bigint ORDER BY attempt
+"""
+
+
+class Values:
+    """The values of a statement that is put together: each has a number."""
+
+    def __init__(self, *first: Any) -> None:
+        self.list = [*first]
+
+    def add(self, value: Any) -> str:
+        """Return what stands for the value in the statement."""
+        self.list.append(value)
+        return f"${len(self.list)}"
+
+
+def matching(filter: Filter, now_ms: int, values: Values) -> str:
+    """Return the condition for a filter, on a table called `t`."""
+    conditions = ["true"]
+    if filter.service is not None:
+        conditions.append(f"t.service = {values.add(filter.service)}")
+    if filter.key is not None:  # with `=`, an order by key and id would be one by id
+        conditions.append(f"t.key = ANY (ARRAY[{values.add(filter.key)}])")
+    if filter.namespace:
+        low, high = map(values.add, names_in(filter.namespace))
+        conditions.append(f"t.service >= {low} AND t.service < {high}")
+    elif filter.namespace is not None:
+        conditions.append("strpos(t.service, '/') = 0")
+    if filter.unchanged_since_ms is not None:
+        # Later than now is from before the clock was set back, as by a failover.
+        since, now = values.add(filter.unchanged_since_ms), values.add(now_ms)
+        conditions.append(f"(t.updated_at_ms < {since} OR t.updated_at_ms > {now})")
+    if filter.due_before_ms is not None:
+        conditions.append(f"t.due_at_ms < {values.add(filter.due_before_ms)}")
+    if filter.state in (State.DELAY, State.READY):
+        side = ">" if filter.state is State.DELAY else "<="
+        conditions.append(f"t.state = 'delay' AND t.due_at_ms {side} {values.add(now_ms)}")
+    elif filter.state is not None:
+        conditions.append(f"t.state = {values.add(str(filter.state))}")
+    return " AND ".join(conditions)
+
+
+def _sized(table: str, order: str) -> str:
+    """Return the columns of a list, and before them the bytes so far and those of the row."""
+    size = f"{_BYTES[table]} + {ERROR_WEIGHT} * coalesce(octet_length(t.error), 0)"
+    return f"""
+        sum({size}) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total, {size} AS bytes,
+        {_COLUMNS[table]}"""
+
+
+class Place(NamedTuple):
+    """How far a walk along the unclaimed tasks has come."""
+
+    service: str = ""
+    shard: int = -1
+    due_at_ms: int = -1
+    id: str = "0" * 32
+
+
+def unclaimed(
+    filter: Filter, now_ms: int, limit: int, place: Place, moved_ms: int | None = None
+) -> tuple[str, list[Any]]:
+    """Return the statement for the next unclaimed tasks that a filter holds for, and its values.
+
+    By the index of keys or the one of due times, shard by shard: the order says which. Its columns
+    are those of a place, and the payload's bytes. `moved_ms`: only those due at another time.
+    """
+    values = Values()
+    chosen = f"FROM task t WHERE t.state = 'delay' AND {matching(filter, now_ms, values)}"
+    if moved_ms is not None:
+        chosen += f" AND t.due_at_ms <> {values.add(moved_ms)}"
+    most = f"LIMIT {values.add(limit)}::bigint"
+    columns = "SELECT t.service, t.shard, t.due_at_ms, t.id, octet_length(t.payload)"
+    if filter.key is not None:
+        chosen += f" AND t.service > {values.add(place.service)}"
+        return f"{columns} {chosen} ORDER BY t.key, t.service {most}", values.list
+    shard, due, last = (
+        f"{values.add(part)}::{kind}"
+        for part, kind in zip(place[1:], ("integer", "bigint", "uuid"), strict=True)
+    )
+    here = f"CASE WHEN s.shard = {shard} THEN {{}} ELSE {{}} END"
+    start = f"""({here.format(due, "-1")}, {here.format(last, f"'{Place().id}'::uuid")})"""
+    statement = f"""
+        SELECT t.* FROM (SELECT shard FROM shard WHERE shard >= {shard} ORDER BY shard) s
+        CROSS JOIN LATERAL (
+            {columns} {chosen} AND t.shard = s.shard AND (t.due_at_ms, t.id) > {start}
+            ORDER BY t.due_at_ms, t.id {most}
+        ) t {most}
+    """
+    return statement, values.list
+
+
+def find(
+    table: str, filter: Filter, *, now_ms: int, before: str, scan: int, limit: int, most_bytes: int
+) -> tuple[str, list[Any]]:
+    """Return the statement for a list, and its values: what matches among the next `scan` rows.
+
+    Newest first, up to the row with which they come to `most_bytes`, errors included: of those
+    behind it only the sizes are looked at. The first column is where the look ended when there may
+    be more, else null; the next two are the bytes up to and with a row, and its own.
+    """
+    values = Values()
+    where = matching(filter, now_ms, values)
+    range_ = f"t.id < {values.add(before)}::uuid"
+    most = f"LIMIT {values.add(limit)}::bigint"
+    fits = f"f.total - f.bytes < {values.add(most_bytes)}::bigint"
+    order = "t.id DESC"
+    if table == "task" and filter.key is not None:  # at most one for each service
+        statement = f"""
+            WITH held AS MATERIALIZED (
+                SELECT {SHOWN} FROM task t WHERE t.key = {values.add(filter.key)}
+            )
+            SELECT NULL::uuid AS stop, f.* FROM (
+                SELECT {_sized(table, order)} FROM held t WHERE {range_} AND {where}
+                ORDER BY {order} {most}
+            ) f
+            WHERE {fits}
+        """
+        return statement, values.list
+    if filter.key is not None:
+        range_ += f" AND t.key = ANY (ARRAY[{values.add(filter.key)}])"
+        order = "t.key DESC, t.id DESC"
+    statement = f"""
+        WITH stop AS MATERIALIZED (
+            SELECT (
+                SELECT t.id FROM {table} t WHERE {range_}
+                ORDER BY {order} LIMIT 1 OFFSET {values.add(scan - 1)}::bigint
+            ) AS id
+        )
+        SELECT s.id AS stop, f.* FROM stop s LEFT JOIN (
+            SELECT {_sized(table, order)} FROM {_TABLES[table]} t
+            WHERE {range_} AND t.id >= coalesce((SELECT id FROM stop), '{"0" * 32}'::uuid)
+                AND {where}
+            ORDER BY {order} {most}
+        ) f ON {fits}
+    """
+    return statement, values.list
+
+
+REPLAY = f"""
+    WITH {_MOMENT}, old AS MATERIALIZED (
+        SELECT r.new_id, b.service, b.payload, b.key, r.due_at_ms, r.shard, b.priority,
+            b.max_attempts, b.timeout_ms, b.id
+        FROM unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[])
+            AS r (id, new_id, shard, due_at_ms)
+        CROSS JOIN LATERAL (
+            SELECT * FROM backlog b WHERE b.id = r.id AND ($5 OR b.replayed_as IS NULL)
+            FOR NO KEY UPDATE
+        ) b
+    ), stored AS (
+        INSERT INTO task ({GIVEN})
+        SELECT new_id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,
+            NULL, {_NOW}, {_NOW}, id
+        FROM old
+        ON CONFLICT DO NOTHING
+        RETURNING {LIVE}
+    ), noted AS (
+        UPDATE backlog b SET replayed_as = s.id FROM stored s
+        WHERE b.id = ANY (ARRAY[s.replay_of])
+    )
+    SELECT o.id AS old_id, s.* FROM old o LEFT JOIN stored s ON s.id = o.new_id
+"""
+REPLAY_HOLDERS = f"""
+    SELECT b.id AS old_id, t.* FROM unnest($1::uuid[]) AS r (id)
+    CROSS JOIN LATERAL (SELECT b.* FROM backlog b WHERE b.id = r.id LIMIT 1) b
+    CROSS JOIN LATERAL (
+        SELECT {SHOWN} FROM task t WHERE {by_key("b.key", "b.service")} LIMIT 1
+    ) t
+"""
+
+OLD = f"""
+    SELECT t.id, t.attempt, {_BYTES["backlog"]} FROM backlog t
+    WHERE t.updated_at_ms < $1 ORDER BY t.updated_at_ms LIMIT $2::bigint
+    FOR UPDATE SKIP LOCKED
+"""
+PRUNE_SOME = """
+    DELETE FROM attempt WHERE task_id = $1 AND attempt = ANY (ARRAY(
+        SELECT attempt FROM attempt WHERE task_id = $1 ORDER BY attempt LIMIT $2::bigint
+    ))
+    RETURNING attempt
+"""
+PRUNE = """
+    WITH logs AS (
+        DELETE FROM attempt WHERE task_id = ANY ($1::uuid[])
+    )
+    DELETE FROM backlog WHERE id = ANY ($1::uuid[]) RETURNING id
+"""
+
+TAKE = """
+    WITH wanted AS MATERIALIZED (
+        SELECT shard FROM shard WHERE shard = ANY ($2::integer[]) ORDER BY shard FOR UPDATE
+    )
+    UPDATE shard s SET owner = $1, epoch = greatest(s.epoch, $3::bigint) + 1
+    FROM wanted w WHERE s.shard = w.shard
+    RETURNING s.shard, s.epoch
+"""
+GIVE_UP = """
+    WITH given_up AS MATERIALIZED (
+        SELECT s.shard FROM unnest($1::integer[], $2::bigint[]) AS g (shard, epoch)
+        JOIN shard s ON s.shard = g.shard AND s.epoch = g.epoch ORDER BY s.shard FOR UPDATE OF s
+    )
+    UPDATE shard s SET owner = NULL FROM given_up g WHERE s.shard = g.shard
+"""
+
+MANY = 100_000  # a count looks no further: from then on it is the planner's estimate
+COUNTS = f"""
+    SELECT live.n, final.n,
+        (SELECT reltuples::bigint FROM pg_class WHERE oid = 'task'::regclass),
+        (SELECT reltuples::bigint FROM pg_class WHERE oid = 'backlog'::regclass)
+    FROM (SELECT count(*) AS n FROM (SELECT 1 FROM task LIMIT {MANY}) t) live,
+        (SELECT count(*) AS n FROM (SELECT 1 FROM backlog LIMIT {MANY}) b) final
+"""
+
+CHANNELS = "SELECT 'task'::regclass::oid::bigint"
+NOTIFY = "SELECT pg_notify($1, $2)"

@@ -1,0 +1,708 @@
+"""The store on PostgreSQL: a pool of connections, and one statement for whatever can be one.
+
+The database's clock is the service's. Any number of processes may use one database; which of them
+dispatches what is the coordinator's business, and the shards' epochs keep them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tickwheel.durable.store import (
+    BATCH,
+    LEASE_MS,
+    PAGE_BYTES,
+    PRUNE_ROWS,
+    SCAN,
+    STATEMENT_BYTES,
+    Claims,
+    InsertLimit,
+)
+from tickwheel.durable.stores.postgres import schedules
+from tickwheel.durable.stores.postgres import statements as sql
+from tickwheel.durable.stores.postgres.clock import DatabaseClock
+from tickwheel.durable.stores.postgres.insert import insert, keyed
+from tickwheel.durable.stores.postgres.listener import Listener
+from tickwheel.durable.stores.postgres.migration import migrate
+from tickwheel.durable.stores.postgres.pool import (
+    ID,
+    AnswerLost,
+    Pool,
+    clean,
+    place_of,
+    transaction,
+    valid,
+)
+from tickwheel.durable.stores.postgres.registry import PostgresRegistry
+from tickwheel.durable.stores.postgres.session import address_of
+from tickwheel.durable.stores.postgres.transaction import within, within_now
+from tickwheel.durable.stores.postgres.unclaimed import TURNS, changed_where, verdicts
+from tickwheel.durable.stores.rows import (
+    attempt_of,
+    last_of_each,
+    may_hold,
+    merged,
+    rounds,
+    task_of,
+    turn_of,
+)
+from tickwheel.errors import StoreUnavailable
+from tickwheel.values.task import SHARDS, Attempt, AttemptKey, Due, State, Taken, Task, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+
+    from tickwheel.clock import Clock
+    from tickwheel.durable.registry import Audit
+    from tickwheel.durable.store import Replay, Window
+    from tickwheel.durable.stores.postgres.pool import Connection
+    from tickwheel.values.schedule import Fired, Firing, Schedule, Timing
+    from tickwheel.values.task import Change, Ending, Filter, Lease, Page, Repeated, Submission
+
+    WantedRow = tuple[str, int, int, int]
+
+T = TypeVar("T")
+
+KEYED_LANES = 3  # connections that may wait for keys that other transactions hold
+BRIEF_LANES = 3  # and those that may do so for a moment
+CLOCK_SECONDS = 2.0  # the database's clock is looked at so often when nothing else does
+SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to look at
+RENEW_SECONDS = 5.0  # for a renewal: in time for another try before the leases are over
+AHEAD = 100  # unclaimed tasks of a service and shard that a look ahead passes, to find what runs
+WHY_SECONDS = 2.0  # to learn why a task was not changed; those that were are waiting
+WORDS = 7_900  # bytes that a notification can carry
+ALL = "*"
+LAST_ID = "f" * 32
+
+
+class PostgresStore:
+    """Tasks in a PostgreSQL database.
+
+    - `shards` counts when the tables are made; later it is what they say.
+    - `clock` is the monotonic one that the database's time is reckoned on between two looks.
+    - The URL is asyncpg's: several hosts, `sslmode` and settings may be in it. `?schema=NAME` names
+      the schema of the tables, "tickwheel" by default.
+    - A pooler on the way to the server must keep a session for each client.
+    - A server that does not answer makes a call fail after 10 s; it works again when the server
+      does.
+    """
+
+    joins_transactions = True
+
+    listening_for: Callable[[], Container[int]] | None = None
+    """The shards whose news are wanted; None: all."""
+
+    def __init__(self, url: str, *, shards: int = SHARDS, clock: Clock | None = None) -> None:
+        self._url = url
+        self.shards = shards
+        self.insert_limit = InsertLimit()
+        self.clock = DatabaseClock(clock)
+        self.where = place_of(url)
+        self.schema = address_of(url).schema
+        self._pool: Pool | None = None
+        self._listener: Listener | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._lanes = asyncio.Semaphore(KEYED_LANES)
+        self._brief_lanes = asyncio.Semaphore(BRIEF_LANES)
+        self._tables = 0
+        self._heard: Callable[[], None] | None = None
+        self._untold: set[int] = set()
+        self._telling = False
+        self.registry = PostgresRegistry(self)
+
+    @property
+    def offset_ms(self) -> float:
+        """How far the database's clock is ahead of this host's: a metric."""
+        return self.clock.offset_ms
+
+    async def open(self) -> None:
+        """Connect, and bring the tables to this version's form."""
+        pool = Pool(self._url)
+        try:
+            self.shards = await migrate(pool, self.shards)
+            found = await pool.run(lambda connection: connection.fetch(sql.CHANNELS))
+            self._tables = found[0][0]
+        except BaseException:
+            await pool.close()
+            raise
+        self._pool = pool
+        self._listener = Listener(pool.connect)
+        await self._look()
+        self._keeper = asyncio.create_task(self._keep_time(), name="tickwheel-clock")
+
+    async def close(self) -> None:
+        """Let go of every connection; what is under way ends first."""
+        pool, self._pool = self._pool, None
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._listener is not None:
+            await self._listener.close()
+        if pool is not None:
+            await pool.close()
+        self._keeper = self._listener = self._heard = None
+
+    async def require_writable(self) -> None:
+        """Ask whether a transaction may write: not on a standby, or where it was forbidden."""
+        if (await self.fetch(sql.READ_ONLY))[0][0]:
+            raise StoreUnavailable(f"{self.where}: it may only be read")
+
+    def now_ms(self) -> float:
+        """Return the database's time, or a little less."""
+        return self.clock.now_ms()
+
+    def fault(self) -> str | None:
+        """Return None: what is wrong with the database, the database says itself."""
+        return None
+
+    def warning(self) -> str | None:
+        """Return None: nothing grows unless the database says so itself."""
+        return None
+
+    def latest_ms(self) -> float:
+        """Return the database's time, or a little more."""
+        return self.clock.latest_ms()
+
+    async def _keep_time(self) -> None:
+        """Look at the database's clock when no other statement has brought its time."""
+        while True:
+            await asyncio.sleep(CLOCK_SECONDS)
+            if self.clock.local_ms() - self.clock.sampled_ms >= CLOCK_SECONDS * 1000:
+                with contextlib.suppress(StoreUnavailable):
+                    await self._look()
+
+    async def _look(self) -> None:
+        await self.run(lambda connection: self._timed(connection, sql.CLOCK))
+
+    async def _timed(
+        self, connection: Connection, statement: str, *values: Any
+    ) -> list[Sequence[Any]]:
+        """Fetch rows whose first column is the database's time, and note that."""
+        sent_ms = self.clock.local_ms()
+        rows = await connection.fetch(statement, *values)
+        self.clock.sample(rows[0][0], sent_ms)
+        return rows
+
+    async def run(
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        seconds: float | None = None,
+        *,
+        reserved: bool = False,
+    ) -> T:
+        """Have `work(connection)` done within that time."""
+        return await self._opened().run(work, seconds, reserved=reserved)
+
+    def _opened(self) -> Pool:
+        if self._pool is None:
+            raise RuntimeError(f"the store {self.where} is not open")
+        return self._pool
+
+    async def fetch(
+        self, statement: str, *values: Any, seconds: float | None = None, reserved: bool = False
+    ) -> list[Sequence[Any]]:
+        """Execute one statement, which is a transaction of its own, and return its rows."""
+        return await self.run(
+            lambda connection: connection.fetch(statement, *values), seconds, reserved=reserved
+        )
+
+    async def _transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        return await self.run(lambda connection: transaction(connection, work))
+
+    async def insert(
+        self,
+        submissions: Sequence[Submission],
+        epochs: Mapping[int, int],
+        *,
+        again: bool = False,
+        patient: bool = True,
+    ) -> list[Task | Taken | Repeated | None]:
+        """Store tasks, all in one commit.
+
+        One with a key or a name of its request may wait for another transaction, up to 2 s, and is
+        `Locked` then; several are after 0.05 s, and so is one that is not `patient`. Better not in
+        one batch with the rest.
+        """
+        self._opened()
+        if not submissions:
+            return []
+        count = keyed(submissions)
+        patient = count == 0 or (patient and count == 1)
+        lane = self._lanes if patient else self._brief_lanes
+        async with lane if count else contextlib.nullcontext():
+            try:
+                return await self.run(
+                    lambda connection: insert(
+                        connection, submissions, epochs, again=again, patient=patient
+                    )
+                )
+            except AnswerLost:
+                return await self.run(
+                    lambda connection: insert(
+                        connection, submissions, epochs, again=True, patient=patient
+                    )
+                )
+
+    async def within(self, connection: Any, change: Change) -> Any:
+        """Make a change by an asynchronous connection of asyncpg, psycopg or SQLAlchemy."""
+        return await within(connection, change, self.schema)
+
+    def within_now(self, connection: Any, change: Change) -> Any:
+        """Make a change by a connection that blocks, of psycopg, psycopg2, SQLAlchemy or Django."""
+        return within_now(connection, change, self.schema)
+
+    async def due(
+        self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int
+    ) -> list[Due]:
+        """Return unclaimed tasks: overdue, and later up to `until_ms`."""
+        self._opened()
+        if not windows or not shards:
+            return []
+        values = list(zip(*(part for one in windows for part in (
+            (one.service, one.since_ms, now_ms, one.overdue),
+            (one.service, now_ms, until_ms, one.later),
+        )), strict=True))  # fmt: skip
+        rows = await self.run(
+            lambda connection: self._timed(connection, sql.DUE, *values, [*shards])
+        )
+        return [Due._make(row[1:]) for row in rows if row[1] is not None]
+
+    async def claim(
+        self,
+        wanted: Sequence[Due],
+        node: str,
+        epochs: Mapping[int, int],
+        lease_ms: int = LEASE_MS,
+        most_bytes: int = STATEMENT_BYTES,
+    ) -> Claims:
+        """Claim what is unclaimed, due, and in a shard of that epoch; nothing is waited for."""
+        self._opened()
+        given = [due for due in wanted if due.shard in epochs and ID.fullmatch(due.id)]
+        if not given:
+            return Claims([], [])
+        rows = [(due.id, due.due_at_ms, due.shard, epochs[due.shard]) for due in given]
+        checked = {row[2]: row[3] for row in rows}
+        columns = zip(*rows, strict=True)
+        values = [*checked], [*checked.values()], *columns, node, lease_ms, most_bytes
+        claimed = await self.run(lambda one: self._timed(one, sql.CLAIM, *values))
+        tasks = [task_of(row[2:]) for row in claimed if row[2] is not None]
+        if len(tasks) == len(rows):
+            return Claims(tasks, [])
+        now_ms, first_left = claimed[0][:2]
+        asked = len(rows) if first_left is None else first_left - 1
+        missing = {row[0]: row for row in rows[:asked]}
+        for task in tasks:
+            missing.pop(task.id, None)
+        claims = await self._missed(tasks, missing, now_ms) if missing else Claims(tasks, [])
+        return claims._replace(left=tuple(given[asked:]))
+
+    async def _missed(
+        self, tasks: list[Task], missing: Mapping[str, WantedRow], now_ms: float
+    ) -> Claims:
+        """Return what was claimed, and why the others were not."""
+        numbers = [row[3] for row in missing.values()]
+        try:
+            found = await self.fetch(sql.UNCLAIMED, [*missing], numbers, seconds=WHY_SECONDS)
+        except StoreUnavailable:  # what was claimed is; the loader finds the others
+            return Claims(tasks, [])
+        unclaimed = [Due._make(row) for row in found]
+        later = [
+            due
+            for due in unclaimed
+            if due.due_at_ms > now_ms or due.due_at_ms != missing[due.id][1]
+        ]
+        moved = {due.id for due in later}
+        return Claims(tasks, later, tuple(due for due in unclaimed if due.id not in moved))
+
+    async def record(self, endings: Sequence[Ending]) -> list[bool | None]:
+        """End attempts; who won. Nothing is waited for."""
+        self._opened()
+        rows = [
+            (one.id, one.attempt, one.epoch, str(one.event), str(one.state), one.at_ms,
+             one.due_at_ms, one.failures, one.result_body, clean(one.error),
+             one.lease_until_ms, number)
+            for number, one in enumerate(endings)
+        ]  # fmt: skip
+        won, unknown = await self._recorded(rows, rounds(one.id for one in endings))
+        answers = [None if number in unknown else number in won for number in range(len(rows))]
+        left = [
+            (one.id, one.attempt, one.epoch, one.lease_until_ms, number)
+            for number, one in enumerate(endings)
+            if answers[number] is False
+        ]
+        return await self._unless_locked(answers, left) if left else answers
+
+    async def _recorded(
+        self, rows: Sequence[tuple[Any, ...]], turns: list[list[int]]
+    ) -> tuple[set[int], set[int]]:
+        """Write endings, as many with one statement as fit; return which won, and the unknown.
+
+        An ending that comes after another of its task has a later turn.
+        """
+        won: set[int] = set()
+        while turns:
+            numbers = turns.pop(0)
+            columns = zip(*(rows[number] for number in numbers), strict=True)
+            try:
+                found = await self.fetch(sql.RECORD, *columns, STATEMENT_BYTES)
+            except StoreUnavailable:
+                if not won:
+                    raise
+                return won, {*numbers, *itertools.chain(*turns)}  # what was done is
+            won |= {number for number, _ in found}
+            first_left = found[0][1] if found else None
+            if first_left is not None:
+                turns.insert(0, numbers[numbers.index(first_left) :])
+        return won, set()
+
+    async def renew(
+        self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS
+    ) -> list[bool | None]:
+        """Renew leases; for each whether the attempt is still the running one."""
+        self._opened()
+        if not attempts:
+            return []
+        given = zip(*sorted(set(attempts)), strict=True)
+        rows = await self.fetch(sql.RENEW, *given, lease_ms, seconds=RENEW_SECONDS, reserved=True)
+        return await self._still(attempts, rows)
+
+    async def accept(self, leases: Sequence[Lease]) -> list[bool | None]:
+        """Let attempts go on without the node; for each whether it is still the running one."""
+        self._opened()
+        if not leases:
+            return []
+        rows = await self.fetch(sql.ACCEPT, *zip(*sorted(last_of_each(leases)), strict=True))
+        return await self._still([AttemptKey(*one[:3]) for one in leases], rows)
+
+    async def _still(
+        self, attempts: Sequence[AttemptKey], changed: Sequence[Sequence[Any]]
+    ) -> list[bool | None]:
+        """Say for each attempt whether it was changed, being the running one, or is locked."""
+        still = {tuple(row) for row in changed}
+        answers: list[bool | None] = [attempt in still for attempt in attempts]
+        left = [(*one, None, number) for number, one in enumerate(attempts) if not answers[number]]
+        return await self._unless_locked(answers, left) if left else answers
+
+    async def _unless_locked(
+        self, answers: list[bool | None], left: Sequence[tuple[str, int, int, int | None, int]]
+    ) -> list[bool | None]:
+        """Return the answers, with None for those left that another transaction has locked."""
+        try:
+            rows = await self.fetch(sql.LOCKED, *zip(*left, strict=True), seconds=WHY_SECONDS)
+            locked = [number for (number,) in rows]
+        except StoreUnavailable:  # what was done is; the others are to ask again
+            locked = [number for *_, number in left]
+        for number in locked:
+            answers[number] = None
+        return answers
+
+    async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:
+        """Return the services that live tasks have, or tasks due in that time.
+
+        By due time, which costs as much as is due. If that is very much, then with `since_ms` those
+        of the latest, and without it all but those that have a few tasks, all due later.
+        """
+        if until_ms is None:
+            return [name for (name,) in await self.fetch(sql.SERVICES)]
+        rows = await self.fetch(sql.SERVICES_OF_LATEST, since_ms, until_ms)
+        if since_ms < 0 and sum(count for _, count in rows) >= sql.LATEST_ROWS:
+            rows = await self.fetch(sql.SERVICES_DUE, until_ms)
+        return [row[0] for row in rows]
+
+    async def running(
+        self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None
+    ) -> list[Task]:
+        """Return the running tasks of these shards, their bodies left out.
+
+        It looks at all that is overdue. `behind`: only at those that run behind so many tasks of
+        their service and shard, at most, that were due before and do not run: that is cheap. What
+        it does not see then, it sees when the tasks before it have had their turn; what was
+        accepted until `until_ms` it sees always, the first `SWEPT` of that. Without that, what was
+        accepted for more than two hours is left out.
+        """
+        bound = () if behind is None else (behind,)
+        statement = sql.running(bounded=behind is not None)
+        rows = await self.fetch(statement, [*shards], until_ms, *bound, seconds=SWEEP_SECONDS)
+        if until_ms is not None:
+            rows += await self.fetch(sql.ACCEPTED, [*shards], until_ms)
+        found = {row[0]: task_of(row) for row in rows}
+        if until_ms is not None and behind is None:
+            found |= await self._running_ahead(shards)
+        return [*found.values()]
+
+    async def _running_ahead(self, shards: Sequence[int]) -> dict[str, Task]:
+        """Return tasks that run and are due later: the clock was set back while they did.
+
+        They come before what was due after them, so a short look along the index finds them.
+        """
+        statement = sql.running(bounded=True)
+        rows = await self.fetch(statement, [*shards], None, AHEAD, seconds=SWEEP_SECONDS)
+        tasks = [task_of(row) for row in rows]
+        return {one.id: one for one in tasks if one.lease_until_ms != one.due_at_ms}
+
+    async def running_by_id(self, ids: Sequence[str]) -> list[Task]:
+        """Return those of these tasks that run, their bodies left out."""
+        return [task_of(row) for row in await self.fetch(sql.RUNNING_BY_ID, valid(ids))]
+
+    async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
+        """Cancel what is unclaimed."""
+        return await verdicts(self, ids, State.CANCELLED, sql.cancel())
+
+    def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
+        """Cancel all unclaimed tasks that the filter holds for."""
+        return changed_where(self, filter, limit, sql.cancel)
+
+    async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
+        """Make what is unclaimed due at another time."""
+        return await verdicts(self, ids, State.DELAY, sql.reschedule(), due_at_ms)
+
+    def reschedule_where(
+        self, filter: Filter, due_at_ms: int, limit: int
+    ) -> AsyncIterator[list[Due]]:
+        """Reschedule all unclaimed tasks due at another time."""
+        return changed_where(self, filter, limit, sql.reschedule, due_at_ms)
+
+    async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
+        """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed."""
+        rows = await self.fetch(sql.EXPIRE, [*shards], limit, STATEMENT_BYTES)
+        return [Due._make(row) for row in rows]
+
+    async def get(self, ids: Sequence[str]) -> list[Task | None]:
+        """Return tasks, live or final."""
+        rows = await self.fetch(sql.BY_ID, valid(ids))
+        found = {row[0]: task_of(row) for row in rows}
+        return [found.get(task_id) for task_id in ids]
+
+    async def find(
+        self, filter: Filter, *, final: bool | None, cursor: str | None, limit: int
+    ) -> Page:
+        """Return tasks newest first."""
+        if cursor is not None and not ID.fullmatch(cursor):
+            raise ValueError(f"a cursor is what the page before gave, got {cursor!r:.100}")
+        tables = [
+            table
+            for table, wanted in (("task", final is not True), ("backlog", final is not False))
+            if wanted and may_hold(filter.state, table)
+        ]
+
+        async def work(connection: Connection) -> list[tuple[list[Task], str | None]]:
+            # Live ones first: what moves in between is then found in the backlog.
+            return [
+                await self._scan(connection, table, filter, cursor or LAST_ID, limit)
+                for table in tables
+            ]
+
+        return merged(await self.run(work), limit, PAGE_BYTES)
+
+    async def _scan(
+        self, connection: Connection, table: str, filter: Filter, before: str, limit: int
+    ) -> tuple[list[Task], str | None]:
+        """Return what matches among the next rows of a table, and where it stopped, or None."""
+        statement, values = sql.find(
+            table, filter, now_ms=int(self.now_ms()), before=before, scan=SCAN, limit=limit + 1,
+            most_bytes=PAGE_BYTES,
+        )  # fmt: skip
+        rows = await connection.fetch(statement, *values)
+        tasks = [task_of(row[3:]) for row in rows if row[1] is not None]
+        if len(tasks) > limit:
+            return tasks[:limit], tasks[limit - 1].id
+        if tasks and rows[-1][1] >= PAGE_BYTES:
+            return tasks, tasks[-1].id
+        return tasks, rows[0][0] if rows else None
+
+    async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
+        """Return the execution log of a task by attempt, from the first behind `after` on."""
+        if not ID.fullmatch(task_id):
+            return []
+        rows = await self.fetch(sql.ATTEMPTS, task_id, after, limit, PAGE_BYTES)
+        return list(map(attempt_of, rows))
+
+    async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
+        """Make new tasks of final ones, each once unless `force`."""
+        answers: list[Task | Taken | None] = [None] * len(replays)
+
+        async def work(connection: Connection) -> None:
+            for turn in rounds(one.id for one in replays):
+                part = {replays[at].id: at for at in turn if ID.fullmatch(replays[at].id)}
+                found = await replayed(connection, [replays[at] for at in part.values()], force)
+                for task_id, answer in found.items():
+                    answers[part[task_id]] = answer
+
+        await self._transaction(work)
+        return answers
+
+    async def prune(self, before_ms: int, limit: int) -> int:
+        """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
+
+        async def work(connection: Connection) -> int | None:
+            rows: Any = await connection.fetch(sql.OLD, before_ms, limit)
+            ids, in_parts = turn_of(rows, PRUNE_ROWS)
+            if in_parts:
+                part = await connection.fetch(sql.PRUNE_SOME, ids[0], PRUNE_ROWS)
+                if len(part) == PRUNE_ROWS:
+                    return None  # it has more
+            return len(await connection.fetch(sql.PRUNE, ids)) if ids else 0
+
+        while (count := await self._transaction(work)) is None:
+            pass
+        return count
+
+    async def take(
+        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
+    ) -> dict[int, int]:
+        """Become the owner of these shards, whoever was; return their new epochs.
+
+        No index has what runs, so that claims are cheap: leases are left to their time.
+        """
+        del owner_is_dead
+        rows: Any = await self.fetch(sql.TAKE, node, [*shards], above)
+        return dict(rows)
+
+    async def give_up(self, epochs: Mapping[int, int]) -> None:
+        """Own these shards of these epochs no longer."""
+        await self.fetch(sql.GIVE_UP, [*epochs], [*epochs.values()])
+
+    async def counts(self) -> dict[str, int]:
+        """Return how many tasks are live and final; from 100,000 on an estimate."""
+        live, final, live_estimate, final_estimate = (await self.fetch(sql.COUNTS))[0]
+        return {
+            "live": live if live < sql.MANY else max(live, live_estimate),
+            "final": final if final < sql.MANY else max(final, final_estimate),
+        }
+
+    async def schedules(
+        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
+    ) -> list[Schedule]:
+        """Return schedules by name, from the first behind `after` on."""
+        return await self.run(
+            lambda connection: schedules.read(connection, namespace, after, limit)
+        )
+
+    async def schedule(self, name: str) -> Schedule | None:
+        """Return one schedule."""
+        return await self.run(lambda connection: schedules.read_one(connection, name))
+
+    async def scheduled(self, service: str) -> str | None:
+        """Return the name of a schedule that submits to this service."""
+        return await self.run(lambda connection: schedules.scheduled(connection, service))
+
+    async def put_schedule(self, schedule: Schedule, audit: Audit) -> Schedule:
+        """Store a schedule; when it changes, its pending firings are cancelled with it."""
+        stored = await self._transaction(
+            lambda connection: schedules.put(connection, schedule, audit)
+        )
+        if stored is schedule:
+            await self.registry.tell()
+        return stored
+
+    async def delete_schedule(self, name: str, audit: Audit) -> bool:
+        """Delete a schedule and cancel its pending firings; whether there was one."""
+        gone = await self._transaction(lambda connection: schedules.delete(connection, name, audit))
+        if gone:
+            await self.registry.tell()
+        return gone
+
+    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
+        """Return when schedules fire that were put after that."""
+        return await self.run(lambda connection: schedules.timings(connection, after, limit))
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        """Insert each firing's task, unless its schedule has changed or fired since; who won."""
+        self._opened()
+        if not firings:
+            return []
+        return await self.run(lambda connection: schedules.fire(connection, firings))
+
+    def listen(self, heard: Callable[[], None]) -> None:
+        """Call `heard()` on the running loop when another process has stored something soon due.
+
+        Also each time the connection that listens has been made anew: then anything may have been.
+        Whoever listened before is deaf now.
+        """
+        if self._heard is None:
+            self.hear("due", self._told)
+        self._heard = heard
+
+    def _told(self, words: str) -> None:
+        if self._heard is not None and self._concerned(words):
+            self._heard()
+
+    def _concerned(self, words: str) -> bool:
+        if self.listening_for is None or words in {"", ALL}:
+            return True
+        ours = self.listening_for()
+        return any(int(word) in ours for word in words.split(","))
+
+    @property
+    def session(self) -> Listener:
+        """The connection that lives as long as this process."""
+        self._opened()
+        assert self._listener is not None
+        return self._listener
+
+    def hear(self, channel: str, heard: Callable[[str], None]) -> None:
+        """Call `heard(words)` on the running loop for what is said on a channel; "": anything."""
+        self.session.hear(self.channel(channel), heard)
+
+    def channel(self, name: str) -> str:
+        """Return the database's name of a channel: one for each set of tables in it."""
+        return f"tickwheel_{name}_{self._tables}"
+
+    async def tell(self, shards: Sequence[int]) -> None:
+        """Tell the owners of these shards that something is soon due.
+
+        What comes while it is being said is said with the next word. One that is lost costs a
+        second, so a failure is not worth an error.
+        """
+        self._untold.update(shards)
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._untold:
+                words = ",".join(map(str, sorted(self._untold)))
+                self._untold.clear()
+                await self.fetch(
+                    sql.NOTIFY, self.channel("due"), words if len(words) < WORDS else ALL
+                )
+        except StoreUnavailable:
+            self._untold.clear()
+        finally:
+            self._telling = False
+
+    def listen_holds(self, heard: Callable[[str, int], None]) -> None:
+        """Call `heard(service, until_ms)` on the running loop for each hold that is told."""
+
+        def told(words: str) -> None:
+            until_ms, _, service = words.partition(" ")
+            if service:  # otherwise the connection is new, and nothing was said
+                heard(service, int(until_ms))
+
+        self.hear("hold", told)
+
+    async def tell_hold(self, service: str, until_ms: int) -> None:
+        """Tell all that dispatch that a service asked to be left alone until then."""
+        await self.fetch(sql.NOTIFY, self.channel("hold"), f"{until_ms} {service}")
+
+
+async def replayed(
+    connection: Connection, replays: Sequence[Replay], force: bool
+) -> dict[str, Task | Taken]:
+    """Make new tasks of final ones, none twice; return them, or who has the key, by the old id."""
+    answers: dict[str, Task | Taken] = {}
+    left = sorted(replays)
+    for _ in range(TURNS):
+        if not left:
+            break
+        rows = await connection.fetch(sql.REPLAY, *zip(*left, strict=True), force)
+        answers |= {row[0]: task_of(row[1:]) for row in rows if row[1] is not None}
+        taken = {row[0] for row in rows if row[1] is None}
+        if taken:
+            holders = await connection.fetch(sql.REPLAY_HOLDERS, sorted(taken))
+            answers |= {row[0]: Taken(task_of(row[1:])) for row in holders}
+        left = [one for one in left if one.id in taken and one.id not in answers]
+    return answers

@@ -1,0 +1,310 @@
+"""Changes in the user's own transaction: statements on the user's own connection.
+
+- A submitted task exists when that transaction commits. Its shard goes by hash and no shard row is
+  locked, so a transaction may stay open for long; only the task's key and its idempotency key, when
+  it has them, are held until then.
+- A task that is cancelled or moved is locked until then: nobody claims it.
+- A change is a generator of statements, each answered by its first row; `within` and `within_now`
+  execute them, on whatever connection it is.
+- A statement names the schema of its table, since that connection's search_path is the user's.
+  Errors of that connection are raised as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from tickwheel.durable.stores.postgres import statements as sql
+from tickwheel.durable.stores.postgres.drivers import blocking_driver_of, driver_of
+from tickwheel.durable.stores.postgres.pool import valid
+from tickwheel.durable.stores.rows import answered_with, inserted, repeated, task_of, verdicts_on
+from tickwheel.errors import StoreUnavailable
+from tickwheel.values.task import (
+    Cancel,
+    CancelKey,
+    Repeated,
+    Reschedule,
+    State,
+    Submission,
+    Taken,
+    Task,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from tickwheel.values.task import Change, Idempotency
+
+Row = Sequence[Any] | Mapping[str, Any]
+Statement = tuple[str, list[Any]]
+Answer = Task | Taken | Repeated
+Verdicts = list[Verdict | None]
+Steps = Generator[Statement, Row | None, Answer | Verdicts]
+
+TURNS = 8
+KINDS = ("text::uuid", "text", "bytea", "text", "bigint", "integer", "integer", "integer", "bigint",
+         "bigint", "bigint", "bigint", "text::uuid")  # fmt: skip
+# Ids as text: every driver has its own idea of a uuid.
+RETURNED = ", ".join(
+    f"translate({name}::text, '-', '') AS {name}" if name in {"id", "replay_of"} else name
+    for name in sql.LIVE.split(", ")
+)
+FINAL_RETURNED = RETURNED.replace(
+    "lease_until_ms, started_at_ms",
+    "NULL::bigint AS lease_until_ms, NULL::bigint AS started_at_ms, result,"
+    " translate(replayed_as::text, '-', '') AS replayed_as",
+)
+# The time of now() is that of the transaction: without one each statement has its own.
+BEGAN = "SELECT extract(epoch FROM now())::text AS began"
+USE = """
+    WITH used AS (
+        INSERT INTO {schema}.idempotency (caller, key, digest, task_id, used_at_ms)
+        SELECT {0}::text, {1}::text, {2}::text, {3}::text::uuid,
+            floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        WHERE extract(epoch FROM now())::text = {4}::text
+        ON CONFLICT (caller, key) DO NOTHING RETURNING true
+    )
+    SELECT extract(epoch FROM now())::text AS began, EXISTS (SELECT 1 FROM used) AS used
+"""
+USED = """
+    SELECT digest, translate(task_id::text, '-', '') AS task_id FROM {schema}.idempotency
+    WHERE caller = {0}::text AND key = {1}::text
+"""
+USED_FOR = """
+    UPDATE {schema}.idempotency SET task_id = {0}::text::uuid
+    WHERE caller = {1}::text AND key = {2}::text RETURNING true AS used
+"""
+UNUSED = """
+    DELETE FROM {schema}.idempotency WHERE caller = {0}::text AND key = {1}::text
+    RETURNING true AS unused
+"""
+LIVE_BY_ID = f"SELECT {RETURNED} FROM {{schema}}.task WHERE id = {{0}}::text::uuid"  # noqa: S608
+FINAL_BY_ID = f"SELECT {FINAL_RETURNED} FROM {{schema}}.backlog WHERE id = {{0}}::text::uuid"  # noqa: S608
+_AS_TEXT = "translate(t.id::text, '-', '')"
+_THESE = "::text[]::uuid[]"
+
+
+def _won(ctes: str, change: str) -> str:
+    """Return a statement that gives the ids of what it changed, in one row."""
+    ids = f"SELECT ARRAY(SELECT {_AS_TEXT} FROM changed t) AS won"  # noqa: S608
+    return f"WITH {ctes}, changed AS ({change} RETURNING t.id) {ids}"
+
+
+CANCEL = _won(*sql.cancelling(None, "{0}::text[]", "{schema}."))
+RESCHEDULE = _won(*sql.rescheduling(None, "{0}::text[]", "{1}::bigint", "{schema}."))
+STATES = f"""
+    SELECT ARRAY(
+        SELECT {_AS_TEXT} || ' ' || t.state FROM (
+            (SELECT id, state FROM {{schema}}.task WHERE id = ANY ({{0}}{_THESE}) ORDER BY id)
+            UNION ALL SELECT id, state FROM {{schema}}.backlog WHERE id = ANY ({{1}}{_THESE})
+        ) t
+    ) AS states
+"""  # noqa: S608
+BY_KEY = f"""
+    SELECT ARRAY(
+        SELECT {_AS_TEXT} FROM {{schema}}.task t
+        WHERE t.key = {{0}}::text AND ({{1}}::text IS NULL OR t.service = {{2}}::text)
+    ) AS ids
+"""  # noqa: S608
+REPLACED = ("payload", "due_at_ms", "priority", "max_attempts", "timeout_ms", "deadline_at_ms",
+            "updated_at_ms")  # fmt: skip
+_HOLDER = sql.by_key("(SELECT key FROM given)", "(SELECT service FROM given)")
+# Not DO UPDATE … WHERE: that locks the holder of the key also where it leaves it as it is, and the
+# end of a running one could not be written before the user's transaction ends. One that is being
+# claimed at this very moment is locked all the same: then its own end waits, and no other.
+REPLACE = f"""
+    UPDATE {{table}} t SET {", ".join(f"{name} = g.{name}" for name in REPLACED)},
+        failures = 0, error = NULL
+    FROM given g
+    WHERE {_HOLDER} AND t.state = 'delay' AND NOT EXISTS (SELECT 1 FROM stored)
+    RETURNING {sql.of("t", sql.LIVE)}
+"""  # noqa: S608
+
+
+def insert_statement(
+    submission: Submission, schema: str, style: str = "$1"
+) -> tuple[str, list[Any]]:
+    """Return a statement that stores a task, and its values, for drivers of a style: "$1" or "%s".
+
+    It gives one row: whether the task was stored (or took the place of the one that had its key),
+    and the columns of that task, or else of the one that has the key. No row: somebody has just
+    committed or given up that key, and the statement is to be run again.
+    """
+    if style not in {"$1", "%s"}:
+        raise ValueError(f'the style of a statement is "$1" or "%s", got {style!r}')
+    values: list[Any] = []
+    table = f'"{schema}".task'
+
+    def mark(value: Any, kind: str) -> str:
+        values.append(value)
+        return f"{'%s' if style == '%s' else f'${len(values)}'}::{kind}"
+
+    task, replaces = submission.task, submission.on_conflict == "replace"
+    marks = ", ".join(mark(value, kind) for value, kind in zip(inserted(task), KINDS, strict=True))
+    if task.key is None:
+        insert = f"INSERT INTO {table} ({sql.GIVEN}) VALUES ({marks})"  # noqa: S608
+        return f"{insert} RETURNING true AS stored, {RETURNED}", values
+    replaced = f", replaced AS ({REPLACE.format(table=table)})" if replaces else ""
+    others = "UNION ALL SELECT * FROM replaced" if replaces else ""
+    # One that was unclaimed a moment ago, and could not be replaced: the next look tells.
+    keeps = " AND t.state <> 'delay'" if replaces else ""
+    statement = f"""
+        WITH given ({sql.GIVEN}) AS (SELECT {marks}), stored AS (
+            INSERT INTO {table} ({sql.GIVEN}) SELECT {sql.GIVEN} FROM given
+            ON CONFLICT (key, service) WHERE key IS NOT NULL DO NOTHING
+            RETURNING {sql.LIVE}
+        ){replaced}, done AS (SELECT * FROM stored {others})
+        SELECT true AS stored, {RETURNED} FROM done
+        UNION ALL
+        SELECT false AS stored, {RETURNED} FROM {table} t
+        WHERE {_HOLDER}{keeps} AND NOT EXISTS (SELECT 1 FROM done)
+    """  # noqa: S608
+    return statement, values
+
+
+def steps(change: Change, schema: str, style: str) -> Steps:
+    """Return the statements of a change, for drivers of a style."""
+    match change:
+        case Submission():
+            return submitting(change, schema, style)
+        case Cancel(ids):
+            return changing(CANCEL, State.CANCELLED, ids, schema, style)
+        case CancelKey(key, service):
+            return cancelling_key(key, service, schema, style)
+        case Reschedule(ids, due_at_ms):
+            return changing(RESCHEDULE, State.DELAY, ids, schema, style, due_at_ms)
+
+
+def submitting(submission: Submission, schema: str, style: str) -> Steps:
+    """Give the statements of a submit, each with its values; each is answered by its first row.
+
+    The name of the request comes first, as everywhere: whoever has it stores the task. It is let go
+    when the task is refused.
+    """
+    named = submission.idempotency
+    if named is not None:
+        made = yield from use(submission, named, schema, style)
+        if made is not None:
+            return made
+    for _ in range(TURNS):
+        row = yield insert_statement(submission, schema, style)
+        if row is not None:
+            break
+    else:
+        raise StoreUnavailable(f"the key {submission.task.key!r} changes hands all the time")
+    found = answer(row)
+    if named is not None:
+        task_id = answered_with(submission, found)
+        if task_id is None:
+            yield written(UNUSED, schema, style, named.caller, named.key)
+        elif task_id != submission.task.id:
+            yield written(USED_FOR, schema, style, task_id, named.caller, named.key)
+    return found
+
+
+def use(
+    submission: Submission, named: Idempotency, schema: str, style: str
+) -> Generator[Statement, Row | None, Task | Repeated | None]:
+    """Take the name of a request; return the answer when it was made before, else None.
+
+    Without a transaction the name would be taken for good before the task is stored.
+    """
+    [began] = columns_of((yield written(BEGAN, schema, style)))
+    for _ in range(TURNS):
+        row = yield written(USE, schema, style, *named, submission.task.id, began)
+        at, took = columns_of(row)
+        if at != began:
+            raise ValueError(
+                "idempotency_key with connection= needs a transaction: begin one first"
+            )
+        if took:
+            return None
+        row = yield written(USED, schema, style, named.caller, named.key)
+        if row is not None:
+            digest, task_id = columns_of(row)
+            # Live ones first: what ends in between is then found in the backlog.
+            for statement in (LIVE_BY_ID, FINAL_BY_ID):
+                row = yield written(statement, schema, style, task_id)
+                if row is not None:
+                    break
+            return repeated(submission, digest, None if row is None else stored_task(row))
+    raise StoreUnavailable(f"the idempotency key {named.key!r} changes hands all the time")
+
+
+def written(text: str, schema: str, style: str, *values: Any) -> Statement:
+    """Return a statement for drivers of a style, and its values."""
+    marks = ["%s" if style == "%s" else f"${number}" for number in range(1, len(values) + 1)]
+    return text.format(*marks, schema=f'"{schema}"'), [*values]
+
+
+def changing(
+    statement: str, state: State, ids: Sequence[str], schema: str, style: str, *values: Any
+) -> Steps:
+    """Give the statements that bring unclaimed tasks into a state; who won."""
+    won: set[str] = set()
+    states: dict[str, str] = {}
+    left = sorted(valid(ids))
+    turns = 0
+    while left and turns < TURNS:
+        [changed] = columns_of((yield written(statement, schema, style, left, *values)))
+        won.update(changed)
+        turns = 0 if changed else turns + 1  # as many as fit: then there may be more
+        left = [one for one in left if one not in won]
+        if left:
+            [found] = columns_of((yield written(STATES, schema, style, left, left)))
+            states.update(one.split() for one in found)
+        # Running a moment ago, unclaimed again by now: that one can still be had.
+        left = [one for one in left if states.get(one) == State.DELAY]
+    return verdicts_on(ids, won, state, states)
+
+
+def cancelling_key(key: str, service: str | None, schema: str, style: str) -> Steps:
+    """Give the statements that cancel the live tasks with a key, of one service or of all."""
+    [ids] = columns_of((yield written(BY_KEY, schema, style, key, service, service)))
+    return (yield from changing(CANCEL, State.CANCELLED, ids, schema, style))
+
+
+async def within(connection: Any, change: Change, schema: str) -> Answer | Verdicts:
+    """Make a change on an asynchronous connection."""
+    driver = await driver_of(connection)
+    work = steps(change, schema, driver.style)
+    row = None
+    while True:
+        try:
+            statement, values = work.send(row)
+        except StopIteration as end:
+            return cast("Answer | Verdicts", end.value)
+        row = await driver.first_row(statement, values)
+
+
+def within_now(connection: Any, change: Change, schema: str) -> Answer | Verdicts:
+    """Make a change on a connection that blocks."""
+    driver = blocking_driver_of(connection)
+    work = steps(change, schema, driver.style)
+    row = None
+    while True:
+        try:
+            statement, values = work.send(row)
+        except StopIteration as end:
+            return cast("Answer | Verdicts", end.value)
+        row = driver.first_row(statement, values)
+
+
+def answer(row: Row) -> Task | Taken:
+    """Return what the row of an insert says."""
+    stored, *columns = columns_of(row)
+    task = stored_task(columns)
+    return task if stored else Taken(task)
+
+
+def stored_task(row: Row) -> Task:
+    """Return the task of a row."""
+    columns = columns_of(row)
+    columns[2] = bytes(columns[2])
+    return task_of(columns)
+
+
+def columns_of(row: Row | None) -> list[Any]:
+    """Return the values of a row that is there; some drivers give them by name."""
+    assert row is not None
+    return [*(row.values() if isinstance(row, Mapping) else row)]

@@ -1,0 +1,99 @@
+"""What changes unclaimed tasks on PostgreSQL: they are cancelled or moved, and who won."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.durable.store import STATEMENT_BYTES
+from tickwheel.durable.stores.postgres import statements as sql
+from tickwheel.durable.stores.postgres.pool import valid
+from tickwheel.durable.stores.rows import fitting, verdicts_on
+from tickwheel.errors import Locked
+from tickwheel.values.task import Due, State
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from tickwheel.durable.stores.postgres.store import PostgresStore
+    from tickwheel.values.task import Filter, Verdict
+
+TURNS = 8  # of what another process was quicker with each time
+PAUSE_SECONDS = 0.25  # between two looks at what another transaction holds
+
+
+async def verdicts(
+    store: PostgresStore, ids: Sequence[str], state: State, statement: str, *values: Any
+) -> list[Verdict | None]:
+    """Execute a statement on unclaimed tasks, and say for each id whether it won."""
+    won: set[str] = set()
+    states: dict[str, str] = {}
+    left = sorted(valid(ids))
+    turns = 0
+    while left and turns < TURNS:
+        rows = await store.fetch(statement, left, *values)
+        won |= {row[0] for row in rows}
+        turns = 0 if rows else turns + 1  # as many as fit: then there may be more
+        left = [one for one in left if one not in won]
+        if left:
+            rows = await store.fetch(sql.STATES_BY_ID, left)
+            states.update((task_id, found) for task_id, found in rows)
+        # Running a moment ago, unclaimed again by now: that one can still be had.
+        left = [one for one in left if states.get(one) == State.DELAY]
+    return verdicts_on(ids, won, state, states)
+
+
+async def changed_where(
+    store: PostgresStore, filter: Filter, limit: int, statement: Callable[[str], str], *moved: int
+) -> AsyncIterator[list[Due]]:
+    """Execute a statement on unclaimed tasks that a filter holds for, not yet due as wished.
+
+    What another transaction has locked is left to the end.
+    """
+    place: sql.Place | None = sql.Place()
+    locked: list[str] = []
+    while place is not None:
+        query, values = sql.unclaimed(filter, int(store.now_ms()), limit, place, *moved)
+        found = await store.fetch(query, *values)
+        count = fitting((row[-1] for row in found), STATEMENT_BYTES)
+        rows = [sql.Place._make(row[:-1]) for row in found[:count]]
+        place = rows[-1] if len(rows) < len(found) or len(rows) == limit else None
+        changed, left = await change(store, filter, [row.id for row in rows], statement, *moved)
+        locked += left
+        if changed:
+            yield changed
+    for _ in range(TURNS):
+        if not locked:
+            return
+        changed, locked = await change(store, filter, locked, statement, *moved)
+        if changed:
+            yield changed
+        if locked:
+            await asyncio.sleep(PAUSE_SECONDS)
+    if locked:
+        raise Locked(
+            f"{store.where}: other transactions hold {len(locked)} of the tasks; all the others"
+            " are done"
+        )
+
+
+async def change(
+    store: PostgresStore,
+    filter: Filter,
+    ids: Sequence[str],
+    statement: Callable[[str], str],
+    *moved: int,
+) -> tuple[list[Due], list[str]]:
+    """Execute a statement on tasks; return what it changed, and what others have locked."""
+    if not ids:
+        return [], []
+    now_ms = int(store.now_ms())
+    given = sql.Values(sorted(ids), *moved)
+    query = statement(sql.matching(filter, now_ms, given))
+    changed = [Due._make(row) for row in await store.fetch(query, *given.list)]
+    left = {*ids} - {due.id for due in changed}
+    if not left:
+        return changed, []
+    values = sql.Values([*left])
+    query = sql.still_unclaimed(sql.matching(filter, now_ms, values))
+    return changed, [task_id for (task_id,) in await store.fetch(query, *values.list)]

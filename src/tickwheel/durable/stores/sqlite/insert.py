@@ -1,0 +1,139 @@
+"""How tasks get into SQLite: all of a batch in one transaction.
+
+What has a key has to settle with whoever holds it; a request that was made before is only answered.
+The writer is alone while it does this, so whatever it finds stays so until the commit.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tickwheel.durable.stores.rows import (
+    answered_with,
+    inserted,
+    name_of,
+    repeated,
+    rounds,
+    task_of,
+)
+from tickwheel.durable.stores.sqlite import statements as sql
+from tickwheel.durable.stores.sqlite.connection import insert_many
+from tickwheel.values.task import State, Taken, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tickwheel.durable.stores.sqlite.connection import Connection
+    from tickwheel.values.task import Repeated, Submission
+
+    Answers = list[Task | Taken | Repeated | None]
+
+
+def insert(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    epochs: Mapping[int, int],
+    *,
+    again: bool,
+    now_ms: int,
+) -> Answers:
+    """Store tasks; the answers are in their order."""
+    ids = [one.task.id for one in submissions]
+    stored = tasks_by_id(connection, ids) if again else {}
+    stale = stale_shards(connection, epochs)
+    answers: Answers = [
+        stored.get(one.task.id) or (None if one.task.shard in stale else one.task)
+        for one in submissions
+    ]
+    new = [
+        place
+        for place, answer in enumerate(answers)
+        if answer is not None and ids[place] not in stored
+    ]
+    if any(one.idempotency is not None for one in submissions):
+        for turn in rounds(name_of(submissions[at]) or at for at in new):
+            insert_named(connection, submissions, [new[at] for at in turn], answers, now_ms)
+    else:
+        insert_new(connection, submissions, new, answers)
+    return answers
+
+
+def tasks_by_id(connection: Connection, ids: Iterable[str]) -> dict[str, Task]:
+    """Return which of these tasks are stored, live or final."""
+    listed = (json.dumps(list(ids)),)
+    rows = connection.run(sql.LIVE_BY_ID, listed) + connection.run(sql.FINAL_BY_ID, listed)
+    return {row[0]: task_of(row) for row in rows}
+
+
+def stale_shards(connection: Connection, epochs: Mapping[int, int]) -> set[int]:
+    """Return which of these shards have another epoch now."""
+    if not epochs:
+        return set()
+    rows = connection.run("SELECT shard, epoch FROM shard")
+    return {shard for shard, epoch in rows if epochs.get(shard, epoch) != epoch}
+
+
+def insert_named(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    places: Sequence[int],
+    answers: Answers,
+    now_ms: int,
+) -> None:
+    """Store tasks whose requests are new, no request twice, and note which these are."""
+    names = {name: at for at in places if (name := name_of(submissions[at]))}
+    used = connection.run(sql.USED, (json.dumps(list(names)),))
+    tasks = tasks_by_id(connection, [row[3] for row in used]) if used else {}
+    made = set()
+    for caller, key, digest, task_id in used:
+        at = names.pop((caller, key))
+        answers[at] = repeated(submissions[at], digest, tasks.get(task_id))
+        made.add(at)
+    insert_new(connection, submissions, [at for at in places if at not in made], answers)
+    settled = [
+        (*named, task_id, now_ms)
+        for at in names.values()
+        if (named := submissions[at].idempotency)
+        and (task_id := answered_with(submissions[at], answers[at]))
+    ]
+    insert_many(connection, sql.USE, settled)
+
+
+def insert_new(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    places: Sequence[int],
+    answers: Answers,
+) -> None:
+    """Store tasks with and without keys."""
+    plain = [submissions[at].task for at in places if submissions[at].task.key is None]
+    if plain:
+        insert_many(connection, sql.INSERT, [*map(inserted, plain)])
+    if len(plain) == len(places):
+        return
+    keyed = [at for at in places if submissions[at].task.key is not None]
+    names = [(submissions[at].task.service, submissions[at].task.key) for at in keyed]
+    for turn in rounds(names):
+        insert_keyed(connection, submissions, [keyed[at] for at in turn], answers)
+
+
+def insert_keyed(
+    connection: Connection,
+    submissions: Sequence[Submission],
+    places: Sequence[int],
+    answers: Answers,
+) -> None:
+    """Store tasks that have keys, no key twice, and put their answers in place."""
+    connection.run("DELETE FROM temp.submission")
+    insert_many(
+        connection,
+        sql.SUBMISSION,
+        [(at, submissions[at].on_conflict, *inserted(submissions[at].task)) for at in places],
+    )
+    connection.run(sql.INSERT_KEYED)
+    connection.run(sql.REPLACE_KEYED)
+    for at, *row in connection.run(sql.HOLDERS):
+        holder = task_of(tuple(row))
+        replaced = submissions[at].on_conflict == "replace" and holder.state is State.DELAY
+        answers[at] = holder if replaced else Taken(holder)

@@ -1,0 +1,153 @@
+"""Schedules on SQLite: they are put, deleted and fired, each within the writer's transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tickwheel.durable.store import FIRE_BYTES, PAGE_BYTES
+from tickwheel.durable.stores.rows import BODY, Filling, schedules_in
+from tickwheel.durable.stores.sqlite import statements as sql
+from tickwheel.durable.stores.sqlite.registry import changed
+from tickwheel.durable.stores.sqlite.unclaimed import cancelled
+from tickwheel.values.schedule import (
+    Fired,
+    Schedule,
+    Timing,
+    firing_key,
+    firing_keys,
+    schedule_changes,
+)
+from tickwheel.values.task import Due
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.durable.registry import Audit
+    from tickwheel.durable.stores.sqlite.connection import Connection, Row
+    from tickwheel.values.schedule import Firing
+
+_COLUMNS = (
+    "name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,"
+    " enabled, priority, max_attempts, timeout_ms"
+)
+SCHEDULE = f"SELECT {_COLUMNS} FROM schedule WHERE name = ?"  # noqa: S608
+# Names of other namespaces are passed over without a look at what they submit.
+SCHEDULES = SCHEDULE.replace(
+    "name = ?",
+    """name > :after AND name < :before AND (:any OR instr(name, '/') = 0)
+    ORDER BY name LIMIT :limit""",
+)
+SCHEDULED = "SELECT name FROM schedule WHERE service = ? ORDER BY name LIMIT 1"
+PUT = f"""
+    INSERT OR REPLACE INTO schedule ({_COLUMNS}, changed) VALUES (
+        ?,?,?,?,?,?,?,?,?,?,?,?,?,
+        (SELECT CAST(value AS INTEGER) FROM setting WHERE name = 'registry')
+    )
+"""  # noqa: S608
+DELETE = "DELETE FROM schedule WHERE name = ?"
+PENDING_FIRINGS = """
+    SELECT id FROM task WHERE key >= ? AND key < ? AND state = 'delay'
+"""
+# All of it is in one index.
+TIMINGS = """
+    SELECT name, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms, enabled, changed
+    FROM schedule WHERE (changed, name) > (?, ?) ORDER BY changed, name LIMIT ?
+"""
+FIRE = """
+    UPDATE schedule SET fired_until_ms = :until
+    WHERE name = :name AND fired_until_ms = :fired_until_ms AND fired_until_ms < :until AND enabled
+        AND (cron, interval_ms, tz, missed, created_at_ms) IS
+            (:cron, :interval_ms, :tz, :missed, :created_at_ms)
+    RETURNING service, priority, length(payload)
+"""
+START = f"""
+    INSERT INTO task ({sql.GIVEN})
+    SELECT :id, service, payload, :key, :due_at_ms, :shard, priority, max_attempts, timeout_ms,
+        NULL, :at_ms, :at_ms, NULL
+    FROM schedule WHERE name = :name
+    ON CONFLICT DO NOTHING RETURNING id
+"""  # noqa: S608
+
+
+def read(connection: Connection, namespace: str | None, after: str, limit: int) -> list[Schedule]:
+    """Return schedules by name, from the first behind `after` on."""
+    after, before, any_name = schedules_in(namespace, after)
+    values = {"after": after, "before": before, "any": any_name, "limit": limit}
+    page = Filling(PAGE_BYTES, lambda row: len(row[BODY]))
+    rows = connection.run_until(page, SCHEDULES, values)
+    return [schedule_of(row) for row in rows]
+
+
+def read_one(connection: Connection, name: str) -> Schedule | None:
+    """Return one schedule."""
+    rows = connection.run(SCHEDULE, (name,))
+    return schedule_of(rows[0]) if rows else None
+
+
+def scheduled(connection: Connection, service: str) -> str | None:
+    """Return the name of a schedule that submits to this service."""
+    rows = connection.run(SCHEDULED, (service,))
+    return rows[0][0] if rows else None
+
+
+def put(connection: Connection, schedule: Schedule, audit: Audit, now_ms: int) -> Schedule:
+    """Store a schedule; when it changes, its pending firings are cancelled with it."""
+    stored = read_one(connection, schedule.name)
+    if stored is not None and stored.same_as(schedule):
+        return stored
+    cancel_pending(connection, schedule.name, now_ms)
+    changed(connection, audit._replace(detail=schedule_changes(stored, schedule)))
+    connection.run(PUT, schedule)
+    return schedule
+
+
+def delete(connection: Connection, name: str, audit: Audit, now_ms: int) -> bool:
+    """Delete a schedule and cancel its pending firings; whether there was one."""
+    cancel_pending(connection, name, now_ms)
+    stored = read_one(connection, name)
+    if stored is None:
+        return False
+    connection.run(DELETE, (name,))
+    changed(connection, audit._replace(detail=schedule_changes(stored, None)))
+    return True
+
+
+def cancel_pending(connection: Connection, name: str, now_ms: int) -> None:
+    """Cancel the firings of a schedule that nobody has claimed yet."""
+    rows = connection.run(PENDING_FIRINGS, firing_keys(name))
+    cancelled(connection, [task_id for (task_id,) in rows], now_ms)
+
+
+def timings(connection: Connection, after: tuple[int, str], limit: int) -> list[Timing]:
+    """Return when schedules fire that were put after that."""
+    rows = map(Timing._make, connection.run(TIMINGS, (*after, limit)))
+    return [one._replace(enabled=bool(one.enabled)) for one in rows]
+
+
+def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]:
+    """Insert each firing's task unless the schedule has fired until then; who won."""
+    answers: list[Fired] = []
+    until: dict[Timing, int] = {}  # what the firings before it have moved it to
+    filled = 0
+    for timing, until_ms, start in firings:
+        values = {**timing._asdict(), "until": until_ms}
+        values["fired_until_ms"] = until.get(timing, timing.fired_until_ms)
+        rows = connection.run(FIRE, values)
+        due = None
+        if rows:
+            until[timing] = until_ms
+        if rows and start is not None:
+            service, priority, size = rows[0]
+            key = firing_key(timing.name, start.due_at_ms)
+            if connection.run(START, {**start._asdict(), "name": timing.name, "key": key}):
+                due = Due(start.id, start.due_at_ms, service, priority, start.shard)
+            filled += size
+        answers.append(Fired(bool(rows), due))
+        if filled >= FIRE_BYTES:
+            break
+    return answers
+
+
+def schedule_of(row: Row) -> Schedule:
+    """Return a row of schedule columns as a schedule."""
+    return Schedule._make(row)._replace(enabled=bool(row[9]))

@@ -1,0 +1,251 @@
+"""The tables on SQLite, as numbered migrations. Within a minor version they only add."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tickwheel.durable.log import logger
+from tickwheel.durable.stores.sqlite.connection import insert_many
+from tickwheel.errors import WrongStore
+
+if TYPE_CHECKING:
+    from tickwheel.durable.stores.sqlite.connection import Connection
+
+# Versions below this one only add to each other, so a process may meet a later one than its own,
+# as while others are being upgraded.
+NEXT_GENERATION = 1000
+
+OURS = {"setting", "task", "attempt", "backlog", "schedule", "shard"}
+NEUTRAL = ("sqlite_", "tickwheel_")  # SQLite's own, and buffers of wheels
+
+MIGRATIONS: list[list[str]] = [
+    [
+        """
+        CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE task (
+            id TEXT NOT NULL PRIMARY KEY,
+            service TEXT NOT NULL,
+            payload BLOB NOT NULL,
+            key TEXT,
+            state TEXT NOT NULL DEFAULT 'delay',
+            due_at_ms INTEGER NOT NULL,
+            shard INTEGER NOT NULL,
+            priority INTEGER NOT NULL,
+            attempt INTEGER NOT NULL DEFAULT 0,
+            failures INTEGER NOT NULL DEFAULT 0,
+            max_attempts INTEGER NOT NULL,
+            timeout_ms INTEGER,
+            deadline_at_ms INTEGER,
+            created_at_ms INTEGER NOT NULL,
+            updated_at_ms INTEGER NOT NULL,
+            replay_of TEXT,
+            error TEXT,
+            node TEXT,
+            epoch INTEGER NOT NULL DEFAULT 0,
+            lease_until_ms INTEGER,
+            started_at_ms INTEGER
+        )
+        """,
+        "CREATE INDEX task_due ON task (service, due_at_ms, id)",
+        "CREATE INDEX task_running ON task (shard) WHERE state = 'running'",
+        "CREATE UNIQUE INDEX task_key ON task (key, service) WHERE key IS NOT NULL",
+        """
+        CREATE TABLE attempt (
+            task_id TEXT NOT NULL,
+            attempt INTEGER NOT NULL,
+            event TEXT NOT NULL,
+            node TEXT,
+            epoch INTEGER NOT NULL,
+            started_at_ms INTEGER NOT NULL,
+            ended_at_ms INTEGER NOT NULL,
+            error TEXT,
+            PRIMARY KEY (task_id, attempt)
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE backlog (
+            id TEXT NOT NULL PRIMARY KEY,
+            service TEXT NOT NULL,
+            payload BLOB NOT NULL,
+            key TEXT,
+            state TEXT NOT NULL,
+            due_at_ms INTEGER NOT NULL,
+            shard INTEGER NOT NULL,
+            priority INTEGER NOT NULL,
+            attempt INTEGER NOT NULL,
+            failures INTEGER NOT NULL,
+            max_attempts INTEGER NOT NULL,
+            timeout_ms INTEGER,
+            deadline_at_ms INTEGER,
+            created_at_ms INTEGER NOT NULL,
+            updated_at_ms INTEGER NOT NULL,
+            replay_of TEXT,
+            error TEXT,
+            node TEXT,
+            epoch INTEGER NOT NULL,
+            result TEXT,
+            replayed_as TEXT
+        )
+        """,
+        "CREATE INDEX backlog_ended ON backlog (updated_at_ms)",
+        "CREATE INDEX backlog_key ON backlog (key, id) WHERE key IS NOT NULL",
+        """
+        CREATE TABLE schedule (
+            name TEXT NOT NULL PRIMARY KEY,
+            service TEXT NOT NULL,
+            payload BLOB NOT NULL,
+            cron TEXT,
+            interval_ms INTEGER,
+            tz TEXT NOT NULL,
+            missed TEXT NOT NULL,
+            fired_until_ms INTEGER NOT NULL,
+            created_at_ms INTEGER NOT NULL,
+            enabled INTEGER NOT NULL,
+            priority INTEGER NOT NULL,
+            max_attempts INTEGER NOT NULL,
+            timeout_ms INTEGER
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE shard (
+            shard INTEGER PRIMARY KEY,
+            owner TEXT,
+            epoch INTEGER NOT NULL DEFAULT 0
+        )
+        """,
+    ],
+    [
+        """
+        CREATE TABLE service (
+            name TEXT NOT NULL PRIMARY KEY,
+            version INTEGER NOT NULL,
+            config TEXT NOT NULL,
+            updated_at_ms INTEGER NOT NULL
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE token (
+            id TEXT NOT NULL PRIMARY KEY,
+            name TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            namespace TEXT NOT NULL,
+            scopes TEXT NOT NULL,
+            rate REAL,
+            created_at_ms INTEGER NOT NULL,
+            expires_at_ms INTEGER
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE idempotency (
+            caller TEXT NOT NULL,
+            key TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            task_id TEXT NOT NULL,
+            used_at_ms INTEGER NOT NULL,
+            PRIMARY KEY (caller, key)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX idempotency_used ON idempotency (used_at_ms)",
+        """
+        CREATE TABLE audit (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            at_ms INTEGER NOT NULL,
+            actor TEXT NOT NULL,
+            namespace TEXT NOT NULL,
+            action TEXT NOT NULL,
+            target TEXT NOT NULL,
+            request TEXT NOT NULL,
+            detail TEXT NOT NULL
+        )
+        """,
+        "CREATE INDEX audit_namespace ON audit (namespace, id)",
+        # 'registry' rises with every change; 'service' is the highest version of any that is gone.
+        "INSERT INTO setting (name, value) VALUES ('registry', '0'), ('service', '0')",
+        "CREATE INDEX task_lease ON task (lease_until_ms) WHERE state = 'running'",
+        # What an accepted task was due at: it counts while the lease and the due time are alike.
+        "ALTER TABLE task ADD COLUMN accepted_due_at_ms INTEGER",
+    ],
+    [
+        # Only what could expire is in it: a task without a deadline costs nothing.
+        """
+        CREATE INDEX task_deadline ON task (deadline_at_ms)
+            WHERE deadline_at_ms IS NOT NULL AND state = 'delay'
+        """,
+    ],
+    [
+        # The registry's number when it was put: a node reads only what was put since. The index has
+        # all that it reads: columns behind a large payload are found by walking over that.
+        "ALTER TABLE schedule ADD COLUMN changed INTEGER NOT NULL DEFAULT 0",
+        """
+        CREATE INDEX schedule_changed ON schedule (
+            changed, name, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms, enabled
+        )
+        """,
+    ],
+]
+
+
+def migrate(connection: Connection, shards: int) -> int:
+    """Bring the tables to the last version, each step at once or not at all; return the shards.
+
+    Several processes may come at the same moment: the file's write lock lets one in at a time.
+    """
+    if is_older(connection):
+        connection.run("BEGIN IMMEDIATE")
+        try:
+            for number in range(version(connection), len(MIGRATIONS)):
+                for statement in MIGRATIONS[number]:
+                    connection.run(statement)
+                if number == 0:
+                    found(connection, shards)
+                connection.run(f"PRAGMA user_version = {number + 1}")
+            connection.run("COMMIT")
+        except BaseException:
+            connection.run("ROLLBACK")
+            raise
+    return int(connection.run("SELECT value FROM setting WHERE name = 'shards'")[0][0])
+
+
+def check(connection: Connection) -> None:
+    """Raise when the file is another program's, or of a later generation; nothing is changed."""
+    connection.run("BEGIN")  # one view: another process may be making the tables just now
+    had = version(connection)
+    rows = connection.run("SELECT name FROM sqlite_master WHERE type = 'table'")
+    connection.run("COMMIT")
+    tables = {name for (name,) in rows if not name.startswith(NEUTRAL)}
+    if tables and not (had and tables >= OURS):
+        raise WrongStore(
+            f"the file is another program's: it has other tables ({', '.join(sorted(tables)[:3])});"
+            " give tickwheel a file of its own"
+        )
+    if had and not tables:
+        raise WrongStore(
+            f"the file is another program's: it is of version {had}, and has no table of"
+            " tickwheel's; give tickwheel a file of its own"
+        )
+    if had >= NEXT_GENERATION:
+        raise WrongStore(
+            f"the database is of version {had}, this tickwheel knows those below"
+            f" {NEXT_GENERATION}: it was made by a newer one"
+        )
+    if had > len(MIGRATIONS):
+        logger.warning("the store has been used by a newer version of tickwheel, and works on")
+
+
+def is_older(connection: Connection) -> bool:
+    """Say whether the file has yet to have migrations that are known here."""
+    return version(connection) < len(MIGRATIONS)
+
+
+def version(connection: Connection) -> int:
+    """Return how many migrations the file has had."""
+    number: int = connection.run("PRAGMA user_version")[0][0]
+    return number
+
+
+def found(connection: Connection, shards: int) -> None:
+    """Write what is settled when a store is made."""
+    connection.run("INSERT INTO setting (name, value) VALUES ('shards', ?)", (str(shards),))
+    insert_many(connection, "INSERT INTO shard (shard) VALUES (?)", [(n,) for n in range(shards)])

@@ -1,0 +1,387 @@
+"""The statements on SQLite, by name. Lists go in as JSON: one statement, however many rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.durable.stores.rows import names_in
+from tickwheel.values.task import State
+
+if TYPE_CHECKING:
+    from tickwheel.values.task import Filter
+
+PRAGMAS = [
+    "PRAGMA cache_size = -16000",
+    "PRAGMA temp_store = MEMORY",
+]
+
+# In the order of Task's fields.
+LIVE = (
+    "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
+    " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch,"
+    " lease_until_ms, started_at_ms"
+)
+_KEPT = LIVE.removesuffix(", lease_until_ms, started_at_ms")  # of a task that is final
+FINAL = f"{_KEPT}, NULL, NULL, result, replayed_as"
+_LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
+# An accept moves the lease and the due time of its task to one moment: no other has both alike.
+_ACCEPTED = "t.lease_until_ms = t.due_at_ms"
+_DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_at_ms)"
+SHOWN = ", ".join(f"t.{name}" for name in LIVE.split(", ")).replace("t.due_at_ms", _DUE_AT)
+COLUMNS = {"task": SHOWN, "backlog": FINAL}
+IDS = "id IN (SELECT value FROM json_each(:ids))"
+_AS_DUE = "id, due_at_ms, service, priority, shard"
+# A later version may have added columns: whatever is inserted or read is named.
+GIVEN = (
+    "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
+    " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
+)
+
+SCRATCH = [
+    """
+    CREATE TEMP TABLE ending (
+        number INTEGER PRIMARY KEY, id TEXT, attempt INTEGER, epoch INTEGER, event TEXT, state TEXT,
+        at_ms INTEGER, due_at_ms INTEGER, failures INTEGER, result TEXT, error TEXT,
+        lease_until_ms INTEGER
+    )
+    """,
+    f"CREATE TEMP TABLE submission (place INTEGER PRIMARY KEY, on_conflict, {GIVEN})",
+]
+
+INSERT = f"INSERT INTO task ({GIVEN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"
+
+SUBMISSION = f"""
+    INSERT INTO temp.submission (place, on_conflict, {GIVEN})
+    VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+"""
+INSERT_KEYED = f"""
+    INSERT INTO task ({GIVEN}) SELECT {GIVEN} FROM temp.submission WHERE true ON CONFLICT DO NOTHING
+"""
+REPLACE_KEYED = """
+    UPDATE task SET payload = s.payload, due_at_ms = s.due_at_ms, priority = s.priority,
+        max_attempts = s.max_attempts, timeout_ms = s.timeout_ms,
+        deadline_at_ms = s.deadline_at_ms, updated_at_ms = s.updated_at_ms,
+        failures = 0, error = NULL
+    FROM temp.submission s
+    WHERE task.key = s.key AND task.service = s.service AND task.id <> s.id
+        AND s.on_conflict = 'replace' AND task.state = 'delay'
+"""
+HOLDERS = f"""
+    SELECT s.place, {SHOWN}
+    FROM temp.submission s CROSS JOIN task t ON t.key = s.key AND t.service = s.service
+    WHERE t.id <> s.id
+"""
+
+USED = """
+    SELECT i.caller, i.key, i.digest, i.task_id FROM json_each(?) n
+    CROSS JOIN idempotency i ON i.caller = n.value ->> 0 AND i.key = n.value ->> 1
+"""
+USE = "INSERT INTO idempotency (caller, key, digest, task_id, used_at_ms) VALUES (?,?,?,?,?)"
+
+SERVICES = 100  # in one statement: SQLite takes 500 parts
+_DUE = """
+    SELECT * FROM (
+        SELECT id, due_at_ms, service, priority, shard FROM task
+        WHERE service = ? AND due_at_ms > ? AND due_at_ms <= ? AND state = 'delay'{shards}
+        ORDER BY due_at_ms, id LIMIT ?
+    )
+"""
+
+
+def due(services: int, every_shard: bool) -> str:
+    """Return the statement that reads what is due of so many services."""
+    some = "" if every_shard else " AND shard IN (SELECT value FROM json_each(?))"
+    return " UNION ALL ".join([_DUE.format(shards=some)] * (2 * services))
+
+
+_WANTED = """(
+        SELECT value ->> 0 AS id, value ->> 1 AS due_at_ms, value ->> 2 AS epoch
+        FROM json_each(:wanted)
+    ) w"""
+
+# Places in the list, and bytes: a size is known without reading the payload.
+# As one value: for each row the reader would wait for the interpreter's lock.
+WANTED_SIZES = """
+    SELECT json_group_array(json_array(w.key, length(t.payload))) FROM json_each(:wanted) w
+    CROSS JOIN task t ON t.id = w.value ->> 0
+"""
+CLAIM = f"""
+    UPDATE task SET state = 'running', attempt = attempt + 1, node = :node, epoch = w.epoch,
+        started_at_ms = :now, updated_at_ms = :now, lease_until_ms = :now + :lease
+    FROM {_WANTED}
+    WHERE task.id = w.id AND task.state = 'delay' AND task.due_at_ms = w.due_at_ms
+        AND task.due_at_ms <= :now
+        AND EXISTS (SELECT 1 FROM shard s WHERE s.shard = task.shard AND s.epoch = w.epoch)
+    RETURNING {LIVE}
+"""
+LATER = f"""
+    SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard
+    FROM {_WANTED}
+    CROSS JOIN task t ON t.id = w.id AND t.state = 'delay'
+    JOIN shard s ON s.shard = t.shard AND s.epoch = w.epoch
+"""
+
+ENDING = """
+    INSERT INTO temp.ending
+        (number, id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error,
+        lease_until_ms)
+    VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
+"""
+KEEP_WINNERS = [
+    """
+    DELETE FROM temp.ending AS e
+    WHERE NOT EXISTS (
+        SELECT 1 FROM task t WHERE t.id = e.id AND t.state = 'running'
+            AND t.attempt = e.attempt AND t.epoch = e.epoch
+            AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
+    )
+    """,
+    "DELETE FROM temp.ending WHERE number NOT IN (SELECT min(number) FROM temp.ending GROUP BY id)",
+]
+WINNERS = """
+    SELECT json_group_array(json_array(e.number, iif(e.state = 'delay', 0, length(t.payload))))
+    FROM temp.ending e CROSS JOIN task t ON t.id = e.id
+"""
+KEEP_FIRST = "DELETE FROM temp.ending WHERE number >= ?"
+RECORD = [
+    f"""
+    INSERT INTO attempt ({_LOGGED})
+    SELECT t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error
+    FROM temp.ending e CROSS JOIN task t ON t.id = e.id
+    """,
+    f"""
+    INSERT INTO backlog ({_KEPT}, result)
+    SELECT t.id, t.service, t.payload, t.key, e.state, {_DUE_AT}, t.shard, t.priority, t.attempt,
+        e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms, t.created_at_ms, e.at_ms,
+        t.replay_of, e.error, t.node, t.epoch, e.result
+    FROM temp.ending e CROSS JOIN task t ON t.id = e.id WHERE e.state <> 'delay'
+    """,
+    "DELETE FROM task WHERE id IN (SELECT id FROM temp.ending WHERE state <> 'delay')",
+    """
+    UPDATE task SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
+        error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL, accepted_due_at_ms = NULL
+    FROM temp.ending e WHERE task.id = e.id AND e.state = 'delay'
+    """,
+]
+
+# From one name to the next by the index, however many tasks each has.
+SERVICES_LIVE = """
+    WITH RECURSIVE name (service) AS (
+        SELECT min(service) FROM task
+        UNION ALL SELECT (SELECT min(t.service) FROM task t WHERE t.service > name.service)
+        FROM name WHERE service IS NOT NULL
+    )
+    SELECT service FROM name WHERE service IS NOT NULL
+"""
+SERVICES_DUE = f"""
+    {SERVICES_LIVE} AND (
+        SELECT min(t.due_at_ms) FROM task t WHERE t.service = name.service AND t.due_at_ms > ?
+    ) <= ?
+"""
+
+# One that was accepted stays so, though the node that sent it renews what it had.
+RENEW = f"""
+    UPDATE task AS t SET lease_until_ms = iif({_ACCEPTED}, due_at_ms, :now + :lease)
+    FROM json_each(:attempts) l
+    WHERE t.id = l.value ->> 0 AND t.state = 'running'
+        AND t.attempt = l.value ->> 1 AND t.epoch = l.value ->> 2
+    RETURNING id, attempt, epoch
+"""
+ACCEPT = f"""
+    UPDATE task AS t SET lease_until_ms = l.value ->> 3, due_at_ms = l.value ->> 3,
+        accepted_due_at_ms = {_DUE_AT}, updated_at_ms = :now
+    FROM json_each(:leases) l
+    WHERE t.id = l.value ->> 0 AND t.state = 'running'
+        AND t.attempt = l.value ->> 1 AND t.epoch = l.value ->> 2
+    RETURNING id, attempt, epoch
+"""
+# By the leases: the plus keeps the planner from going by the shards, of which one node has all.
+_BODILESS = LIVE.replace("payload", "x'' AS payload")
+RUNNING = f"""
+    SELECT {_BODILESS} FROM task
+    WHERE state = 'running' AND lease_until_ms <= :until
+        AND +shard IN (SELECT value FROM json_each(:shards))
+"""
+# Whatever their leases say: the clock may have been set back since they were written.
+RUNNING_HERE = f"""
+    SELECT {_BODILESS} FROM task
+    WHERE state = 'running' AND lease_until_ms <> due_at_ms
+        AND shard IN (SELECT value FROM json_each(:shards))
+"""
+RUNNING_BY_ID = f"""
+    SELECT {_BODILESS} FROM task
+    WHERE id IN (SELECT value FROM json_each(?)) AND state = 'running'
+"""
+
+CANCEL = f"""
+    INSERT INTO backlog ({_KEPT})
+    SELECT id, service, payload, key, 'cancelled', due_at_ms, shard, priority, attempt, failures,
+        max_attempts, timeout_ms, deadline_at_ms, created_at_ms, :now, replay_of, error, node,
+        epoch
+    FROM task WHERE {IDS} AND state = 'delay'
+    RETURNING {_AS_DUE}
+"""
+CANCEL_LIVE = f"DELETE FROM task WHERE {IDS} AND state = 'delay' AND :now IS NOT NULL"
+STATES_BY_ID = f"""
+    SELECT id, state FROM task WHERE {IDS} UNION ALL SELECT id, state FROM backlog WHERE {IDS}
+"""
+RESCHEDULE = f"""
+    UPDATE task SET due_at_ms = :due, updated_at_ms = :now WHERE {IDS} AND state = 'delay'
+    RETURNING {_AS_DUE}
+"""
+# By the index of keys or that of due times, from where the last look ended.
+UNCLAIMED_BY_KEY = """
+    SELECT id, service, length(payload) FROM task
+    WHERE state = 'delay' AND {where} AND service > :after_service
+    ORDER BY service LIMIT :limit
+"""
+UNCLAIMED = """
+    SELECT id, due_at_ms, length(payload) FROM task
+    WHERE state = 'delay' AND {where} AND (due_at_ms, id) > (:after_due, :after_id)
+    ORDER BY due_at_ms, id LIMIT :limit
+"""
+
+EXPIRED = "expired: its deadline has passed"
+PAST_DEADLINE = """
+    SELECT id, length(payload) FROM task
+    WHERE deadline_at_ms < :now AND state = 'delay'
+        AND shard IN (SELECT value FROM json_each(:shards))
+    ORDER BY deadline_at_ms LIMIT :limit
+"""
+EXPIRE = f"""
+    INSERT INTO backlog ({_KEPT})
+    SELECT id, service, payload, key, 'failed', due_at_ms, shard, priority, attempt, failures,
+        max_attempts, timeout_ms, deadline_at_ms, created_at_ms, :now, replay_of,
+        '{EXPIRED}' || coalesce(char(10) || error, ''), node, epoch
+    FROM task WHERE {IDS} AND state = 'delay' AND deadline_at_ms < :now
+    RETURNING id, due_at_ms, service, priority, shard
+"""
+EXPIRE_LIVE = f"DELETE FROM task WHERE {IDS} AND state = 'delay' AND deadline_at_ms < :now"
+
+LIVE_BY_ID = f"SELECT {SHOWN} FROM task t WHERE id IN (SELECT value FROM json_each(?))"
+FINAL_BY_ID = f"SELECT {FINAL} FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
+ATTEMPTS = f"""
+    SELECT {_LOGGED} FROM attempt WHERE task_id = :id AND attempt > :after
+    ORDER BY attempt LIMIT :limit
+"""
+LAST = """
+    SELECT id FROM (SELECT id FROM {table} WHERE id < ? ORDER BY id DESC LIMIT ?)
+    LIMIT 1 OFFSET ?
+"""
+
+
+def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
+    """Return the condition for a filter, and its values."""
+    conditions, values = ["true"], dict[str, Any]()
+    if filter.service is not None:
+        conditions.append("service = :service")
+        values["service"] = filter.service
+    if filter.key is not None:
+        conditions.append("key = :key")
+        values["key"] = filter.key
+    if filter.namespace:
+        conditions.append("service >= :low AND service < :high")
+        values["low"], values["high"] = names_in(filter.namespace)
+    elif filter.namespace is not None:
+        conditions.append("instr(service, '/') = 0")
+    if filter.unchanged_since_ms is not None:
+        # Later than now is from before the clock was set back.
+        conditions.append("(updated_at_ms < :since OR updated_at_ms > :now)")
+        values["since"], values["now"] = filter.unchanged_since_ms, now_ms
+    if filter.due_before_ms is not None:
+        conditions.append("due_at_ms < :due_before")
+        values["due_before"] = filter.due_before_ms
+    if filter.state in (State.DELAY, State.READY):
+        conditions.append(
+            "state = 'delay' AND due_at_ms" + (">:now" if filter.state is State.DELAY else "<=:now")
+        )
+        values["now"] = now_ms
+    elif filter.state is not None:
+        conditions.append("state = :state")
+        values["state"] = str(filter.state)
+    return " AND ".join(conditions), values
+
+
+def find(table: str, where: str, *, by_key: bool) -> str:
+    """Return the statement for a list: by the key's index, or over a bounded number of rows.
+
+    What a row holds is read when the row is asked for, of those that match: payloads are large.
+    """
+    due_at = _DUE_AT if table == "task" else "t.due_at_ms"
+    looked_at = (
+        f"SELECT id, service, key, state, updated_at_ms, {due_at} AS due_at_ms FROM {table} t"
+    )
+    if by_key:
+        matching = f"""
+            SELECT id AS found FROM ({looked_at})
+            WHERE id < :cursor AND :scan > 0 AND {where} ORDER BY id DESC LIMIT :limit
+        """
+    else:
+        matching = f"""
+            SELECT id AS found FROM ({looked_at} WHERE id < :cursor ORDER BY id DESC LIMIT :scan)
+            WHERE {where} LIMIT :limit
+        """
+    return f"SELECT {COLUMNS[table]} FROM ({matching}) m CROSS JOIN {table} t ON t.id = m.found"
+
+
+REPLAYS = """(
+        SELECT value ->> 0 AS id, value ->> 1 AS new_id, value ->> 2 AS shard,
+            value ->> 3 AS due_at_ms
+        FROM json_each(:replays)
+    ) r"""
+REPLAY = f"""
+    INSERT INTO task ({GIVEN})
+    SELECT r.new_id, b.service, b.payload, b.key, r.due_at_ms, r.shard, b.priority, b.max_attempts,
+        b.timeout_ms, NULL, :now, :now, b.id
+    FROM {REPLAYS} CROSS JOIN backlog b ON b.id = r.id
+    WHERE :force OR b.replayed_as IS NULL
+    ON CONFLICT DO NOTHING
+    RETURNING id
+"""
+REPLAYED = """
+    UPDATE backlog SET replayed_as = r.value ->> 1 FROM json_each(?) r
+    WHERE backlog.id = r.value ->> 0
+"""
+REPLAY_TAKEN = f"""
+    SELECT b.id, t.id FROM {REPLAYS} CROSS JOIN backlog b ON b.id = r.id
+    JOIN task t ON t.key = b.key AND t.service = b.service
+    WHERE t.id <> r.new_id AND (:force OR b.replayed_as IS NULL) AND :now IS NOT NULL
+"""
+
+OLD = """
+    SELECT id, attempt, length(payload) + coalesce(length(result), 0) FROM backlog
+    WHERE updated_at_ms < :before ORDER BY updated_at_ms LIMIT :limit
+"""
+PRUNE_SOME = """
+    DELETE FROM attempt WHERE task_id = :id AND attempt IN (
+        SELECT attempt FROM attempt WHERE task_id = :id ORDER BY attempt LIMIT :limit
+    )
+    RETURNING attempt
+"""
+PRUNE_ATTEMPTS = "DELETE FROM attempt WHERE task_id IN (SELECT value FROM json_each(?))"
+PRUNE_BACKLOG = "DELETE FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
+
+# Over, and not equal to the due time, which would say that the task was accepted.
+END_LEASES = """
+    UPDATE task SET lease_until_ms = min(due_at_ms, :now) - 1
+    WHERE state = 'running' AND lease_until_ms <> due_at_ms
+        AND shard IN (SELECT value FROM json_each(:shards))
+        AND EXISTS (
+            SELECT 1 FROM shard s
+            WHERE s.shard = task.shard AND s.epoch = task.epoch AND s.owner = task.node
+        )
+"""
+GIVE_UP = """
+    UPDATE shard SET owner = NULL FROM json_each(?) g
+    WHERE shard.shard = g.value ->> 0 AND shard.epoch = g.value ->> 1
+"""
+TAKE = """
+    UPDATE shard SET owner = :node, epoch = max(epoch, :above) + 1
+    WHERE shard IN (SELECT value FROM json_each(:shards)) RETURNING shard, epoch
+"""
+
+_MANY = 100_000  # a count looks no further
+COUNTS = {
+    "live": f"SELECT count(*) FROM (SELECT 1 FROM task LIMIT {_MANY})",
+    "final": f"SELECT count(*) FROM (SELECT 1 FROM backlog LIMIT {_MANY})",
+}

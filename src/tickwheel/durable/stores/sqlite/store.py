@@ -1,0 +1,630 @@
+"""The store on SQLite: a file, a writer thread that commits in groups, a reader beside it.
+
+Full durability: WAL with synchronous=FULL, so that what was acknowledged survives a power cut, too.
+Any process may open the file; which one dispatches is the coordinator's business.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tickwheel.clock import WallClock
+from tickwheel.durable.store import (
+    BATCH,
+    LEASE_MS,
+    PAGE_BYTES,
+    PRUNE_ROWS,
+    SCAN,
+    STATEMENT_BYTES,
+    Claims,
+    InsertLimit,
+    error_bytes,
+)
+from tickwheel.durable.stores.rows import (
+    Filling,
+    attempt_of,
+    fitting,
+    last_of_each,
+    may_hold,
+    merged,
+    pruned_rows,
+    task_of,
+    turn_of,
+)
+from tickwheel.durable.stores.sqlite import schedules
+from tickwheel.durable.stores.sqlite import statements as sql
+from tickwheel.durable.stores.sqlite.connection import (
+    DRIVERS,
+    default_driver,
+    insert_many,
+    run_array,
+)
+from tickwheel.durable.stores.sqlite.file import SqliteFile
+from tickwheel.durable.stores.sqlite.insert import insert
+from tickwheel.durable.stores.sqlite.notify import Poke
+from tickwheel.durable.stores.sqlite.registry import SqliteRegistry
+from tickwheel.durable.stores.sqlite.unclaimed import (
+    Place,
+    cancelled,
+    count_that_fits,
+    moved,
+    verdicts,
+    walked,
+)
+from tickwheel.durable.stores.sqlite.writer import Rank
+from tickwheel.errors import StoreUnavailable
+from tickwheel.values.task import (
+    SHARDS,
+    Attempt,
+    AttemptKey,
+    Due,
+    Lease,
+    Page,
+    State,
+    Taken,
+    Task,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from tickwheel.clock import Clock
+    from tickwheel.durable.registry import Audit
+    from tickwheel.durable.store import Replay, Window
+    from tickwheel.durable.stores.sqlite.connection import Connection, Row
+    from tickwheel.values.schedule import Fired, Firing, Schedule, Timing
+    from tickwheel.values.task import Change, Ending, Filter, Repeated, Submission
+
+T = TypeVar("T")
+
+NEVER_MS = 2**63 - 1
+# One turn of the writer takes some milliseconds: a claim may wait behind it.
+INSERT_ROWS = 300
+INSERT_BYTES = 512 << 10
+INSERT_KEYED = 100
+
+
+class SqliteStore:
+    """Tasks in a SQLite file.
+
+    - `shards` counts when the file is made; later it is what the file says.
+    - `clock` gives the wall time, in nanoseconds since 1970.
+    - `driver`: "apsw" or "sqlite3"; by default apsw where it is installed.
+    """
+
+    joins_transactions = False
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        shards: int = SHARDS,
+        clock: Clock | None = None,
+        driver: str | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.insert_limit = InsertLimit(INSERT_ROWS, INSERT_BYTES, INSERT_KEYED)
+        self._clock = clock or WallClock()
+        self._file = SqliteFile(self.path, DRIVERS[driver or default_driver()], shards)
+        self._poke = Poke(self.path)
+        self.registry = SqliteRegistry(self)
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return self._file.shards
+
+    async def open(self) -> None:
+        """Open the file, or make it, and bring its tables to this version's form."""
+        await self._file.open()
+
+    async def close(self) -> None:
+        """Finish what is queued, and close the file."""
+        self._poke.close()
+        await self._file.close()
+        self.registry.deafen()
+
+    async def require_writable(self) -> None:
+        """Begin to write, and write nothing."""
+        await self._write(Rank.CLAIM, lambda _: None)
+
+    def fault(self) -> str | None:
+        """Say that the file is damaged, if it is."""
+        return self._file.fault()
+
+    def warning(self) -> str | None:
+        """Say that the log grows, if it does."""
+        return self._file.warning()
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the log beside the file: a metric."""
+        return self._file.log_bytes()
+
+    def now_ms(self) -> float:
+        """Return the host's time."""
+        return self._clock.time_ns() / 1_000_000  # int by int: exact
+
+    def latest_ms(self) -> float:
+        """Return the host's time: it is known exactly."""
+        return self.now_ms()
+
+    def _now(self) -> int:
+        return self._clock.time_ns() // 1_000_000
+
+    async def _write(
+        self, rank: Rank, work: Callable[[Connection], T], payload_bytes: int = 0
+    ) -> T:
+        return await self._file.write(rank, work, payload_bytes)
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        return await self._file.read(work)
+
+    async def insert(
+        self,
+        submissions: Sequence[Submission],
+        epochs: Mapping[int, int],
+        *,
+        again: bool = False,
+        patient: bool = True,
+    ) -> list[Task | Taken | Repeated | None]:
+        """Store tasks, all in one commit; there is one writer, and nobody else holds a key."""
+        del patient
+
+        def work(connection: Connection) -> list[Task | Taken | Repeated | None]:
+            return insert(connection, submissions, epochs, again=again, now_ms=self._now())
+
+        payloads = sum(len(one.task.body) for one in submissions)
+        return await self._write(Rank.SUBMIT, work, payloads)
+
+    async def within(self, connection: Any, change: Change) -> Any:
+        """Refuse: only a store on PostgreSQL shares a transaction with the user."""
+        return self.within_now(connection, change)
+
+    def within_now(self, connection: Any, change: Change) -> Any:
+        """Refuse: only a store on PostgreSQL shares a transaction with the user."""
+        raise TypeError("connection= needs a store on PostgreSQL; this one is on SQLite")
+
+    async def due(
+        self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int
+    ) -> list[Due]:
+        """Return unclaimed tasks: overdue, and later up to `until_ms`."""
+        if not windows or not shards:
+            return []
+        some = None if len(shards) == self.shards else json.dumps(list(shards))
+
+        def work(connection: Connection) -> list[Due]:
+            found: list[Due] = []
+            for start in range(0, len(windows), sql.SERVICES):
+                part = windows[start : start + sql.SERVICES]
+                values: list[Any] = []
+                for window in part:
+                    for limit, low, high in (
+                        (window.overdue, window.since_ms, now_ms),
+                        (window.later, now_ms, until_ms),
+                    ):
+                        values += [window.service, low, high]
+                        values += [limit] if some is None else [some, limit]
+                found += map(Due._make, connection.run(sql.due(len(part), some is None), values))
+            return found
+
+        return await self._read(work)
+
+    async def claim(
+        self,
+        wanted: Sequence[Due],
+        node: str,
+        epochs: Mapping[int, int],
+        lease_ms: int = LEASE_MS,
+        most_bytes: int = STATEMENT_BYTES,
+    ) -> Claims:
+        """Claim what is unclaimed, due, and in a shard of that epoch."""
+        rows = [(due.id, due.due_at_ms, epochs.get(due.shard, -1)) for due in wanted]
+
+        def work(connection: Connection) -> Claims:
+            now = self._now()
+            asked = count_that_fits(connection, rows, most_bytes)
+            listed = json.dumps(rows[:asked])
+            values = {"wanted": listed, "node": node, "now": now, "lease": lease_ms}
+            claimed = connection.run(sql.CLAIM, values)
+            claims = Claims([task_of(row) for row in claimed], [], left=tuple(wanted[asked:]))
+            if len(claims.tasks) < asked:
+                later = connection.run(sql.LATER, {"wanted": listed})
+                claims = claims._replace(later=[Due._make(row) for row in later])
+            return claims
+
+        return await self._write(Rank.CLAIM, work)
+
+    async def record(self, endings: Sequence[Ending]) -> list[bool | None]:
+        """End attempts; who won. As many in one transaction as fit, the rest in the next one."""
+        rows = [
+            (number, one.id, one.attempt, one.epoch, one.event, one.state, one.at_ms, one.due_at_ms,
+             one.failures, one.result_body, one.error, one.lease_until_ms)
+            for number, one in enumerate(endings)
+        ]  # fmt: skip
+
+        def work(connection: Connection, first: int) -> tuple[set[int], int]:
+            connection.run("DELETE FROM temp.ending")
+            insert_many(connection, sql.ENDING, rows[first:])
+            for statement in sql.KEEP_WINNERS:
+                connection.run(statement)
+            winners = run_array(connection, sql.WINNERS)
+            count = fitting((size for _, size in winners), STATEMENT_BYTES)
+            done = len(rows)
+            if count < len(winners):
+                done = winners[count][0]
+                connection.run(sql.KEEP_FIRST, (done,))
+            for statement in sql.RECORD:
+                connection.run(statement)
+            return {number for number, _ in winners[:count]}, done
+
+        won: set[int] = set()
+        done = 0
+        while done < len(rows):
+            try:
+                numbers, done = await self._write(Rank.OUTCOME, partial(work, first=done))
+            except StoreUnavailable:
+                if not done:
+                    raise
+                break
+            won |= numbers
+        return [number in won if number < done else None for number in range(len(rows))]
+
+    async def renew(self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS) -> list[bool]:
+        """Renew leases; for each whether the attempt is still the running one."""
+
+        def work(connection: Connection) -> list[bool]:
+            values = {"attempts": json.dumps(attempts), "now": self._now(), "lease": lease_ms}
+            return still(attempts, connection.run(sql.RENEW, values))
+
+        return await self._write(Rank.CLAIM, work)
+
+    async def accept(self, leases: Sequence[Lease]) -> list[bool]:
+        """Let attempts go on without the node; for each whether it is still the running one."""
+
+        def work(connection: Connection) -> list[bool]:
+            values = {"leases": json.dumps(last_of_each(leases)), "now": self._now()}
+            return still(leases, connection.run(sql.ACCEPT, values))
+
+        return await self._write(Rank.OUTCOME, work)
+
+    async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:
+        """Return the services that live tasks have, or tasks due in that time, by name."""
+
+        def work(connection: Connection) -> list[str]:
+            if until_ms is None:
+                rows = connection.run(sql.SERVICES_LIVE)
+            else:
+                rows = connection.run(sql.SERVICES_DUE, (since_ms, until_ms))
+            return [name for (name,) in rows]
+
+        return await self._read(work)
+
+    async def running(
+        self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None
+    ) -> list[Task]:
+        """Return the running tasks of these shards, their bodies left out; an index has them."""
+        until = NEVER_MS if until_ms is None else until_ms
+
+        def work(connection: Connection) -> list[Task]:
+            values = {"shards": json.dumps(list(shards)), "until": until}
+            rows = connection.run(sql.RUNNING, values)
+            if behind is None:
+                rows += connection.run(sql.RUNNING_HERE, {"shards": values["shards"]})
+            return [*{row[0]: task_of(row) for row in rows}.values()]
+
+        return await self._read(work)
+
+    async def running_by_id(self, ids: Sequence[str]) -> list[Task]:
+        """Return those of these tasks that run, their bodies left out."""
+        listed = (json.dumps(list(ids)),)
+        return await self._read(
+            lambda connection: [task_of(row) for row in connection.run(sql.RUNNING_BY_ID, listed)]
+        )
+
+    async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
+        """Cancel what is unclaimed: as many in one transaction as fit, the rest in the next one."""
+        unique = list(dict.fromkeys(ids))
+
+        def work(connection: Connection, first: int) -> list[Verdict | None]:
+            rows = [(task_id,) for task_id in unique[first:]]
+            part = unique[first : first + count_that_fits(connection, rows, STATEMENT_BYTES)]
+            won = cancelled(connection, part, self._now())
+            return verdicts(connection, part, won, State.CANCELLED)
+
+        answers: list[Verdict | None] = []
+        while len(answers) < len(unique):
+            answers += await self._write(Rank.CLAIM, partial(work, first=len(answers)))
+        found = dict(zip(unique, answers, strict=True))
+        return [found[task_id] for task_id in ids]
+
+    def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
+        """Cancel all unclaimed tasks that the filter holds for."""
+        return self._change_where(filter, limit, cancelled)
+
+    async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
+        """Make what is unclaimed due at another time."""
+
+        def work(connection: Connection) -> list[Verdict | None]:
+            won = moved(connection, ids, due_at_ms, self._now())
+            return verdicts(connection, ids, won, State.DELAY)
+
+        return await self._write(Rank.CLAIM, work)
+
+    def reschedule_where(
+        self, filter: Filter, due_at_ms: int, limit: int
+    ) -> AsyncIterator[list[Due]]:
+        """Reschedule all unclaimed tasks due at another time."""
+
+        def change(connection: Connection, ids: Sequence[str], now_ms: int) -> list[Due]:
+            return moved(connection, ids, due_at_ms, now_ms)
+
+        return self._change_where(filter, limit, change, due_at_ms)
+
+    async def _change_where(
+        self,
+        filter: Filter,
+        limit: int,
+        change: Callable[[Connection, Sequence[str], int], list[Due]],
+        moved_ms: int | None = None,
+    ) -> AsyncIterator[list[Due]]:
+        """Change some at a time, behind claims and outcomes."""
+        place: Place | None = Place()
+
+        def work(connection: Connection, place: Place) -> tuple[list[Due], Place | None]:
+            now = self._now()
+            ids, further = walked(connection, filter, place, limit, now, moved_ms)
+            return change(connection, ids, now), further
+
+        while place is not None:
+            changed, place = await self._write(Rank.SUBMIT, partial(work, place=place))
+            if changed:
+                yield changed
+
+    async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
+        """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed.
+
+        The reader looks for them: while there are none, nobody waits for it.
+        """
+        found = await self._read(lambda connection: self._past_deadline(connection, shards, limit))
+        if not found:
+            return []
+
+        def work(connection: Connection) -> list[Due]:
+            values = {"ids": json.dumps(found), "now": self._now()}
+            rows = connection.run(sql.EXPIRE, values)
+            connection.run(sql.EXPIRE_LIVE, values)
+            return [Due._make(row) for row in rows]
+
+        return await self._write(Rank.OUTCOME, work)
+
+    def _past_deadline(
+        self, connection: Connection, shards: Sequence[int], limit: int
+    ) -> list[str]:
+        """Return ids of tasks to expire: no more than it takes a moment to move."""
+        values = {"now": self._now(), "shards": json.dumps(list(shards)), "limit": limit}
+        full = Filling(STATEMENT_BYTES, lambda row: row[1])
+        return [row[0] for row in connection.run_until(full, sql.PAST_DEADLINE, values)]
+
+    async def get(self, ids: Sequence[str]) -> list[Task | None]:
+        """Return tasks, live or final."""
+
+        def work(connection: Connection) -> list[Task | None]:
+            listed = (json.dumps(list(ids)),)
+            # Live ones first: what moves in between is then found in the backlog.
+            found = {row[0]: task_of(row) for row in connection.run(sql.LIVE_BY_ID, listed)}
+            found |= {row[0]: task_of(row) for row in connection.run(sql.FINAL_BY_ID, listed)}
+            return [found.get(task_id) for task_id in ids]
+
+        return await self._read(work)
+
+    async def find(
+        self, filter: Filter, *, final: bool | None, cursor: str | None, limit: int
+    ) -> Page:
+        """Return tasks newest first."""
+        tables = [
+            table
+            for table, wanted in (("task", final is not True), ("backlog", final is not False))
+            if wanted and may_hold(filter.state, table)
+        ]
+
+        def work(connection: Connection) -> Page:
+            connection.run("BEGIN")  # one view of both tables: a task moves from one to the other
+            try:
+                pages = [self._scan(connection, table, filter, cursor, limit) for table in tables]
+            finally:
+                connection.run("COMMIT")
+            return merged(pages, limit, PAGE_BYTES)
+
+        return await self._read(work)
+
+    def _scan(
+        self, connection: Connection, table: str, filter: Filter, cursor: str | None, limit: int
+    ) -> tuple[list[Task], str | None]:
+        """Return what matches among the next rows of a table, and where it stopped, or None."""
+        where, values = sql.matching(filter, self._now())
+        by_key = filter.key is not None
+        statement = sql.find(table, where, by_key=by_key)
+        values |= {"cursor": cursor or "g", "scan": SCAN, "limit": limit + 1}
+        page = Filling(PAGE_BYTES)
+        tasks = [task_of(row) for row in connection.run_until(page, statement, values)]
+        if len(tasks) > limit:
+            return tasks[:limit], tasks[limit - 1].id
+        if page.full:
+            return tasks, tasks[-1].id
+        if by_key:
+            return tasks, None
+        last = connection.run(sql.LAST.format(table=table), (values["cursor"], SCAN, SCAN - 1))
+        return tasks, last[0][0] if last else None
+
+    async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
+        """Return the execution log of a task by attempt, from the first behind `after` on."""
+
+        def work(connection: Connection) -> list[Attempt]:
+            values = {"id": task_id, "after": after, "limit": limit}
+            page = Filling(PAGE_BYTES, lambda row: error_bytes(row[-1]))
+            return [attempt_of(row) for row in connection.run_until(page, sql.ATTEMPTS, values)]
+
+        return await self._read(work)
+
+    async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
+        """Make new tasks of final ones, each once unless `force`."""
+
+        def work(connection: Connection) -> list[Task | Taken | None]:
+            wanted = replays if force else firsts(replays)
+            values = {"replays": json.dumps(wanted), "force": force, "now": self._now()}
+            inserted_ids = {row[0] for row in connection.run(sql.REPLAY, values)}
+            connection.run(
+                sql.REPLAYED, (json.dumps([one[:2] for one in replays if one[1] in inserted_ids]),)
+            )
+            taken: dict[str, str] = dict(connection.run(sql.REPLAY_TAKEN, values))
+            named = [one.new_id for one in replays] + list(taken.values())
+            found = {
+                row[0]: task_of(row) for row in connection.run(sql.LIVE_BY_ID, (json.dumps(named),))
+            }
+            return [
+                found[one.new_id]
+                if one.new_id in inserted_ids
+                else Taken(found[taken[one.id]])
+                if one.id in taken
+                else None
+                for one in replays
+            ]
+
+        return await self._write(Rank.SUBMIT, work)
+
+    async def prune(self, before_ms: int, limit: int) -> int:
+        """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
+
+        def work(connection: Connection) -> int | None:
+            full = Filling(PRUNE_ROWS, lambda row: pruned_rows(*row[1:]))
+            values = {"before": before_ms, "limit": limit}
+            rows: Any = connection.run_until(full, sql.OLD, values)
+            ids, in_parts = turn_of(rows, PRUNE_ROWS)
+            if in_parts:
+                part = connection.run(sql.PRUNE_SOME, {"id": ids[0], "limit": PRUNE_ROWS})
+                if len(part) == PRUNE_ROWS:
+                    return None  # it has more
+            listed = (json.dumps(ids),)
+            connection.run(sql.PRUNE_ATTEMPTS, listed)
+            connection.run(sql.PRUNE_BACKLOG, listed)
+            return len(ids)
+
+        while (count := await self._write(Rank.PRUNE, work)) is None:
+            pass
+        return count
+
+    async def take(
+        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
+    ) -> dict[int, int]:
+        """Become the owner of these shards, whoever was; return their new epochs."""
+        listed = json.dumps(list(shards))
+
+        def work(connection: Connection) -> dict[int, int]:
+            self._file.check_version(connection)
+            if owner_is_dead:
+                connection.run(sql.END_LEASES, {"shards": listed, "now": self._now()})
+            values = {"node": node, "above": above, "shards": listed}
+            return dict(connection.run(sql.TAKE, values))
+
+        return await self._write(Rank.CLAIM, work)
+
+    async def give_up(self, epochs: Mapping[int, int]) -> None:
+        """Own these shards of these epochs no longer."""
+        listed = (json.dumps(list(epochs.items())),)
+        await self._write(Rank.CLAIM, lambda connection: connection.run(sql.GIVE_UP, listed))
+
+    async def counts(self) -> dict[str, int]:
+        """Return how many live and final tasks there are; counting stops at 100,000."""
+
+        def work(connection: Connection) -> dict[str, int]:
+            return {name: connection.run(count)[0][0] for name, count in sql.COUNTS.items()}
+
+        return await self._read(work)
+
+    async def schedules(
+        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
+    ) -> list[Schedule]:
+        """Return schedules by name, from the first behind `after` on."""
+        return await self._read(
+            lambda connection: schedules.read(connection, namespace, after, limit)
+        )
+
+    async def schedule(self, name: str) -> Schedule | None:
+        """Return one schedule."""
+        return await self._read(lambda connection: schedules.read_one(connection, name))
+
+    async def scheduled(self, service: str) -> str | None:
+        """Return the name of a schedule that submits to this service."""
+        return await self._read(lambda connection: schedules.scheduled(connection, service))
+
+    async def put_schedule(self, schedule: Schedule, audit: Audit) -> Schedule:
+        """Store a schedule; when it changes, its pending firings are cancelled with it."""
+
+        def work(connection: Connection) -> Schedule:
+            return schedules.put(connection, schedule, audit, self._now())
+
+        stored = await self._write(Rank.SUBMIT, work)
+        if stored is schedule:
+            self._poke.send()
+        return stored
+
+    async def delete_schedule(self, name: str, audit: Audit) -> bool:
+        """Delete a schedule and cancel its pending firings; whether there was one."""
+
+        def work(connection: Connection) -> bool:
+            return schedules.delete(connection, name, audit, self._now())
+
+        gone = await self._write(Rank.SUBMIT, work)
+        if gone:
+            self._poke.send()
+        return gone
+
+    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
+        """Return when schedules fire that were put after that."""
+        return await self._read(lambda connection: schedules.timings(connection, after, limit))
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        """Insert each firing's task unless the schedule has fired until then; who won."""
+        return await self._write(
+            Rank.SUBMIT, lambda connection: schedules.fire(connection, firings)
+        )
+
+    def listen(self, heard: Callable[[], None]) -> None:
+        """Call `heard()` on the running loop when another process pokes this one."""
+
+        def poked() -> None:
+            heard()
+            self.registry.heard()
+
+        self._poke.listen(poked)
+        self._file.impatient()  # whoever listens dispatches
+
+    async def tell(self, shards: Sequence[int]) -> None:
+        """Poke the process that dispatches."""
+        del shards  # one process has them all
+        self._poke.send()
+
+    def listen_holds(self, heard: Callable[[str, int], None]) -> None:
+        """Do nothing: there is one process that dispatches."""
+
+    async def tell_hold(self, service: str, until_ms: int) -> None:
+        """Do nothing: there is one process that dispatches."""
+
+
+def still(attempts: Sequence[AttemptKey | Lease], rows: Sequence[Row]) -> list[bool]:
+    """Say for each whether its attempt is among those that were changed."""
+    changed = {tuple(row) for row in rows}
+    return [(one.id, one.attempt, one.epoch) in changed for one in attempts]
+
+
+def firsts(replays: Sequence[Replay]) -> list[Replay]:
+    """Return the first of each final task, in order."""
+    seen: dict[str, Replay] = {}
+    for one in replays:
+        seen.setdefault(one.id, one)
+    return list(seen.values())

@@ -1,0 +1,93 @@
+"""What changes unclaimed tasks on SQLite: they are cancelled or moved, and who won."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from tickwheel.durable.store import STATEMENT_BYTES
+from tickwheel.durable.stores.rows import fitting, verdicts_on
+from tickwheel.durable.stores.sqlite import statements as sql
+from tickwheel.durable.stores.sqlite.connection import run_array
+from tickwheel.values.task import Due
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.durable.stores.sqlite.connection import Connection
+    from tickwheel.values.task import Filter, State, Verdict
+
+
+def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> list[Due]:
+    """Move unclaimed tasks to the backlog; return which."""
+    if not ids:
+        return []
+    values = {"ids": json.dumps(list(ids)), "now": now_ms}
+    won = [Due._make(row) for row in connection.run(sql.CANCEL, values)]
+    connection.run(sql.CANCEL_LIVE, values)
+    return won
+
+
+def moved(connection: Connection, ids: Sequence[str], due_at_ms: int, now_ms: int) -> list[Due]:
+    """Make unclaimed tasks due at another time; return which."""
+    values = {"ids": json.dumps(ids), "due": due_at_ms, "now": now_ms}
+    return [Due._make(row) for row in connection.run(sql.RESCHEDULE, values)]
+
+
+def count_that_fits(connection: Connection, rows: Sequence[Sequence[object]], most: int) -> int:
+    """Return how many of these rows, which begin with a task's id, have payloads that fit."""
+    sizes = run_array(connection, sql.WANTED_SIZES, {"wanted": json.dumps(rows)})
+    count = fitting((size for _, size in sizes), most)
+    return sizes[count][0] if count < len(sizes) else len(rows)
+
+
+class Place(NamedTuple):
+    """How far a walk along the unclaimed tasks has come."""
+
+    service: str = ""
+    due_at_ms: int = -1
+    id: str = ""
+
+
+def walked(
+    connection: Connection,
+    filter: Filter,
+    place: Place,
+    limit: int,
+    now_ms: int,
+    moved_ms: int | None = None,
+) -> tuple[list[str], Place | None]:
+    """Return the next unclaimed tasks that a filter holds for, and where to go on, or None.
+
+    At most `limit`, and as many as fit into one transaction by the bytes of their payloads.
+    `moved_ms`: only those due at another time.
+    """
+    where, values = sql.matching(filter, now_ms)
+    if moved_ms is not None:
+        where += " AND due_at_ms <> :moved"
+        values["moved"] = moved_ms
+    if filter.key is not None:
+        values |= {"after_service": place.service}
+        statement = sql.UNCLAIMED_BY_KEY
+    else:
+        values |= {"after_due": place.due_at_ms, "after_id": place.id}
+        statement = sql.UNCLAIMED
+    rows = connection.run(statement.format(where=where), {**values, "limit": limit})
+    taken = rows[: fitting((row[2] for row in rows), STATEMENT_BYTES)]
+    ids = [row[0] for row in taken]
+    if len(taken) == len(rows) < limit:
+        return ids, None
+    last_id, last, _ = taken[-1]
+    return ids, Place(service=last) if filter.key is not None else Place("", last, last_id)
+
+
+def verdicts(
+    connection: Connection, ids: Sequence[str], changed: Sequence[Due], state: State
+) -> list[Verdict | None]:
+    """Say for each id whether it won, and the state that it has."""
+    won = {due.id for due in changed}
+    others = [task_id for task_id in ids if task_id not in won]
+    states: dict[str, str] = {}
+    if others:
+        states = dict(connection.run(sql.STATES_BY_ID, {"ids": json.dumps(others)}))
+    return verdicts_on(ids, won, state, states)

@@ -1,0 +1,1 @@
+"""Values that the client, the receiver, the API and durable tasks have in common. Pure."""

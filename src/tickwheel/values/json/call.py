@@ -1,0 +1,178 @@
+"""Arguments and results as JSON: `encode`, `decode`, `restore`, and `Signature` for functions.
+
+Knows nothing of stores, tasks or schedules.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.values.json.encode import at, decode, encode, encode_carefully, told
+from tickwheel.values.json.restore import Plan, optional, resolved, restore, restorer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Signature", "decode", "encode", "restore"]
+
+
+class Signature:
+    """The parameters of a function: how a call of it becomes a payload, and a payload a call.
+
+    - Made once, by `Signature.of(function)`; a bound method, a partial, a class or an object that
+      can be called will do, as `inspect.signature` has it.
+    - Hints are looked up at the first `unpack`, so that a function may name what is defined
+      below it. One that cannot be resolved counts as missing.
+    - A payload is a JSON array of positional arguments or an object of named ones.
+
+    Cost: without a hint that asks for more, a call is `encode` or `decode` and a count.
+    """
+
+    def __init__(
+        self, name: str, signature: inspect.Signature, namespace: dict[str, Any] | None = None
+    ) -> None:
+        self.name = name
+        self._signature = signature
+        self._namespace = namespace or {}
+        parameters = signature.parameters.values()
+        by_position = [
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        by_name = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        single = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        self._required = {p.name for p in single if p.default is p.empty}
+        self._names = {p.name for p in by_name}
+        self._positions = by_position
+        self._fewest = sum(p.default is p.empty for p in by_position)
+        self._most = len(by_position)
+        if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in by_name):
+            self._most = -1  # no call by position alone
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Signature:
+        """Return the signature of `function`; TypeError when Python knows none."""
+        inner = _innermost(function)
+        name = getattr(inner, "__qualname__", type(inner).__qualname__)
+        try:
+            signature = _signature_of(function)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name}() cannot be a task: {error}") from None
+        return cls(name, signature, _globals_of(inner))
+
+    def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """Return the payload of the call `function(*args, **kwargs)`.
+
+        TypeError when the function would refuse the call, or when it needs both positional
+        arguments without a name and named ones: JSON has an array or an object, not both.
+        """
+        self._check(args, kwargs)
+        payload = (self._by_name(args, kwargs) if args else dict(kwargs)) if kwargs else list(args)
+        try:
+            return encode(payload)
+        except (TypeError, ValueError):
+            named = self._signature.bind(*args, **kwargs).arguments
+            encode_carefully(named, f"{self.name}(): ")  # says the parameter's name
+            raise
+
+    def unpack(self, body: bytes | str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and the named arguments in the payload `body`, restored.
+
+        An array is positional arguments, an object named ones; null or nothing is no argument, any
+        other JSON value is one. TypeError when the function would refuse them.
+        """
+        payload = decode(body) if body else None
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        if isinstance(payload, dict):
+            kwargs = payload
+        elif isinstance(payload, list):
+            args = payload
+        elif payload is not None:
+            args = [payload]
+        self._check(args, kwargs)
+        if self._plans:
+            with told(f"{self.name}(): "):
+                args, kwargs = self._restored(args, kwargs)
+        return tuple(args), kwargs
+
+    def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise TypeError when the call would be refused; common calls are seen by counting."""
+        if kwargs:
+            fits = not args and self._required <= kwargs.keys() <= self._names
+        else:
+            fits = self._fewest <= len(args) <= self._most
+        if not fits:
+            try:
+                self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.name}(): {error}") from None
+
+    def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self._positions):
+            nameless = "*args"
+        else:
+            given = self._positions[: len(args)]
+            nameless = ", ".join(p.name for p in given if p.kind is p.POSITIONAL_ONLY)
+        if nameless:
+            raise TypeError(
+                f"{self.name}(): {nameless} can only go by position, so that no argument can go "
+                "by name: a payload is one or the other"
+            )
+        names = [p.name for p in self._positions]
+        return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+    @cached_property
+    def _plans(self) -> dict[str, Plan]:
+        """How to restore each parameter, those with nothing to restore left out."""
+        plans = {}
+        for p in self._signature.parameters.values():
+            if p.annotation is not p.empty:
+                plan = restorer(resolved(p.annotation, self._namespace))
+                plans[p.name] = optional(plan, p.default)
+        return {name: plan for name, plan in plans.items() if plan is not None}
+
+    @cached_property
+    def _rest(self) -> tuple[str, str]:
+        """The names of `*args` and `**kwargs`."""
+        names = {p.kind: p.name for p in self._signature.parameters.values()}
+        kinds = inspect.Parameter
+        return names.get(kinds.VAR_POSITIONAL, ""), names.get(kinds.VAR_KEYWORD, "")
+
+    def _restored(
+        self, args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        plans, (more, others) = self._plans, self._rest
+        names = [p.name for p in self._positions]
+        named = [at(name, plans.get(name), item) for name, item in zip(names, args, strict=False)]
+        rest = [at(more, plans.get(more), item) for item in args[len(names) :]]
+        return named + rest, {
+            name: at(name, plans.get(name if name in self._names else others), item)
+            for name, item in kwargs.items()
+        }
+
+
+def _innermost(function: Any) -> Any:
+    """The function that is called in the end, below partials and decorators."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.unwrap(function)
+
+
+def _globals_of(function: Any) -> dict[str, Any]:
+    if isinstance(function, type):
+        function = function.__init__  # type: ignore[misc]
+    elif not inspect.isroutine(function):
+        function = type(function).__call__
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    return getattr(function, "__globals__", {})
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    if sys.version_info >= (3, 14):
+        import annotationlib  # noqa: PLC0415 - new in 3.14
+
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
