@@ -1,12 +1,13 @@
-"""Aside: one whose key another transaction holds waits alone; whoever came with it does not."""
+"""LockedQueue: an item whose key another transaction holds waits alone."""
 
 import asyncio
 
 import pytest
 
 from tickwheel.durable.batching import contention as aside
-from tickwheel.durable.batching.batch import Batch, Room
-from tickwheel.durable.batching.contention import Aside
+from tickwheel.durable.batching.batch import Batch
+from tickwheel.durable.batching.capacity import Capacity
+from tickwheel.durable.batching.contention import LockedQueue
 from tickwheel.errors import Locked, Overloaded, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -36,8 +37,8 @@ class Store:
 class Stage:
     def __init__(self, held=()):
         self.store = Store(held)
-        self.room = Room(1_000, 10_000)
-        self.aside = Aside(self.store, lambda item: [item], lambda _: 10, self.room)
+        self.room = Capacity(1_000, 10_000)
+        self.aside = LockedQueue(self.store, lambda item: [item], lambda _: 10, self.room)
         self.batch = Batch(self.store, weigh=lambda _: 10, room=self.room, aside=self.aside.put)
 
     async def settle(self):
@@ -119,7 +120,7 @@ async def test_when_the_store_is_away_all_of_them_hear_it():
     async def away(items, *, patient=False):
         raise StoreUnavailable("away")
 
-    stage.aside = Aside(away, lambda item: [item], lambda _: 10, stage.room)
+    stage.aside = LockedQueue(away, lambda item: [item], lambda _: 10, stage.room)
     stage.batch = Batch(stage.store, aside=stage.aside.put)
     answers = await asyncio.gather(*map(stage.batch.add, range(20)), return_exceptions=True)
     assert {str(answer) for answer in answers} == {"away"}
@@ -133,7 +134,7 @@ async def test_one_that_cannot_be_stored_fails_alone():
             raise ValueError("bad")
         return [2 * item for item in items]
 
-    stage.aside = Aside(picky, lambda item: [item], lambda _: 10, stage.room)
+    stage.aside = LockedQueue(picky, lambda item: [item], lambda _: 10, stage.room)
     stage.batch = Batch(stage.store, aside=stage.aside.put)
     answers = await asyncio.gather(*map(stage.batch.add, range(20)), return_exceptions=True)
     assert str(answers.pop(5)) == "bad"

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from durable.stage import away
-from tickwheel.durable.batching.batch import LIGHT_BYTES, Batch, Room
+from tickwheel.durable.batching.batch import Batch
+from tickwheel.durable.batching.capacity import LIGHT_BYTES, Capacity
 from tickwheel.errors import Overloaded, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -155,7 +156,7 @@ async def test_some_megabytes_are_a_batch_however_few_they_are():
 async def test_more_bytes_waiting_than_there_is_room_for_are_refused():
     flush = Flush()
     flush.goes_on.clear()
-    room = Room(100, 1_000_000)
+    room = Capacity(100, 1_000_000)
     batch, other = (Batch(flush, weigh=lambda item: item, room=room) for _ in range(2))
     under_way = [batch.add(1), other.add(1)]
     await asyncio.sleep(0)
@@ -170,7 +171,7 @@ async def test_more_bytes_waiting_than_there_is_room_for_are_refused():
 
 
 async def test_a_light_item_finds_room_whatever_the_heavy_ones_take():
-    batch = Batch(Flush(), weigh=lambda item: item, room=Room(3, 100_000))
+    batch = Batch(Flush(), weigh=lambda item: item, room=Capacity(3, 100_000))
     waiting = [batch.add(90_000)]
     with pytest.raises(Overloaded):
         batch.add(LIGHT_BYTES + 1_000_000)
@@ -182,7 +183,7 @@ async def test_a_light_item_finds_room_whatever_the_heavy_ones_take():
 
 async def test_one_that_is_larger_than_all_the_room_may_wait_alone():
     flush = Flush()
-    batch = Batch(flush, weigh=lambda item: item, room=Room(100, 1_000))
+    batch = Batch(flush, weigh=lambda item: item, room=Capacity(100, 1_000))
     first = batch.add(5_000)
     with pytest.raises(Overloaded):
         batch.add(5_000)

@@ -10,8 +10,8 @@ import pytest
 from durable.stage import away
 from proxies import Proxy
 from tickwheel.durable import Scheduler
-from tickwheel.durable.batching import batch
-from tickwheel.durable.batching.batch import Portion
+from tickwheel.durable.batching import capacity
+from tickwheel.durable.batching.capacity import Portion
 from tickwheel.durable.permits.payloads import CLAIM_BYTES, Payloads
 from tickwheel.durable.stores.postgres import pool as postgres_pool
 from tickwheel.values.task import Task
@@ -185,7 +185,7 @@ class TestOverASlowLink:
     @pytest.fixture(autouse=True)
     def hurry(self, monkeypatch, watched):
         monkeypatch.setattr(postgres_pool, "CALL_SECONDS", 1.0)
-        monkeypatch.setattr(batch, "QUICK_SECONDS", 0.25)
+        monkeypatch.setattr(capacity, "QUICK_SECONDS", 0.25)
 
     @pytest.fixture
     def link(self, postgres_server):

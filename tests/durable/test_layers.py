@@ -1,48 +1,37 @@
-"""Imports point inward: edges, scheduler, steps, task and contracts, library."""
+"""Imports point inward: values, contracts, parts, steps, the API; implementations stand aside."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-import tickwheel.durable
+import tickwheel
 
-FOLDER = Path(tickwheel.durable.__file__).parent
+ROOT = Path(tickwheel.__file__).parent
+DURABLE = ROOT / "durable"
 
-# From the inside out; a module may import what stands in a line before its own.
+# From the inside out: a module imports only from layers before its own, and from its own folder.
 LAYERS = [
-    "changes encoding cron outcome service gate background progress log histogram tokens share",
-    "restoring flow vault descriptors payloads",
-    "serial",
-    "task",
-    "schedule channel coordinator registry batch",
-    "store function aside configuration ending",
-    "steps loader recurring submit prune leases feedback directory holds",
-    "dispatch administration expiry health",
-    "node verbs",
+    "log metrics",
+    "store registry channel coordinator",
+    "permits batching",
+    "directory",
+    "steps",
+    "background function progress buffers",
+    "administration",
+    "verbs",
     "blocking",
     "scheduler",
     "__init__",
 ]
-RANK = {module: rank for rank, line in enumerate(LAYERS) for module in line.split()}
-# Implementations know their contract, what it speaks of, and each other's parts in their folder.
-IMPLEMENTATIONS = {
-    "stores": {"task", "schedule", "store", "service", "registry", "log"},
-    "channels": {"task", "serial", "channel", "gate", "outcome", "service", "histogram"}
-    | {"encoding", "log"},
-    "coordinators": {"coordinator", "log"},
-    "buffers": {"serial", "background"},
-}
-
-
-ALSO = {"buffers": "stores"}  # the same connections
-
-
-def imported_by(path):
-    for node in runtime_nodes(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("tickwheel.durable"):
-            module = node.module.removeprefix("tickwheel.durable").lstrip(".")
-            yield from [module] if module else [alias.name for alias in node.names]
+RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}
+# An implementation imports its contract, the layers below it, and its own folder.
+IMPLEMENTATIONS = {"stores", "channels", "coordinators"}
+INNERMOST = {"log", "metrics", "store", "registry", "channel", "coordinator", "permits"}
+NAMES_IMPLEMENTATIONS = {"scheduler", "__init__"}
+DRIVERS = {"asyncpg", "apsw", "redis", "psycopg", "sqlalchemy"}
+EDGES = {"web", "client", "cli", "receiver", "config"}
+MODULES = sorted(DURABLE.rglob("*.py"))
 
 
 def runtime_nodes(node):
@@ -53,70 +42,92 @@ def runtime_nodes(node):
         yield from runtime_nodes(child)
 
 
+def imported_by(path, *, runtime=True):
+    """Give the full names of the modules that a file imports."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in runtime_nodes(tree) if runtime else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules = [name for name in inner if is_module(name)]
+            yield from modules or [node.module]
+
+
+def is_module(name):
+    path = ROOT.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def place_of(path):
+    """Return the folder of a module in durable, or its own name at the root."""
+    parts = path.relative_to(DURABLE).parts
+    return parts[0].removesuffix(".py")
+
+
+def neighbours(path):
+    """Give the folder or module of durable that each import names."""
+    for module in imported_by(path):
+        if module.startswith("tickwheel.durable."):
+            yield module.split(".")[2]
+
+
+def identify(path):
+    return str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
+
+
 def test_every_module_has_its_layer():
-    assert {path.stem for path in FOLDER.glob("*.py")} == set(RANK)
-    folders = {path.name for path in FOLDER.iterdir() if (path / "__init__.py").exists()}
-    assert folders == set(IMPLEMENTATIONS)
+    assert {place_of(path) for path in MODULES} == {*RANK, *IMPLEMENTATIONS}
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=identify)
 def test_a_module_imports_what_is_further_in(path):
-    for module in imported_by(path):
-        folder = module.partition(".")[0]
-        if folder in IMPLEMENTATIONS:
-            assert path.stem in ("scheduler", "__init__"), f"{path.stem} names {module}"
-        else:
-            assert RANK[module] < RANK[path.stem], f"{path.stem} imports {module}"
+    place = place_of(path)
+    for neighbour in neighbours(path):
+        if place in IMPLEMENTATIONS:
+            assert neighbour in INNERMOST | {place}, f"imports {neighbour}"
+        elif neighbour in IMPLEMENTATIONS:
+            assert place in NAMES_IMPLEMENTATIONS, f"names {neighbour}"
+        elif neighbour != place:
+            assert RANK[neighbour] < RANK[place], f"imports {neighbour}"
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(path for folder in IMPLEMENTATIONS for path in (FOLDER / folder).glob("*.py")),
-    ids=lambda path: f"{path.parent.name}.{path.stem}",
-)
-def test_an_implementation_imports_its_contract_and_its_own_folder(path):
-    for module in imported_by(path):
-        folder, _, inside = module.partition(".")
-        own = folder in (path.parent.name, ALSO.get(path.parent.name)) or (
-            not inside and (path.parent / f"{folder}.py").exists()
-        )
-        assert own or module in IMPLEMENTATIONS[path.parent.name], f"{path} imports {module}"
+def test_no_modules_import_each_other_in_a_circle():
+    imports = {
+        f"tickwheel.{identify(path)}": {*imported_by(path)}
+        for path in [*MODULES, *(ROOT / "values").rglob("*.py")]
+        if path.stem != "__init__"
+    }
+    while leaves := {name for name, needs in imports.items() if not needs & imports.keys()}:
+        imports = {name: needs for name, needs in imports.items() if name not in leaves}
+    assert not imports, sorted(imports)
 
 
-def test_only_the_stores_and_buffers_need_packages_from_elsewhere():
-    for path in FOLDER.glob("*.py"):
-        for node in runtime_nodes(ast.parse(path.read_text("utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.partition(".")[0] for name in names} & {"asyncpg", "apsw", "redis"}
+@pytest.mark.parametrize("path", sorted((ROOT / "values").rglob("*.py")), ids=identify)
+def test_values_import_errors_and_arguments_only(path):
+    allowed = {"errors", "arguments", "values"}
+    ours = [name for name in imported_by(path) if name.partition(".")[0] == "tickwheel"]
+    assert {name.split(".")[1] for name in ours} <= allowed
 
 
-EDGES = {"web", "client", "cli", "receiver", "config"}
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_only_stores_need_drivers_and_no_module_knows_the_edges(path):
+    for module in imported_by(path, runtime=False):
+        package, _, rest = module.partition(".")
+        neighbour = rest.partition(".")[0] if package == "tickwheel" else ""
+        assert package not in DRIVERS or place_of(path) in {"stores", "coordinators"}
+        assert neighbour not in EDGES, f"imports {module}"
+        assert neighbour != "http" or place_of(path) == "channels", f"imports {module}"
 
 
-@pytest.mark.parametrize(
-    "path", sorted(FOLDER.rglob("*.py")), ids=lambda path: str(path.relative_to(FOLDER))
-)
-def test_the_edges_are_unknown_here_and_only_the_channel_speaks_http(path):
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        modules = [node.module] if isinstance(node, ast.ImportFrom) else []
-        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for module in modules:
-            package, _, rest = (module or "").partition(".")
-            neighbour = rest.partition(".")[0] if package == "tickwheel" else ""
-            assert neighbour not in EDGES, f"imports {module}"
-            assert neighbour != "http" or path.parent.name == "channels", f"imports {module}"
+PURE = ["values/**/*", "permits/flow", "permits/share", "permits/payloads", "permits/semaphore"]
+PURE += ["directory/configuration", "directory/tokens", "registry", "channel", "steps/ending"]
 
 
-def test_what_is_pure_asks_no_clock_and_no_loop():
-    for name in ("flow", "configuration", "registry", "service", "channel", "task", "ending"):
-        tree = ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))
-        imported = {
-            name.partition(".")[0]
-            for node in runtime_nodes(tree)
-            for name in (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import)
-                else [node.module] if isinstance(node, ast.ImportFrom) else []
-            )
-        }  # fmt: skip
-        assert not imported & {"asyncio", "time", "threading"}, name
+def test_pure_modules_need_no_clock_no_loop_and_no_thread():
+    for pattern in PURE:
+        found = sorted((ROOT if pattern.startswith("values") else DURABLE).glob(f"{pattern}.py"))
+        assert found, pattern
+        for path in found:
+            packages = {name.partition(".")[0] for name in imported_by(path)}
+            assert not packages & {"asyncio", "time", "threading"}, path

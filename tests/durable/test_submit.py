@@ -10,7 +10,7 @@ import pytest
 
 from durable.stage import DAY, HOUR, SHARDS, START, START_MS, answer_lost, away
 from tickwheel.durable import State, Task, current_task
-from tickwheel.durable.batching.batch import QUEUE_BYTES
+from tickwheel.durable.batching.capacity import QUEUE_BYTES
 from tickwheel.durable.steps.submit import CHUNK, MAX_BODY
 from tickwheel.errors import (
     KeyReused,

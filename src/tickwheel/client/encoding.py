@@ -8,9 +8,9 @@ from urllib.parse import quote, urlencode
 
 from tickwheel.client.json import written
 from tickwheel.client.values import Document, Page, Verdict
-from tickwheel.durable.steps.submit import moment_ms
 from tickwheel.values.outcome import milliseconds
 from tickwheel.values.task import State, at
+from tickwheel.values.times import moment_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

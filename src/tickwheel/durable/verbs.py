@@ -16,7 +16,7 @@ from tickwheel.clock import ManualClock
 from tickwheel.durable.administration import LOCAL, Administration
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
 from tickwheel.durable.progress import showing
-from tickwheel.durable.steps.submit import Refused, later_ms, moment_ms, request_bytes
+from tickwheel.durable.steps.submit import Refused, request_bytes
 from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay, error_bytes
 from tickwheel.errors import (
     AlreadyReplayed,
@@ -45,6 +45,7 @@ from tickwheel.values.task import (
     hashed_shard,
     namespace_of,
 )
+from tickwheel.values.times import later_ms, moment_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

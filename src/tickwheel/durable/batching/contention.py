@@ -1,4 +1,4 @@
-"""Aside: where those wait whose keys another transaction holds, so that no other waits for them."""
+"""A queue for items whose keys another transaction holds, so that no other item waits for them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from tickwheel.clock import SystemClock
-from tickwheel.durable.batching.batch import Room, settle
+from tickwheel.durable.batching.batch import settle
 from tickwheel.errors import Locked, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from tickwheel.durable.batching.capacity import Capacity
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,7 +35,7 @@ class Flush(Protocol[T, R_co]):
     async def __call__(self, items: list[T], /, *, patient: bool) -> Sequence[R_co]: ...
 
 
-class Aside(Generic[T, R]):
+class LockedQueue(Generic[T, R]):
     """Takes batches that were `Locked`, finds out by whose fault, and lets only those wait.
 
     - A batch is cut into parts until each part is stored or is a single item.
@@ -46,7 +48,7 @@ class Aside(Generic[T, R]):
         flush: Flush[T, R],
         names: Callable[[T], Iterable[Hashable]],
         weigh: Callable[[T], int],
-        room: Room,
+        room: Capacity,
     ) -> None:
         self._flush = flush
         self._names = names

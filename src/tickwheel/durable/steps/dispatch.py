@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tickwheel.durable.batching.batch import Portion
+from tickwheel.durable.batching.capacity import Portion
 from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram

@@ -6,22 +6,21 @@ What cannot be right is refused here, before anything is stored.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections import deque
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
-from tickwheel.arguments import bounded, nanoseconds
-from tickwheel.durable.batching.batch import HEAVY, Batch, Room, parts_of
-from tickwheel.durable.batching.contention import Aside
+from tickwheel.arguments import bounded
+from tickwheel.durable.batching.batch import HEAVY, Batch, parts_of
+from tickwheel.durable.batching.capacity import Capacity
+from tickwheel.durable.batching.contention import LockedQueue
 from tickwheel.durable.permits.share import Share
-from tickwheel.errors import KeyReused, KeyTaken, Locked, OutOfRange, TaskGone
+from tickwheel.errors import KeyReused, KeyTaken, Locked, TaskGone
 from tickwheel.values.json import call as serial
 from tickwheel.values.outcome import milliseconds
 from tickwheel.values.service import check_name, seconds_of
 from tickwheel.values.task import (
-    MAX_AT_MS,
     Due,
     Idempotency,
     Ids,
@@ -31,7 +30,7 @@ from tickwheel.values.task import (
     Taken,
     Task,
 )
-from tickwheel.values.task import at as moment_of
+from tickwheel.values.times import deadline_ms, later_ms, moment_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,13 +46,8 @@ Refused = KeyTaken | KeyReused | Locked | TaskGone
 ON_CONFLICT = ("reject", "replace", "keep")
 MAX_BODY = 1 << 20
 CHUNK = 1_000
-# A deadline may have passed by so much: a submit that is repeated after its answer was lost must be
-# answered as the first one was. What is stored too late is failed as expired.
-REPEAT_MS = 60_000
 IN_FLIGHT = 2
 TURN = 100
-EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
-MILLISECOND = timedelta(milliseconds=1)
 
 
 class Submit:
@@ -74,8 +68,10 @@ class Submit:
         self._services = services
         self._max_body = max_body
         self._ids = Ids()
-        self._room = Room()
-        self._aside: Aside[Submission, Stored] = Aside(self._insert, names, weight, self._room)
+        self._room = Capacity()
+        self._aside: LockedQueue[Submission, Stored] = LockedQueue(
+            self._insert, names, weight, self._room
+        )
         limit = store.insert_limit
         self._plain, self._named = self._lane(limit.rows), self._lane(limit.rows)
         self._keyed = self._lane(limit.keyed)
@@ -415,20 +411,6 @@ def weight(submission: Submission) -> int:
     return len(submission.task.body)
 
 
-def deadline_ms(now: float, deadline: float | timedelta | datetime, due_at_ms: int) -> int:
-    """Return a deadline; raise when it is long before the task is due."""
-    if isinstance(deadline, datetime):
-        at_ms = moment_ms("deadline", deadline)
-    else:
-        at_ms = later_ms(now, "deadline", deadline)
-    if at_ms + REPEAT_MS < due_at_ms:
-        raise ValueError(
-            f"the deadline, {moment_of(at_ms)}, is before the task is due, {moment_of(due_at_ms)}:"
-            " it would never be called"
-        )
-    return at_ms
-
-
 def bounded_timeout_ms(timeout: float | timedelta, service: Service) -> int:
     """Return a task's own timeout; raise unless it is above 0 and at most its service's."""
     timeout_ms = milliseconds("timeout", timeout)
@@ -441,27 +423,3 @@ def bounded_timeout_ms(timeout: float | timedelta, service: Service) -> int:
             f" got {seconds:.15g} s"
         )
     return timeout_ms
-
-
-def later_ms(now: float, name: str, delay: float | timedelta) -> int:
-    """Return the time `delay` from now, rounded up to a millisecond: never early."""
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    wait = nanoseconds(name, seconds)
-    due = math.ceil(now + wait / 1e6) if wait else int(now)
-    if due > MAX_AT_MS:
-        raise OutOfRange(f"{name} must end before the year 10000, got {delay!r:.100}")
-    return due
-
-
-def moment_ms(name: str, at: datetime) -> int:
-    """Return an aware datetime in milliseconds, rounded up."""
-    if not isinstance(at, datetime):
-        raise TypeError(f"{name} must be a datetime, got {at!r:.100} ({type(at).__name__})")
-    if at.tzinfo is None or at.utcoffset() is None:
-        raise ValueError(
-            f"{name} must have a time zone, got {at!r}; datetime.now(UTC), say, has one"
-        )
-    ms = -((EPOCH - at) // MILLISECOND)
-    if ms > MAX_AT_MS:
-        raise OutOfRange(f"{name} must be before the year 10000 in UTC, got {at}")
-    return max(0, ms)

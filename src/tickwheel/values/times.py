@@ -1,0 +1,55 @@
+"""Times: delays, datetimes and deadlines in milliseconds since the epoch. Pure."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+
+from tickwheel.arguments import nanoseconds
+from tickwheel.errors import OutOfRange
+from tickwheel.values.task import MAX_AT_MS
+from tickwheel.values.task import at as moment_of
+
+# A repeated submit, whose first answer was lost, must get the same answer: accept a deadline that
+# has passed by this much. The task is stored, and fails as expired.
+REPEAT_MS = 60_000
+EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+MILLISECOND = timedelta(milliseconds=1)
+
+
+def later_ms(now: float, name: str, delay: float | timedelta) -> int:
+    """Return the time `delay` from now, rounded up to a millisecond: never early."""
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    wait = nanoseconds(name, seconds)
+    due = math.ceil(now + wait / 1e6) if wait else int(now)
+    if due > MAX_AT_MS:
+        raise OutOfRange(f"{name} must end before the year 10000, got {delay!r:.100}")
+    return due
+
+
+def moment_ms(name: str, at: datetime) -> int:
+    """Return an aware datetime in milliseconds, rounded up."""
+    if not isinstance(at, datetime):
+        raise TypeError(f"{name} must be a datetime, got {at!r:.100} ({type(at).__name__})")
+    if at.tzinfo is None or at.utcoffset() is None:
+        raise ValueError(
+            f"{name} must have a time zone, got {at!r}; datetime.now(UTC), say, has one"
+        )
+    ms = -((EPOCH - at) // MILLISECOND)
+    if ms > MAX_AT_MS:
+        raise OutOfRange(f"{name} must be before the year 10000 in UTC, got {at}")
+    return max(0, ms)
+
+
+def deadline_ms(now: float, deadline: float | timedelta | datetime, due_at_ms: int) -> int:
+    """Return a deadline; raise when it is long before the task is due."""
+    if isinstance(deadline, datetime):
+        at_ms = moment_ms("deadline", deadline)
+    else:
+        at_ms = later_ms(now, "deadline", deadline)
+    if at_ms + REPEAT_MS < due_at_ms:
+        raise ValueError(
+            f"the deadline, {moment_of(at_ms)}, is before the task is due, {moment_of(due_at_ms)}:"
+            " it would never be called"
+        )
+    return at_ms
