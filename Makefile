@@ -105,7 +105,7 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	    PYTHONPATH=$(SANITIZED) TICKWHEEL_TEST_CORE=native TICKWHEEL_SANITIZE=1; \
 	$(BIN)/python -c 'import tickwheel._wheel as core; assert core.__file__.startswith("$(SANITIZED)"), core'; \
 	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' \
-	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/contracts --ignore tests/test_servers.py \
+	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/values --ignore tests/overflow_buffers --ignore tests/contracts --ignore tests/test_servers.py \
 	    $(foreach folder,cli client http receiver service web,--ignore tests/$(folder)) \
 	    --ignore-glob '*_service*' --ignore tests/test_openapi_file.py $(PYTEST_ARGS)
 
@@ -139,7 +139,7 @@ test-pythons: ## Run the tests on each Python from 3.11 on that is found
 
 # The tests that touch what the package depends on.
 LOWEST_TESTS := tests/web tests/http tests/client tests/cli tests/receiver tests/contracts/test_store.py \
-    tests/contracts/test_overflow_buffer.py tests/durable/test_postgres_store.py tests/durable/test_buffers.py
+    tests/contracts/test_overflow_buffer.py tests/durable/stores/postgres/test_store.py tests/overflow_buffers/test_buffers.py
 
 .PHONY: mutants
 mutants: $(READY) ## Put known faults into a copy of the code, one at a time, and see that the tests catch each

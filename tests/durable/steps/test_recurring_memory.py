@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from contracts.stores import SHARDS, everything
-from durable.test_recurring import AUDIT, Owner
+from durable.steps.test_recurring import AUDIT, Owner
 from tickwheel.durable.store import FIRE_BYTES
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.values.schedule import Schedule

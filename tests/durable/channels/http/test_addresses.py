@@ -48,7 +48,7 @@ def in_a_namespace(code, more="true"):
     code = f"import json\nfrom ipaddress import ip_address\n{code}"
     command = [*space, "sh", "-c", script, "sh", sys.executable, "-c", code]
     ran = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1]
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)

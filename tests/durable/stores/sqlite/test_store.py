@@ -95,7 +95,7 @@ def child(place):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
             )
             stack.enter_context(process)
             stack.callback(process.kill)
