@@ -578,7 +578,7 @@ class TestStop:
             await stage.settle()
         said = [one.getMessage() for one in stage.logged]
         assert "waiting for tasks to end: 1, for up to 0.0 s" in said
-        assert f"slow still runs for task {task.id}: that is called again" in " ".join(said)
+        assert f"slow still runs for task {task.id}; it is called again" in " ".join(said)
 
 
 @pytest.mark.asyncio
@@ -811,7 +811,7 @@ class Story:
         assert all(at >= due for _, _, due, at in self.calls), "never early"
         node = self.app._node
         assert not any(flow.under_way for flow in node.dispatch.flows.values())
-        assert (node.dispatch._jobs, node.dispatch.running, node.loader.held) == ({}, {}, {})
+        assert (node.dispatch._jobs, node.dispatch.running, node.horizon.entries) == ({}, {}, {})
 
 
 @pytest.mark.asyncio
@@ -910,7 +910,7 @@ class CalleeStory:
         assert len(self.callee.calls) > len(self.stored) / 2
         node = self.app.node
         assert not any(flow.under_way for flow in node.dispatch.flows.values())
-        assert (node.dispatch.running, node.loader.held, node.orphans.watched) == ({}, {}, {})
+        assert (node.dispatch.running, node.horizon.entries, node.orphans.watched) == ({}, {}, {})
         await self.app.stop()
 
 

@@ -848,7 +848,7 @@ class TestRoutes:
         api.service()
         api.until(lambda: len(api.node.coordinator.owned()) == 64)
         api.submit(delay=30)
-        api.until(lambda: len(api.node.loader.held) == 1)
+        api.until(lambda: len(api.node.horizon.entries) == 1)
         assert api.get("/healthz", status=200).json == {"status": "ok"}
         api.until(lambda: not api.node.health.unready())
         assert api.get("/readyz", status=200).json["status"] == "ready"

@@ -197,7 +197,7 @@ class Scheduler(Verbs):
                     **self._make_channels(store.now_ms),
                 },
                 vault=self._vault, max_body=self._max_body, name=name,
-                dispatches=self._dispatch, horizon=self._horizon, scan=self._horizon / 3,
+                dispatches=self._dispatch, horizon=self._horizon,
                 cap=self._cap, retention=self._retention, audit_retention=self._audit_retention,
                 clock=self._clock,
             )  # fmt: skip

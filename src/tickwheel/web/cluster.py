@@ -36,9 +36,8 @@ async def shards(call: Call) -> Reply:
 
 async def wheel(call: Call) -> Reply:
     """Return the wheel of this node, level by level."""
-    loader = call.app.node.loader
-    waiting = sum(loader.waiting.values())
-    return Reply(types.Wheel(loader.wheel.snapshot(), len(loader.held), waiting))
+    horizon = call.app.node.horizon
+    return Reply(types.Wheel(horizon.wheel.snapshot(), len(horizon.entries), horizon.all_waiting()))
 
 
 async def stats(call: Call) -> Reply:

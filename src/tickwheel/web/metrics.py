@@ -149,7 +149,7 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
     page.share(
         "gauge", "tickwheel_store_up", "Whether the store answers.", [({}, counts is not None)]
     )
-    held, waiting = len(node.loader.held), sum(node.loader.waiting.values())
+    held, waiting = len(node.horizon.entries), node.horizon.all_waiting()
     page.add(
         "gauge", "tickwheel_pending", "Tasks in this process's memory, by where they are.",
         [
@@ -232,7 +232,7 @@ def add_services(page: Page, app: App, within: str | None) -> None:
     )  # fmt: skip
     page.add(
         "gauge", "tickwheel_service_waiting", "Due tasks in memory that wait for a permit.",
-        [({"service": name}, node.loader.waiting[name]) for name, _ in flows],
+        [({"service": name}, node.horizon.waiting(name)) for name, _ in flows],
     )  # fmt: skip
     page.add(
         "gauge", "tickwheel_breaker", "1 for the state that the breaker is in.",
@@ -255,7 +255,7 @@ def add_services(page: Page, app: App, within: str | None) -> None:
 
 def add_wheel(page: Page, app: App) -> None:
     """Add what is on the wheel, by level."""
-    levels = list(enumerate(app.node.loader.wheel.snapshot(), 1))
+    levels = list(enumerate(app.node.horizon.wheel.snapshot(), 1))
     page.add(
         "gauge", "tickwheel_wheel_entries", "Entries on a level of the wheel.",
         [({"level": level}, sum(one["counts"])) for level, one in levels],

@@ -87,7 +87,11 @@ class TestAccepted:
             await stage.advance(300)
             assert len(callee.calls) == 10_000
             node = app.node
-            assert (node.orphans.watched, node.dispatch.running, node.loader.held) == ({}, {}, {})
+            assert (node.orphans.watched, node.dispatch.running, node.horizon.entries) == (
+                {},
+                {},
+                {},
+            )
             assert node.leases.held == {}
             assert not node.feedback.unrecorded
             assert (await app.counts())["live"] == 10_000
@@ -362,7 +366,7 @@ class TestFeedback:
                 await other.feedback(task.id, "progress", attempt=1)
             await stage.advance(200)
             assert other.node.orphans.watched == {}
-            assert other.node.loader.held == {}
+            assert other.node.horizon.entries == {}
 
 
 class TestOvertaking:

@@ -12,7 +12,7 @@ from durable.callee import BROKEN, GONE, OK, REFUSED, URL, Held, calling
 from durable.stage import HOUR, START, START_MS, away
 from tickwheel.durable import Snooze, State, current_task
 from tickwheel.durable.coordinators import solo
-from tickwheel.durable.steps.loader import WINDOW
+from tickwheel.durable.steps.horizon import WINDOW
 from tickwheel.durable.store import Claims
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import Due, Event
@@ -412,13 +412,12 @@ class TestPermits:
             await stage.settle()
             node = app._node
             for number in range(5 * WINDOW):
-                node.loader.add(
+                node.horizon.add(
                     Due(task.id, task.due_at_ms - number % 2 - 1, "wait", 0, task.shard)
                 )
                 await node.dispatch.step()
-            assert len(node.dispatch._ready["wait"]) <= 2 * WINDOW + 1
-            assert node.loader.waiting["wait"] <= 2 * WINDOW + 1
-            node.loader.add(Due(task.id, task.due_at_ms, "wait", 0, task.shard))
+            assert node.horizon.waiting("wait") <= 2 * WINDOW + 1
+            node.horizon.add(Due(task.id, task.due_at_ms, "wait", 0, task.shard))
             goes_on.set()
             await stage.advance(1)
         assert [what for what, _ in begun] == ["holds the permit", "moved"]
@@ -1154,8 +1153,8 @@ class TestServices:
             assert callee.times_of("up") == [0.5 + number / 4 for number in range(40)]
             assert len(ups) == 40
             assert len(callee.times_of("down")) == called
-            assert len(app.node.loader.held) <= 2 * WINDOW
-            assert app.node.loader.waiting["down"] <= 2 * WINDOW
+            assert len(app.node.horizon.entries) <= 2 * WINDOW
+            assert app.node.horizon.waiting("down") <= 2 * WINDOW
             assert (await app.counts())["live"] == 10_001
 
     async def test_ten_thousand_that_waited_are_all_called_in_the_end(self, stage):

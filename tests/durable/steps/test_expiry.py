@@ -7,7 +7,7 @@ import pytest
 from durable.stage import until
 from tickwheel.durable import Scheduler, State
 from tickwheel.durable.steps.expiry import Expiry
-from tickwheel.durable.steps.loader import WINDOW
+from tickwheel.durable.steps.horizon import WINDOW
 
 pytestmark = pytest.mark.asyncio
 
@@ -141,4 +141,4 @@ async def test_on_postgresql_too(postgres_url):
         async with asyncio.timeout(50):
             await app.wait(task.id)
         await expired(app, task)
-        await until(lambda: not app._node.loader.held)
+        await until(lambda: not app._node.horizon.entries)

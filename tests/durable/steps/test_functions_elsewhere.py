@@ -128,7 +128,7 @@ async def test_a_node_watches_what_it_is_lent(url, monkeypatch):
         lent = {*node.coordinator.lent()["work"]}
         while (task := await web.submit("work", 1)).shard not in lent:
             await web.cancel(task.id)
-        await until(lambda: task.id in node.loader.held)
+        await until(lambda: task.id in node.horizon.entries)
         assert await looked(app) == {Reason.CLAIM}
 
 

@@ -215,7 +215,7 @@ class TestATaskThatIsNotRun:
                 assert "the step loader has not succeeded" in health.unready()[0]
                 go_on.set()
             await called(calls)
-        assert "the loader has been at work for" in log()[0]
+        assert "the loader has been running for" in log()[0]
 
     async def test_because_nobody_has_the_function(self, tmp_path, log):
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):

@@ -52,7 +52,7 @@ async def orphan(app, function, stage):
     await stage.settle()
     node = app._node
     task = await function.submit(delay=30)
-    node.loader.forget(task.id)
+    node.horizon.remove(task.id)
     assert (await node.store.reschedule([task.id], task.created_at_ms))[0].won
     due = Due(task.id, task.created_at_ms, task.service, 0, task.shard)
     claims = await node.store.claim([due], "elsewhere", node.coordinator.owned())
@@ -520,7 +520,7 @@ class TestUnsent:
             await stage.settle()
             node = app._node
             task = await note.submit(delay=30)
-            node.loader.forget(task.id)
+            node.horizon.remove(task.id)
             await node.store.reschedule([task.id], task.created_at_ms)
             due = Due(task.id, task.created_at_ms, task.service, 0, task.shard)
             claims = await node.store.claim([due], node.name, node.coordinator.owned())

@@ -10,7 +10,8 @@ import pytest_asyncio
 from durable.stage import HOUR, SHARDS, START, StagedStore, Wall, away
 from tickwheel import ManualClock
 from tickwheel.durable import State, current_task
-from tickwheel.durable.steps.loader import LATE_COMMIT_MS, NEAR_MS, WINDOW, Loader
+from tickwheel.durable.steps.horizon import WINDOW, Horizon
+from tickwheel.durable.steps.loader import LATE_COMMIT_MS, NEAR_MS, Loader
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.service import Service
 from tickwheel.values.task import Due, Ids, Submission, Task
@@ -42,8 +43,10 @@ class Shelf:
         self.store, self.clock, self.wall = store, clock, wall
         self.owner = Owner(epochs)
         self.services = {name: Service(name) for name in ("mail", "bill")}
-        options = {"horizon": 60, "scan": 20, "cap": 1_000, **options}
-        self.loader = Loader(store, self.owner, self.services, **options)
+        self.running, self.added = set(), []
+        options = {"length_ms": 60_000, "cap": 1_000, **options}
+        self.horizon = Horizon(store.now_ms, self.running, self.added.append, **options)
+        self.loader = Loader(store, self.owner, self.horizon, self.services)
         self._ids = Ids()
 
     async def put(self, *delays, service="mail", shard=0):
@@ -62,7 +65,13 @@ class Shelf:
     def held(self):
         """How long until each held task is due, in order."""
         now = self.store.now_ms()
-        return sorted((entry.expiry - now) / 1000 for entry in self.loader.held.values())
+        return sorted((entry.expiry - now) / 1000 for entry in self.horizon.entries.values())
+
+    def fire(self):
+        """Take what has come due; return the ids."""
+        self.horizon.advance(lambda _: False)
+        names = self.horizon.waiting_services()
+        return [due.id for name in names for due, _ in self.horizon.take(name, 1_000_000)]
 
 
 @pytest_asyncio.fixture
@@ -113,7 +122,7 @@ class TestReading:
         await shelf.put(5)
         await shelf.loader.step()
         shelf.clock.advance(10)
-        shelf.loader.fire()
+        shelf.fire()
         await shelf.put(-8)  # another's transaction, begun before and committed only now
         await shelf.loader.step()
         assert shelf.held() == [-8, -5]
@@ -122,15 +131,15 @@ class TestReading:
         shelf = await shelf()
         (one,) = await shelf.put(5)
         await shelf.loader.step()
-        entry = shelf.loader.held[one]
+        entry = shelf.horizon.entries[one]
         await shelf.loader.step()
-        assert shelf.loader.held[one] is entry
-        assert len(shelf.loader.wheel) == 1
+        assert shelf.horizon.entries[one] is entry
+        assert len(shelf.horizon.wheel) == 1
 
     async def test_a_task_that_runs_here_is_not_loaded(self, shelf):
         shelf = await shelf()
         (one,) = await shelf.put(1)
-        shelf.loader.running = {one: object()}
+        shelf.running.add(one)
         await shelf.loader.step()
         assert shelf.held() == []
 
@@ -142,7 +151,7 @@ class TestReading:
 
         async def due_slowly(*args):
             found = await due(*args)
-            shelf.loader.forget(one)  # claimed, and ended, before the answer is here
+            shelf.horizon.remove(one)  # claimed, and ended, before the answer is here
             return found
 
         shelf.store.due = due_slowly
@@ -160,7 +169,7 @@ class TestReading:
 
         async def due_slowly(*args):
             (found,) = await due(*args)
-            shelf.loader.add(found._replace(due_at_ms=found.due_at_ms + 30_000))
+            shelf.horizon.add(found._replace(due_at_ms=found.due_at_ms + 30_000))
             return [found]
 
         shelf.store.due = due_slowly
@@ -193,19 +202,17 @@ class TestReading:
         everything, shelf.owner.epochs = shelf.owner.epochs, {}
         assert await shelf.loader.step() == 1.0
         assert shelf.held() == []
-        assert len(shelf.loader.wheel) == 0
+        assert len(shelf.horizon.wheel) == 0
         shelf.owner.epochs = everything
         await shelf.loader.step()
         assert shelf.held() == [1, 2, 3]
 
     async def test_what_is_added_earlier_is_told(self, shelf):
         shelf = await shelf()
-        told = []
-        shelf.loader.earlier = told.append
         await shelf.put(5, 1)
         await shelf.loader.step()
         now = shelf.store.now_ms()
-        assert sorted(told) == [now + 1_000, now + 5_000]
+        assert sorted(shelf.added) == [now + 1_000, now + 5_000]
 
     async def test_a_service_that_is_not_known_here_is_not_read(self, shelf):
         shelf = await shelf()
@@ -219,11 +226,11 @@ class TestReading:
         (ours,) = await shelf.put(5, shard=0)
         await shelf.put(6, 7, shard=1)
         await shelf.loader.step()
-        assert len(shelf.loader.held) == 3
+        assert len(shelf.horizon.entries) == 3
         shelf.owner.epochs = {0: shelf.owner.epochs[0]}
         await shelf.loader.step()
-        assert shelf.loader.held.keys() == {ours}
-        assert len(shelf.loader.wheel) == 1
+        assert shelf.horizon.entries.keys() == {ours}
+        assert len(shelf.horizon.wheel) == 1
 
     async def test_a_service_with_tasks_and_no_function_here_is_named_once(self, shelf, caplog):
         shelf = await shelf()
@@ -284,7 +291,7 @@ class TestWhereALookBegins:
     async def test_with_enough_waiting_as_far_back_as_before(self, noting):
         await noting.put(-100)
         await self.looks(noting, 1)
-        noting.loader.waiting["mail"] = WINDOW
+        noting.horizon.waiting = lambda _: WINDOW
         await self.looks(noting, 2)
         assert noting.begins == [None, 111, 112]
 
@@ -379,11 +386,11 @@ class TestManyServices:
             await many.loader.step()
             assert many.windows[-1] == ["s7"]
             many.clock.advance(1)
-            many.loader.hungry.clear()
+            many.horizon.truncated_services.clear()
             if turn == 2:
-                many.loader.waiting["s7"] = WINDOW  # then nothing is read of it
+                many.horizon.waiting = lambda _: WINDOW  # then nothing is read of it
             else:
-                many.loader.waiting.clear()
+                many.horizon.waiting = lambda _: 0
 
     async def test_one_that_becomes_known_is_read_from_its_oldest_task_on(self, many):
         await many.put(-3_600, service="new")
@@ -423,70 +430,70 @@ class TestWheel:
         shelf = await shelf()
         late, early, _ = await shelf.put(2, 1, 3)
         await shelf.loader.step()
-        assert shelf.loader.fire() == []
+        assert shelf.fire() == []
         shelf.clock.advance(2)
-        assert [due.id for due in shelf.loader.fire()] == [early, late]
-        assert len(shelf.loader.held) == 3
-        assert 0 < shelf.loader.sleep_ms() <= 1_000
+        assert shelf.fire() == [early, late]
+        assert len(shelf.horizon.entries) == 3
+        assert 0 < shelf.horizon.sleep_ms() <= 1_000
 
     async def test_nothing_to_wait_for_is_none(self, shelf):
         shelf = await shelf()
-        assert shelf.loader.sleep_ms() is None
+        assert shelf.horizon.sleep_ms() is None
 
     async def test_one_that_is_forgotten_is_gone_wherever_it_was(self, shelf):
         shelf = await shelf()
         pending, due = await shelf.put(5, 1)
         await shelf.loader.step()
         shelf.clock.advance(1)
-        shelf.loader.fire()
+        shelf.fire()
         for task_id in (pending, due, "unknown"):
-            shelf.loader.forget(task_id)
-        assert (len(shelf.loader.held), len(shelf.loader.wheel)) == (0, 0)
+            shelf.horizon.remove(task_id)
+        assert (len(shelf.horizon.entries), len(shelf.horizon.wheel)) == (0, 0)
 
     async def test_another_due_time_moves_it(self, shelf):
         shelf = await shelf()
         (one,) = await shelf.put(5)
         await shelf.loader.step()
         now = int(shelf.store.now_ms())
-        shelf.loader.add(Due(one, now + 9_000, "mail", 0, 0))
+        shelf.horizon.add(Due(one, now + 9_000, "mail", 0, 0))
         assert shelf.held() == [9]
-        assert len(shelf.loader.wheel) == 1
+        assert len(shelf.horizon.wheel) == 1
 
     async def test_after_the_clock_was_set_back_nothing_is_early_and_nothing_lost(self, shelf):
         shelf = await shelf()
         await shelf.put(10, 20)
         await shelf.loader.step()
         shelf.clock.advance(5)
-        shelf.loader.fire()
+        shelf.fire()
         shelf.wall.set(-5)
-        assert shelf.loader.fire() == []
+        assert shelf.fire() == []
         assert shelf.held() == [10, 20]
         shelf.clock.advance(9.9)
-        assert shelf.loader.fire() == []
+        assert shelf.fire() == []
         shelf.clock.advance(0.1)
-        assert len(shelf.loader.fire()) == 1
+        assert len(shelf.fire()) == 1
 
     async def test_what_is_stored_after_the_clock_was_set_back_is_not_early(self, shelf):
         shelf = await shelf()
         shelf.clock.advance(50)
-        shelf.loader.fire()
+        shelf.fire()
         shelf.wall.set(-50)
         await shelf.put(5)
         await shelf.loader.step()
-        assert shelf.loader.fire() == []
-        assert 0 < shelf.loader.sleep_ms() <= 5_000
+        assert shelf.fire() == []
+        assert 0 < shelf.horizon.sleep_ms() <= 5_000
         shelf.clock.advance(5)
-        assert len(shelf.loader.fire()) == 1
+        assert len(shelf.fire()) == 1
 
     async def test_one_that_was_due_before_the_clock_was_set_back_is_fired_once(self, shelf):
         shelf = await shelf()
         await shelf.put(1)
         await shelf.loader.step()
         shelf.clock.advance(1)
-        assert len(shelf.loader.fire()) == 1
+        assert len(shelf.fire()) == 1
         shelf.wall.set(-100)
-        assert shelf.loader.fire() == []
-        assert len(shelf.loader.held) == 1
+        assert shelf.fire() == []
+        assert len(shelf.horizon.entries) == 1
 
 
 class TestBounds:
@@ -498,11 +505,11 @@ class TestBounds:
         assert shelf.held() == pytest.approx([10 + n / 10 for n in range(cap)])
         now = int(shelf.store.now_ms())
         for number, task_id in enumerate(await shelf.put(*(n / 10 for n in range(200)))):
-            shelf.loader.add(Due(task_id, now + number * 100, "mail", 0, 0))
-            assert len(shelf.loader.held) <= cap + cap // 8
+            shelf.horizon.add(Due(task_id, now + number * 100, "mail", 0, 0))
+            assert len(shelf.horizon.entries) <= cap + cap // 8
         await shelf.loader.step()
         assert shelf.held() == pytest.approx([n / 10 for n in range(cap)])
-        assert len(shelf.loader.wheel) == cap
+        assert len(shelf.horizon.wheel) == cap
 
     async def test_a_service_with_much_to_come_is_read_further_at_once(self, shelf):
         shelf = await shelf(cap=10_000)
@@ -510,7 +517,7 @@ class TestBounds:
         steps = 1
         while await shelf.loader.step() == 0:
             steps += 1
-        assert len(shelf.loader.held) == 3 * WINDOW
+        assert len(shelf.horizon.entries) == 3 * WINDOW
         assert steps <= 4
 
     async def test_of_a_service_with_a_long_queue_a_window_is_held(self, shelf):
@@ -519,9 +526,9 @@ class TestBounds:
         await shelf.put(1, service="bill")
         while await shelf.loader.step() == 0:
             pass
-        assert len(shelf.loader.held) <= 2 * WINDOW + 1
+        assert len(shelf.horizon.entries) <= 2 * WINDOW + 1
         assert 1 in shelf.held()
-        assert "mail" in shelf.loader.hungry
+        assert "mail" in shelf.horizon.truncated_services
 
     async def test_services_with_much_to_come_share_the_cap(self, shelf):
         """However many there are, one look reads no more than can be kept."""
@@ -545,7 +552,7 @@ class TestBounds:
         for _ in range(10):
             await shelf.loader.step()
         assert max(looks) <= cap
-        assert len(shelf.loader.held) <= cap
+        assert len(shelf.horizon.entries) <= cap
 
 
 class TestLives:
@@ -559,15 +566,15 @@ class TestLives:
 
         async with app:
             await stage.settle()
-            loader = app._node.loader
-            add = loader.add
+            horizon = app._node.horizon
+            add = horizon.add
 
             def watched(due):
                 nonlocal most
                 add(due)
-                most = max(most, len(loader.held))
+                most = max(most, len(horizon.entries))
 
-            loader.add = watched
+            horizon.add = watched
             await app.submit_many([note.request(n, delay=1 + n / 10) for n in range(200)])
             await stage.advance(60)
             assert [number for _, number in stage.calls] == list(range(200))

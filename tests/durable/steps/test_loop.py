@@ -124,7 +124,7 @@ async def test_what_it_raises_is_logged_and_it_is_tried_again_more_slowly(line, 
     failures = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(failures) == 7
     assert failures[0].exc_info is not None
-    assert "goes on after 7 failures" in caplog.text
+    assert "works again after 7 failures" in caplog.text
 
 
 async def test_a_store_that_is_away_is_warned_of_once_without_a_traceback(line, caplog):
@@ -136,7 +136,7 @@ async def test_a_store_that_is_away_is_warned_of_once_without_a_traceback(line, 
     assert len(warnings) == 1
     assert "it is locked" in caplog.text
     assert "Traceback" not in caplog.text
-    assert "goes on after 5 failures" in caplog.text
+    assert "works again after 5 failures" in caplog.text
 
 
 async def test_after_it_went_well_the_next_failure_is_soon_tried_again(line, caplog):

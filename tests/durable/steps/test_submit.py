@@ -476,9 +476,9 @@ class TestKeys:
             await stage.settle()
             task = await note.submit("a", delay=5, key="k")
             await note.submit("b", delay=second, key="k", on_conflict="replace")
-            loader = app._node.loader
-            assert len(loader.wheel) == entries
-            assert [*loader.held] == [task.id] * entries
+            horizon = app._node.horizon
+            assert len(horizon.wheel) == entries
+            assert [*horizon.entries] == [task.id] * entries
 
     async def test_replace_may_change_the_priority_only(self, stage):
         app = stage.app()

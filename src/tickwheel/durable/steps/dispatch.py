@@ -1,8 +1,8 @@
-"""Step 3: from the wheel to the channel. Permits first, then one claim, then send at once.
+"""Step 3: from the horizon to the channel: permits, then one claim, then send.
 
-What waits for a permit is unclaimed: it can be cancelled, and another node could have it. A claimed
-task is sent only while its lease is proven, by a clock that counts suspension, too; a call whose
-lease was lost is ended.
+A task that waits for a permit is unclaimed: it can be cancelled, and another node could claim it. A
+claimed task is sent only while its lease is proven, by a clock that counts suspension as well. If
+the lease is lost, the call is ended.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.batching.capacity import Portion
@@ -20,45 +18,44 @@ from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.flow import BreakerState, Flow
 from tickwheel.durable.permits.payloads import CLAIM_BYTES, Payloads
-from tickwheel.durable.steps.loader import WINDOW
 from tickwheel.durable.steps.loop import Home
 from tickwheel.durable.store import BATCH
 from tickwheel.values.task import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tickwheel import AsyncTimer, Entry, Handle
     from tickwheel.durable.channel import Channel
     from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.directory.directory import Directory
+    from tickwheel.durable.permits.holds import Holds
     from tickwheel.durable.permits.semaphore import Gate
     from tickwheel.durable.steps.feedback import Feedback
+    from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.steps.leases import Leases, Orphans
-    from tickwheel.durable.steps.loader import Loader
+    from tickwheel.durable.steps.loop import Steps
     from tickwheel.durable.store import Claims, Store
     from tickwheel.values.service import Service
     from tickwheel.values.task import AttemptKey, Due, Task
 
-if TYPE_CHECKING:
-    # Priority, due time, id and turn decide; an entry that is held no more has lost its place.
-    Line = list[tuple[int, int, str, int, Due, Entry[Due]]]
-    Picked = tuple[Due, Entry[Due], Service, int]  # the last is the flow's word for it
+    Picked = tuple[Due, Entry[Due], Service, int]  # the last is the flow's turn
 
-LAST_SECONDS = 1.0  # for what was cancelled to end
-LONGEST_SECONDS = 1.0  # a clock that is set forward is noticed after that
-LOCKED_SECONDS = 0.02  # what a transaction has locked when it comes due is asked for so often
-LOCKED_MS = 200  # for so long; then the loader finds it, each second
-QUIET_SECONDS = 60.0  # between two warnings that calls wait for others
-RECENT_SECONDS = 5.0  # for which a task counts as locked that a claim has found so
-AWHILE_SECONDS = 1.0  # a hold that ends no later than that after the one there is changes nothing
+CANCELLED_SECONDS = 1.0  # that cancelled calls get to end, when stopping
+LONGEST_SLEEP_SECONDS = 1.0  # a clock that is set forward is noticed after this
+LOCKED_RETRY_SECONDS = 0.02  # interval for a due task that another transaction has locked
+LOCKED_RETRY_MS = 200  # for how long; then the loader finds it, each second
+WARN_SECONDS = 60.0  # between two warnings that calls wait for others
+LOCKED_MEMORY_SECONDS = 5.0  # for which a task counts as locked after a claim found it locked
+HOLD_SLACK_SECONDS = 1.0  # ignore a hold that extends the current one by less than this
 
 
-WAIT_FOR_CALLS = "calls of %s wait: it has %d under way, and of %d (max_calls) %d are free"
-WAIT_FOR_BYTES = "calls of %s wait: it has %d under way, and the payloads of all are %d bytes"
+WAIT_FOR_CALLS = "calls of %s wait: it has %d running, and of %d (max_calls) %d are free"
+WAIT_FOR_BYTES = "calls of %s wait: it has %d running, and the payloads of all calls are %d bytes"
 
 
 class Running:
-    """One attempt that this node has under way."""
+    """One attempt that runs on this node."""
 
     __slots__ = ("deadline", "ended", "flow", "job", "key", "service", "shared", "task", "turn")
 
@@ -69,7 +66,7 @@ class Running:
         self.key = task.attempt_key
         self.service = service
         self.flow = flow
-        self.turn = turn  # the flow's word for when it was let through
+        self.turn = turn  # the flow's number for the moment it gave the permit
         self.shared = shared
         self.job: asyncio.Task[None] | None = None
         self.deadline: Handle | None = None
@@ -77,131 +74,99 @@ class Running:
 
 
 class Dispatch:
-    """Takes what is due off the wheel, claims as much as there are permits for, and sends it."""
+    """Takes due tasks from the horizon, claims as many as have permits, and sends them."""
 
     def __init__(
         self,
         store: Store,
         coordinator: Coordinator,
-        loader: Loader,
+        horizon: Horizon,
         feedback: Feedback,
         leases: Leases,
         orphans: Orphans,
-        services: Mapping[str, Service],
+        directory: Directory,
+        holds: Holds,
         *,
+        running: dict[str, Running],
+        services: Mapping[str, Service],
         channels: Mapping[str, Channel],
+        steps: Steps,
         timer: AsyncTimer,
         node: str,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._loader = loader
+        self._horizon = horizon
         self._feedback = feedback
         self._leases = leases
         self._orphans = orphans
+        self._directory = directory
+        self._holds = holds
         self._services = services
         self._channels = channels
+        self._steps = steps
         self._timer = timer
         self._node = node
         self._home = Home()
-        self._ready: dict[str, Line] = {}
-        self._tidied: dict[str, int] = {}  # how long a line was without those who had left it
-        self._turns = count()
-        self._served = ""
-        self._pause = 0.0  # the store said "not due yet": our clock is ahead of its
+        self._first_served = ""  # the service that chose first the last time
+        self._pause = 0.0  # the store answered "not due yet": this clock is ahead of the store's
         self._paused_until = 0.0
         self._warn_at = -math.inf
-        self._most_tasks = Portion(BATCH)
-        self._most_bytes = Portion(CLAIM_BYTES)
+        self._claim_tasks = Portion(BATCH)
+        self._claim_bytes = Portion(CLAIM_BYTES)
         self.payloads = Payloads()
         self.flows: dict[str, Flow] = {}
         self._locked_at: dict[str, float] = {}  # when a claim last found these tasks locked
         self._stopping = False
         self._jobs: dict[asyncio.Task[None], Running] = {}
-        self.running: dict[str, Running] = {}
+        self.running = running
         self.sent = 0
         self.lateness = Histogram()
-        self.gone: Callable[[Service], None] = lambda _: None  # told of what must not be called
-        self.held: Callable[[str, int], None] = lambda *_: None  # told of what asks for a pause
-        self.wake: Callable[[], None] = lambda: None
-        self.hungry: Callable[[], None] = lambda: None
 
     async def step(self) -> float:
-        """Send what is due and permitted, as much as one claim takes; return when to go on."""
+        """Send due tasks that have permits, as many as one claim takes; return the sleep."""
         pause = self._paused_until - self._timer.time() if self._pause else 0.0
         if pause > 0:
             return pause
-        for due in self._loader.fire():
-            self._wait(due)
+        self._horizon.advance(self._is_blocked)
         if not self._stopping and (batch := self._pick()):
             await self._claim(batch)
             return 0.0
-        sleep_ms = self._loader.sleep_ms()
-        sleep = LONGEST_SECONDS if sleep_ms is None else min(sleep_ms / 1000, LONGEST_SECONDS)
-        return min(sleep, self._until_permits())
+        sleep_ms = self._horizon.sleep_ms()
+        sleep = self._until_permits()
+        return sleep if sleep_ms is None else min(sleep_ms / 1000, sleep)
 
     def _until_permits(self) -> float:
-        """Return how long until a line may move that waits for its rate, or for a pause to end."""
+        """Return how long until a queue may move that waits for its rate or for a hold to end."""
         now = self._timer.time()
-        flows = [self.flows.get(name) for name, line in self._ready.items() if line]
+        flows = [self.flows.get(name) for name in self._horizon.waiting_services()]
         times = [flow.next_at(now) for flow in flows if flow is not None and flow.service.enabled]
         soonest = min((moment for moment in times if moment is not None), default=math.inf)
-        return min(LONGEST_SECONDS, max(0.0, soonest - now))
+        return min(LONGEST_SLEEP_SECONDS, max(0.0, soonest - now))
 
-    def _wait(self, due: Due) -> None:
-        """Line a task up for a permit: by priority, then due time, then id."""
-        if self._loader.waiting[due.service] >= WINDOW and self._stands(due.service):
-            self._loader.forget(due.id)  # the store has it: a window is enough
-            self._loader.hungry.add(due.service)
-            return
-        line = self._ready.setdefault(due.service, [])
-        if len(line) > 2 * self._tidied.get(due.service, WINDOW):
-            self._tidy(due.service, line)
-        entry = self._loader.held[due.id]
-        heappush(line, (-due.priority, due.due_at_ms, due.id, next(self._turns), due, entry))
-        self._loader.waiting[due.service] += 1
-
-    def _wait_again(self, due: Due, entry: Entry[Due]) -> None:
-        """Line a task up again that was not claimed; not if it was cancelled or moved since."""
-        if self._loader.held.get(due.id) is entry:
-            self._wait(due)
-
-    def tidy(self, names: Iterable[str]) -> None:
-        """Let those out of the lines of these services that are held no more."""
-        for name in names:
-            if line := self._ready.get(name):
-                self._tidy(name, line)
-
-    def _tidy(self, name: str, line: Line) -> None:
-        """Take those out of a line that were cancelled or moved while they waited."""
-        held = self._loader.held
-        line[:] = sorted(place for place in line if held.get(place[-2].id) is place[-1])
-        self._tidied[name] = max(WINDOW, len(line))
-        self._loader.waiting[name] = len(line)
-
-    def _stands(self, name: str) -> bool:
-        """Say whether nothing of this service can be sent for now."""
+    def _is_blocked(self, name: str) -> bool:
+        """Return whether no task of this service can be sent for now."""
         flow = self.flows.get(name)
-        return not self._flows(name) or (flow is not None and flow.stands(self._timer.time()))
+        return not self._is_enabled(name) or (flow is not None and flow.stands(self._timer.time()))
 
-    def _flows(self, name: str) -> bool:
-        """Say whether tasks of this service may be sent."""
+    def _is_enabled(self, name: str) -> bool:
+        """Return whether tasks of this service may be sent."""
         service = self._services.get(name)
         return service is not None and service.enabled
 
     def _pick(self) -> list[Picked]:
-        """Take permits, and as many tasks out of the lines; no service is in another's way.
+        """Take permits, and as many tasks out of the queues; no service blocks another.
 
-        Threads and connections, which services share, are divided among those that have tasks
-        waiting, and each time another one is the first to choose.
+        Services share threads and connections. These are divided among the services with waiting
+        tasks, and each time another service chooses first.
         """
         batch: list[Picked] = []
         now = self._timer.time()
-        most = self._most_tasks.size
-        names = [name for name, line in self._ready.items() if line and self._flows(name)]
-        turn = names.index(self._served) + 1 if self._served in names else 0
+        most = self._claim_tasks.size
+        names = [name for name in self._horizon.waiting_services() if self._is_enabled(name)]
+        turn = names.index(self._first_served) + 1 if self._first_served in names else 0
         for number, name in enumerate(names[turn:] + names[:turn]):
-            line, service = self._ready[name], self._services[name]
+            service = self._services[name]
             flow, shared = self._gates(service, now)
             free = min(most - len(batch), flow.free(now))
             if free:
@@ -214,29 +179,26 @@ class Dispatch:
                 if not free and shared.spare:
                     held = flow.under_way, shared.permits, shared.free
                     self._warn(WAIT_FOR_CALLS, name, *held)
-            popped = self._pop(line, free)
-            turn_taken = flow.take(len(popped), now)
-            picked = [(due, entry, service, turn_taken) for due, entry in popped]
+            taken = self._horizon.take(name, free)
+            flow_turn = flow.take(len(taken), now)
             if shared is not None:
-                shared.take(len(picked))
-            if picked and not batch:
-                self._served = name  # the next time it comes last
-            batch += picked
-            waiting = self._loader.waiting[name] = len(line)
-            if name in self._loader.hungry and 2 * waiting < WINDOW:
-                self._loader.hungry.discard(name)
-                self.hungry()
+                shared.take(len(taken))
+            if taken and not batch:
+                self._first_served = name  # the next time it chooses last
+            batch += [(due, entry, service, flow_turn) for due, entry in taken]
+            if self._horizon.needs_more(name):
+                self._steps.wake("loader")
         return batch
 
     def _warn(self, why: str, name: str, *numbers: int) -> None:
-        """Log, now and then, that calls wait for other calls of this process."""
+        """Log, at most once a minute, that calls wait for other calls of this process."""
         now = self._timer.time()
         if now >= self._warn_at:
-            self._warn_at = now + QUIET_SECONDS
+            self._warn_at = now + WARN_SECONDS
             logger.warning(why, name, *numbers, extra={"service": name})
 
     def has_permit(self, name: str) -> bool:
-        """Say whether a task of this service could be sent now; an unknown one has no limit."""
+        """Return whether a task of this service could be sent now; true if it is unknown."""
         service, flow = self._services.get(name), self.flows.get(name)
         if service is None:
             return True
@@ -249,45 +211,16 @@ class Dispatch:
         )
 
     def is_locked(self, task_id: str) -> bool:
-        """Say whether a claim has found this task locked lately."""
-        return self._timer.time() - self._locked_at.get(task_id, -math.inf) < RECENT_SECONDS
+        """Return whether a recent claim found this task locked."""
+        return self._timer.time() - self._locked_at.get(task_id, -math.inf) < LOCKED_MEMORY_SECONDS
 
     def forget(self, name: str) -> None:
-        """Let go of what is kept of a service that was deleted, once nothing of it is under way."""
+        """Drop the state of a deleted service, once none of its calls runs."""
         flow = self.flows.get(name)
         if flow is not None and not flow.under_way:
             del self.flows[name]
             self.payloads.forget(name)
-            if not self._ready.get(name):
-                self._ready.pop(name, None)
-                self._tidied.pop(name, None)
-                self._loader.waiting.pop(name, None)
-
-    def trim(self, over: int) -> int:
-        """Let the last of the longest lines go, the store has them; return how many went."""
-        gone = 0
-        for name, line in sorted(self._ready.items(), key=lambda item: -len(item[1])):
-            surplus = min(len(line) - WINDOW, over - gone)
-            if surplus <= 0:
-                break
-            line.sort()
-            for *_, due, entry in line[-surplus:]:
-                if self._loader.held.get(due.id) is entry:
-                    self._loader.forget(due.id)
-            del line[-surplus:]
-            self._loader.waiting[name] = len(line)
-            self._loader.hungry.add(name)
-            gone += surplus
-        return gone
-
-    def _pop(self, line: Line, free: int) -> list[tuple[Due, Entry[Due]]]:
-        picked: list[tuple[Due, Entry[Due]]] = []
-        held = self._loader.held
-        while line and len(picked) < free:
-            *_, due, entry = heappop(line)
-            if held.get(due.id) is entry:
-                picked.append((due, entry))  # otherwise it was cancelled or moved
-        return picked
+            self._horizon.forget_service(name)
 
     def _gates(self, service: Service, now: float) -> tuple[Flow, Gate | None]:
         """Return the service's own permits, and those that it shares with others, or None."""
@@ -307,8 +240,8 @@ class Dispatch:
             shared.give()
 
     async def _claim(self, batch: list[Picked]) -> None:
-        """Claim the batch with one statement, and send what was got."""
-        # The first in any case, then those of services with small payloads: all of them may fit.
+        """Claim the batch with one statement, and send the tasks that were claimed."""
+        # The first task stays first; then small payloads first, so that more of them fit.
         if batch[0][2] is not batch[-1][2]:  # of several services
             batch[1:] = sorted(batch[1:], key=lambda one: self.payloads.mean(one[2].name))
         claims = await self._claims(batch)
@@ -318,11 +251,13 @@ class Dispatch:
             if due.id not in got:
                 self._undo(service, turn)
             if due.id in left:
-                self._wait_again(due, entry)
-            elif due.id in got or self._loader.held.get(due.id) is entry:
-                self._loader.forget(due.id)
+                self._horizon.put_back(due, entry)
+            elif due.id in got:
+                self._horizon.remove(due.id)
+            else:
+                self._horizon.remove_taken(due, entry)
         self._rearm(batch, claims.later)
-        self._ask_again(claims.locked)
+        self._retry_locked(claims.locked)
         places = {due.id: place for place, (due, *_) in enumerate(batch)}
         now_ms = self._store.now_ms()
         for task in sorted(claims.tasks, key=lambda task: places[task.id]):
@@ -330,66 +265,67 @@ class Dispatch:
             self._send(task, *batch[places[task.id]][2:])
 
     async def _claims(self, batch: list[Picked]) -> Claims:
-        """Return what the store gives of a batch; what it does not say of all is lined up again."""
+        """Claim a batch in the store; if that fails, all of it waits again."""
         wanted = [due for due, *_ in batch]
         epochs, asked = self._coordinator.claimable(), self._leases.clock.time()
         self._leases.claiming.update(due.id for due in wanted)
         began, lease_ms = self._timer.time(), self._leases.milliseconds
         try:
             claims = await self._store.claim(
-                wanted, self._node, epochs, lease_ms, self._most_bytes.size
+                wanted, self._node, epochs, lease_ms, self._claim_bytes.size
             )
         except BaseException:
             self._leases.claiming.clear()
-            self._most_tasks.failed()
-            self._most_bytes.failed()
-            # It may have been committed all the same.
+            self._claim_tasks.failed()
+            self._claim_bytes.failed()
+            # The claim may have been committed nevertheless.
             self._orphans.suspect(
                 {due.id: epochs[due.shard] for due in wanted if due.shard in epochs}
             )
             for due, entry, service, turn in batch:
-                self._undo(service, turn)  # not woken by it: the step waits first
-                self._wait_again(due, entry)
+                self._undo(service, turn)  # this wakes nothing: the step pauses first
+                self._horizon.put_back(due, entry)
             raise
         seconds = self._timer.time() - began
-        self._most_tasks.worked(len(wanted), seconds)
-        self._most_bytes.worked(sum(len(task.body) for task in claims.tasks), seconds)
+        self._claim_tasks.worked(len(wanted), seconds)
+        self._claim_bytes.worked(sum(len(task.body) for task in claims.tasks), seconds)
         for task in claims.tasks:
             self._leases.hold(task, asked)
         self._leases.claiming.clear()  # one batch at a time
         return claims
 
     def _rearm(self, batch: list[Picked], later: list[Due]) -> None:
-        """Put back what is due at another time; what the store finds not due yet, after a pause."""
-        soon = self._loader.holds_until()
+        """Put tasks back that are due later by the store; pause if its clock is behind."""
+        end_ms = self._horizon.end_ms()
         for due in later:
-            if due.due_at_ms <= soon:
-                self._loader.add(due)
+            if due.due_at_ms <= end_ms:
+                self._horizon.add(due)
         if {(due.id, due.due_at_ms) for due in later} & {
             (due.id, due.due_at_ms) for due, *_ in batch
         }:
-            self._pause = min(max(0.001, 2 * self._pause), LONGEST_SECONDS)
+            self._pause = min(max(0.001, 2 * self._pause), LONGEST_SLEEP_SECONDS)
             self._paused_until = self._timer.time() + self._pause
         else:
             self._pause = 0.0
 
-    def _ask_again(self, locked: Sequence[Due]) -> None:
-        """Line those up once more, soon, that a transaction has locked just when they came due."""
+    def _retry_locked(self, locked: Sequence[Due]) -> None:
+        """Claim tasks again soon that a transaction had locked when they came due."""
         now = self._timer.time()
         if self._locked_at or locked:
-            recent = {one: at for one, at in self._locked_at.items() if now - at < RECENT_SECONDS}
+            since = now - LOCKED_MEMORY_SECONDS
+            recent = {task_id: at for task_id, at in self._locked_at.items() if at > since}
             self._locked_at = recent | dict.fromkeys((due.id for due in locked), now)
-        since = self._store.now_ms() - LOCKED_MS
+        since_ms = self._store.now_ms() - LOCKED_RETRY_MS
         for due in locked:
-            if due.due_at_ms > since:
-                self._timer.call_later(LOCKED_SECONDS, self._home.call, self._line_up, due)
+            if due.due_at_ms > since_ms:
+                self._timer.call_later(LOCKED_RETRY_SECONDS, self._home.call, self._add_again, due)
 
-    def _line_up(self, due: Due) -> None:
-        if due.id not in self._loader.held:  # otherwise it has been found, or moved
-            self._loader.add(due)
+    def _add_again(self, due: Due) -> None:
+        if due.id not in self._horizon.entries:  # otherwise it was read again, or moved
+            self._horizon.add(due)
 
     def _send(self, task: Task, service: Service, turn: int) -> None:
-        """Begin an attempt that was claimed."""
+        """Start an attempt that was claimed."""
         shared = self._channels[service.protocol].gate(service)
         attempt = Running(task, service, self.flows[service.name], turn, shared)
         self.running[task.id] = attempt
@@ -430,7 +366,7 @@ class Dispatch:
         self._end(attempt, answer)
 
     def _refused(self, attempt: Running) -> Answer | None:
-        """Look a last time before it is sent: the task must still be this node's."""
+        """Return an answer if the task must not be sent: its lease or its deadline is over."""
         if not self._leases.proven(attempt.key):
             return UNSENT
         deadline_at_ms = attempt.task.deadline_at_ms
@@ -439,13 +375,13 @@ class Dispatch:
         return None
 
     def _time_out(self, attempt: Running, timeout: float) -> None:
-        """Its time is over: that is the answer, whatever it still does."""
+        """Record a time-out as the answer, and stop the call."""
         late = Answer(Event.RETRY, error=f"timed out after {timeout:g} s", healthy=False)
         self._end(attempt, late)
         self._interrupt(attempt)
 
     def _interrupt(self, attempt: Running) -> None:
-        """Stop its call where that can be done."""
+        """Cancel the call if its channel can do that."""
         if attempt.job is not None and self._interruptible(attempt):
             attempt.job.cancel()
 
@@ -453,7 +389,7 @@ class Dispatch:
         return self._channels[attempt.service.protocol].interruptible(attempt.service)
 
     def lose(self, key: AttemptKey) -> None:
-        """End a call whose attempt is not the running one any more, and record nothing.
+        """End a call whose attempt is over in the store, and record nothing.
 
         Its lease was lost, or feedback has ended it.
         """
@@ -461,7 +397,7 @@ class Dispatch:
         if attempt is None or attempt.key != key:
             return
         logger.warning(
-            "task %s (%s): attempt %d is over by the store: its call is ended",
+            "task %s (%s): attempt %d is over in the store; ending its call",
             key.id, attempt.service.name, key.attempt, extra={"task": key.id},
         )  # fmt: skip
         attempt.flow.heard(None, self._timer.time(), attempt.turn)
@@ -469,9 +405,9 @@ class Dispatch:
         self._interrupt(attempt)
 
     def give_up(self, key: AttemptKey) -> None:
-        """End a call whose lease could not be renewed: another node may make it again.
+        """End a call whose lease could not be renewed: another node may repeat it.
 
-        One that cannot be stopped goes on; its end counts if no other attempt has begun by then.
+        A call that cannot be stopped goes on. Its end counts if no other attempt has begun.
         """
         attempt = self.running.get(key.id)
         if attempt is None or attempt.key != key or not self._interruptible(attempt):
@@ -481,11 +417,11 @@ class Dispatch:
         self._interrupt(attempt)
 
     def _end(self, attempt: Running, answer: Answer) -> None:
-        """Hand the first answer on; a later one comes to nothing."""
+        """Pass the first answer to feedback; ignore later ones."""
         if attempt.ended:
             return
         self._detach(attempt)
-        self._heed(attempt, answer)
+        self._update_flow(attempt, answer)
         if answer.event is Event.ACCEPT:
             usual_ms = round(attempt.service.feedback_timeout * 1000)
             self._feedback.accept(attempt.task, answer.after_ms or usual_ms)
@@ -493,14 +429,14 @@ class Dispatch:
             self._feedback.end(attempt.task, attempt.service, answer)
 
     def _detach(self, attempt: Running) -> None:
-        """No later answer of the attempt counts."""
+        """Ignore all later answers of the attempt."""
         attempt.ended = True
         del self.running[attempt.task.id]
         if attempt.deadline is not None:
             attempt.deadline.cancel()
 
-    def _heed(self, attempt: Running, answer: Answer) -> None:
-        """Note what an answer says of the service itself."""
+    def _update_flow(self, attempt: Running, answer: Answer) -> None:
+        """Apply what an answer says about the service: its health, a hold, gone."""
         now = self._timer.time()
         before = attempt.flow.state
         attempt.flow.heard(answer.healthy, now, attempt.turn)
@@ -509,28 +445,28 @@ class Dispatch:
             name, about = attempt.service.name, {"service": attempt.service.name}
             if after is BreakerState.OPEN:
                 pause = (attempt.flow.next_at(now) or now) - now
-                logger.warning("%s does not work: left alone for %g s", name, pause, extra=about)
+                logger.warning("%s fails: no calls for %g s", name, pause, extra=about)
             elif after is BreakerState.CLOSED:
                 logger.info("%s works again", name, extra=about)
         if answer.hold_ms is not None:
             attempt.flow.hold(now + answer.hold_ms / 1000)
-            self.held(attempt.service.name, answer.hold_ms)
-        if answer.gone:
-            self.gone(attempt.service)
+            self._holds.tell(attempt.service.name, answer.hold_ms)
+        if answer.gone and self._directory.disable(attempt.service):
+            self._steps.wake("directory")
 
     def hold(self, name: str, until_ms: int) -> None:
-        """Leave a service alone until then, which asked another node for that, or this one."""
+        """Make no calls of a service until then: it asked this node or another one for that."""
         service = self._services.get(name)
         if service is None:
             return
         now = self._timer.time()
         until = now + (until_ms - self._store.now_ms()) / 1000
         flow, _ = self._gates(service, now)
-        if until > (flow.next_at(now) or now) + AWHILE_SECONDS:
+        if until > (flow.next_at(now) or now) + HOLD_SLACK_SECONDS:
             flow.hold(until)
 
     def _returned(self, attempt: Running, job: asyncio.Task[None]) -> None:
-        """Free its place: the function has returned, or was stopped before it began."""
+        """Free the permits of an attempt whose call has returned or was never begun."""
         del self._jobs[job]
         self._end(attempt, Answer(Event.RELEASE, error="stopped before it had begun"))
         self._leave(attempt)
@@ -540,17 +476,17 @@ class Dispatch:
         attempt.flow.give(attempt.turn)
         if attempt.shared is not None:
             attempt.shared.give()
-        self.wake()
+        self._steps.wake("dispatch")
 
     def quit(self) -> None:
-        """Send nothing more: what a claim under way still brings is handed back."""
+        """Send no more tasks, and hand back those of a claim that is under way."""
         self._stopping = True
 
     async def stop(self, grace: float) -> None:
-        """After `quit`: give what is under way `grace` seconds, then hand it back.
+        """After `quit`: give running calls `grace` seconds, then hand their tasks back.
 
-        What goes on all the same keeps its lease: a plain function, whose thread nobody can stop,
-        and a call that has been sent.
+        A plain function, whose thread cannot be stopped, and a remote call that was sent keep their
+        leases.
         """
         if self._jobs:
             logger.info("waiting for tasks to end: %d, for up to %.1f s", len(self._jobs), grace)
@@ -562,13 +498,13 @@ class Dispatch:
                 self._abandon(attempt)
             job.cancel()
         if left:
-            await asyncio.wait([job for job, _ in left], timeout=LAST_SECONDS)
+            await asyncio.wait([job for job, _ in left], timeout=CANCELLED_SECONDS)
 
     def _abandon(self, attempt: Running) -> None:
-        """Let it keep its lease: no answer of it is handed on."""
+        """Ignore the attempt's answer, and let it keep its lease."""
         if not attempt.ended:
             logger.warning(
-                "%s still runs for task %s: that is called again when its lease is over",
+                "%s still runs for task %s; it is called again when its lease ends",
                 attempt.service.name,
                 attempt.task.id,
             )

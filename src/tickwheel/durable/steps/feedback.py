@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.steps.leases import Leases, Orphans
-    from tickwheel.durable.steps.loader import Loader
     from tickwheel.durable.store import Store
     from tickwheel.values.task import Task
 
@@ -46,14 +46,14 @@ class Feedback:
         self,
         store: Store,
         coordinator: Coordinator,
-        loader: Loader,
+        horizon: Horizon,
         services: Mapping[str, Service],
         leases: Leases,
         orphans: Orphans,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._loader = loader
+        self._horizon = horizon
         self._services = services
         self._leases = leases
         self._orphans = orphans
@@ -124,12 +124,12 @@ class Feedback:
             self._all_written.set()
 
     def _ended(self, task: Task, ending: Ending) -> None:
-        """An attempt has ended, and the store has that: tell whom it concerns."""
+        """Count and log an end that is in the store; load the retry, or notify the waiters."""
         self._orphans.forget(task.id)
         self.ended[ending.event] += 1
         report(task, ending)
         if ending.state is not State.DELAY:
-            self.tell(task.id)
+            self.notify_waiters(task.id)
         elif task.shard in self._coordinator.claimable():
             self._load(task, ending.due_at_ms)
 
@@ -203,14 +203,14 @@ class Feedback:
             if not waiters:
                 self._waiters.pop(task_id, None)
 
-    def tell(self, task_id: str) -> None:
-        """A task has come to its end: tell who waits for it."""
+    def notify_waiters(self, task_id: str) -> None:
+        """Set the events of those who wait for a task that has ended."""
         for event in self._waiters.get(task_id, ()):
             event.set()
 
     def _load(self, task: Task, due_at_ms: int) -> None:
-        if due_at_ms <= self._loader.holds_until():
-            self._loader.add(Due(task.id, due_at_ms, task.service, task.priority, task.shard))
+        if due_at_ms <= self._horizon.end_ms():
+            self._horizon.add(Due(task.id, due_at_ms, task.service, task.priority, task.shard))
 
     async def _record(self, endings: list[Ending]) -> Sequence[bool | None]:
         return await self._store.record(endings)

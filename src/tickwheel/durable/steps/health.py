@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.registry import NodeRow, ShardRow
     from tickwheel.durable.steps.dispatch import Dispatch
+    from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.steps.loader import Loader
-    from tickwheel.durable.steps.loop import Step
+    from tickwheel.durable.steps.loop import Steps
     from tickwheel.durable.store import Store
     from tickwheel.values.service import Service
     from tickwheel.values.task import Due
@@ -92,18 +93,22 @@ class Health:
         self,
         store: Store,
         coordinator: Coordinator,
+        horizon: Horizon,
         loader: Loader,
         dispatch: Dispatch,
         services: Mapping[str, Service],
+        steps: Steps,
         timer: AsyncTimer,
         *,
         dispatches: bool,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
+        self._horizon = horizon
         self._loader = loader
         self._dispatch = dispatch
         self._services = services
+        self._steps = steps
         self._timer = timer
         self._dispatches = dispatches
         self._answered_at: float | None = None  # when the store last answered a look
@@ -117,7 +122,6 @@ class Health:
         self._warned_at: float | None = None
         self._unready: list[str] = ["the store has not been looked at yet"]
         self.stalled: dict[Reason, Stall] = {}
-        self.steps: Mapping[str, Step] = {}
 
     def unready(self) -> list[str]:
         """Return what keeps this node from its work, in sentences without names of hosts."""
@@ -240,7 +244,7 @@ class Health:
         if refused:
             found.append(f"claims are refused: {len(refused)} shards are not this node's any more")
         for name in ("coordinator", "loader", "dispatch"):
-            seconds = self.steps[name].without_success()
+            seconds = self._steps[name].without_success()
             if seconds > LATELY_SECONDS:
                 found.append(f"the step {name} has not succeeded for {seconds:.0f} s")
         return found
@@ -265,7 +269,7 @@ class Health:
 
     def _why(self, due: Due, view: View) -> tuple[Reason, str]:
         """Return why a task is not run, and that in words."""
-        row, step = view.shards.get(due.shard), self.steps["dispatch"]
+        row, step = view.shards.get(due.shard), self._steps["dispatch"]
         if due.shard in view.unowned:
             if row is None or row.owner is None:
                 return Reason.OWNER, "no node owns its shard"
@@ -277,8 +281,8 @@ class Health:
             return Reason.FUNCTION, "this node has no function or service of that name"
         if self._dispatch.is_locked(due.id):
             return Reason.LOCKED, "a transaction of another session has it, or its shard, locked"
-        if due.id not in self._loader.held:
-            return Reason.LOAD, f"it is not in memory: the loader {self.steps['loader'].status()}"
+        if due.id not in self._horizon.entries:
+            return Reason.LOAD, f"it is not in memory: the loader {self._steps['loader'].status()}"
         return Reason.CLAIM, f"it is not claimed: the dispatch {step.status()}"
 
     def _report(self, found: dict[Reason, Stall]) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.steps.loop import Steps
     from tickwheel.durable.store import Store
     from tickwheel.values.service import Service
     from tickwheel.values.task import AttemptKey, Ending, Task
@@ -140,12 +141,14 @@ class Orphans:
         coordinator: Coordinator,
         leases: Leases,
         services: Mapping[str, Service],
+        steps: Steps,
         node: str,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._leases = leases
         self._services = services
+        self._steps = steps
         self._node = node
         self._clock = leases.clock
         self._suspects: dict[str, Suspect] = {}
@@ -154,8 +157,6 @@ class Orphans:
         self._ends: list[tuple[float, str, int]] = []  # when to end which, by which lease
         self.watched: dict[str, Task] = {}
         self.on_end: Callable[[Task, Ending], None] = lambda *_: None
-        self.wake: Callable[[], None] = lambda: None
-        self.wake_within: Callable[[float], None] = lambda _: None
 
     def suspect(self, epochs: Mapping[str, int]) -> None:
         """The answer to a claim of these tasks, by these epochs, was lost: it may have been done.
@@ -164,14 +165,14 @@ class Orphans:
         """
         until = self._clock.time() + SUSPECT_SECONDS
         self._suspects.update({one: Suspect(epoch, until) for one, epoch in epochs.items()})
-        self.wake()
+        self._steps.wake("orphans")
 
     def await_feedback(self, task: Task, until_ms: int) -> None:
         """Watch for the end of a lease that a callee has; one that ends later, a look will find."""
         left_ms = until_ms - self._store.now_ms()
         if left_ms < AHEAD_MS and task.shard in self._coordinator.owned():
             self._watch(task._replace(due_at_ms=until_ms, lease_until_ms=until_ms))
-            self.wake_within(left_ms / 1000)
+            self._steps["orphans"].wake_within(left_ms / 1000)
 
     def forget(self, task_id: str) -> None:
         """A task has ended, or goes on elsewhere: it is watched no longer."""

@@ -1,47 +1,45 @@
-"""Step 2: from the store to the wheel, what is due within the horizon; bounded.
+"""Step 2: from the store into the horizon, in bounded portions.
 
-The wheel is a cache. Nothing counts as read: each second the next two seconds are read again, from
-the oldest unclaimed task on, and each scan period the whole horizon, so a task that another process
-commits late, or a poke that is lost, costs a second at most. What the wheel holds already is left
-alone. Of very many services those are read that have something due by then, by an index of due
-times: what a look costs follows what is due, not how many services or tasks there are.
+The horizon is a cache. Each second the loader reads the next two seconds again, from the oldest
+unclaimed task, and each scan period the whole horizon. So a task that another process commits late,
+or a lost notification, costs one second at most. Tasks that are in memory already stay as they are.
+With many services it reads only those with a task due in that time, by an index of due times: the
+cost of a read follows the number of due tasks, not the number of services or tasks.
 
-PostgreSQL keeps the rows of ended tasks as long as any transaction is open that could see them, and
-a look comes by those that were due after it begins. So it begins near a service's oldest unclaimed
-task; only the scan, which is made less often the longer it takes, begins at the start.
+PostgreSQL keeps the rows of ended tasks while an open transaction could see them, and a read passes
+those that were due after its start. So a read starts near a service's oldest unclaimed task. Only
+the scan, which is made less often the longer it takes, starts at the beginning.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from heapq import nlargest
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.log import logger
+from tickwheel.durable.steps.horizon import WINDOW
 from tickwheel.durable.store import Window
 from tickwheel.errors import StoreUnavailable
-from tickwheel.kernel import Wheel
-from tickwheel.values.task import shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from tickwheel import Entry
     from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.store import Store
     from tickwheel.values.service import Service
     from tickwheel.values.task import Due
 
 LOOK_SECONDS = 1.0
 NEAR_MS = 2_000
-FEW = 16  # services: to read each costs less than to ask which have something due
+READ_ALL_SERVICES = (
+    16  # up to this many services, reading each costs less than asking which are due
+)
 LATE_COMMIT_MS = 10_000  # a look finds a task that is committed at most this long after it was due
-SCAN_REST = 20  # a scan is followed by at least this many times what it took
-SLOW_SECONDS = 5.0  # a scan that fails after longer is put off: the looks between scans go on
-SKIPPED_SCAN_MS = 3_600_000  # how far back they begin when there was no scan of these shards yet
-WINDOW = 1_000  # overdue tasks of one service that are kept in memory, beyond its permits
-
+SCAN_PAUSE_FACTOR = 20  # the pause after a scan is at least this many times its duration
+SLOW_SCAN_SECONDS = 5.0  # a scan that fails after more than this is put off; the looks go on
+SKIPPED_SCAN_MS = 3_600_000  # how far back a look starts when these shards were never scanned
 
 Reach = frozenset[tuple[str | None, int, int]]
 
@@ -55,29 +53,21 @@ def reach_of(owned: Mapping[int, int], lent: Mapping[str, Mapping[int, int]]) ->
 
 
 class Loader:
-    """The wheel of this node, in milliseconds of the store's time, and all that is on it.
-
-    - `held` has every task in memory that is not running yet: on the wheel, or due and waiting for
-      a permit. Its size never passes `cap`: then the latest-due leave.
-    """
+    """Reads the tasks of this node's shards that are due within the horizon."""
 
     def __init__(
         self,
         store: Store,
         coordinator: Coordinator,
+        horizon: Horizon,
         services: Mapping[str, Service],
-        *,
-        horizon: float,
-        scan: float,
-        cap: int,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
+        self._horizon = horizon
         self._services = services
-        self._horizon_ms = int(horizon * 1000)
-        self._scan_ms = int(scan * 1000)
-        self._cap = cap
-        self._limits: dict[str, int] = {}  # how many to read of a service at once
+        self._scan_ms = horizon.length_ms // 3
+        self._limits: dict[str, int] = {}  # how many rows to read of a service at once
         self._strangers: set[str] = set()
         self._scanned_ms = -1
         self._rest_ms = self._scan_ms  # from one scan to the next
@@ -85,100 +75,46 @@ class Loader:
         self._looked_ms = -1
         self._known: set[str] = set()  # services that a look has read, or found to have nothing due
         self._oldest: dict[str, int] = {}  # by service: when its oldest unclaimed task was due
-        self.wheel: Wheel[Due] = Wheel(1, start=int(store.now_ms()))
-        self.held: dict[str, Entry[Due]] = {}
-        self._gone: set[str] | None = None  # what was taken out of memory while the store is read
         self.seconds = {"near": 0.0, "scan": 0.0}  # that the last look of each kind took
-        self.waiting: Counter[str] = Counter()  # by service: due, and without a permit yet
-        self.hungry: set[str] = set()  # services of which the store had more than was asked for
-        self.earlier: Callable[[int], None] = lambda _: None  # told of each due time that is added
-        self.running: Mapping[str, object] = {}
-        self.trim: Callable[[int], int] = lambda _: 0
 
     def rescan(self) -> None:
         """Read the whole horizon with the next step."""
         self._scanned_ms = -1
 
-    def holds_until(self) -> float:
-        """Return up to which due time tasks belong into memory by now."""
-        return self._store.now_ms() + self._horizon_ms
-
-    def add(self, due: Due) -> None:
-        """Put a task on the wheel, or move it there; one that is running here is left alone."""
-        entry = self.held.get(due.id)
-        if entry is not None:
-            same = entry.item == due if entry.pending else entry.expiry == due.due_at_ms
-            if same:
-                return
-            self.forget(due.id)
-        if due.id in self.running:
-            return
-        self.held[due.id] = self.wheel.schedule(due.due_at_ms, due)
-        self.earlier(due.due_at_ms)
-        if len(self.held) > self._cap + self._cap // 8:
-            self._shrink()
-
-    def forget(self, task_id: str) -> None:
-        """Take a task out of memory, wherever it is."""
-        if self._gone is not None:
-            self._gone.add(task_id)
-        entry = self.held.pop(task_id, None)
-        if entry is not None:
-            entry.cancel()
-
-    def fire(self) -> list[Due]:
-        """Return what has come due; those stay held until they are claimed or forgotten."""
-        now = int(self._store.now_ms())
-        if now < self.wheel.now:
-            self._turn_back(now)
-        return self.wheel.advance(now)
-
-    def sleep_ms(self) -> float | None:
-        """Return how long until the wheel has something due, or None."""
-        wakeup = self.wheel.next_wakeup()
-        return None if wakeup is None else max(0.0, wakeup - self._store.now_ms())
-
-    def _turn_back(self, now: int) -> None:
-        """The clock was set back: a new wheel, from the time that it is now."""
-        pending = [entry.item for entry in self.held.values() if entry.item is not None]
-        self.wheel = Wheel(1, start=now)
-        entries = self.wheel.schedule_many([due.due_at_ms for due in pending], pending)
-        self.held.update(zip((due.id for due in pending), entries, strict=True))
-
     async def step(self) -> float:
         """Read the next two seconds, or the horizon when that is due; return when to look again."""
         shards, lent = self._coordinator.owned(), self._coordinator.lent()
         if not shards and not lent:
-            self._drop_all()
+            self._horizon.drop_shards(())
+            self._scanned = frozenset()
             return LOOK_SECONDS
         now, began = int(self._store.now_ms()), perf_counter()
         scanned = 0 <= now - self._scanned_ms < self._rest_ms
         reach = reach_of(shards, lent)
         full = not scanned or self._scanned != reach
-        until = now + (max(NEAR_MS, self._horizon_ms) if full else NEAR_MS)
+        until = now + (max(NEAR_MS, self._horizon.length_ms) if full else NEAR_MS)
         if full:
-            self._drop_lost(self._coordinator.claimable())
-        gone: set[str] = set()
+            self._horizon.drop_shards(self._coordinator.claimable())
         try:
             names = await self._names(until, full=full)
             windows = self._windows(names, full=full)
-            self._gone = gone
+            removed = self._horizon.record_removals()
             found = await self.read(windows, now, until)
         except StoreUnavailable:
-            if full and perf_counter() - began > SLOW_SECONDS:
+            if full and perf_counter() - began > SLOW_SCAN_SECONDS:
                 self._put_off(reach, now)
             raise
         finally:
-            self._gone = None
+            self._horizon.stop_recording()
             self._time(perf_counter() - began, full=full)
         self._note_oldest(windows, found, now)
         cut = self._adapt(windows, found, now)
         if full and not cut:
             self._scanned_ms, self._scanned = now, reach
         for due in found:
-            if due.id not in gone:  # claimed, moved or cancelled since: what was read is old
-                self.add(due)
-        self._shrink()
+            if due.id not in removed:
+                self._horizon.add(due)
+        self._horizon.trim()
         return 0.0 if cut else LOOK_SECONDS
 
     async def read(self, windows: Sequence[Window], now: int, until: int) -> list[Due]:
@@ -196,7 +132,7 @@ class Loader:
         """Note how long a look took; a slow scan has the next one wait for longer."""
         self.seconds["scan" if full else "near"] = seconds
         if full:
-            self._rest_ms = max(self._scan_ms, int(SCAN_REST * seconds * 1000))
+            self._rest_ms = max(self._scan_ms, int(SCAN_PAUSE_FACTOR * seconds * 1000))
 
     def _put_off(self, reach: Reach, now: int) -> None:
         """Make the looks between scans, though this scan has failed: it may do so each time."""
@@ -215,7 +151,7 @@ class Loader:
         if full:
             due = {*await self._store.services(until)}
             self._note_strangers(due)
-        if len(known) <= FEW:
+        if len(known) <= READ_ALL_SERVICES:
             return {*known}
         if not full:
             since = self._looked_ms - LATE_COMMIT_MS
@@ -229,7 +165,8 @@ class Loader:
         """
         windows = []
         for name in names:
-            overdue = 0 if self.waiting[name] >= WINDOW else WINDOW + self.waiting[name]
+            waiting = self._horizon.waiting(name)
+            overdue = 0 if waiting >= WINDOW else WINDOW + waiting
             later = self._limits.setdefault(name, WINDOW) if self._services[name].enabled else 0
             since = -1
             if not full and name in self._known:
@@ -252,10 +189,12 @@ class Loader:
         """Note which services had more than was asked for; say whether to read again at once."""
         overdue = Counter(due.service for due in found if due.due_at_ms <= now)
         later = Counter(due.service for due in found if due.due_at_ms > now)
-        self.hungry = {name for name, limit, *_ in windows if overdue[name] >= limit}
+        self._horizon.truncated_services = {
+            name for name, limit, *_ in windows if overdue[name] >= limit
+        }
         cut = False
         large = sum(limit > WINDOW for limit in self._limits.values())
-        share = max(WINDOW, self._cap // max(1, large))
+        share = max(WINDOW, self._horizon.cap // max(1, large))
         for name, _, limit, _ in windows:
             if limit and later[name] >= limit and limit < share:
                 self._limits[name] = min(4 * limit, share)
@@ -264,32 +203,9 @@ class Loader:
                 self._limits[name] = max(WINDOW, limit // 4)
         return cut
 
-    def _drop_lost(self, shards: Mapping[int, int]) -> None:
-        """Let go of what is in shards that are another node's now."""
-        for task_id in list(self.held):
-            if shard_of(task_id) not in shards:
-                self.forget(task_id)
-
     def _note_strangers(self, names: set[str]) -> None:
         """Say once of a service that has tasks in the store and no function here."""
         strangers = names - self._services.keys() - self._strangers
         for name in strangers:
             logger.warning("there are tasks of %r, which is no service or function here", name)
         self._strangers |= strangers
-
-    def _drop_all(self) -> None:
-        """Let go of everything: the shards are another node's now."""
-        for task_id in list(self.held):
-            self.forget(task_id)
-        self._scanned = frozenset()
-
-    def _shrink(self) -> None:
-        """Over the cap, let the latest-due go: the store has them."""
-        over = len(self.held) - self._cap
-        if over > 0:
-            over -= self.trim(over)  # of those that wait for permits, before anybody's next ones
-        if over <= 0:
-            return
-        latest = nlargest(over, self.held.items(), key=lambda held: held[1].expiry)
-        for task_id, _ in latest:
-            self.forget(task_id)

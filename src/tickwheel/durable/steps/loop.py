@@ -1,4 +1,4 @@
-"""The one loop that runs every step: work, then sleep as long as the step says, or until woken."""
+"""The loop of every step: work, then sleep for the time that the work returns, or until woken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tickwheel.durable.log import logger
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from tickwheel import AsyncTimer
 
@@ -18,14 +18,14 @@ AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # after a failure; the last repeats
 
 
 class Home:
-    """The loop and thread that the steps live on; a manual clock may ring from any other."""
+    """The loop and thread of the steps; a manual clock may call from any other thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
     def call(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call it here and now, or as soon as may be on the loop's thread."""
+        """Call it now on the loop's thread, or schedule it there from another one."""
         if threading.get_ident() == self._thread:
             callback(*args)
         else:
@@ -33,9 +33,9 @@ class Home:
 
 
 class Step:
-    """One step of the service, run again and again in a task of its own.
+    """One step of the service, run repeatedly in its own asyncio task.
 
-    - What it raises is logged, and stops nothing: it is tried again, more slowly each time.
+    - An error is logged, and the step runs again after a pause that grows with each failure.
     """
 
     def __init__(self, name: str, work: Callable[[], Awaitable[float]], timer: AsyncTimer) -> None:
@@ -53,38 +53,38 @@ class Step:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the asyncio task."""
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"tickwheel {self.name}"
         )
 
     def wake(self) -> None:
-        """Have it work now, or once more when it is at work."""
+        """Run the step now, or once more if it is running."""
         self._woken.set()
 
     def wake_within(self, seconds: float) -> None:
-        """Have it work at that time from now, unless it will sooner."""
-        if self._timer.time() + seconds < self._until:
+        """Run the step after that time at the latest."""
+        if not self._woken.is_set() and self._timer.time() + seconds < self._until:
             self._woken.set()
 
     def without_success(self) -> float:
-        """Return for how many seconds it has failed or been at work; 0 while it sleeps."""
+        """Return for how many seconds it has failed or been running; 0 while it sleeps."""
         since = self._unsuccessful_since
         return 0.0 if since is None else self._timer.time() - since
 
     def status(self) -> str:
-        """Return how it does, as the predicate of a sentence."""
+        """Return its state, as the predicate of a sentence."""
         seconds = self.without_success()
         if self._failures:
             return f"has failed for {seconds:.0f} s: {self._error}"
         if self._unsuccessful_since is not None:
-            return f"has been at work for {seconds:.0f} s"
+            return f"has been running for {seconds:.0f} s"
         if self._succeeded_at is None:
             return "has not begun"
-        return f"ended its last turn {self._timer.time() - self._succeeded_at:.0f} s ago"
+        return f"last ran {self._timer.time() - self._succeeded_at:.0f} s ago"
 
     async def stop(self, patience: float = 0.0) -> None:
-        """End it: between two turns within `patience` seconds, then in the middle of one."""
+        """Stop between two runs within `patience` seconds, otherwise cancel the run."""
         if self._task is None:
             return
         self._ending = True
@@ -99,7 +99,7 @@ class Step:
             self._woken.clear()
             before = self._timer.time()
             delay = await self._once()
-            # From when the work began: a manual clock may have moved meanwhile.
+            # Counted from the start of the work: a manual clock may have moved since.
             self._until = (self._timer.time() if self._failures else before) + delay
             if self._until <= self._timer.time() or self._ending:
                 await asyncio.sleep(0)
@@ -118,12 +118,34 @@ class Step:
             self._failures += 1
             self._error = str(error) or type(error).__name__
             if not isinstance(error, StoreUnavailable):
-                logger.exception("the step %r failed; again in %g s", self.name, pause)
+                logger.exception("step %r failed; next try in %g s", self.name, pause)
             elif self._failures == 1:
-                logger.warning("the step %r waits for the store: %s", self.name, error)
+                logger.warning("step %r waits for the store: %s", self.name, error)
             return pause
         if self._failures:
-            logger.info("the step %r goes on after %d failures", self.name, self._failures)
+            logger.info("step %r works again after %d failures", self.name, self._failures)
             self._failures = 0
         self._unsuccessful_since, self._succeeded_at = None, self._timer.time()
         return delay
+
+
+class Steps:
+    """The steps of a node, by name, so that each can wake the others."""
+
+    def __init__(self, timer: AsyncTimer) -> None:
+        self._timer = timer
+        self._steps: dict[str, Step] = {}
+
+    def add(self, name: str, work: Callable[[], Awaitable[float]]) -> None:
+        """Add a step; it does not run before it is started."""
+        self._steps[name] = Step(name, work, self._timer)
+
+    def __getitem__(self, name: str) -> Step:
+        return self._steps[name]
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._steps.values())
+
+    def wake(self, name: str) -> None:
+        """Run that step now, or once more if it is running."""
+        self._steps[name].wake()

@@ -1,4 +1,4 @@
-"""A node: the steps of the service, wired together and running in this process."""
+"""A node: the steps of the service, running in this process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tickwheel.durable.steps.dispatch import Dispatch
 from tickwheel.durable.steps.expiry import Expiry
 from tickwheel.durable.steps.feedback import Feedback
 from tickwheel.durable.steps.health import Health
+from tickwheel.durable.steps.horizon import Horizon
 from tickwheel.durable.steps.leases import Leases, Orphans
 from tickwheel.durable.steps.loader import Loader
-from tickwheel.durable.steps.loop import Step
+from tickwheel.durable.steps.loop import Steps
 from tickwheel.durable.steps.prune import Prune
 from tickwheel.durable.steps.recurring import Recurring
 from tickwheel.durable.steps.submit import Submit
@@ -32,14 +33,15 @@ if TYPE_CHECKING:
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.directory.vault import Vault
     from tickwheel.durable.metrics import Histogram
+    from tickwheel.durable.steps.dispatch import Running
     from tickwheel.durable.store import Store
     from tickwheel.values.service import Service
 
-PATIENCE_SECONDS = 2.0  # for a statement under way, when stopping
+STOP_SECONDS = 2.0  # for a statement that runs when the node stops
 
 
 class Node:
-    """One running process of the service; `store` is open, and closed by whoever opened it."""
+    """One running process of the service; whoever opened `store` closes it."""
 
     def __init__(
         self,
@@ -53,7 +55,6 @@ class Node:
         name: str,
         dispatches: bool,
         horizon: float,
-        scan: float,
         cap: int,
         retention: float,
         audit_retention: float | None,
@@ -65,71 +66,62 @@ class Node:
         self.loop = asyncio.get_running_loop()
         self.services: Mapping[str, Service] = services
         self._leaving: asyncio.Future[None] | None = None
-        self._joined = False  # the coordinator is yet to be stopped
+        self._joined = False  # the coordinator was started and not stopped yet
         self.dispatches = dispatches
         self.coordinator = coordinator
         self.channels = channels
         self._timer = AsyncTimer(0.0001, clock=clock)
-        self.loader = Loader(store, coordinator, services, horizon=horizon, scan=scan, cap=cap)
-        self.submit = Submit(store, coordinator, self.loader, services, max_body=max_body)
+        self._steps = steps = Steps(self._timer)
+        running: dict[str, Running] = {}
+        self.horizon = Horizon(
+            store.now_ms, running, self._wake_dispatch, length_ms=int(horizon * 1000), cap=cap
+        )
+        self.loader = Loader(store, coordinator, self.horizon, services)
+        self.submit = Submit(store, coordinator, self.horizon, services, max_body=max_body)
         self.leases = Leases(store, coordinator, clock or BootClock())
-        self.orphans = Orphans(store, coordinator, self.leases, services, name)
+        self.orphans = Orphans(store, coordinator, self.leases, services, steps, name)
         self.feedback = Feedback(
-            store, coordinator, self.loader, services, self.leases, self.orphans
+            store, coordinator, self.horizon, services, self.leases, self.orphans
         )
         self.directory = Directory(store.registry, services, vault, channels, store.now_ms)
+        self._holds = Holds(store, coordinator)
         self.dispatch = Dispatch(
-            store, coordinator, self.loader, self.feedback, self.leases, self.orphans, services,
-            channels=channels, timer=self._timer, node=name,
+            store, coordinator, self.horizon, self.feedback, self.leases, self.orphans,
+            self.directory, self._holds, running=running, services=services, channels=channels,
+            steps=steps, timer=self._timer, node=name,
         )  # fmt: skip
         self.health = Health(
-            store, coordinator, self.loader, self.dispatch, services, self._timer,
-            dispatches=dispatches,
+            store, coordinator, self.horizon, self.loader, self.dispatch, services, steps,
+            self._timer, dispatches=dispatches,
         )  # fmt: skip
-        self._holds = Holds(store, coordinator)
         self._recurring = Recurring(store, coordinator, self.submit)
-        self._expiry = Expiry(store, coordinator, self.loader, self.feedback, self._timer)
+        self._expiry = Expiry(store, coordinator, self.horizon, self.feedback, self._timer)
         self._prune = Prune(
             store, coordinator, clock or BootClock(), retention_ms=int(retention * 1000),
             audit_ms=None if audit_retention is None else int(audit_retention * 1000),
         )  # fmt: skip
-        self._steps = {
-            step_name: Step(step_name, work, self._timer)
-            for step_name, work in (
-                ("directory", self.directory.step),
-                ("coordinator", coordinator.step),
-                ("loader", self.loader.step),
-                ("dispatch", self.dispatch.step),
-                ("leases", self.leases.renew),
-                ("unproven leases", self.leases.end_unproven),
-                ("orphans", self.orphans.step),
-                ("recurring", self._recurring.step),
-                ("expiry", self._expiry.step),
-                ("prune", self._prune.step),
-                ("health", self.health.step),
-            )
-        }
-        self._wire()
-
-    def _wire(self) -> None:
-        """Let each step wake those that its work concerns."""
-        dispatch, loader = self._steps["dispatch"], self._steps["loader"]
-        self.loader.running = self.dispatch.running
+        for step_name, work in (
+            ("directory", self.directory.step),
+            ("coordinator", coordinator.step),
+            ("loader", self.loader.step),
+            ("dispatch", self.dispatch.step),
+            ("leases", self.leases.renew),
+            ("unproven leases", self.leases.end_unproven),
+            ("orphans", self.orphans.step),
+            ("recurring", self._recurring.step),
+            ("expiry", self._expiry.step),
+            ("prune", self._prune.step),
+            ("health", self.health.step),
+        ):
+            steps.add(step_name, work)
+        # Dispatch needs the leases, the directory knows no node: these two call back.
         self.leases.on_lost = self.dispatch.lose
         self.leases.on_unproven = self.dispatch.give_up
-        self.dispatch.wake = dispatch.wake
-        self.health.steps = self._steps
-        self.loader.trim = self.dispatch.trim
-        self.dispatch.hungry = loader.wake
-        self.orphans.wake = self._steps["orphans"].wake
-        self.orphans.wake_within = self._steps["orphans"].wake_within
         self.directory.changed = self._services_changed
-        self.dispatch.gone = self._gone
-        self._expiry.tidy = self.dispatch.tidy
-        self.dispatch.held = self._holds.tell
-        self.loader.earlier = lambda due_at_ms: dispatch.wake_within(
-            (due_at_ms - self.store.now_ms()) / 1000
-        )
+
+    def _wake_dispatch(self, due_at_ms: int) -> None:
+        """Run dispatch at that time at the latest."""
+        self._steps["dispatch"].wake_within((due_at_ms - self.store.now_ms()) / 1000)
 
     async def start(self) -> None:
         """Join the others, and begin; what cannot be begun leaves nothing behind."""
@@ -146,8 +138,8 @@ class Node:
         except BaseException:
             await self._close()
             raise
-        for name, step in self._steps.items():
-            if name not in {"directory", "health"}:
+        for step in self._steps:
+            if step.name not in {"directory", "health"}:
                 step.start()
 
     def _services_changed(self) -> None:
@@ -161,23 +153,19 @@ class Node:
                 channel.forget(name)
         self.schedules_changed()
         self.loader.rescan()
-        self._steps["loader"].wake()
-        self._steps["dispatch"].wake()
-
-    def _gone(self, service: Service) -> None:
-        if self.directory.disable(service):
-            self._steps["directory"].wake()
+        self._steps.wake("loader")
+        self._steps.wake("dispatch")
 
     def _owned_changed(self) -> None:
         if self.coordinator.claimable():
             self.store.listen(self._steps["loader"].wake)
-        for step in self._steps.values():
+        for step in self._steps:
             step.wake()
 
     def forget(self, task_id: str) -> None:
-        """A task was cancelled: take it off the wheel, and tell who waits for its end."""
-        self.loader.forget(task_id)
-        self.feedback.tell(task_id)
+        """Drop a cancelled task from memory, and notify those who wait for its end."""
+        self.horizon.remove(task_id)
+        self.feedback.notify_waiters(task_id)
 
     def waiting(self, task_id: str) -> AbstractContextManager[asyncio.Event]:
         """Give an event that is set when a task ends in this process."""
@@ -186,7 +174,7 @@ class Node:
     def schedules_changed(self) -> None:
         """Read the schedules again."""
         self._recurring.changed()
-        self._steps["recurring"].wake()
+        self._steps.wake("recurring")
 
     def leave(self) -> asyncio.Future[None]:
         """Send nothing more, and give up the shards: other nodes may have them now."""
@@ -197,8 +185,8 @@ class Node:
 
     async def _leave(self) -> None:
         kept = {"directory", "leases", "unproven leases"}  # for calls that are under way
-        steps = [step for name, step in self._steps.items() if name not in kept]
-        await asyncio.gather(*(step.stop(PATIENCE_SECONDS) for step in steps))
+        steps = [step for step in self._steps if step.name not in kept]
+        await asyncio.gather(*(step.stop(STOP_SECONDS) for step in steps))
         try:
             await self.coordinator.stop()  # ends count without shards: others may have them now
             self._joined = False
@@ -227,7 +215,7 @@ class Node:
 
     async def _close(self) -> None:
         self.feedback.close()
-        await asyncio.gather(*(step.stop() for step in self._steps.values()))
+        await asyncio.gather(*(step.stop() for step in self._steps))
         await self._holds.drained()
         if self._joined:
             with contextlib.suppress(ConnectionError):
@@ -243,8 +231,8 @@ class Node:
             "node": self.name,
             "nodes": self.coordinator.nodes(),
             "owned": len(self.coordinator.owned()),
-            "held": len(self.loader.held),
-            "waiting": sum(self.loader.waiting.values()),
+            "held": len(self.horizon.entries),
+            "waiting": self.horizon.all_waiting(),
             "running": len(self.dispatch.running),
             "submitted": self.submit.submitted,
             "sent": self.dispatch.sent,
@@ -253,7 +241,7 @@ class Node:
             "unready": self.health.unready(),
             "stalled": {str(one): stall.seconds for one, stall in self.health.stalled.items()},
             "services": {name: self._service_stats(name) for name in sorted(self.services)},
-            "wheel": self.loader.wheel.snapshot(),
+            "wheel": self.horizon.wheel.snapshot(),
         }
 
     def _service_stats(self, name: str) -> dict[str, Any]:
@@ -265,7 +253,7 @@ class Node:
             "breaker": str(flow.state) if flow is not None else "closed",
             "running": flow.under_way if flow is not None else 0,
             "limit": flow.limit if flow is not None else service.concurrency,
-            "waiting": self.loader.waiting[name],
+            "waiting": self.horizon.waiting(name),
             "latency": summary(latencies.get(name)),
         }
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tickwheel.durable.coordinator import Coordinator
-    from tickwheel.durable.steps.loader import Loader
+    from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.store import Store
     from tickwheel.values.service import Service
 
@@ -57,14 +57,14 @@ class Submit:
         self,
         store: Store,
         coordinator: Coordinator,
-        loader: Loader,
+        horizon: Horizon,
         services: Mapping[str, Service],
         *,
         max_body: int = MAX_BODY,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._loader = loader
+        self._horizon = horizon
         self._services = services
         self._max_body = max_body
         self._ids = Ids()
@@ -148,14 +148,14 @@ class Submit:
         service, nodes = self._services.get(name), self._coordinator.nodes()
         if service is None or nodes <= 1:
             return False
-        if service.rate is not None or due_at_ms > self._loader.holds_until():
+        if service.rate is not None or due_at_ms > self._horizon.end_ms():
             return True
         permits = max(1, service.concurrency // nodes)
-        return not self._share.keep(name, due_at_ms, self._loader.waiting[name], permits)
+        return not self._share.keep(name, due_at_ms, self._horizon.waiting(name), permits)
 
     def _shard(self, due_at_ms: int, *, hashed: bool) -> int:
         """Choose a shard: one of our own for what is due soon, else each in turn."""
-        if not hashed and due_at_ms <= self._loader.holds_until():
+        if not hashed and due_at_ms <= self._horizon.end_ms():
             owned = self._coordinator.owned()
             if self._own_shard not in owned and owned:
                 self._own_shard = next(iter(owned))
@@ -304,7 +304,7 @@ class Submit:
         """Store a batch; what was meant for a shard that is lost meanwhile goes by chance."""
         owned = self._coordinator.owned()
         self._own_shard = random.choice(list(owned)) if owned else -1  # noqa: S311
-        soon = self._loader.holds_until()
+        soon = self._horizon.end_ms()
         shards = {one.task.shard for one in submissions if one.task.due_at_ms <= soon}
         epochs = {shard: owned[shard] for shard in shards if shard in owned}
         answers = await self._store.insert(submissions, epochs, patient=patient)
@@ -316,9 +316,9 @@ class Submit:
                 answers[place] = answer
         self._share.forget_until(self._store.now_ms())
         self.submitted += len(answers)
-        soon, held = self._loader.holds_until(), self._loader.held
+        soon, entries = self._horizon.end_ms(), self._horizon.entries
         for answer in answers:
-            if isinstance(answer, Task) and (answer.due_at_ms <= soon or answer.id in held):
+            if isinstance(answer, Task) and (answer.due_at_ms <= soon or answer.id in entries):
                 self.notice(answer.id, answer.due_at_ms, answer)
         return answers
 
@@ -330,10 +330,10 @@ class Submit:
 
     def notice(self, task_id: str, due_at_ms: int, task: Task | Due) -> None:
         """A task is stored with this due time now: the wheel that should have it gets it."""
-        if due_at_ms > self._loader.holds_until():
-            self._loader.forget(task_id)
+        if due_at_ms > self._horizon.end_ms():
+            self._horizon.remove(task_id)
         elif task.shard in self._coordinator.claimable():
-            self._loader.add(Due(task_id, due_at_ms, task.service, task.priority, task.shard))
+            self._horizon.add(Due(task_id, due_at_ms, task.service, task.priority, task.shard))
         else:
             self._untold.add(task.shard)
             if self._telling is None:
