@@ -1,9 +1,9 @@
-"""What grows with the number of timers: cache misses, simulated by callgrind, beside instructions.
+"""Simulate cache misses and count instructions by number of timers, with callgrind.
 
     python benchmarks/cache.py [SIZE ...]
 
-Virtual machines seldom offer the processor's own counters, so the caches are simulated, always the
-same ones. The simulation knows no prefetching and no address translation (TLB).
+Virtual machines seldom offer the processor's own counters, so callgrind simulates fixed caches. The
+simulation has no prefetching and no address translation (TLB).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIMULATION = (
 
 @dataclass(frozen=True)
 class Growth:
-    """The counts at one size, each per operation."""
+    """Counts at one size, each per operation."""
 
     size: int
     schedule_instructions: float
@@ -43,7 +43,7 @@ class Growth:
 
 
 def simulate(n: int) -> Growth:
-    """Churn with N pending, the interpreter's share included; then expiry of N, up to 10^6."""
+    """Simulate churn with N pending, interpreter included; then expiry of N, up to 10^6."""
     with TemporaryDirectory() as directory:
         last = instructions.run(n, Path(directory), *SIMULATION, control=True)
         churn = instructions.read_profile(next(Path(directory).glob("*.out.1")))
@@ -64,13 +64,13 @@ def simulate(n: int) -> Growth:
 
 
 def misses(profile: Profile, function: str, cache: str) -> float:
-    """Data misses of a function in one cache, reads and writes together."""
+    """Return a function's data misses in one cache, reads and writes together."""
     costs = profile[function].costs
     return costs[f"{cache}mr"] + costs[f"{cache}mw"]
 
 
 def why_not() -> str | None:
-    """What keeps the simulation from running here, or None."""
+    """Return why the simulation cannot run here, or None."""
     return instructions.why_not()
 
 

@@ -1,9 +1,9 @@
-"""One case in a process of its own: a contestant, a scenario, a size. Prints its rounds as JSON.
+"""Run one case: a contestant, a scenario, a size. Prints its rounds as JSON.
 
     python benchmarks/case.py native churn 100000 --seconds 0.4
 
-The cyclic collector stays as users have it: on, with its default thresholds. A first round, at
-10^4, is thrown away: it warms the interpreter's specialised bytecode. Memory is measured cold.
+The garbage collector stays on, with its default thresholds. A first round, at 10^4, is discarded:
+it warms the interpreter's specialised bytecode. Memory is measured cold.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from contestants import CONTESTANTS, contestant
 from scenarios import SCENARIOS, Round, Rounds
 
 WARM_UP_SIZE = 10_000
-FEWEST_ROUNDS = 3
-MOST_ROUNDS = 25
+MIN_ROUNDS = 3
+MAX_ROUNDS = 25
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("contestant", choices=CONTESTANTS)
     parser.add_argument("scenario", choices=SCENARIOS)
@@ -48,12 +48,12 @@ def parse() -> argparse.Namespace:
 
 
 def within(seconds: float, rounds: Rounds) -> Iterator[Round]:
-    """As many rounds as fit; three when they take no more than five times as long; at least one."""
+    """Yield rounds until the time is up: three if they take at most 5 x `seconds`, else one."""
     started = time.perf_counter()
-    for number, round_ in enumerate(islice(rounds, MOST_ROUNDS), start=1):
+    for number, round_ in enumerate(islice(rounds, MAX_ROUNDS), start=1):
         yield round_
         elapsed = time.perf_counter() - started
-        if elapsed > (seconds if number >= FEWEST_ROUNDS else 5 * seconds):
+        if elapsed > (seconds if number >= MIN_ROUNDS else 5 * seconds):
             return
 
 

@@ -1,9 +1,9 @@
-"""The program that callgrind counts: churn and expiry on a native wheel with N pending.
+"""Churn and expire entries on a native wheel with N pending, for callgrind to count.
 
     python -S counted.py DIRECTORY SIZE [--control]
 
-DIRECTORY is where the package lies. With --control the filling is not counted, a first stretch of
-churn warms the simulated caches, and the second one is dumped into a file of its own.
+DIRECTORY holds the package. With --control the filling is not counted, a first stretch of
+churn warms the simulated caches, and the second one is dumped into its own file.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Callable
 from typing import Any
 
 CHURN_COUNT = 100_000
-"""In each of two stretches, and no more than there are entries."""
+"""Operations in each of two stretches; at most the number of entries."""
 
-MOST_TO_EXPIRE = 1_000_000
-"""More would take minutes under simulation."""
+MAX_TO_EXPIRE = 1_000_000
+"""A larger expiry would take minutes under simulation."""
 
 STRIDE = 387_420_489
-"""A power of three shares no factor with a power of ten: its multiples meet every number once."""
+"""A power of three shares no factor with a power of ten: its multiples visit every number once."""
 
 
 def main(directory: str, size: int, controlled: bool) -> None:
-    """Churn with N pending; then let N others expire."""
+    """Churn with N pending; then expire N others."""
     sys.path.insert(0, directory)
     from tickwheel import _wheel
 
@@ -43,18 +43,18 @@ def main(directory: str, size: int, controlled: bool) -> None:
     control("--zero")
     churn(entries, wheel.schedule, churned, new_delays)
     control("--dump=churn")
-    if size <= MOST_TO_EXPIRE:
+    if size <= MAX_TO_EXPIRE:
         expire(_wheel.Wheel(tick=1), delays)
 
 
 def expire(wheel: Any, delays: list[int]) -> None:
-    """Everything at once, from 600 different ticks."""
+    """Expire all entries at once, from 600 different ticks."""
     wheel.schedule_many([1 + delay % 600 for delay in delays], [None] * len(delays))
     assert len(wheel.advance(600)) == len(delays)
 
 
 def churn(entries: list[Any], schedule: Callable[..., Any], start: int, delays: array[int]) -> None:
-    """Cancel entries that lie anywhere in memory, in turn, and schedule others in their place."""
+    """Cancel entries scattered in memory, in turn, and schedule others in their place."""
     size = len(entries)
     for turn, delay in enumerate(delays, start):
         entries[turn % size].cancel()
@@ -62,13 +62,13 @@ def churn(entries: list[Any], schedule: Callable[..., Any], start: int, delays: 
 
 
 def ask_callgrind(request: str) -> None:
-    """Talk to the callgrind that this process runs under."""
+    """Send a request to the callgrind that runs this process."""
     command = ["callgrind_control", request, str(os.getpid())]
     subprocess.run(command, check=True, capture_output=True)
 
 
 def ignore(request: str) -> None:
-    """Count everything, from start to end."""
+    """Ignore the request: count everything from start to end."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the disk does meanwhile: a page written and synced now and then, by a thread of its own."""
+"""Watch the disk during a run: a thread writes and syncs a page about 50 times a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAUSE_SECONDS = 0.02
 
 
 class DiskWatch:
-    """While it is entered, takes the time of a bare `fdatasync`, some 50 times a second."""
+    """Time a bare `fdatasync`, about 50 times a second, while entered."""
 
     def __init__(self) -> None:
         self._taken: list[float] = []
@@ -29,7 +29,7 @@ class DiskWatch:
         self._thread.join()
 
     def figures(self) -> dict[str, float]:
-        """The p50, the p99 and the longest, in milliseconds."""
+        """Return the p50, the p99 and the maximum, in milliseconds."""
         taken = sorted(self._taken)
         at = {"p50_ms": 0.5, "p99_ms": 0.99, "max_ms": 1.0}
         last = len(taken) - 1

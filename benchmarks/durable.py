@@ -1,10 +1,9 @@
-"""Measures durable tasks on SQLite and PostgreSQL, beside other task libraries, in one run.
+"""Measure durable tasks on SQLite and PostgreSQL and compare them with other task libraries.
 
     python benchmarks/durable.py [--quick] [--only many,burst] [--stores sqlite] [--peers huey]
 
-`make bench-durable`. Prints the tables and the goals with what was reached. A whole run also writes
-the figures, the plot and the page into docs/benchmarks; one that is cut short by an option does so
-when --output says where.
+`make bench-durable`. Prints the tables and the goals with their results. A whole run also writes
+the figures, the plot and the page into docs/benchmarks; a partial run does so only with --output.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from durable_peers import LIBRARIES, Amount, measure
 from durable_report import OURS, page, tables
 from durable_stage import Stage
 from jvm import Missing, last_line
-from output import DOCS, save, some, tell
+from output import DOCS, add_names_option, save, show_progress
 from report import goal_table
 from results import Results
 
@@ -38,7 +37,7 @@ GROUPS = {
     "burst": ("burst", "burst_plain"),
     "lateness": ("lateness",),
 }
-"""The parts of a run on an empty store, with their cases; those of one part take turns."""
+"""The parts of a run on an empty store, with their cases; the cases of a part alternate."""
 
 PARTS = (*GROUPS, "pending", "peers")
 LABELS = {name: f"tickwheel / {label}" for name, label in STORES.items()}
@@ -49,7 +48,7 @@ GUARANTEES |= {name: (one.durability, one.guarantee) for name, one in LIBRARIES.
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure."""
+    """The amount to measure."""
 
     counts: dict[str, int]
     seconds: dict[str, float]
@@ -85,46 +84,46 @@ class Run:
         self.versions: dict[str, str] = {}
 
     def group(self, part: str) -> None:
-        """The cases of a part, on a fresh store each: repetition by repetition, shuffled."""
+        """Run the cases of a part, each on a fresh store: by repetition, shuffled."""
         repetitions = self.plan.repetitions[part]
         for repetition in range(repetitions):
             cases = [(store, case) for store in self.stores for case in GROUPS[part]]
             random.Random(repetition).shuffle(cases)
             for store, case in cases:
                 if store not in self.results.missing:
-                    tell(f"{repetition + 1}/{repetitions} {case}: {LABELS[store]}")
-                    self.on_fresh(store, case, part)
+                    show_progress(f"{repetition + 1}/{repetitions} {case}: {LABELS[store]}")
+                    self.run_on_fresh_store(store, case, part)
 
-    def on_fresh(self, store: str, case: str, part: str, *, rename: str = "") -> None:
-        """One case on an empty store."""
+    def run_on_fresh_store(self, store: str, case: str, part: str, *, rename: str = "") -> None:
+        """Run one case on an empty store."""
         try:
             url = self.stage.fresh(store)
         except Missing as error:
             self.results.missing[store] = str(error)
             return
-        figures = finished(self.started(url, case, part), f"{case} on {store}")
-        self.note(0, store, {rename: figures[case]} if rename else figures)
+        figures = wait_for_case(self.start_case(url, case, part), f"{case} on {store}")
+        self.add_figures(0, store, {rename: figures[case]} if rename else figures)
         self.stage.drop(url)
 
-    def started(self, url: str, case: str, part: str) -> subprocess.Popen[str]:
-        """A case under way, in a process of its own."""
+    def start_case(self, url: str, case: str, part: str) -> subprocess.Popen[str]:
+        """Start a case in its own process."""
         command = [sys.executable, str(CASE), case, url]
         command += ["--count", str(self.plan.counts.get(part, 0))]
         command += ["--seconds", str(self.plan.seconds.get(part, 0))]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def note(self, size: int, name: str, figures: dict[str, float]) -> None:
-        """Keep one repetition's figures."""
+    def add_figures(self, size: int, name: str, figures: dict[str, float]) -> None:
+        """Add one repetition's figures to the results."""
         for operation, figure in figures.items():
             self.results.add(size, name, operation, [figure])
 
     def pending(self) -> None:
-        """With many tasks far away: the rate of submits, lateness, idleness and memory."""
+        """Measure submits, lateness, idleness and memory with many distant tasks."""
         full, empty = {}, {}
         for store in self.stores:
             if store in self.results.missing:
                 continue
-            tell(f"{self.plan.pending:,} tasks into {LABELS[store]}")
+            show_progress(f"{self.plan.pending:,} tasks into {LABELS[store]}")
             try:
                 full[store], empty[store] = self.stage.fresh(store), self.stage.fresh(store)
             except Missing as error:
@@ -135,40 +134,46 @@ class Run:
             filling = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
-            finished(filling, f"filling {store}")
+            wait_for_case(filling, f"filling {store}")
         self.idle(full, empty)
         for store, url in full.items():
-            tell(f"lateness with {self.plan.pending:,} pending: {LABELS[store]}")
-            figures = finished(self.started(url, "lateness", "lateness"), f"lateness on {store}")
-            self.note(self.plan.pending, store, figures)
-        self.in_turn(full)
+            show_progress(f"lateness with {self.plan.pending:,} pending: {LABELS[store]}")
+            figures = wait_for_case(
+                self.start_case(url, "lateness", "lateness"), f"lateness on {store}"
+            )
+            self.add_figures(self.plan.pending, store, figures)
+        self.alternate_submits(full)
 
     def idle(self, full: dict[str, str], empty: dict[str, str]) -> None:
-        """Idleness, all at once: what idles disturbs nobody."""
-        tell("idle: all at once")
+        """Measure idleness of all stores at once: idle processes do not disturb each other."""
+        show_progress("idle: all at once")
         processes = [
-            (size, store, self.started(url, "idle", "idle"))
+            (size, store, self.start_case(url, "idle", "idle"))
             for size, urls in ((0, empty), (self.plan.pending, full))
             for store, url in urls.items()
         ]
         for size, store, process in processes:
-            self.note(size, store, finished(process, f"idle on {store}"))
+            self.add_figures(size, store, wait_for_case(process, f"idle on {store}"))
 
-    def in_turn(self, full: dict[str, str]) -> None:
-        """Submits by many callers on an empty store and on a full one, in turn."""
+    def alternate_submits(self, full: dict[str, str]) -> None:
+        """Alternate submits by many callers on an empty store and on a full one."""
         repetitions = self.plan.repetitions["in_turn"]
         for repetition in range(repetitions):
             for store, url in full.items():
-                tell(f"{repetition + 1}/{repetitions} submits, empty and full: {LABELS[store]}")
-                self.on_fresh(store, "callers", "submit", rename="callers_in_turn")
-                figures = finished(self.started(url, "callers", "submit"), f"submits on {store}")
-                self.note(self.plan.pending, store, {"callers_in_turn": figures["callers"]})
+                show_progress(
+                    f"{repetition + 1}/{repetitions} submits, empty and full: {LABELS[store]}"
+                )
+                self.run_on_fresh_store(store, "callers", "submit", rename="callers_in_turn")
+                figures = wait_for_case(
+                    self.start_case(url, "callers", "submit"), f"submits on {store}"
+                )
+                self.add_figures(self.plan.pending, store, {"callers_in_turn": figures["callers"]})
 
     def peers(self, names: list[str]) -> None:
-        """The other libraries, one after another."""
+        """Measure the other libraries, one after another."""
         for name in names:
             library = LIBRARIES[name]
-            tell(library.label)
+            show_progress(library.label)
             try:
                 figures = measure(self.stage, library, self.plan.peers)
             except Missing as error:
@@ -177,20 +182,20 @@ class Run:
             self.versions[library.package] = figures.pop("version")
             if failed := figures.pop("failed", None):
                 self.results.missing[name] = failed
-            self.note(0, name, figures)
+            self.add_figures(0, name, figures)
 
 
-def finished(process: subprocess.Popen[str], what: str) -> dict[str, float]:
-    """The figures of a case that was started."""
+def wait_for_case(process: subprocess.Popen[str], what: str) -> dict[str, float]:
+    """Wait for a case and return its figures."""
     try:
-        said, complaints = process.communicate(timeout=LIMIT_SECONDS)
+        output, errors = process.communicate(timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
         sys.exit(f"{what}: not done after {LIMIT_SECONDS:.0f} s")
     if process.returncode != 0:
-        sys.exit(f"{what} failed: {last_line(complaints)}\n{complaints}")
-    figures: dict[str, float] = json.loads(said)
+        sys.exit(f"{what} failed: {last_line(errors)}\n{errors}")
+    figures: dict[str, float] = json.loads(output)
     return figures
 
 
@@ -207,28 +212,28 @@ def main() -> None:
             run.pending()
         if "peers" in arguments.only:
             run.peers(arguments.peers)
-        versions = found_versions(run)
-    tell("")
+        versions = collect_versions(run)
+    show_progress("")
     show(run.results)
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = arguments.output or (DOCS if whole(arguments) else None)
+    output = arguments.output or (DOCS if is_whole(arguments) else None)
     if output:
         write(run.results, versions, output)
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure durable tasks beside other libraries.")
-    parser.add_argument("--quick", action="store_true", help="smaller and once")
-    some(parser, "--only", PARTS)
-    some(parser, "--stores", tuple(STORES))
-    some(parser, "--peers", tuple(LIBRARIES))
+    parser.add_argument("--quick", action="store_true", help="fewer tasks, one repetition")
+    add_names_option(parser, "--only", PARTS)
+    add_names_option(parser, "--stores", tuple(STORES))
+    add_names_option(parser, "--peers", tuple(LIBRARIES))
     parser.add_argument("--output", type=Path, help="directory for JSON, plot and page")
     return parser.parse_args()
 
 
-def whole(arguments: argparse.Namespace) -> bool:
-    """Whether nothing was left out."""
+def is_whole(arguments: argparse.Namespace) -> bool:
+    """Return whether the run leaves nothing out."""
     everything = (list(PARTS), list(STORES), list(LIBRARIES))
     return not arguments.quick and everything == (
         arguments.only,
@@ -243,8 +248,8 @@ def show(results: Results) -> None:
     print(goal_table(goals(results, list(LIBRARIES))))
 
 
-def found_versions(run: Run) -> dict[str, str]:
-    """Python, the drivers, the servers and the libraries."""
+def collect_versions(run: Run) -> dict[str, str]:
+    """Return the versions of Python, the drivers, the servers and the libraries."""
     found = machine.versions("apsw", "asyncpg")
     return found | run.stage.versions() | run.versions
 

@@ -1,8 +1,8 @@
-"""One case of the durable benchmark on one store, in a process of its own; prints JSON.
+"""Run one case of the durable benchmark on one store; prints JSON.
 
     python benchmarks/durable_case.py CASE URL [--count N] [--seconds S]
 
-The store is made when it is not there. Times are wall-clock times of this process.
+The store is created if it does not exist. Times are wall-clock times of this process.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from durable_floor import PostgresFloor, floor_at, rows
+from durable_floor import PostgresFloor, floor_at, make_rows
 from tickwheel.durable import Scheduler
 
 CALLERS = 256
 CONNECTIONS = 16
 CONCURRENCY = 1_000
-FAR = 3600.0
-SOON = 30.0  # inside the horizon: the task goes on the wheel
-LEAD = 3.0  # seconds from the first submit to the first due time, and more for many
-PATIENCE = 60.0
+FAR = 3600.0  # seconds; beyond the horizon
+SOON = 30.0  # seconds; inside the horizon: the task goes on the wheel
+LEAD = 3.0  # seconds from the first submit to the first due time, more for many tasks
+PATIENCE = 60.0  # seconds after the last due time
 
 Figures = dict[str, float]
 
@@ -47,7 +47,7 @@ class App:
         self.late_ms.append((time.time() - due) * 1000)
 
     def ended(self) -> int:
-        """How many have ended by the store: told after the commit."""
+        """Return how many tasks have ended, counted after the commit."""
         return sum(self.scheduler._started().feedback.ended.values())
 
 
@@ -60,28 +60,28 @@ def plain(number: int) -> None:
 
 
 async def make(url: str) -> None:
-    """Make the store's tables."""
+    """Create the store's tables."""
     async with Scheduler(url, dispatch=False):
         pass
 
 
 async def floor_many(url: str, count: int, seconds: float) -> Figures:
-    """The bare driver, a thousand rows per commit."""
+    """Insert with the bare driver, a thousand rows per commit."""
     await make(url)
-    floor, all_rows = floor_at(url), rows(count)
-    return {"floor_many": count / await timed(floor.many(all_rows))}
+    floor, all_rows = floor_at(url), make_rows(count)
+    return {"floor_many": count / await measure_seconds(floor.many(all_rows))}
 
 
 async def many(url: str, count: int, seconds: float) -> Figures:
-    """`submit_many` of requests that are there already, as the floor's rows are."""
+    """Call `submit_many` with prepared requests, as the floor's rows are prepared."""
     app = App(url)
     async with app.scheduler:
         requests = [app.noop.request(number, delay=86_400) for number in range(count)]
-        return {"many": count / await timed(app.scheduler.submit_many(requests))}
+        return {"many": count / await measure_seconds(app.scheduler.submit_many(requests))}
 
 
 async def many_made(url: str, count: int, seconds: float) -> Figures:
-    """`submit_many` with the making of the requests."""
+    """Call `submit_many`, and count the creation of the requests."""
     app = App(url)
     async with app.scheduler:
         began = time.perf_counter()
@@ -90,18 +90,18 @@ async def many_made(url: str, count: int, seconds: float) -> Figures:
         return {"many_made": count / (time.perf_counter() - began)}
 
 
-async def timed(work: Awaitable[Any]) -> float:
-    """The seconds that an awaitable takes."""
+async def measure_seconds(work: Awaitable[Any]) -> float:
+    """Return the seconds that an awaitable takes."""
     began = time.perf_counter()
     await work
     return time.perf_counter() - began
 
 
 async def floor_one(url: str, count: int, seconds: float) -> Figures:
-    """The bare driver, one row per commit; on PostgreSQL also on several connections."""
+    """Insert with the bare driver, one row per commit; on PostgreSQL also on 16 connections."""
     await make(url)
     floor = floor_at(url)
-    all_rows = rows(int(seconds * 30_000))
+    all_rows = make_rows(int(seconds * 30_000))
     began = time.perf_counter()
     done = await floor.each(all_rows, seconds)
     figures = {"floor_one": done / (time.perf_counter() - began)}
@@ -113,22 +113,22 @@ async def floor_one(url: str, count: int, seconds: float) -> Figures:
 
 
 async def one_caller(url: str, count: int, seconds: float) -> Figures:
-    """One caller, which awaits each submit before the next."""
+    """Submit as one caller, which awaits each submit before the next."""
     return {"one_caller": await submit_rate(url, 1, seconds, FAR)}
 
 
 async def callers(url: str, count: int, seconds: float) -> Figures:
-    """Many callers at once, each awaiting its submit before its next."""
+    """Submit as many callers, each awaiting its submit before its next."""
     return {"callers": await submit_rate(url, CALLERS, seconds, FAR)}
 
 
 async def callers_soon(url: str, count: int, seconds: float) -> Figures:
-    """The same with tasks due within the horizon."""
+    """Submit as many callers, with tasks due within the horizon."""
     return {"callers_soon": await submit_rate(url, CALLERS, seconds, SOON)}
 
 
 async def submit_rate(url: str, callers: int, seconds: float, delay: float) -> float:
-    """Acknowledged submits per second, after a short warm-up."""
+    """Return acknowledged submits per second, after a short warm-up."""
     app = App(url)
     numbers = itertools.count()
 
@@ -151,17 +151,17 @@ async def submit_rate(url: str, callers: int, seconds: float, delay: float) -> f
 
 
 async def burst(url: str, count: int, seconds: float) -> Figures:
-    """All due at one instant, a coroutine function."""
+    """Run a coroutine function for tasks that are all due at one instant."""
     return {"burst": await burst_rate(url, count, is_plain=False)}
 
 
 async def burst_plain(url: str, count: int, seconds: float) -> Figures:
-    """All due at one instant, a plain function on the pool of threads."""
+    """Run a plain function on the thread pool for tasks that are all due at one instant."""
     return {"burst_plain": await burst_rate(url, count, is_plain=True)}
 
 
 async def burst_rate(url: str, count: int, *, is_plain: bool) -> float:
-    """Tasks per second from the due instant until all are in the backlog with their attempts."""
+    """Return tasks per second from the due instant until all outcomes are stored."""
     app = App(url)
     function = app.plain if is_plain else app.noop
     async with app.scheduler as scheduler:
@@ -178,7 +178,7 @@ async def burst_rate(url: str, count: int, *, is_plain: bool) -> float:
 
 
 async def check_ended(app: App, ids: list[str]) -> None:
-    """Each is final in the store, by one attempt that is in its log."""
+    """Check that each task is final in the store, with one logged attempt."""
     store = app.scheduler._started().store
     for start in range(0, len(ids), 1_000):
         for task in await store.get(ids[start : start + 1_000]):
@@ -190,7 +190,7 @@ async def check_ended(app: App, ids: list[str]) -> None:
 
 
 async def lateness(url: str, count: int, seconds: float) -> Figures:
-    """Tasks due one after another: how late each one's function starts."""
+    """Measure how late each function starts, for tasks due one after another."""
     app = App(url)
     async with app.scheduler as scheduler:
         first = time.time() + LEAD
@@ -203,19 +203,19 @@ async def lateness(url: str, count: int, seconds: float) -> Figures:
 
 
 def quantiles(late_ms: list[float]) -> Figures:
-    """The median, the 99th percentile and the maximum."""
+    """Return the median, the 99th percentile and the maximum."""
     late = sorted(late_ms)
     at = {"p50_ms": 0.50, "p99_ms": 0.99, "max_ms": 1.0}
     return {name: late[math.ceil(part * len(late)) - 1] for name, part in at.items()}
 
 
 def moment(seconds: float) -> float:
-    """A time in whole milliseconds, the service's unit."""
+    """Round a time up to whole milliseconds, the service's unit."""
     return math.ceil(seconds * 1000) / 1000
 
 
 async def until(condition: Callable[[], bool], limit: float) -> None:
-    """Wait for a condition, looking every two milliseconds."""
+    """Poll a condition every two milliseconds until it holds."""
     while not condition():
         if time.time() > limit:
             raise SystemExit("not all tasks have run in time")
@@ -223,7 +223,7 @@ async def until(condition: Callable[[], bool], limit: float) -> None:
 
 
 async def idle(url: str, count: int, seconds: float) -> Figures:
-    """Processor time per second with nothing due, and the memory of the process."""
+    """Measure processor time per second with nothing due, and the memory of the process."""
     app = App(url)
     async with app.scheduler:
         await asyncio.sleep(3.0)
@@ -234,7 +234,7 @@ async def idle(url: str, count: int, seconds: float) -> Figures:
 
 
 def rss_mib() -> float:
-    """The memory of this process, in MiB."""
+    """Return the memory of this process, in MiB."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -243,12 +243,12 @@ def rss_mib() -> float:
 
 
 async def fill(url: str, count: int, seconds: float) -> Figures:
-    """Put tasks into the store that are due a month to a year from now."""
+    """Fill the store with tasks that are due a month to a year from now."""
     await make(url)
     floor, left = floor_at(url), count
     while left:
         part = min(left, 100_000)
-        await floor.many(rows(part, (30, 365)))
+        await floor.many(make_rows(part, (30, 365)))
         left -= part
     await floor.settle()
     return {}

@@ -1,4 +1,4 @@
-"""The floors: what a bare driver reaches on the store's own tables, and rows to fill them with."""
+"""Measure the bare driver on the store's own tables, and generate rows to fill them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SERVICE = "noop"
 CHUNK = 1_000
 DAY_MS = 86_400_000
 COLUMNS = [name.strip() for name in sqlite_statements.GIVEN.split(",")]
-"""Those that a submit gives, the same on both databases."""
+"""Columns that a submit provides, the same on both databases."""
 
 Row = tuple[Any, ...]
 
 
-def rows(count: int, days: tuple[int, int] = (1, 2)) -> list[Row]:
-    """So many tasks as a submit would insert them, due by chance within these days from now."""
+def make_rows(count: int, days: tuple[int, int] = (1, 2)) -> list[Row]:
+    """Return `count` tasks as a submit would insert them, due at random within these days."""
     ids, now = Ids(), int(time.time() * 1000)
     chance = random.Random(5)
     made = []
@@ -43,14 +43,14 @@ def rows(count: int, days: tuple[int, int] = (1, 2)) -> list[Row]:
     return made
 
 
-def thousands(all_rows: list[Row]) -> Iterator[list[Row]]:
-    """The rows, a commit's worth at a time."""
+def chunks(all_rows: list[Row]) -> Iterator[list[Row]]:
+    """Yield the rows of one commit at a time."""
     for start in range(0, len(all_rows), CHUNK):
         yield all_rows[start : start + CHUNK]
 
 
 class SqliteFloor:
-    """SQLite by the store's driver, with the store's settings: WAL, synchronous=FULL."""
+    """SQLite through the store's driver, with the store's settings: WAL, synchronous=FULL."""
 
     def __init__(self, url: str) -> None:
         self._path = str(Path(url.partition(":///")[2]))
@@ -65,13 +65,13 @@ class SqliteFloor:
 
     async def many(self, all_rows: list[Row]) -> None:
         """Insert 50 rows at a time, and commit after each thousand."""
-        for part in thousands(all_rows):
+        for part in chunks(all_rows):
             self._connection.run("BEGIN IMMEDIATE")
             insert_many(self._connection, self._insert, part)
             self._connection.run("COMMIT")
 
     async def each(self, all_rows: list[Row], seconds: float) -> int:
-        """One row per commit on one connection, as many as fit the time."""
+        """Insert one row per commit on one connection until the time is up; return the count."""
         until, done = time.perf_counter() + seconds, 0
         for row in all_rows:
             self._connection.run(self._insert, row)
@@ -81,12 +81,12 @@ class SqliteFloor:
         return done
 
     async def settle(self) -> None:
-        """Leave no work for those who come later."""
+        """Checkpoint, so that the work does not fall into a later measurement."""
         self._connection.run("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 class PostgresFloor:
-    """PostgreSQL by asyncpg."""
+    """PostgreSQL through asyncpg."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -95,16 +95,16 @@ class PostgresFloor:
         self._insert = f"INSERT INTO task ({names}) VALUES ({holes})"
 
     async def many(self, all_rows: list[Row]) -> None:
-        """COPY, a thousand per commit."""
+        """COPY the rows, a thousand per commit."""
         import asyncpg
 
         connection = await asyncpg.connect(self._url)
-        for part in thousands(all_rows):
+        for part in chunks(all_rows):
             await connection.copy_records_to_table("task", records=part, columns=COLUMNS)
         await connection.close()
 
     async def each(self, all_rows: list[Row], seconds: float, connections: int = 1) -> int:
-        """One row per commit on so many connections, as many as fit the time."""
+        """Insert one row per commit on `connections` until the time is up; return the count."""
         import asyncpg
 
         pool = [await asyncpg.connect(self._url) for _ in range(connections)]
@@ -127,7 +127,7 @@ class PostgresFloor:
         return done
 
     async def settle(self) -> None:
-        """Leave no work for those who come later."""
+        """Vacuum and checkpoint, so that the work does not fall into a later measurement."""
         import asyncpg
 
         connection = await asyncpg.connect(self._url)
@@ -137,5 +137,5 @@ class PostgresFloor:
 
 
 def floor_at(url: str) -> SqliteFloor | PostgresFloor:
-    """The floor of a store's kind, on its tables, which must be there."""
+    """Return the floor for a store's URL; the store's tables must exist."""
     return SqliteFloor(url) if url.startswith("sqlite") else PostgresFloor(url)

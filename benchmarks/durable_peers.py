@@ -1,8 +1,8 @@
-"""The task libraries that tickwheel is measured beside: each in an environment of its own.
+"""Run the task libraries that tickwheel is compared with, each in its own environment.
 
-Together they cannot be installed: arq needs a client of Redis that is older than Celery's. So each
-gets a virtual environment under build/peers, made when it is first needed. One that cannot be had,
-or that fails, is a `Missing` that says why.
+They cannot be installed together: arq needs an older Redis client than Celery. So each
+gets a virtual environment under build/peers, created on first use. A library that cannot be
+installed, or that fails, raises `Missing` with the reason.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Library:
 LIBRARIES = {
     "celery": Library(
         "Celery / Redis", "celery", "redis", "fsync per write",
-        "until due in the worker's memory; not run again after a worker died amid it",
+        "in the worker's memory until due; not run again if a worker died during it",
     ),
     "celery_second": Library(
         "Celery / Redis, fsync once a second", "celery", "redis", "the last second may be lost",
@@ -56,7 +56,7 @@ LIBRARIES = {
     ),
     "dramatiq": Library(
         "Dramatiq / Redis", "dramatiq", "redis", "fsync per write",
-        "until due in the worker's memory; at least once: a dead worker's messages are requeued",
+        "in the worker's memory until due; at least once: a dead worker's messages are requeued",
     ),
     "dramatiq_second": Library(
         "Dramatiq / Redis, fsync once a second", "dramatiq", "redis", "the last second may be lost",
@@ -64,7 +64,7 @@ LIBRARIES = {
     ),
     "huey": Library(
         "Huey / Redis", "huey", "redis", "fsync per write",
-        "at most once: taken out of the queue before it runs; due times read once a second",
+        "at most once: removed from the queue before it runs; due times read once a second",
     ),
     "huey_second": Library(
         "Huey / Redis, fsync once a second", "huey", "redis", "the last second may be lost",
@@ -83,19 +83,19 @@ LIBRARIES = {
     ),
     "procrastinate": Library(
         "Procrastinate / PostgreSQL", "procrastinate", "postgres", "fsync per commit",
-        "states kept in the database; one cut short waits for a task of yours to retry it; "
+        "states kept in the database; an interrupted task needs a task of yours to retry it; "
         "due times polled every 5 s",
     ),
     "apscheduler": Library(
         "APScheduler 3 / SQLite", "apscheduler", "sqlite", "fsync per commit",
-        "in the submitting process; taken out of the database when handed to a thread",
+        "in the submitting process; removed from the database when handed to a thread",
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How much to measure of each."""
+    """The amount to measure of each library."""
 
     submit_seconds: float
     count: int
@@ -105,7 +105,7 @@ class Amount:
 
 
 def environment(package: str) -> Path:
-    """The Python of a library's environment, which is made when it is not there."""
+    """Return the Python of a library's environment; create the environment if needed."""
     folder, wanted = ENVIRONMENTS / package, "\n".join(REQUIREMENTS[package])
     python, stamp = folder / "bin" / "python", folder / "installed"
     if not stamp.exists() or stamp.read_text() != wanted:
@@ -116,7 +116,7 @@ def environment(package: str) -> Path:
 
 
 def run_install(command: list[str]) -> None:
-    """One step of an installation."""
+    """Run one step of an installation."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
@@ -128,11 +128,11 @@ def run_install(command: list[str]) -> None:
 
 
 def measure(stage: Stage, library: Library, amount: Amount) -> dict[str, Any]:
-    """The figures of one library; "failed" among them says what went wrong on the way."""
+    """Return the figures of one library; "failed" among them is an error on the way."""
     python = environment(library.package)
     sqlite = library.broker == "sqlite"
     broker = str(stage.path()) if sqlite else stage.fresh(library.broker, library.fsync)
-    always = library.fsync == "always"  # how late a task is, the disk hardly decides
+    always = library.fsync == "always"  # lateness hardly depends on the disk
     log = stage.path()
     log.touch()
     variables = {"BROKER": broker, "LEDGER": str(stage.path()), "LOG": str(log)}
@@ -143,22 +143,22 @@ def measure(stage: Stage, library: Library, amount: Amount) -> dict[str, Any]:
         [str(word) for word in command],
         env=os.environ | {f"TICKWHEEL_BENCH_{name}": value for name, value in variables.items()},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,  # with its worker it is one group, which can be ended
+        start_new_session=True,  # the client and its worker are one process group, killed together
     )  # fmt: skip
     try:
-        said, complaints = process.communicate(timeout=amount.limit_seconds)
+        output, errors = process.communicate(timeout=amount.limit_seconds)
     except subprocess.TimeoutExpired:
         raise Missing(f"not done after {amount.limit_seconds:.0f} s") from None
     finally:
         end_group(process)
-    if process.returncode or not said:
-        raise Missing(f"its run failed: {last_line(complaints or log.read_text())}")
-    figures: dict[str, Any] = json.loads(said)
+    if process.returncode or not output:
+        raise Missing(f"its run failed: {last_line(errors or log.read_text())}")
+    figures: dict[str, Any] = json.loads(output)
     return figures
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
-    """End a client and whatever is left of its worker."""
+    """Kill a client and its remaining worker processes."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""The durable scheduler's plot: submits, burst and lateness as bars, a library per row."""
+"""Plot submits, burst and lateness of the durable scheduler: a bar per library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PANELS = {
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the plot as SVG; ImportError without matplotlib."""
+    """Write the plot as SVG; raise ImportError without matplotlib."""
     labels = results.labels
     names = [name for name in reversed(labels) if name in results.runs[0]]
     height = 1.2 + 0.32 * len(names)

@@ -1,7 +1,7 @@
-"""Where a run of the durable benchmark takes place: fresh stores, and servers that fsync.
+"""Provide fresh stores and servers that fsync for a run of the durable benchmark.
 
-All of it is on the disk, under build/, and the servers end with the run. They are those of the
-tests, started as child processes on loopback.
+All files are on the disk, under build/, and the servers end with the run. They are the servers of
+the tests, started as child processes on loopback.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ sys.path.append(str(ROOT / "tests"))
 
 
 class Stage:
-    """Fresh stores by kind, and the servers behind them, each started when it is first asked for.
+    """Fresh stores by kind, and the servers behind them, each started on first use.
 
-    - A server that cannot be had is a `Missing`, which says why.
-    - Leaving it ends the servers and removes the stores.
+    - A server that cannot be started raises `Missing` with the reason.
+    - Leaving the stage ends the servers and removes the stores.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Stage:
             shutil.rmtree(self._files, ignore_errors=True)
 
     def fresh(self, kind: str, fsync: str = "always") -> str:
-        """The URL of an empty store: a new file, a new database, a server without a key.
+        """Return the URL of an empty store: a new file, a new database, an emptied server.
 
         `fsync` is Redis's: after each write ("always") or once a second ("everysec").
         """
@@ -64,11 +64,11 @@ class Stage:
         return str(server.url_for(name))
 
     def path(self) -> Path:
-        """A file that is not there yet."""
+        """Return the path of a file that does not exist yet."""
         return self._files / f"{next(self._numbers)}.db"
 
     def drop(self, url: str) -> None:
-        """Remove a store that nobody uses any more: its files or its database."""
+        """Remove a store that is no longer used: its files or its database."""
         scheme, _, place = url.partition("://")
         if scheme == "sqlite":
             for path in Path(place[1:]).parent.glob(f"{Path(place).name}*"):
@@ -77,7 +77,7 @@ class Stage:
             self.server("postgres").execute(f"DROP DATABASE {place.rpartition('/')[2]}")
 
     def server(self, kind: str) -> Any:
-        """The running server of a kind."""
+        """Return the running server of a kind."""
         if kind not in self._servers:
             self._servers[kind] = self._started(kind)
         found = self._servers[kind]
@@ -95,13 +95,13 @@ class Stage:
         make = {"postgres": servers.PostgresServer, "redis": servers.RedisServer}[kind]
         try:
             return self._stack.enter_context(make(durable=True))
-        except pytest.fail.Exception as error:  # so the tests say that it is not installed
+        except pytest.fail.Exception as error:  # the tests report a missing server this way
             return Missing(str(error))
         except (OSError, RuntimeError) as error:
             return Missing(f"{kind} does not start: {error}")
 
     def versions(self) -> dict[str, str]:
-        """The versions of the servers that were started."""
+        """Return the versions of the started servers."""
         found = {}
         running = {kind: one for kind, one in self._servers.items() if not isinstance(one, Missing)}
         if server := running.get("postgres"):

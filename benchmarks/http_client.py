@@ -1,10 +1,10 @@
-"""Requests per second of HTTP clients, from one core to a sink in another process.
+"""Measure requests per second of HTTP clients, from one core to a sink in another process.
 
     python benchmarks/http_client.py [--seconds 3] [--rounds 3] [--concurrency 64]
 
-The sink is a bare `asyncio.Protocol` that finds the end of each request and answers with a fixed
-text: next to nothing, so that what is measured is the client. Every client sends the same callback
-(a small JSON body, eight headers) on the same loop, in turns, and the best of its rounds counts.
+The sink is a bare `asyncio.Protocol` that finds the end of each request and sends a fixed
+answer: its cost is negligible, so the client dominates. Every client sends the same callback
+(a small JSON body, eight headers) on the same loop, in turn, and the best of its rounds counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ANSWER = (
 
 
 class Sink(asyncio.Protocol):
-    """Answers each request, as soon as its last byte is here."""
+    """Answers each request as soon as its last byte arrives."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -60,7 +60,7 @@ class Sink(asyncio.Protocol):
 
 
 def run_sink(listening: socket.socket) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
 
     async def main() -> None:
         server = await asyncio.get_running_loop().create_server(Sink, sock=listening)
@@ -70,7 +70,7 @@ def run_sink(listening: socket.socket) -> None:
 
 
 def run(main: Awaitable[object]) -> object:
-    """Run on uvloop where there is one."""
+    """Run on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -128,7 +128,7 @@ CLIENTS = {"tickwheel": tickwheel_client, "aiohttp": aiohttp_client, "httpx": ht
 
 
 async def rate(call: Call, concurrency: int, seconds: float) -> tuple[float, float]:
-    """Return requests per second, and the processor's microseconds for each."""
+    """Return requests per second, and CPU microseconds per request."""
     done = 0
     ends_at = time.perf_counter() + seconds
 
@@ -155,7 +155,7 @@ async def measure(
             with contextlib.suppress(ImportError):
                 calls[name] = await stack.enter_async_context(client(url, concurrency))
         for call in calls.values():
-            await rate(call, concurrency, min(seconds, 0.3))  # connects
+            await rate(call, concurrency, min(seconds, 0.3))  # opens the connections
         for _ in range(rounds):
             for name, call in calls.items():
                 best[name] = max(best.get(name, (0.0, 0.0)), await rate(call, concurrency, seconds))
@@ -163,7 +163,7 @@ async def measure(
 
 
 def table(best: dict[str, tuple[float, float]]) -> list[str]:
-    """Return the lines of the result."""
+    """Return the lines of the result table."""
     ours = best["tickwheel"][0]
     lines = [
         "| client | version | requests/s | CPU µs each | tickwheel is |",

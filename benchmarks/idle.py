@@ -1,9 +1,9 @@
-"""Measures the idle tracker beside other ways to notice silence: `make bench-idle`.
+"""Compare the idle tracker with other ways to detect silence: `make bench-idle`.
 
     python benchmarks/idle.py [--quick] [--output DIRECTORY]
 
-Prints the tables and the goals with what was reached. A whole run also writes the figures, the
-plot and the page into docs/benchmarks; a quick one does so when --output says where.
+Prints the tables and the goals with their results. A whole run also writes the figures, the
+plot and the page into docs/benchmarks; a quick one does so only with --output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CASE = Path(__file__).with_name("idle_case.py")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure."""
+    """The amount to measure."""
 
     repetitions: int
     rounds: int
@@ -61,10 +61,10 @@ def main() -> None:
 
 
 def measure_touches(results: Results, plan: Plan) -> None:
-    """The repetitions of all contestants in turn, each time in another order."""
+    """Run the repetitions of all contestants in turn, each time in another order."""
     chance = Random(7)
     for repetition in range(plan.repetitions):
-        tell(f"touches, {repetition + 1} of {plan.repetitions}")
+        show_progress(f"touches, {repetition + 1} of {plan.repetitions}")
         for name in chance.sample(list(LABELS), len(LABELS)):
             figures = run("touches", name, "--rounds", plan.rounds)
             for what in ("packet", "second"):
@@ -72,10 +72,12 @@ def measure_touches(results: Results, plan: Plan) -> None:
 
 
 def measure_share(results: Results, plan: Plan) -> None:
-    """What the packets take of a core at the paced rate, beyond a loop that hears nothing."""
+    """Measure the share of a core at the paced rate, beyond a loop that ignores the packets."""
     paced = {}
     for name in ("loop", "plain", "tracker"):
-        tell(f"{PACKETS:,} packets/s for {plan.seconds} s: {LABELS.get(name, 'nobody hears')}")
+        show_progress(
+            f"{PACKETS:,} packets/s for {plan.seconds} s: {LABELS.get(name, 'loop alone')}"
+        )
         paced[name] = run("share", name, "--seconds", plan.seconds, "--fill", plan.fill_seconds)
     unheard = paced["loop"]["hearing"]
     shares = {
@@ -90,14 +92,14 @@ def measure_share(results: Results, plan: Plan) -> None:
 
 
 def measure_rate(results: Results, plan: Plan) -> None:
-    """As many touches as one core can hold."""
-    tell(f"touches without a pause for {plan.seconds} s")
+    """Measure how many touches one core sustains."""
+    show_progress(f"touches without a pause for {plan.seconds} s")
     figures = run("rate", "tracker", "--seconds", plan.seconds)
     results.add(SIZE, "tracker", "rate", [figures["rate"]])
 
 
 def run(what: str, name: str, *options: object) -> Any:
-    """One case, in a process of its own."""
+    """Run one case in its own process."""
     command = [sys.executable, str(CASE), what, name, *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -123,8 +125,8 @@ def write(results: Results, directory: Path) -> None:
     )
 
 
-def tell(line: str) -> None:
-    """Say what is going on."""
+def show_progress(line: str) -> None:
+    """Print progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""One way to notice silence, in a process of its own; prints JSON.
+"""Run one way to detect silence in its own process; prints JSON.
 
 python benchmarks/idle_case.py touches NAME --rounds 5
 python benchmarks/idle_case.py share tracker --seconds 10 --fill 30
@@ -23,39 +23,39 @@ from idle_report import PACKETS, SIZE
 from tickwheel import IdleTracker, Timer
 
 BURSTS = 100
-"""A second: packets arrive in so many bursts, or waking up would cost more than the touches."""
+"""Per second: packets arrive in bursts, or waking up would cost more than the touches."""
 
 Hear = Callable[[list[str]], None]
 Figures = dict[str, Any]
 
 
 def measure_touches(name: str, keys: list[str], rounds: int) -> Figures:
-    """A packet of every key, in an order of its own per round, and a look for the silent ones."""
+    """Send a packet of every key, shuffled in each round, and then check for silent keys."""
     contestant = CONTESTANTS[name](keys)
     gc.collect()
     chance, order = Random(7), list(keys)
     packet, second = [], []
     for _ in range(rounds + 1):
         chance.shuffle(order)
-        packet.append(timed(contestant.packets, order) / SIZE)
-        second.append(timed(contestant.second))
+        packet.append(measure_ns(contestant.packets, order) / SIZE)
+        second.append(measure_ns(contestant.second))
     contestant.close()
-    return {"packet": packet[1:], "second": second[1:]}  # the first has warmed the interpreter
+    return {"packet": packet[1:], "second": second[1:]}  # the first round warmed the interpreter
 
 
-def timed(function: Any, *args: Any) -> float:
-    """What one call takes of the processor, in nanoseconds: other work on it does not count."""
+def measure_ns(function: Any, *args: Any) -> float:
+    """Return the processor time of one call in nanoseconds: other work does not count."""
     started = time.thread_time_ns()
     function(*args)
     return time.thread_time_ns() - started
 
 
 def measure_share(name: str, keys: list[str], seconds: int, fill_seconds: float) -> Figures:
-    """The shares of a core at the paced rate: of hearing, of the timer's thread, of it all."""
+    """Return shares of a core at the paced rate: the packets, the timer's thread, the process."""
     if name == "loop":
-        return paced(keys, seconds, nobody)
+        return run_paced(keys, seconds, ignore_packets)
     if name == "plain":
-        return paced(keys, seconds, CONTESTANTS["plain"](keys).packets)
+        return run_paced(keys, seconds, CONTESTANTS["plain"](keys).packets)
     silent: list[list[str]] = []
     before = set(threading.enumerate())
     with Timer() as timer, IdleTracker(TIMEOUT, silent.append, timer) as tracker:
@@ -65,27 +65,27 @@ def measure_share(name: str, keys: list[str], seconds: int, fill_seconds: float)
         assert driver.ident is not None
         clock = time.pthread_getcpuclockid(driver.ident)
         worked = time.clock_gettime(clock)
-        figures = paced(keys, seconds, lambda packets: touch_each(tracker, packets))
+        figures = run_paced(keys, seconds, lambda packets: touch_each(tracker, packets))
         driven = (time.clock_gettime(clock) - worked) / seconds
         reported = sum(map(len, silent)) / seconds
     return figures | {"driver": driven, "reported": reported}
 
 
-def nobody(packets: list[str]) -> None:
-    """Hear nothing: what the loop itself costs."""
+def ignore_packets(packets: list[str]) -> None:
+    """Ignore the packets: the cost of the loop itself."""
     for _ in packets:
         pass
 
 
 def touch_each(tracker: IdleTracker, packets: list[str]) -> None:
-    """Hear of each key."""
+    """Touch each key."""
     touch = tracker.touch
     for key in packets:
         touch(key)
 
 
 def fill(tracker: IdleTracker, keys: list[str], seconds: float) -> None:
-    """Have all keys heard of once, spread over the time: those of the start are due at its end."""
+    """Touch all keys once, spread over the time: the first ones are due at its end."""
     steps = max(1, int(seconds * 10))
     share = -(-len(keys) // steps)
     for start in range(0, len(keys), share):
@@ -93,8 +93,8 @@ def fill(tracker: IdleTracker, keys: list[str], seconds: float) -> None:
         time.sleep(seconds / steps)
 
 
-def paced(keys: list[str], seconds: int, hear: Hear) -> Figures:
-    """The share of a core that hearing the paced packets takes, and that of the whole process."""
+def run_paced(keys: list[str], seconds: int, hear: Hear) -> Figures:
+    """Return the share of a core of the paced packets, and that of the whole process."""
     order = Random(11).choices(keys, k=PACKETS * seconds)
     burst = PACKETS // BURSTS
     bursts = [order[start : start + burst] for start in range(0, len(order), burst)]
@@ -104,14 +104,14 @@ def paced(keys: list[str], seconds: int, hear: Hear) -> Figures:
         wait = began + number / BURSTS - time.monotonic()
         if wait > 0:
             time.sleep(wait)
-        heard += timed(hear, packets)
+        heard += measure_ns(hear, packets)
     elapsed = time.monotonic() - began
     process = (time.process_time() - worked) / elapsed
     return {"hearing": heard / 1e9 / elapsed, "process": process}
 
 
 def measure_rate(keys: list[str], seconds: float) -> Figures:
-    """As many touches as one core can hold, the turns of the tracker's ring included."""
+    """Return how many touches one core sustains, including the turns of the tracker's ring."""
     order = list(keys)
     Random(13).shuffle(order)
     with Timer() as timer, IdleTracker(2.0, deque(maxlen=0).extend, timer) as tracker:
@@ -129,12 +129,12 @@ def measure_rate(keys: list[str], seconds: float) -> Figures:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure one way to notice silence.")
+    parser = argparse.ArgumentParser(description="Measure one way to detect silence.")
     parser.add_argument("what", choices=("touches", "share", "rate"))
     parser.add_argument("name", choices=(*CONTESTANTS, "loop"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=10)
-    parser.add_argument("--fill", type=float, default=TIMEOUT, help="seconds in which keys come")
+    parser.add_argument("--fill", type=float, default=TIMEOUT, help="seconds to add all keys")
     given = parser.parse_args()
     keys = [f"user-{number}" for number in range(SIZE)]
     if given.what == "touches":

@@ -1,7 +1,7 @@
-"""The ways to notice silence that are measured: packets, and what a second costs besides.
+"""Ways to detect silence: the cost of packets, and of a periodic check.
 
-Every one starts with all keys known. `packets(keys)` hears of each key once; `second()` looks for
-the silent ones as it must once a second, and finds none.
+Every contestant starts with all keys known. `packets(keys)` handles one packet of each key;
+`second()` checks for silent keys, as is needed once a second, and finds none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH = 1_000
 
 
 class Contestant(Protocol):
-    """What is asked of each."""
+    """The interface of each contestant."""
 
     def packets(self, keys: list[str]) -> None: ...
     def second(self) -> object: ...
@@ -28,7 +28,7 @@ class Contestant(Protocol):
 
 
 class Plain:
-    """The measure: `d[key] = value`, with nobody looking."""
+    """The baseline: `d[key] = value`, without a check."""
 
     def __init__(self, keys: list[str]) -> None:
         self.seen = dict.fromkeys(keys, 0.0)
@@ -46,7 +46,7 @@ class Plain:
 
 
 class Tracker:
-    """`IdleTracker.touch`, on a `Timer` that runs."""
+    """`IdleTracker.touch`, on a running `Timer`."""
 
     def __init__(self, keys: list[str]) -> None:
         self.timer: Timer | None = Timer()
@@ -59,7 +59,7 @@ class Tracker:
             touch(key)
 
     def second(self) -> object:
-        return None  # its timer does that; what it takes is in the share that is measured
+        return None  # the timer checks; the measured share includes that
 
     def close(self) -> None:
         self.tracker.close()
@@ -77,7 +77,7 @@ class TrackerInBatches(Tracker):
 
 
 class TrackerByHand(Tracker):
-    """`touch`, advanced by hand: no clock is read."""
+    """`touch`, advanced by hand: it reads no clock."""
 
     def __init__(self, keys: list[str]) -> None:
         self.timer = None
@@ -86,7 +86,7 @@ class TrackerByHand(Tracker):
 
 
 class Scan(Plain):
-    """A stamp per packet, and a look at all of them once a second."""
+    """A timestamp per packet, and a scan of all of them once a second."""
 
     def __init__(self, keys: list[str]) -> None:
         self.seen = dict.fromkeys(keys, time.monotonic())
@@ -102,7 +102,7 @@ class Scan(Plain):
 
 
 class CallLater:
-    """asyncio: cancel the key's timer and make another; the loop turns after every 1,000."""
+    """asyncio: cancel the key's timer and create another; the loop turns after every 1,000."""
 
     def __init__(self, keys: list[str]) -> None:
         self.loop = asyncio.new_event_loop()
@@ -126,7 +126,7 @@ class CallLater:
 
 
 class Ordered(Scan):
-    """An `OrderedDict`, the longest silent first."""
+    """An `OrderedDict`, the key that was silent longest first."""
 
     def __init__(self, keys: list[str]) -> None:
         self.seen: Any = OrderedDict.fromkeys(keys, time.monotonic())
@@ -142,7 +142,7 @@ class Ordered(Scan):
 
 
 class Heap(Scan):
-    """`heapq` with a push per packet; what is outdated is swept when it is more than half."""
+    """`heapq` with a push per packet, swept when more than half of it is outdated."""
 
     def __init__(self, keys: list[str]) -> None:
         super().__init__(keys)

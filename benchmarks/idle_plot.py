@@ -1,10 +1,10 @@
-"""The idle tracker's plot: nanoseconds per packet, a bar per contestant."""
+"""Plot the idle tracker's nanoseconds per packet: a bar per contestant."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from idle_report import LABELS, PACKETS, added_up, figure
+from idle_report import LABELS, PACKETS, figure, share_at_rate
 from plot import drawing
 from results import Results
 
@@ -13,10 +13,10 @@ MINE = ("tracker", "many", "hand")
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the plot as SVG; ImportError without matplotlib."""
+    """Write the plot as SVG; raise ImportError without matplotlib."""
     panels = {
         "ns per packet": lambda name: figure(results, name, "packet"),
-        f"% of a core at {PACKETS:,} packets a second": lambda name: added_up(results, name),
+        f"% of a core at {PACKETS:,} packets a second": lambda name: share_at_rate(results, name),
     }
     names = list(reversed(LABELS))
     with drawing(path, 1, 2, figsize=(11, 4), sharey=True) as (picture, axes):

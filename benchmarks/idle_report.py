@@ -1,10 +1,10 @@
-"""The idle tracker's tables, goals and page, in Markdown."""
+"""Format the idle tracker's tables, goals and page, in Markdown."""
 
 from __future__ import annotations
 
-from goals import Goal, compared
-from page import described
-from report import NOTHING, cell, goal_table, ratio, table
+from goals import Goal, compare
+from page import describe_run
+from report import MISSING_CELL, cell, goal_table, ratio, table
 from results import Results
 
 SIZE = 100_000
@@ -20,74 +20,75 @@ LABELS = {
     "heapq": "heapq, lazy deletion",
 }
 SHARES = ("tracker", "driver", "plain", "loop")
-MOST_PLAIN = 3.0
-AT_LEAST_CHEAPER = 20
-MOST_SHARE = 0.2
+MAX_TIMES_PLAIN = 3.0
+MIN_TIMES_CHEAPER = 20
+MAX_SHARE_PERCENT = 0.2
 
 PICTURE = """\
-![Nanoseconds per packet of each way to notice silence, with 100,000 keys](idle.svg)
+![Nanoseconds per packet of each way to detect silence, with 100,000 keys](idle.svg)
 """
 
 READING = f"""\
-What a packet costs when {SIZE:,} keys are known, and what a second costs besides when the silent
-ones have to be looked for. The last column adds the two up at {PACKETS:,} packets a second, in % of
-one core. In brackets: how many times `IdleTracker.touch` that is.
+The cost of a packet when {SIZE:,} keys are known, and the additional cost per second of a check for
+silent keys. The last column is the sum of both at {PACKETS:,} packets a second, in % of
+one core. In brackets: the multiple of `IdleTracker.touch`.
 """
 
 METHOD = """\
-## How the idle tracker is measured
+## Method of the idle tracker's benchmark
 
-- Every row is the median of seven processes of its own, in which no neighbour's heap disturbs, run
-  in turn with those of the other rows. In each of five rounds a process hears once of each of the
-  100,000 keys, in a shuffled order, and then looks for silent ones. Figures are the thread's
-  processor time; the loop around the calls is part of each. Keys are strings whose hash is known.
-- `touch` reads the system's clock, as do the stamps of the others, which do it from Python;
-  *advanced by hand* and `d[key] = value` read none.
+- Every row is the median of seven separate processes, so that no other contestant's heap
+  interferes, alternating with those of the other rows. In each of five rounds a process handles one
+  packet of each of the 100,000 keys, in a shuffled order, and then checks for silent keys. Figures
+  are the thread's processor time, including the loop around the calls. Keys are strings whose hash
+  is cached.
+- `touch` reads the system's clock; the other contestants read it from Python for their timestamps;
+  *advanced by hand* and `d[key] = value` read no clock.
 - asyncio's loop turns after every 1,000 packets, so that it sweeps its cancelled timers. `heapq`
   gets a push per packet, and is swept when more than half of it is outdated.
 - The measured share of a core: packets of random keys in 100 bursts a second for 10 s, after the
-  keys were filled in over one timeout of 30 s, so that the ones not heard of fall due meanwhile.
-  It is the thread's time in the bursts, minus that of bursts that nobody hears, and for the tracker
-  the time of its timer's thread. Between two bursts the caches are lost to others, so a packet
-  costs more here than in the table; the same loop with `d[key] = value` shows how much.
-- The rate that one core holds: touches without a pause for 10 s, with a timeout of 2 s so that
-  every key is looked at again and again, by the process's time.
+  keys were added over one timeout of 30 s, so that keys without packets become due during the run.
+  It is the thread's time in the bursts, minus that of the same bursts ignored, plus, for the
+  tracker, the time of its timer's thread. Other work evicts the caches between two bursts, so a
+  packet costs more here than in the table; the same loop with `d[key] = value` shows how much.
+- The rate that one core sustains: touches without a pause for 10 s, with a timeout of 2 s so that
+  every key is checked repeatedly, by the process's time.
 """
 
 
 def packet_table(results: Results) -> str:
-    """Every contestant."""
-    rows = [["", "ns per packet", "µs per second besides", f"% of a core at {PACKETS:,}/s"]]
+    """Format a row for every contestant."""
+    rows = [["", "ns per packet", "extra µs per second", f"% of a core at {PACKETS:,}/s"]]
     for name, label in LABELS.items():
         packet, second = (figure(results, name, what) for what in ("packet", "second"))
-        beside = f"{second / 1000:,.0f}" if name in ("scan", "ordered", "heapq") else NOTHING
-        added = added_up(results, name)
-        ours = added_up(results, "tracker")
+        beside = f"{second / 1000:,.0f}" if name in ("scan", "ordered", "heapq") else MISSING_CELL
+        added = share_at_rate(results, name)
+        ours = share_at_rate(results, "tracker")
         share = f"{added:.3f}" + (f" ({ratio(added / ours)} ×)" if name != "tracker" else "")
         rows.append([label, cell(packet, figure(results, "tracker", "packet")), beside, share])
     return table(rows)
 
 
-def added_up(results: Results, name: str) -> float:
-    """A contestant's share of a core at the packet rate, in %."""
+def share_at_rate(results: Results, name: str) -> float:
+    """Return a contestant's share of a core at the packet rate, in %."""
     second = figure(results, name, "second") if name in ("scan", "ordered", "heapq") else 0.0
     return (figure(results, name, "packet") * PACKETS + second) / 1e9 * 100
 
 
 def figure(results: Results, name: str, what: str) -> float:
-    """What every run has measured."""
+    """Return a figure that every run has measured."""
     found = results.figure(SIZE, name, what)
     assert found is not None
     return found
 
 
 def share(results: Results, name: str) -> float:
-    """The measured share of a core, in %; kept in hundredths, for its digits."""
+    """Return the measured share of a core, in %; stored in hundredths, for its digits."""
     return (results.figure(PACKETS, name, "share") or 0.0) / 100
 
 
 def measured_share(results: Results) -> str:
-    """What the tracker takes of a core, in words."""
+    """Describe the tracker's share of a core."""
     reported = results.figure(PACKETS, "tracker", "reported") or 0
     ours, driver, plain, loop = (share(results, name) for name in SHARES)
     rate = figure(results, "tracker", "rate")
@@ -96,47 +97,51 @@ def measured_share(results: Results) -> str:
         f"silent: the tracker takes\n{ours:.3f} % of one core, {driver:.3f} % of it on its timer's "
         f"thread, and `d[key] = value` in its\nplace {plain:.3f} %; the loop that paces the "
         f"packets takes {loop:.2f} %. "
-        f"One core holds {rate / 1e6:.1f} million touches a second.\n"
+        f"One core sustains {rate / 1e6:.1f} million touches a second.\n"
     )
 
 
 def goals(results: Results) -> list[Goal]:
-    """What was set out to be reached."""
+    """Return the goals and whether this run reached them."""
     ours, plain = figure(results, "tracker", "packet"), figure(results, "plain", "packet")
     theirs = figure(results, "asyncio", "packet")
     taken = share(results, "tracker")
-    cheaper = f"{ours:,.0f} ns beside {theirs:,.0f} ns: {ratio(theirs / ours)} × cheaper"
+    cheaper = f"{ours:,.0f} ns against {theirs:,.0f} ns: {ratio(theirs / ours)} × cheaper"
     return [
-        compared(
-            f"touch: at most {MOST_PLAIN:.0f} × d[key] = value", ours, plain, MOST_PLAIN, "ns"
+        compare(
+            f"touch: at most {MAX_TIMES_PLAIN:.0f} × d[key] = value",
+            ours,
+            plain,
+            MAX_TIMES_PLAIN,
+            "ns",
         ),
         Goal(
-            f"touch: at least {AT_LEAST_CHEAPER} × cheaper than call_later and cancel",
-            theirs >= AT_LEAST_CHEAPER * ours,
+            f"touch: at least {MIN_TIMES_CHEAPER} × cheaper than call_later and cancel",
+            theirs >= MIN_TIMES_CHEAPER * ours,
             cheaper,
         ),
         Goal(
-            f"at {PACKETS:,} packets/s: under {MOST_SHARE} % of one core",
-            taken < MOST_SHARE,
+            f"at {PACKETS:,} packets/s: under {MAX_SHARE_PERCENT} % of one core",
+            taken < MAX_SHARE_PERCENT,
             f"{taken:.3f} %, d[key] = value {share(results, 'plain'):.3f} %",
         ),
     ]
 
 
 def show(results: Results) -> str:
-    """All tables."""
+    """Return all tables."""
     return f"{packet_table(results)}\n\n{measured_share(results)}\n{goal_table(goals(results))}"
 
 
 def page(results: Results, machine: dict[str, str], versions: dict[str, str]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [
-        f"# The idle tracker\n\n{described(machine, versions)}",
+        f"# The idle tracker\n\n{describe_run(machine, versions)}",
         PICTURE,
         READING,
         f"{packet_table(results)}\n",
         measured_share(results),
-        f"## What the idle tracker set out to reach\n\n{goal_table(goals(results))}\n",
+        f"## Goals of the idle tracker\n\n{goal_table(goals(results))}\n",
         METHOD,
     ]
     return "\n".join(parts)

@@ -1,9 +1,9 @@
-"""Instructions per operation inside the native wheel, counted by callgrind.
+"""Count instructions per operation inside the native wheel, with callgrind.
 
     python benchmarks/instructions.py
 
-A count does not depend on how busy the machine is, so a test can hold it to a bound. It covers a
-native function and all that it calls, not the interpreter's loop around it.
+The count does not depend on the load of the machine, so a test can bound it. It covers a
+native function and its callees, not the interpreter's loop around it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZES = (10_000, 100_000)
 
 @dataclass
 class Function:
-    """What callgrind saw of one function: calls, and the cost of it with all that it calls."""
+    """Calls of one function as seen by callgrind, and its cost including its callees."""
 
     calls: int = 0
     costs: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -36,7 +36,7 @@ Profile = dict[str, Function]
 
 
 def why_not() -> str | None:
-    """What keeps callgrind from counting here, or None."""
+    """Return why callgrind cannot count here, or None."""
     if shutil.which("valgrind") is None:
         return "valgrind is not installed"
     if not tickwheel.NATIVE:
@@ -45,14 +45,14 @@ def why_not() -> str | None:
 
 
 def measure(n: int) -> dict[str, float]:
-    """Instructions per schedule, cancel and expired item, with N pending."""
+    """Return instructions per schedule, cancel and expired item, with N pending."""
     with TemporaryDirectory() as directory:
         profile = read_profile(run(n, Path(directory)))
     return per_operation(profile, n, "Ir")
 
 
 def per_operation(profile: Profile, n: int, event: str) -> dict[str, float]:
-    """A function's cost per call; for expiry, where one call returns N items, per item."""
+    """Return a function's cost per call; for expiry, where one call returns N items, per item."""
     found = {operation: profile[name] for operation, name in FUNCTIONS.items() if name in profile}
     return {
         operation: function.costs[event] / (n if operation == "expire" else function.calls)
@@ -61,7 +61,7 @@ def per_operation(profile: Profile, n: int, event: str) -> dict[str, float]:
 
 
 def run(n: int, directory: Path, *options: str, control: bool = False) -> Path:
-    """Run the program under callgrind and return the file that it wrote last."""
+    """Run the program under callgrind and return the last file that it wrote."""
     output = directory / "callgrind.out"
     package = Path(tickwheel.__file__).parents[1]
     command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={output}"]
@@ -75,7 +75,7 @@ def run(n: int, directory: Path, *options: str, control: bool = False) -> Path:
 
 
 def read_profile(path: Path) -> Profile:
-    """Calls and inclusive costs by function name; what a file holds in all is called `totals`."""
+    """Return calls and inclusive costs by function; `totals` is the sum of the file."""
     profile: Profile = defaultdict(Function)
     events: list[str] = []
     name = callee = ""
@@ -99,13 +99,13 @@ def read_profile(path: Path) -> Profile:
 
 
 def add(function: Function, events: list[str], costs: list[str]) -> None:
-    """Add a line's costs; zeros at its end are left out of the file."""
+    """Add a line's costs; the file omits trailing zeros."""
     for event, cost in zip(events, costs, strict=False):
         function.costs[event] += int(cost)
 
 
 def lines(sizes: tuple[int, ...]) -> Iterator[str]:
-    """The table, line by line, as the counts arrive."""
+    """Yield the table, line by line, as the counts arrive."""
     yield f"{'pending':>9}" + "".join(f"{operation:>10}" for operation in FUNCTIONS)
     for size in sizes:
         counts = measure(size)

@@ -1,7 +1,7 @@
-"""The peers on the JVM: finds or fetches their jars, compiles the sources in java/, runs one peer.
+"""Run the JVM peers: find or fetch their jars, compile the sources in java/, start one peer.
 
-Jars that Debian does not have come from Maven by their coordinates, into a cache outside the tree.
-A peer that cannot be had is a `Missing`, with a reason that a reader can act upon.
+Jars that Debian lacks come from Maven by their coordinates, into a cache outside the tree.
+A peer that is not available raises `Missing` with an actionable reason.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KAFKA_ARTIFACTS = (
 )
 
 HEAP = ("-Xms1g", "-Xmx1g", "-XX:+AlwaysPreTouch")
-"""The default collector, and a heap whose pages are already there: both in the peers' favour."""
+"""The default collector, and a heap whose pages are already mapped: both favour the peers."""
 
 
 class Missing(Exception):
-    """A peer cannot be had here; says why."""
+    """A peer is not available here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class JvmPeer:
     version: str
 
     def run(self, size: int, seconds: float, warm_up_seconds: float) -> dict[str, list[float]]:
-        """The rounds of every operation, from a fresh virtual machine."""
+        """Return the rounds of every operation, from a fresh virtual machine."""
         command = ["java", *HEAP, "-cp", self.classpath, self.main_class]
         command += [str(size), str(seconds), str(warm_up_seconds)]
         try:
@@ -57,25 +57,25 @@ class JvmPeer:
 
 
 def kafka() -> JvmPeer:
-    """Kafka's SystemTimer, from Maven."""
+    """Return Kafka's SystemTimer, from Maven."""
     jars = [maven_jar(artifact) for artifact in KAFKA_ARTIFACTS]
-    classpath = compiled("KafkaPeer", jars)
+    classpath = compile_peer("KafkaPeer", jars)
     return JvmPeer("Kafka SystemTimer", "KafkaPeer", classpath, KAFKA_VERSION)
 
 
 def netty() -> JvmPeer:
-    """Netty's HashedWheelTimer, from Debian's libnetty-java."""
+    """Return Netty's HashedWheelTimer, from Debian's libnetty-java."""
     names = ("netty-common.jar", "jctools-core.jar", "slf4j-api.jar")
     jars = [path for path in (DEBIAN_JARS / name for name in names) if path.exists()]
     if not (DEBIAN_JARS / names[0]).exists():
         raise Missing("no netty-common.jar (apt-get install libnetty-java)")
-    classpath = compiled("NettyPeer", jars)
+    classpath = compile_peer("NettyPeer", jars)
     return JvmPeer("Netty HashedWheelTimer", "NettyPeer", classpath, debian_version("netty-common"))
 
 
 def executor() -> JvmPeer:
-    """The JDK's ScheduledThreadPoolExecutor."""
-    classpath = compiled("ExecutorPeer", [])
+    """Return the JDK's ScheduledThreadPoolExecutor."""
+    classpath = compile_peer("ExecutorPeer", [])
     return JvmPeer("ScheduledThreadPoolExecutor", "ExecutorPeer", classpath, "")
 
 
@@ -83,7 +83,7 @@ JVM_PEERS = {"kafka": kafka, "netty": netty, "executor": executor}
 
 
 def java_version() -> str | None:
-    """The installed Java's version, or None."""
+    """Return the installed Java's version, or None."""
     if shutil.which("java") is None:
         return None
     done = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
@@ -91,7 +91,7 @@ def java_version() -> str | None:
     return first.split('"')[1] if '"' in first else first
 
 
-def compiled(main_class: str, jars: list[Path]) -> str:
+def compile_peer(main_class: str, jars: list[Path]) -> str:
     """Compile a peer into the cache and return its class path."""
     for program in ("java", "javac"):
         if shutil.which(program) is None:
@@ -112,7 +112,7 @@ def compiled(main_class: str, jars: list[Path]) -> str:
 
 
 def maven_jar(artifact: str) -> Path:
-    """The jar of group:name:version, fetched when it is not in the cache."""
+    """Return the jar of group:name:version, fetched if it is not in the cache."""
     _, name, version = artifact.split(":")
     jar = CACHE / f"{name}-{version}.jar"
     if jar.exists():
@@ -129,12 +129,12 @@ def maven_jar(artifact: str) -> Path:
 
 
 def debian_version(jar_name: str) -> str:
-    """The version in the name that Debian links a jar under."""
+    """Return the version in the name that Debian links a jar under."""
     versioned = sorted(DEBIAN_JARS.glob(f"{jar_name}-[0-9]*.jar"))
     return versioned[-1].stem.removeprefix(f"{jar_name}-") if versioned else "unknown"
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Return the last non-empty line."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no message"

@@ -1,4 +1,4 @@
-"""The machine and the versions that a run was made on; nothing that tells whose machine it was."""
+"""Describe the machine and the versions of a run, without identifying the machine's owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def describe() -> dict[str, str]:
-    """Processor, cores, caches, memory and system."""
+    """Return processor, cores, caches, memory and system."""
     return {
         "processor": processor(),
         "cores": str(os.cpu_count()),
@@ -20,13 +20,13 @@ def describe() -> dict[str, str]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Python, tickwheel and these packages."""
-    found = {package: installed(package) for package in ("tickwheel", *packages)}
+    """Return the versions of Python, tickwheel and these packages."""
+    found = {package: package_version(package) for package in ("tickwheel", *packages)}
     return {"Python": platform.python_version(), **found}
 
 
-def installed(package: str) -> str:
-    """The version of a Python package."""
+def package_version(package: str) -> str:
+    """Return the version of a Python package."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -34,7 +34,7 @@ def installed(package: str) -> str:
 
 
 def processor() -> str:
-    """The processor's model name, as the kernel knows it."""
+    """Return the processor's model name, as the kernel reports it."""
     for line in read("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -42,7 +42,7 @@ def processor() -> str:
 
 
 def caches() -> str:
-    """The data caches that the first core sees."""
+    """Return the data caches of the first core."""
     found = []
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         if read(index / "type").strip() != "Instruction":
@@ -51,12 +51,12 @@ def caches() -> str:
 
 
 def memory_gib() -> int:
-    """Main memory."""
+    """Return the size of main memory."""
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
 
 
 def read(path: str | Path) -> str:
-    """The file's text, or nothing when there is no such file."""
+    """Return the file's text, or an empty string if the file does not exist."""
     try:
         return Path(path).read_text()
     except OSError:

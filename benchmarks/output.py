@@ -1,4 +1,4 @@
-"""What the benchmarks' programs do alike: take names, tell how far they are, leave their files."""
+"""Shared by the benchmark programs: parse name lists, print progress, write result files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 DOCS = Path(__file__).parents[1] / "docs" / "benchmarks"
 
 
-def some_of(names: Collection[str]) -> Callable[[str], list[str]]:
-    """How an option reads some of these names, with commas between them."""
+def parse_names(names: Collection[str]) -> Callable[[str], list[str]]:
+    """Return a parser for an option that takes some of these names, separated by commas."""
 
     def chosen(text: str) -> list[str]:
         words = text.split(",")
@@ -25,14 +25,14 @@ def some_of(names: Collection[str]) -> Callable[[str], list[str]]:
     return chosen
 
 
-def some(parser: argparse.ArgumentParser, option: str, names: tuple[str, ...]) -> None:
-    """An option that takes some of these names, or all unless told."""
+def add_names_option(parser: argparse.ArgumentParser, option: str, names: tuple[str, ...]) -> None:
+    """Add an option that takes some of these names, by default all."""
     help_text = f"some of {','.join(names)}"
-    parser.add_argument(option, type=some_of(names), default=list(names), help=help_text)
+    parser.add_argument(option, type=parse_names(names), default=list(names), help=help_text)
 
 
-def tell(line: str) -> None:
-    """Say what is going on; on a terminal, over what was said before."""
+def show_progress(line: str) -> None:
+    """Print progress; on a terminal, overwrite the previous line."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
     elif line:
@@ -46,7 +46,7 @@ def save(
     page: str,
     draw: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write the figures, the page, and the plot where it can be drawn, each by this name."""
+    """Write the figures, the page, and, if matplotlib is installed, the plot."""
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=1, ensure_ascii=False)
     (directory / f"{name}.json").write_text(text + "\n")

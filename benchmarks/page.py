@@ -1,6 +1,6 @@
-"""The page of a run: docs/benchmarks/wheel.md, included by the documentation's benchmark page.
+"""Format the page of a run, docs/benchmarks/wheel.md, which the benchmark page includes.
 
-Headings are of level 1: the page that includes it moves them down by one.
+Headings start at level 1: the including page shifts them down by one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PICTURE = """\
 
 READING = """\
 In the tables a figure is in nanoseconds per operation, except *bytes* (per pending timer) and
-*pause* (of one full collection, in milliseconds). In brackets: how many times tickwheel's native
-wheel that is; above 1, the other is slower or larger.
+*pause* (of one full collection, in milliseconds). In brackets: the multiple of tickwheel's native
+wheel; above 1, the other is slower or larger.
 """
 
 METHOD = Path(__file__).with_name("method.md")
-"""What `{clock}` stands for is measured."""
+"""The text of the method, with `{clock}` for the measured cost of a clock read."""
 
 
 def page(
@@ -34,22 +34,22 @@ def page(
     machine: dict[str, str],
     versions: dict[str, str],
 ) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [
-        described(machine, versions),
+        describe_run(machine, versions),
         PICTURE,
         READING,
         *[f"# {power(size)} pending\n\n{size_table(results, size)}\n" for size in results.sizes()],
-        missing(results),
-        f"# What was set out to be reached\n\n{goal_table(all_goals)}\n",
-        grown(growth),
-        METHOD.read_text().replace("{clock}", clock(results)),
+        list_missing(results),
+        f"# Goals\n\n{goal_table(all_goals)}\n",
+        growth_section(growth),
+        METHOD.read_text().replace("{clock}", clock_cost(results)),
     ]
     return "\n".join(part for part in parts if part)
 
 
-def described(machine: dict[str, str], versions: dict[str, str]) -> str:
-    """The machine and the versions, in two sentences."""
+def describe_run(machine: dict[str, str], versions: dict[str, str]) -> str:
+    """Describe the machine and the versions, in two sentences."""
     where = (
         f"Measured on {machine['processor']} with {machine['cores']} cores ({machine['caches']}), "
         f"{machine['memory']} of memory, {machine['system']}."
@@ -58,14 +58,14 @@ def described(machine: dict[str, str], versions: dict[str, str]) -> str:
     return f"{where}\n{what}.\n"
 
 
-def missing(results: Results) -> str:
-    """The contestants that could not be had, with the reason."""
+def list_missing(results: Results) -> str:
+    """List the contestants that were not available, with the reason."""
     lines = [f"- {results.labels[name]}: {reason}" for name, reason in results.missing.items()]
     return "\n".join(["Not measured here:\n", *lines, ""]) if lines else ""
 
 
-def grown(growth: list[Growth]) -> str:
-    """What grows with the size, in counts."""
+def growth_section(growth: list[Growth]) -> str:
+    """Return the section on counts by size."""
     if not growth:
         return ""
     return f"""\
@@ -77,24 +77,24 @@ per operation with a simulated first level of {cache.FIRST_LEVEL} and last level
 
 {growth_table(growth)}
 
-{explained(growth)}"""
+{growth_text(growth)}"""
 
 
-def explained(growth: list[Growth]) -> str:
-    """The counts in words."""
+def growth_text(growth: list[Growth]) -> str:
+    """Explain the counts in words."""
     first, last = growth[0], growth[-1]
     return f"""\
-The instructions stay where they are; the misses do not. Between {power(first.size)} and
+The instructions stay constant; the misses do not. Between {power(first.size)} and
 {power(last.size)} the last-level misses of one churn rise from {first.churn_last_misses:.1f} to
-{last.churn_last_misses:.1f}: one each for the entry that is cancelled, for its cell in the slot,
-and for its arena's note of free memory. Each is a wait for main memory, and together they are what
-an operation costs more. The floor, which touches one object at random and does nothing with it,
-grows in the same way.
+{last.churn_last_misses:.1f}: one each for the cancelled entry, for its cell in the slot,
+and for its arena's record of free memory. Each is a wait for main memory, and together they are the
+additional cost of an operation. The floor, which touches one object at random and does nothing with
+it, grows in the same way.
 """
 
 
-def clock(results: Results) -> str:
-    """What reading a clock costs."""
+def clock_cost(results: Results) -> str:
+    """Return the cost of reading a clock."""
     figures = [results.figure(size, "floor", "clock") for size in results.sizes()]
     known = [figure for figure in figures if figure is not None]
     return f"{min(known):.0f} ns" if known else "tens of nanoseconds"

@@ -1,4 +1,4 @@
-"""The plot: nanoseconds per operation against pending timers, one panel per operation."""
+"""Plot nanoseconds per operation against pending timers, one panel per operation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PANELS = {
     "expire": "expire",
 }
 OFF_THE_CHART_NS = 100_000
-"""sched's linear search would squeeze all other lines together; it is written, not drawn."""
+"""sched's linear search would compress all other lines; it is mentioned, not drawn."""
 
 STYLES: dict[str, tuple[str, str, float]] = {
     "native": ("#c2185b", "o", 2.6),
@@ -30,12 +30,12 @@ STYLES: dict[str, tuple[str, str, float]] = {
     "executor": ("#9e9d24", "D", 1.4),
     "floor": ("#9e9e9e", "", 1.2),
 }
-"""Name -> colour, marker, width: one hue per kind, ours the strongest."""
+"""Name -> colour, marker, width: one hue per kind, tickwheel's the strongest."""
 
 
 @contextmanager
 def drawing(path: Path, *grid: int, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes, written as SVG once they are drawn; ImportError without matplotlib."""
+    """Yield a figure and its axes, then write them as SVG; ImportError without matplotlib."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -49,7 +49,7 @@ def drawing(path: Path, *grid: int, **options: Any) -> Iterator[tuple[Any, Any]]
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the plot as SVG; ImportError without matplotlib."""
+    """Write the plot as SVG; raise ImportError without matplotlib."""
     with drawing(path, 2, 2, figsize=(10, 8), sharex=True) as (figure, axes):
         for axis, (operation, title) in zip(axes.flat, PANELS.items(), strict=True):
             draw_panel(axis, results, operation, title)
@@ -63,7 +63,7 @@ def draw(results: Results, path: Path) -> None:
 
 
 def draw_panel(axis: Any, results: Results, operation: str, title: str) -> None:
-    """One operation, every contestant, on logarithmic axes; Netty until settled."""
+    """Draw one operation, every contestant, on logarithmic axes; Netty until settled."""
     axis.set_title(title, loc="left", fontsize=11)
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -83,7 +83,7 @@ def draw_panel(axis: Any, results: Results, operation: str, title: str) -> None:
 
 
 def draw_line(axis: Any, name: str, label: str, points: list[tuple[int, float]]) -> None:
-    """One contestant."""
+    """Draw one contestant."""
     colour, marker, width = STYLES[name]
     axis.plot(
         *zip(*points, strict=True),

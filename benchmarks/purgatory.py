@@ -1,9 +1,9 @@
-"""Measures the purgatory at rising rates, beside an old design: `make bench-purgatory`.
+"""Compare the purgatory with an old design at rising rates: `make bench-purgatory`.
 
     python benchmarks/purgatory.py [--quick] [--output DIRECTORY]
 
-Prints a table per case and the goals with what was reached. A whole run also writes the figures,
-the plot and the page into docs/benchmarks; a quick one does so when --output says where.
+Prints a table per case and the goals with their results. A whole run also writes the figures,
+the plot and the page into docs/benchmarks; a quick one does so only with --output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure."""
+    """The amount to measure."""
 
     rates: tuple[int, ...]
     seconds: float
@@ -44,7 +44,7 @@ QUICK = Plan((20_000, 60_000), 1.0, 1, 1)
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description="Measure the purgatory beside an old design.")
+    parser = argparse.ArgumentParser(description="Compare the purgatory with an old design.")
     parser.add_argument("--quick", action="store_true", help="two rates, within 40 s")
     parser.add_argument("--output", type=Path, help="directory for JSON, plot and page")
     given = parser.parse_args()
@@ -62,21 +62,21 @@ def main() -> None:
 
 
 def measure_closed(results: Results, plan: Plan, case: str) -> None:
-    """As fast as it goes: the repetitions of the designs in turn."""
+    """Measure the highest rate in a closed loop: repetitions of the designs alternate."""
     for repetition in range(plan.closed_repetitions):
         for design in LABELS:
             if design not in DESIGNS and repetition:
                 continue
-            tell(f"{CASES[case].title}, closed loop: {LABELS[design]}")
+            show_progress(f"{CASES[case].title}, closed loop: {LABELS[design]}")
             add(results, CLOSED, design, run(design, case, CLOSED, min(plan.seconds, 2.0)))
 
 
 def measure_rates(results: Results, plan: Plan, case: str) -> None:
-    """Each rate in turn, for each design until one does not hold."""
+    """Measure each rate in turn, for each design until a rate does not hold."""
     holding = list(DESIGNS)
     for rate in plan.rates:
         for design in list(holding):
-            tell(f"{CASES[case].title}, {rate:,} a second: {LABELS[design]}")
+            show_progress(f"{CASES[case].title}, {rate:,} a second: {LABELS[design]}")
             figures = best_of(plan, design, case, rate)
             add(results, rate, design, figures)
             if not holds(rate, figures):
@@ -84,7 +84,7 @@ def measure_rates(results: Results, plan: Plan, case: str) -> None:
 
 
 def best_of(plan: Plan, design: str, case: str, rate: int) -> Figures:
-    """A rate that does not hold is tried again: the machine may have been busy."""
+    """Retry a rate that does not hold: the machine may have been busy."""
     attempts: list[Figures] = []
     for _ in range(plan.attempts):
         attempts.append(run(design, case, rate, plan.seconds))
@@ -94,7 +94,7 @@ def best_of(plan: Plan, design: str, case: str, rate: int) -> Figures:
 
 
 def run(design: str, case: str, rate: int, seconds: float) -> Figures:
-    """One case, in a process of its own."""
+    """Run one case in its own process."""
     command = [sys.executable, str(CASE), design, str(CASES[case].share), str(rate)]
     command += ["--seconds", str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -105,7 +105,7 @@ def run(design: str, case: str, rate: int, seconds: float) -> Figures:
 
 
 def add(results: Results, rate: int, design: str, figures: Figures) -> None:
-    """Note what one run found, and what a whole core would have done."""
+    """Add the figures of one run, and its rate per whole core."""
     for name, figure in figures.items():
         results.add(rate, design, name, [figure])
     results.add(rate, design, "per_core", [100 * figures["achieved"] / figures["cpu"]])
@@ -129,8 +129,8 @@ def write(measured: dict[str, Results], directory: Path) -> None:
     )
 
 
-def tell(line: str) -> None:
-    """Say what is going on."""
+def show_progress(line: str) -> None:
+    """Print progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,8 @@
-"""One design, one share of timeouts, one rate, in a process of its own; prints JSON.
+"""Run one design with one share of timeouts at one rate, in its own process; prints JSON.
 
 python benchmarks/purgatory_case.py DESIGN SHARE RATE --seconds 3
 
-RATE 0 is the closed loop: as fast as it goes, with 1,000 operations under way.
+RATE 0 is the closed loop: as fast as possible, with 1,000 operations in flight.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any
 from purgatory_old import OldPurgatory
 from tickwheel import DelayedOperation, Purgatory
 
-TIMEOUT = 0.2
+TIMEOUT = 0.2  # seconds
 KEYS = 10_000
-MEAN_COMPLETION = 0.02
-LONGEST_COMPLETION = 0.15
-UNDER_WAY = 1_000
-MOST_A_SECOND = 500_000
-PAUSE = 0.001
-SAMPLE_EVERY = 0.1
+MEAN_COMPLETION = 0.02  # seconds
+LONGEST_COMPLETION = 0.15  # seconds
+IN_FLIGHT = 1_000  # operations in flight in the closed loop
+MAX_PER_SECOND = 500_000  # operations prepared per second of the closed loop
+PAUSE = 0.001  # seconds; the generator's shortest sleep
+SAMPLE_EVERY = 0.1  # seconds
 
 Event = tuple[float, int, Any]
-"""When, which operation (its complement for a completing event), the keys or the key."""
+"""Time, operation index (its complement for a completing event), the keys or the key."""
 
 
 class NoPurgatory:
-    """The generator and its operations, and nothing that holds them."""
+    """A floor: the generator and its operations, without a purgatory."""
 
     watched = delayed = 0
 
@@ -50,7 +50,7 @@ class NoPurgatory:
 
 
 class CallsAlone(NoPurgatory):
-    """What no design can do without: three looks, and the completion that comes of the last."""
+    """A floor: the calls of every design, three checks and the completion after the last."""
 
     def try_complete_else_watch(self, operation: DelayedOperation, keys: Any) -> bool:
         operation.try_complete()
@@ -68,7 +68,7 @@ DESIGNS: dict[str, Callable[[], Any]] = {
 
 
 class Load:
-    """Operations and completing events of one run, drawn beforehand from a fixed seed."""
+    """Operations and completing events of one run, generated from a fixed seed."""
 
     def __init__(self, share: float, count: int, rate: int) -> None:
         chance = random.Random(7)
@@ -95,7 +95,7 @@ class Load:
         self.events.sort()
 
     def operations(self, began: float) -> type[DelayedOperation]:
-        """The class of this run's operations: they note how late they ended."""
+        """Return the class of this run's operations, which record how late they ended."""
         ready, late, expired, ends = self.ready, self.late, self.expired, self.ends
         clock = time.perf_counter
 
@@ -117,22 +117,22 @@ class Load:
 
 
 class Samples:
-    """Memory and list lengths over the run."""
+    """Memory and list lengths during the run."""
 
     def __init__(self, purgatory: Any) -> None:
         self.purgatory = purgatory
-        self.start = resident()
+        self.start = resident_bytes()
         self.memory: list[int] = []
         self.watched = 0
         self.delayed = 0
 
     def take(self) -> None:
-        self.memory.append(resident() - self.start)
+        self.memory.append(resident_bytes() - self.start)
         self.watched = max(self.watched, self.purgatory.watched)
         self.delayed = max(self.delayed, self.purgatory.delayed)
 
     def figures(self) -> dict[str, float]:
-        """The most, and the growth from the second quarter of the run to the last."""
+        """Return the maxima, and the growth from the second quarter of the run to the last."""
         quarter = max(1, len(self.memory) // 4)
         second, last = self.memory[quarter : 2 * quarter], self.memory[-quarter:]
         growth = max(last) - max(second) if second else 0
@@ -157,7 +157,7 @@ def open_loop(design: str, share: float, rate: int, seconds: float) -> dict[str,
         load.ready,
     )
     clock, sleep = time.perf_counter, time.sleep
-    worked, waits = time.process_time(), waited()
+    worked, waits = time.process_time(), seconds_without_core()
     began = clock()
     make = load.operations(began)
     next_sample = 0.0
@@ -174,11 +174,11 @@ def open_loop(design: str, share: float, rate: int, seconds: float) -> dict[str,
                 next_sample = due + SAMPLE_EVERY
                 samples.take()
     elapsed = clock() - began
-    worked, waits = time.process_time() - worked, waited() - waits
+    worked, waits = time.process_time() - worked, seconds_without_core() - waits
     samples.take()
     time.sleep(TIMEOUT + 0.05)
     purgatory.close()
-    # the last events come after the last operation: they are part of the time that was planned
+    # the last events come after the last operation: they are part of the planned time
     planned = load.events[-1][0]
     figures = {
         "achieved": rate * min(1.0, planned / elapsed),
@@ -190,8 +190,8 @@ def open_loop(design: str, share: float, rate: int, seconds: float) -> dict[str,
 
 
 def closed_loop(design: str, share: float, seconds: float) -> dict[str, float]:
-    """As fast as it goes: make one operation, complete the one made 1,000 before."""
-    count = int(MOST_A_SECOND * seconds)
+    """Loop as fast as possible: make one operation, complete the one made 1,000 before."""
+    count = int(MAX_PER_SECOND * seconds)
     load = Load(share, count, 0)
     purgatory = DESIGNS[design]()
     gc.collect()
@@ -204,12 +204,12 @@ def closed_loop(design: str, share: float, seconds: float) -> dict[str, float]:
     )
     clock, event_keys = time.perf_counter, load.event_keys
     make = load.operations(0.0)
-    worked, waits = time.process_time(), waited()
+    worked, waits = time.process_time(), seconds_without_core()
     began = clock()
     made = 0
     for index, keys in enumerate(load.wanted):
         watch(make(index), keys)
-        before = index - UNDER_WAY
+        before = index - IN_FLIGHT
         if before >= 0 and (key := event_keys[before]) is not None:
             ready[before] = 1
             check(key)
@@ -219,7 +219,7 @@ def closed_loop(design: str, share: float, seconds: float) -> dict[str, float]:
             if clock() - began > seconds:
                 break
     elapsed = clock() - began
-    worked, waits = time.process_time() - worked, waited() - waits
+    worked, waits = time.process_time() - worked, seconds_without_core() - waits
     samples.take()
     purgatory.close()
     figures = {
@@ -231,7 +231,7 @@ def closed_loop(design: str, share: float, seconds: float) -> dict[str, float]:
 
 
 def quantiles(late: array[float]) -> dict[str, float]:
-    """The median and the 99th percentile of how late operations ended, in ms."""
+    """Return the median and the 99th percentile of how late operations ended, in ms."""
     ordered = sorted(late)
     return {
         "p50_ms": 1000 * ordered[len(ordered) // 2],
@@ -239,13 +239,13 @@ def quantiles(late: array[float]) -> dict[str, float]:
     }
 
 
-def resident() -> int:
-    """The resident set, in bytes."""
+def resident_bytes() -> int:
+    """Return the resident set, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def waited() -> float:
-    """How long the threads of this process have wanted a core and had none, in seconds."""
+def seconds_without_core() -> float:
+    """Return how long this process's threads waited for a core, in seconds."""
     files = Path("/proc/self/task").glob("*/schedstat")
     return sum(int(file.read_text().split()[1]) for file in files) / 1e9
 
@@ -254,8 +254,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Measure one purgatory at one rate.")
     parser.add_argument("design", choices=DESIGNS)
-    parser.add_argument("share", type=float, help="of operations that time out, 0 to 1")
-    parser.add_argument("rate", type=int, help="operations a second; 0: as many as it can")
+    parser.add_argument("share", type=float, help="share of operations that time out, 0 to 1")
+    parser.add_argument("rate", type=int, help="operations a second; 0: as many as possible")
     parser.add_argument("--seconds", type=float, default=3.0)
     given = parser.parse_args()
     if given.rate:

@@ -1,9 +1,9 @@
-"""The old design of a purgatory: a heap of deadlines, and lists that are swept now and then.
+"""An old purgatory design: a heap of deadlines, and lists that are swept periodically.
 
-It is what Kafka had before its timing wheels, in Python. A completed operation stays in the heap
-until its timeout, and on its keys' lists until a sweep over all lists, which comes after every
-1,000 completed. It knows nothing of tickwheel's purgatory but the contract, and holds the very
-same operations.
+Kafka used this design before its timing wheels; this is a version in Python. A completed operation
+stays in the heap until its timeout, and on its keys' lists until a sweep over all lists, which runs
+after every 1,000 completions. It shares only the contract with tickwheel's purgatory, and holds
+the same operations.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class OldPurgatory:
 
     @property
     def watched(self) -> int:
-        """The (operation, key) pairs on the lists, dead ones included."""
+        """The (operation, key) pairs on the lists, including completed ones."""
         with self._lock:
             return sum(map(len, self._lists.values()))
 
     @property
     def delayed(self) -> int:
-        """The operations in the heap, dead ones included."""
+        """The operations in the heap, including completed ones."""
         return len(self._heap)
 
     def try_complete_else_watch(
@@ -67,7 +67,7 @@ class OldPurgatory:
         return False
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Look at every operation watched on `key`; return how many this completed."""
+        """Check every operation watched on `key`; return how many this completed."""
         with self._lock:
             operations = list(self._lists.get(key, ()))
         completed = 0
@@ -93,7 +93,7 @@ class OldPurgatory:
                 self._sweep()
 
     def _sweep(self) -> None:
-        """Take what has completed off all lists."""
+        """Remove completed operations from all lists."""
         for key, operations in list(self._lists.items()):
             alive = [operation for operation in operations if not operation.completed]
             if alive:
@@ -121,7 +121,7 @@ class OldPurgatory:
                 self._count(expired)
 
     def _due(self, now: float) -> list[DelayedOperation]:
-        """Pop what is due, and leave out what has completed meanwhile."""
+        """Pop due operations, except those that have completed."""
         due = []
         heap = self._heap
         while heap and heap[0][0] <= now:

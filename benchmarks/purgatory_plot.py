@@ -1,4 +1,4 @@
-"""The purgatory's plot: CPU, latency and memory against the rate, a row per case."""
+"""Plot the purgatory's CPU, latency and memory against the rate, a row per case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STYLES = {"tickwheel": ("#c2185b", "o", 2.6), "old": ("#6d4c41", "^", 1.4)}
 
 
 def draw(measured: dict[str, Results], path: Path) -> None:
-    """Write the plot as SVG; ImportError without matplotlib."""
+    """Write the plot as SVG; raise ImportError without matplotlib."""
     with drawing(path, 2, 3, figsize=(12, 7), sharex=True) as (figure, axes):
         for row, (case, results) in zip(axes, measured.items(), strict=True):
             for axis, (name, title) in zip(row, PANELS.items(), strict=True):
@@ -27,7 +27,7 @@ def draw(measured: dict[str, Results], path: Path) -> None:
 
 
 def draw_panel(axis: Any, results: Results, name: str, title: str) -> None:
-    """One figure against the rate, both designs."""
+    """Draw one figure against the rate, both designs."""
     axis.set_title(title, loc="left", fontsize=10)
     axis.grid(True, color="#e6e6e6", linewidth=0.8)
     axis.set_axisbelow(True)

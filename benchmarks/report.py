@@ -1,4 +1,4 @@
-"""The tables and the page, in Markdown: padded, so that the terminal shows the same."""
+"""Format tables in Markdown, padded so that they are readable in a terminal, too."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ COLUMNS = (
     "pause_ms",
 )
 BATCHED = {"schedule": "schedule_many", "cancel": "cancel_many"}
-NOTHING = "–"
+MISSING_CELL = "–"
 
 Row = list[str]
 
 
 def size_table(results: Results, size: int) -> str:
-    """Every contestant at one size: the figure, and how many times ours it is."""
+    """Format every contestant at one size: the figure, and its ratio to tickwheel's."""
     rows: list[Row] = [["", *(OPERATIONS[column] for column in COLUMNS)]]
     for name, label in results.labels.items():
         if name in results.missing:
-            rows.append([label, "not here", *[NOTHING] * (len(COLUMNS) - 1)])
+            rows.append([label, "not here", *[MISSING_CELL] * (len(COLUMNS) - 1)])
         elif name in results.runs[size]:
             rows += contestant_rows(results, size, name)
     return table(rows)
 
 
 def contestant_rows(results: Results, size: int, name: str) -> list[Row]:
-    """A contestant's row, and a second one for batches or for settled operations."""
+    """Return a contestant's row, and further rows for batches and settled operations."""
     plain = {column: column for column in COLUMNS}
     rows = [[results.labels[name], *cells(results, size, name, plain)]]
     if results.figure(size, name, "schedule_many") is not None:
@@ -49,7 +49,7 @@ def contestant_rows(results: Results, size: int, name: str) -> list[Row]:
 
 
 def cells(results: Results, size: int, name: str, operations: dict[str, str]) -> Row:
-    """One cell per column; the column may show another operation's figure."""
+    """Return one cell per column; a column may show another operation's figure."""
     return [
         cell(
             results.figure(size, name, operations.get(column, "")),
@@ -60,26 +60,26 @@ def cells(results: Results, size: int, name: str, operations: dict[str, str]) ->
 
 
 def cell(figure: float | None, ours: float | None) -> str:
-    """`3,356 (41 ×)`."""
+    """Format a figure and its ratio, as in `3,356 (41 ×)`."""
     if figure is None:
-        return NOTHING
+        return MISSING_CELL
     shown = f"{figure:,.0f}" if figure >= 10 else f"{figure:.1f}"
     return shown if not ours else f"{shown} ({ratio(figure / ours)} ×)"
 
 
 def ratio(value: float) -> str:
-    """Two digits that matter."""
+    """Format a ratio with two significant digits."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def goal_table(all_goals: list[Goal]) -> str:
-    """The goals and what became of them."""
+    """Format the goals with their figures and verdicts."""
     rows = [["goal", "figures", ""]]
     return table(rows + [[goal.text, goal.figures, goal.verdict] for goal in all_goals])
 
 
 def growth_table(growth: list[Growth]) -> str:
-    """Instructions and simulated cache misses per operation, by size."""
+    """Format instructions and simulated cache misses per operation, by size."""
     rows = [
         [
             "pending",
@@ -107,23 +107,23 @@ def growth_table(growth: list[Growth]) -> str:
         rows.append(
             [
                 power(one.size),
-                *[NOTHING if count is None else f"{count:.0f}" for count in instructions],
-                *[NOTHING if count is None else f"{count:.2f}" for count in misses],
+                *[MISSING_CELL if count is None else f"{count:.0f}" for count in instructions],
+                *[MISSING_CELL if count is None else f"{count:.2f}" for count in misses],
             ]
         )
     return table(rows)
 
 
 def table(rows: list[Row], left: int = 1) -> str:
-    """A Markdown table, padded; the first columns to the left, the others to the right."""
+    """Format a padded Markdown table: `left` columns left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     lines = [rows[0], rule, *rows[1:]]
-    return "\n".join(f"| {' | '.join(padded(line, widths, left))} |" for line in lines)
+    return "\n".join(f"| {' | '.join(pad(line, widths, left))} |" for line in lines)
 
 
-def padded(row: Row, widths: list[int], left: int) -> Row:
-    """The row's values, each as wide as its column."""
+def pad(row: Row, widths: list[int], left: int) -> Row:
+    """Return the row's values, padded to the width of their columns."""
     return [
         value.ljust(width) if i < left else value.rjust(width)
         for i, (value, width) in enumerate(zip(row, widths, strict=True))

@@ -1,4 +1,4 @@
-"""What a run has measured: a figure per size, contestant, operation and repetition; medians."""
+"""Store a run's figures by size, contestant, operation and repetition; compute medians."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SETTLED = "_settled"
 """The suffix of an operation counted until it is in the structure, or out of it."""
 
 WORKED = "_worked"
-"""The suffix of an operation with the processor time of the peer's own thread added."""
+"""The suffix of an operation that includes the processor time of the peer's own thread."""
 
 
 class Results:
-    """The figures of one run, in the order in which contestants were announced."""
+    """The figures of one run, in the order of the contestants' labels."""
 
     def __init__(self, labels: dict[str, str], settling: dict[str, str]) -> None:
         self.labels = labels
@@ -39,26 +39,26 @@ class Results:
         )
 
     def add(self, size: int, name: str, operation: str, rounds: list[float]) -> None:
-        """Note one repetition: the median of its rounds."""
+        """Add one repetition: the median of its rounds."""
         if rounds:
             self.runs[size][name][operation].append(round(median(rounds), 2))
 
     def figure(self, size: int, name: str, operation: str) -> float | None:
-        """The median over the repetitions, or None when it was not measured."""
+        """Return the median over the repetitions, or None if it was not measured."""
         runs = self.runs.get(size, {}).get(name, {}).get(operation)
         return median(runs) if runs else None
 
     def settled(self, size: int, name: str, operation: str) -> float | None:
-        """The figure until in the structure or out of it, where that is not the same."""
+        """Return the figure until in the structure or out of it, if that differs."""
         figure = self.figure(size, name, operation + SETTLED)
         return self.figure(size, name, operation) if figure is None else figure
 
     def sizes(self) -> list[int]:
-        """The sizes measured, smallest first."""
+        """Return the measured sizes, smallest first."""
         return sorted(self.runs)
 
     def as_json(self) -> dict[str, Any]:
-        """Medians and the runs behind them."""
+        """Return the medians and the runs behind them."""
         return {
             "labels": self.labels,
             "missing": self.missing,

@@ -1,7 +1,7 @@
-"""The scenarios: what is done to a contestant, and which stretches of it are on the clock.
+"""Scenarios: the operations on a contestant, and which of them are timed.
 
 Each scenario is a generator of rounds; a round is a dict of operation -> nanoseconds per operation
-(or another unit where the name says so). Freeing handles is on the clock in churn and expiry only.
+(or another unit if the name says so). Freeing handles is timed in churn and expiry only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contestants.floor import FloorContestant
 from contestants.wheels import WheelContestant
 
 PIECE = 1_000
-"""Memory is measured in pieces of so many, so that no list of handles is counted."""
+"""Memory is measured in pieces of this size, so that no list of handles is counted."""
 
 T = TypeVar("T")
 Round = dict[str, float]
@@ -33,14 +33,14 @@ def schedule_and_cancel(contestant: Contestant, n: int) -> Rounds:
     order = workload.random_order(n)
     while True:
         contestant.open()
-        schedule_ns, handles = clocked(lambda: contestant.schedule(delays))
+        schedule_ns, handles = measure_ns(lambda: contestant.schedule(delays))
         round_ = {"schedule": schedule_ns / n}
-        if affordable(contestant, n):
+        if can_cancel(contestant, n):
             victims = [handles[i] for i in order[: contestant.cancel_limit]]
-            cancel_ns, _ = clocked(lambda: contestant.cancel(victims))
+            cancel_ns, _ = measure_ns(lambda: contestant.cancel(victims))
             round_["cancel"] = cancel_ns / len(victims)
             if contestant.sweeps:
-                sweep_ns, _ = clocked(contestant.sweep)
+                sweep_ns, _ = measure_ns(contestant.sweep)
                 round_["cancel_settled"] = (cancel_ns + sweep_ns) / len(victims)
             del victims
         del handles
@@ -49,11 +49,11 @@ def schedule_and_cancel(contestant: Contestant, n: int) -> Rounds:
 
 
 def schedule_constant(contestant: Contestant, n: int) -> Rounds:
-    """Schedule N at one and the same delay."""
+    """Schedule N with the same delay."""
     delays = contestant.delays(workload.constant_delays(n))
     while True:
         contestant.open()
-        schedule_ns, handles = clocked(lambda: contestant.schedule(delays))
+        schedule_ns, handles = measure_ns(lambda: contestant.schedule(delays))
         del handles
         contestant.close()
         yield {"schedule_constant": schedule_ns / n}
@@ -62,10 +62,10 @@ def schedule_constant(contestant: Contestant, n: int) -> Rounds:
 def churn(contestant: Contestant, n: int) -> Rounds:
     """With N pending, cancel one at random and schedule one, over and over.
 
-    The handles are shuffled outside the clock and then met in turn: a random entry each time, but
-    no random walk over the list of handles, which would be the benchmark's cost, not the timer's.
+    The handles are shuffled outside the clock and then visited in turn: a random entry each time,
+    but no random walk over the list of handles, which would be the benchmark's own cost.
     """
-    if not affordable(contestant, n):
+    if not can_cancel(contestant, n):
         return
     count = min(workload.churn_count(n), contestant.churn_limit or workload.churn_count(n))
     delays = contestant.delays(workload.random_delays(n))
@@ -77,19 +77,19 @@ def churn(contestant: Contestant, n: int) -> Rounds:
         in_order = contestant.schedule(delays)
         handles = [in_order[i] for i in order]
         del in_order
-        churn_ns, _ = clocked(lambda: contestant.churn(handles, picks, new_delays))
+        churn_ns, _ = measure_ns(lambda: contestant.churn(handles, picks, new_delays))
         del handles
         contestant.close()
         yield {"churn": churn_ns / count}
 
 
 def expire(contestant: Contestant, n: int) -> Rounds:
-    """Fire N that are all due, at 600 different ticks; nobody holds their handles."""
+    """Fire N that are all due, at 600 different ticks, after their handles were dropped."""
     return _expire(contestant, n, workload.short_delays(n), "expire")
 
 
 def drain(contestant: Contestant, n: int) -> Rounds:
-    """The same with delays of 1-600 s in one step: what a wheel cascades, it cascades here."""
+    """Fire N with delays of 1-600 s in one step, including all cascades."""
     return _expire(contestant, n, workload.random_delays(n), "drain")
 
 
@@ -99,23 +99,23 @@ def _expire(contestant: Contestant, n: int, milliseconds: list[int], name: str) 
         contestant.open()
         contestant.schedule(delays)
         contestant.await_due()
-        expire_ns, fired = clocked(contestant.expire)
+        expire_ns, fired = measure_ns(contestant.expire)
         assert fired == n, f"{contestant.label}: {fired} of {n} fired"
         contestant.close()
         yield {name: expire_ns / n}
 
 
 def many(contestant: Contestant, n: int) -> Rounds:
-    """schedule_many and cancel_many, in batches."""
+    """Measure schedule_many and cancel_many, in batches."""
     assert isinstance(contestant, WheelContestant)
     batches = contestant.batches(workload.random_delays(n))
     order = workload.random_order(n)
     while True:
         contestant.open()
-        schedule_ns, lists = clocked(lambda: contestant.schedule_many(batches))
+        schedule_ns, lists = measure_ns(lambda: contestant.schedule_many(batches))
         entries = [entry for entries in lists for entry in entries]
         victims = [batch for batch, _ in contestant.batches([entries[i] for i in order])]
-        cancel_ns, cancelled = clocked(lambda: contestant.cancel_many(victims))
+        cancel_ns, cancelled = measure_ns(lambda: contestant.cancel_many(victims))
         assert cancelled == n, f"{contestant.label}: {cancelled} of {n} cancelled"
         del victims, lists, entries  # in this order: freed as they were scheduled
         contestant.close()
@@ -123,7 +123,7 @@ def many(contestant: Contestant, n: int) -> Rounds:
 
 
 def memory(contestant: Contestant, n: int) -> Rounds:
-    """Resident bytes per pending timer, and the pause of one full collection, in milliseconds."""
+    """Measure resident bytes per pending timer, and the pause of one full collection in ms."""
     delays = contestant.delays(workload.random_delays(n))
     pieces = [delays[start : start + PIECE] for start in range(0, n, PIECE)]
     contestant.open()
@@ -141,11 +141,11 @@ def memory(contestant: Contestant, n: int) -> Rounds:
 
 
 def clock(contestant: Contestant, n: int) -> Rounds:
-    """One clock read per delay: what a timer adds that reads the time itself."""
+    """Read a clock once per delay: the extra cost of a timer that reads the time itself."""
     assert isinstance(contestant, FloorContestant)
     delays = contestant.delays(workload.random_delays(n))
     while True:
-        clock_ns, _ = clocked(lambda: contestant.read_clock(delays))
+        clock_ns, _ = measure_ns(lambda: contestant.read_clock(delays))
         yield {"clock": clock_ns / n}
 
 
@@ -165,32 +165,32 @@ RESTRICTED = {
     "memory": ("native", "pure", "asyncio", "uvloop", "heapq", "sched"),
     "clock": ("floor",),
 }
-"""Scenario -> who takes part; the others are for all. On the real clock nobody drains 600 s."""
+"""Scenario -> participants; the others are for all. On the real clock, a drain would take 600 s."""
 
 
 def takes_part(name: str, scenario: str) -> bool:
-    """Whether the contestant of that name is put through the scenario."""
+    """Return whether the contestant of that name runs the scenario."""
     return name in RESTRICTED.get(scenario, (name,))
 
 
-def affordable(contestant: Contestant, n: int) -> bool:
-    """Whether the contestant can cancel at all among so many."""
+def can_cancel(contestant: Contestant, n: int) -> bool:
+    """Return whether the contestant can cancel among `n` timers in reasonable time."""
     return contestant.cancels_up_to is None or n <= contestant.cancels_up_to
 
 
-def clocked(work: Callable[[], T]) -> tuple[int, T]:
-    """The nanoseconds that work took, and what it returned."""
+def measure_ns(work: Callable[[], T]) -> tuple[int, T]:
+    """Return the nanoseconds that the work took, and its result."""
     started_ns = time.perf_counter_ns()
     result = work()
     return time.perf_counter_ns() - started_ns, result
 
 
 def full_collection_ns() -> float:
-    """What a full collection takes now: the median of five."""
-    return median(clocked(gc.collect)[0] for _ in range(5))
+    """Return the duration of a full collection: the median of five."""
+    return median(measure_ns(gc.collect)[0] for _ in range(5))
 
 
 def resident_bytes() -> int:
-    """The process's resident set."""
+    """Return the process's resident set."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,10 +1,9 @@
-"""Measures the service over HTTP on SQLite and PostgreSQL, beside other systems, in one run.
+"""Measure the service over HTTP on SQLite and PostgreSQL and compare it with other systems.
 
     python benchmarks/service.py [--quick] [--only single] [--stores sqlite] [--peers huey]
 
-`make bench-service`. Prints the tables and the goals with what was reached. A whole run also writes
-the figures and the page into docs/benchmarks; one that is cut short by an option does so when
---output says where.
+`make bench-service`. Prints the tables and the goals with their results. A whole run also writes
+the figures and the page into docs/benchmarks; a partial run does so only with --output.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from disk import DiskWatch
 from durable_peers import LIBRARIES, Amount, measure
 from durable_stage import Stage
 from jvm import Missing
-from output import DOCS, save, some, tell
+from output import DOCS, add_names_option, save, show_progress
 from report import goal_table
 from results import Results
-from service_goals import DUE_RATE, LEAST_SUBMITS, STORES, best_connections, goals
+from service_goals import DUE_RATE, MIN_SUBMITS, STORES, best_connections, goals
 from service_processes import Server, Sink, bare_client, load, sleep_until
 from service_report import OURS, page, tables
 
@@ -41,14 +40,14 @@ CLIENTS = ("tickwheel", "aiohttp")
 MEDIA = ("json", "ndjson")
 CONCURRENCY = 256
 SLOWEST_SUBMITS = 5_000.0
-"""Per second, in batches: what is due at an instant is submitted that much before it."""
+"""Per second, in batches: tasks due at an instant are submitted early enough for this rate."""
 
 PATIENCE_SECONDS = 60.0
 PACED_CONNECTIONS = 256
 FEW_RATE = 100.0
 LATE_COLUMNS = ("p50_ms", "p99_ms", "max_ms", "early", "repeated")
 NEIGHBOURS = {"dead": "http://127.0.0.1:9/", "slow": "/slow/2"}
-"""Nobody listens on the discard port; the sink answers its path two seconds late."""
+"""Nothing listens on the discard port; the sink answers the other path two seconds late."""
 
 NEIGHBOUR_RATE, NEIGHBOUR_BURST = 100.0, 1_000
 LABELS = {name: f"tickwheel / {label}" for name, label in STORES.items()}
@@ -65,7 +64,7 @@ GUARANTEES["beanstalkd"] = (service_beanstalkd.DURABILITY, service_beanstalkd.GU
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure."""
+    """The amount to measure."""
 
     connections: tuple[int, ...]
     batch_connections: tuple[int, ...]
@@ -75,10 +74,10 @@ class Plan:
     late_repetitions: int
     late_seconds: float
     lead: float
-    """Seconds between the beginning of submits and the first due time, and more for many."""
+    """Seconds between the first submit and the first due time, more for many tasks."""
 
     bare: tuple[int, ...]
-    """How many calls of a bare client are under way."""
+    """Numbers of concurrent calls of a bare client."""
 
     peers: Amount
 
@@ -121,11 +120,11 @@ class Run:
         self.versions: dict[str, str] = {}
 
     def measure(self, part: str) -> None:
-        """One part on each store that can be had."""
+        """Measure one part on each available store."""
         for store in self.stores:
             if store in self.results.missing:
                 continue
-            tell(f"{part}: {LABELS[store]}")
+            show_progress(f"{part}: {LABELS[store]}")
             try:
                 self.stage.drop(self.stage.fresh(store))
             except Missing as error:
@@ -134,22 +133,22 @@ class Run:
             getattr(self, part)(store)
 
     @contextmanager
-    def served(self, store: str) -> Iterator[tuple[Server, str]]:
-        """A server on an empty store, with a service whose tasks go to the sink."""
+    def run_server(self, store: str) -> Iterator[tuple[Server, str]]:
+        """Start a server on an empty store, with a service whose tasks go to the sink."""
         url = self.stage.fresh(store)
         with Server(url) as server:
             server.put_service("sink", self.sink.url("/hook"), concurrency=CONCURRENCY)
             yield server, url
         self.stage.drop(url)
 
-    def note(self, name: str, operation: str, figure: float) -> None:
-        """Keep one repetition's figure."""
+    def add_figure(self, name: str, operation: str, figure: float) -> None:
+        """Add one repetition's figure to the results."""
         self.results.add(0, name, operation, [figure])
 
     def single(self, store: str) -> None:
-        """Single submits in a closed loop; at the end the server is killed and the rows counted."""
+        """Submit single tasks in a closed loop; then kill the server and count the rows."""
         stored = 0
-        with self.served(store) as (server, url):
+        with self.run_server(store) as (server, url):
             for repetition in range(self.plan.repetitions):
                 counts = [1, *self.plan.connections]
                 random.Random(repetition).shuffle(counts)
@@ -160,40 +159,40 @@ class Run:
                         connections=connections, seconds=self.plan.seconds,
                     )  # fmt: skip
                     used = (server.cpu_seconds() - before) / figures["stored"] * 1e6
-                    self.note(store, f"closed_{connections}", figures["rate"])
-                    self.note(store, f"closed_{connections}_cpu_us", used)
-                    self.note(store, f"closed_{connections}_p99_ms", figures["p99_ms"])
+                    self.add_figure(store, f"closed_{connections}", figures["rate"])
+                    self.add_figure(store, f"closed_{connections}_cpu_us", used)
+                    self.add_figure(store, f"closed_{connections}_p99_ms", figures["p99_ms"])
                     stored += figures["stored"]
-            self.killed(store, server, url, "single", stored)
+            self.kill_and_count(store, server, url, "single", stored)
 
-    def killed(self, store: str, server: Server, url: str, part: str, stored: int) -> None:
-        """End the server without a warning, and look whether all that it acknowledged is there."""
+    def kill_and_count(self, store: str, server: Server, url: str, part: str, stored: int) -> None:
+        """Kill the server, and count acknowledged tasks that are not in the store."""
         server.kill()
-        self.note(store, f"{part}_acknowledged", stored)
-        self.note(store, f"{part}_lost", max(0, stored - self.rows(url, "task")))
+        self.add_figure(store, f"{part}_acknowledged", stored)
+        self.add_figure(store, f"{part}_lost", max(0, stored - self.rows(url, "task")))
 
     def paced(self, store: str) -> None:
-        """Single submits at half of the goal's rate, and at half of what was measured."""
-        rates = {"half_goal": LEAST_SUBMITS[store] / 2}
+        """Submit single tasks at half of the goal's rate, and at half of the measured rate."""
+        rates = {"half_goal": MIN_SUBMITS[store] / 2}
         if connections := best_connections(self.results, store):
             reached = self.results.figure(0, store, f"closed_{connections}") or 0.0
             rates["half_own"] = reached / 2
-        with self.served(store) as (server, _):
+        with self.run_server(store) as (server, _):
             for _repetition in range(self.plan.repetitions):
                 for name, rate in rates.items():
                     figures = load(
                         "paced", server, "sink", connections=PACED_CONNECTIONS,
                         rate=rate, seconds=2 * self.plan.seconds,
                     )  # fmt: skip
-                    self.note(store, f"{name}_asked", rate)
+                    self.add_figure(store, f"{name}_asked", rate)
                     for column in ("rate", "p50_ms", "p99_ms"):
-                        self.note(store, f"{name}_{column}", figures[column])
+                        self.add_figure(store, f"{name}_{column}", figures[column])
 
     def batch(self, store: str) -> None:
-        """Batches of a thousand, as an array and as lines."""
+        """Submit batches of a thousand, as an array and as lines."""
         cases = [(media, count) for media in MEDIA for count in self.plan.batch_connections]
         stored = 0
-        with self.served(store) as (server, url):
+        with self.run_server(store) as (server, url):
             for repetition in range(self.plan.repetitions):
                 random.Random(repetition).shuffle(cases)
                 for media, connections in cases:
@@ -201,12 +200,12 @@ class Run:
                         "batch", server, "sink",
                         media=media, connections=connections, seconds=self.plan.seconds,
                     )  # fmt: skip
-                    self.note(store, f"batch_{media}_{connections}", figures["rate"])
+                    self.add_figure(store, f"batch_{media}_{connections}", figures["rate"])
                     stored += figures["stored"]
-            self.killed(store, server, url, "batch", stored)
+            self.kill_and_count(store, server, url, "batch", stored)
 
     def callbacks(self, store: str) -> None:
-        """Many due at one instant, beside bare clients that call the same sink, in turn."""
+        """Alternate many tasks due at one instant with bare clients that call the same sink."""
         for _ in range(self.plan.repetitions):
             for client in CLIENTS:
                 for concurrency in self.plan.bare:
@@ -215,17 +214,19 @@ class Run:
                         concurrency=concurrency, seconds=self.plan.seconds / 2,
                     )  # fmt: skip
                     if figures:
-                        self.note(store, f"bare_{client}_{concurrency}", figures["rate"])
-                        self.note(store, f"bare_{client}_{concurrency}_cpu_us", figures["cpu_us"])
-            with self.served(store) as (server, url):
+                        self.add_figure(store, f"bare_{client}_{concurrency}", figures["rate"])
+                        self.add_figure(
+                            store, f"bare_{client}_{concurrency}_cpu_us", figures["cpu_us"]
+                        )
+            with self.run_server(store) as (server, url):
                 self.burst(store, server)
                 unrecorded = self.plan.callbacks - self.rows(url, "backlog")
-                self.note(store, "callbacks_unrecorded", unrecorded)
+                self.add_figure(store, "callbacks_unrecorded", unrecorded)
 
     def burst(self, store: str, server: Server) -> None:
-        """The rate from the instant at which all are due until the last end is recorded."""
+        """Measure the rate from the due instant until the last outcome is recorded."""
         count = self.plan.callbacks
-        due = self.submitted(server, 0.0, count, self.plan.lead)
+        due = self.submit_due(server, 0.0, count, self.plan.lead)
         sleep_until(due)
         before = server.cpu_seconds()
         self.wait_for(server, count)
@@ -234,14 +235,14 @@ class Run:
             if time.time() > limit:
                 sys.exit(f"only {server.finished():,} of {count:,} callbacks are recorded")
             time.sleep(0.01)
-        self.note(store, "callbacks", count / (time.time() - due))
-        self.note(store, "callbacks_cpu_us", (server.cpu_seconds() - before) / count * 1e6)
-        told = self.sink.ask("GET", "/tally")["/hook"]
-        self.note(store, "callbacks_repeated", told["repeated"])
-        self.note(store, "callbacks_early", told["early"])
+        self.add_figure(store, "callbacks", count / (time.time() - due))
+        self.add_figure(store, "callbacks_cpu_us", (server.cpu_seconds() - before) / count * 1e6)
+        report = self.sink.ask("GET", "/tally")["/hook"]
+        self.add_figure(store, "callbacks_repeated", report["repeated"])
+        self.add_figure(store, "callbacks_early", report["early"])
 
     def wait_for(self, server: Server, count: int) -> None:
-        """Return when the sink has been called so often."""
+        """Wait until the sink has been called `count` times."""
         limit = time.time() + PATIENCE_SECONDS
         while (here := self.sink.ask("GET", "/count").get("/hook", 0)) < count:
             if time.time() > limit:
@@ -249,28 +250,28 @@ class Run:
             time.sleep(0.1)
 
     def lateness(self, store: str) -> None:
-        """Tasks due one after another: few, many, and many beside a dead and a slow service."""
+        """Measure few tasks, many, and many with a dead and a slow service, due in sequence."""
         self.late(store, "few", FEW_RATE, beside=False)
         for _ in range(self.plan.late_repetitions):
             self.late(store, "late", DUE_RATE, beside=False)
             self.late(store, "beside", DUE_RATE, beside=True)
 
     def late(self, store: str, name: str, rate: float, *, beside: bool) -> None:
-        """How late they come; again, with more time before, when the submits were too slow."""
+        """Measure how late calls arrive; retry with a longer lead if the submits were too slow."""
         for lead in (self.plan.lead, 2 * self.plan.lead, 4 * self.plan.lead):
-            with self.served(store) as (server, _):
+            with self.run_server(store) as (server, _):
                 if beside:
-                    self.trouble(server, lead)
-                if figures := self.arrived(server, rate, lead):
+                    self.add_failing_services(server, lead)
+                if figures := self.measure_arrivals(server, rate, lead):
                     for column, figure in figures.items():
-                        self.note(store, f"{name}_{column}", figure)
+                        self.add_figure(store, f"{name}_{column}", figure)
                     return
         sys.exit("the submits took longer than expected: none of the tasks could be on time")
 
-    def arrived(self, server: Server, rate: float, lead: float) -> dict[str, float]:
-        """How late they came to the sink by their own due time; nothing when submitted too late."""
+    def measure_arrivals(self, server: Server, rate: float, lead: float) -> dict[str, float]:
+        """Return how late calls reached the sink; nothing if they were submitted too late."""
         seconds, count = self.plan.late_seconds, round(rate * self.plan.late_seconds)
-        first = self.submitted(server, rate, count, lead)
+        first = self.submit_due(server, rate, count, lead)
         if time.time() > first:
             return {}
         sleep_until(first)
@@ -279,12 +280,12 @@ class Run:
             sleep_until(first + seconds)
         used = (server.cpu_seconds() - before) / seconds
         self.wait_for(server, count)
-        told = self.sink.ask("GET", "/tally")["/hook"]
+        report = self.sink.ask("GET", "/tally")["/hook"]
         alone = {f"disk_{column}": figure for column, figure in disk.figures().items()}
-        return {column: told[column] for column in LATE_COLUMNS} | alone | {"cpu": used}
+        return {column: report[column] for column in LATE_COLUMNS} | alone | {"cpu": used}
 
-    def trouble(self, server: Server, lead: float) -> None:
-        """A dead and a slow service, each with tasks overdue and with more to come."""
+    def add_failing_services(self, server: Server, lead: float) -> None:
+        """Add a dead and a slow service, each with overdue tasks and more to come."""
         more = round(NEIGHBOUR_RATE * (self.plan.late_seconds + 2 * lead))
         for name, where in NEIGHBOURS.items():
             endpoint = where if "://" in where else self.sink.url(where)
@@ -292,15 +293,15 @@ class Run:
             load("due", server, name, lead=0, count=NEIGHBOUR_BURST, connections=1)
             load("due", server, name, lead=0, rate=NEIGHBOUR_RATE, count=more, connections=1)
 
-    def submitted(self, server: Server, rate: float, count: int, lead: float) -> float:
+    def submit_due(self, server: Server, rate: float, count: int, lead: float) -> float:
         """Submit tasks due at a rate, or all at once; return when the first is due."""
         self.sink.ask("GET", "/reset")
         lead += count / SLOWEST_SUBMITS
-        told = load("due", server, "sink", lead=lead, rate=rate, count=count, connections=2)
-        return float(told["first_due_at"])
+        report = load("due", server, "sink", lead=lead, rate=rate, count=count, connections=2)
+        return float(report["first_due_at"])
 
     def rows(self, url: str, table: str) -> int:
-        """How many rows a table has: read behind the server's back."""
+        """Return how many rows a table has, read directly from the database."""
         _, _, place = url.partition("://")
         if url.startswith("sqlite"):
             with closing(sqlite3.connect(place.removeprefix("/"))) as database:
@@ -309,9 +310,9 @@ class Run:
         return int(server.execute(f"SELECT count(*) FROM {table}", place.rpartition("/")[2]))
 
     def peers(self, names: list[str]) -> None:
-        """The other systems, one after another."""
+        """Measure the other systems, one after another."""
         for name in names:
-            tell(LABELS[name])
+            show_progress(LABELS[name])
             try:
                 if name == "beanstalkd":
                     figures = service_beanstalkd.measure(self.stage, self.plan.peers)
@@ -325,14 +326,14 @@ class Run:
             if failed := figures.pop("failed", None):
                 self.results.missing[name] = failed
             for operation, figure in figures.items():
-                self.note(name, operation, figure)
+                self.add_figure(name, operation, figure)
 
 
 def main() -> None:
     """Measure, print, write."""
     arguments = parse()
     started, busy = time.monotonic(), os.getloadavg()[0]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped
     with Stage() as stage, Sink() as sink:
         run = Run(QUICK if arguments.quick else WHOLE, stage, sink, arguments.stores)
         for part in PARTS[:-1]:
@@ -340,37 +341,37 @@ def main() -> None:
                 run.measure(part)
         if "peers" in arguments.only:
             run.peers(arguments.peers)
-        versions = found_versions(run)
+        versions = collect_versions(run)
     run.results.add(0, "machine", "load_before", [busy])
-    tell("")
+    show_progress("")
     all_goals = goals(run.results)
     print(tables(run.results, GUARANTEES))
     print(goal_table(all_goals))
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = arguments.output or (DOCS if whole(arguments) else None)
+    output = arguments.output or (DOCS if is_whole(arguments) else None)
     if output:
         write(run.results, versions, output)
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Measure the service beside other systems.")
-    parser.add_argument("--quick", action="store_true", help="smaller and once")
-    some(parser, "--only", PARTS)
-    some(parser, "--stores", tuple(STORES))
-    some(parser, "--peers", PEERS)
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Compare the service with other systems.")
+    parser.add_argument("--quick", action="store_true", help="fewer tasks, one repetition")
+    add_names_option(parser, "--only", PARTS)
+    add_names_option(parser, "--stores", tuple(STORES))
+    add_names_option(parser, "--peers", PEERS)
     parser.add_argument("--output", type=Path, help="directory for JSON and page")
     return parser.parse_args()
 
 
-def whole(arguments: argparse.Namespace) -> bool:
-    """Whether nothing was left out."""
+def is_whole(arguments: argparse.Namespace) -> bool:
+    """Return whether the run leaves nothing out."""
     chosen = (arguments.only, arguments.stores, arguments.peers)
     return not arguments.quick and chosen == (list(PARTS), list(STORES), list(PEERS))
 
 
-def found_versions(run: Run) -> dict[str, str]:
-    """Python, the libraries, the servers and the peers."""
+def collect_versions(run: Run) -> dict[str, str]:
+    """Return the versions of Python, the libraries, the servers and the peers."""
     packages = ("uvloop", "apsw", "asyncpg", "uvicorn", "httptools", "msgspec", "aiohttp")
     return machine.versions(*packages) | run.stage.versions() | run.versions
 

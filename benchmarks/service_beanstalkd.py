@@ -1,10 +1,10 @@
-"""beanstalkd, the nearest relative of the service: a server of delayed jobs, in C.
+"""Measure beanstalkd, the system closest to the service: a server of delayed jobs, in C.
 
     python benchmarks/service_beanstalkd.py HOST:PORT
 
-Run so, it is the worker: it reserves, notes the time, and deletes, on several connections. Delays
-are whole seconds there, so that jobs for lateness are put one after another with the same delay,
-and a burst is a paused tube that goes on.
+As a program it is the worker: it reserves, records the time, and deletes, on several connections.
+beanstalkd's delays are whole seconds, so jobs for lateness are put one after another with the same
+delay, and a burst is a paused tube that resumes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ import ledger
 
 LABEL = "beanstalkd, log on disk"
 DURABILITY = "fsync per write"
-GUARANTEE = "at least once: reserved again when a worker is gone; no record of ends; whole seconds"
+GUARANTEE = "at least once: reserved again if a worker dies; outcomes not recorded; whole seconds"
 THREADS = 8
-DELAY = 2
+DELAY = 2  # seconds
 PAUSE = 8
-"""Seconds for which a tube stands still while a burst is put into it."""
+"""Seconds for which a tube is paused while a burst is put into it."""
 
 START_SECONDS = 10.0
 PATIENCE = 20.0
 
 
 class Client:
-    """One connection, which speaks the protocol's few words."""
+    """One connection, with the few commands of the protocol."""
 
     def __init__(self, host: str) -> None:
         address, _, port = host.partition(":")
@@ -61,7 +61,7 @@ class Client:
         self._say(b"pause-tube default %d" % seconds, b"PAUSED")
 
     def reserve(self) -> tuple[bytes, int]:
-        """The next job that is due: its id and its number."""
+        """Return the id and the number of the next due job."""
         _, job, length = self._say(b"reserve", b"RESERVED").split()
         return job, int(self._lines.read(int(length) + 2))
 
@@ -81,11 +81,11 @@ class Client:
 
 
 def measure(stage: Stage, amount: Amount) -> dict[str, Any]:
-    """Submits by one client, lateness, and a burst."""
-    program = shutil.which("beanstalkd") or missing()
+    """Measure submits by one client, lateness, and a burst."""
+    program = shutil.which("beanstalkd") or raise_missing()
     ledger_path = stage.path()
     os.environ[ledger.NAME] = str(ledger_path)
-    with running(program, stage.path()) as host:
+    with running_server(program, stage.path()) as host:
         client = Client(host)
         rate = submit_rate(client, amount.submit_seconds)
         figures: dict[str, Any] = {"one_caller": rate}
@@ -104,13 +104,13 @@ def measure(stage: Stage, amount: Amount) -> dict[str, Any]:
     return figures | {"version": found[0] if found else "?"}
 
 
-def missing() -> str:
-    raise Missing("not here: apt-get install beanstalkd")
+def raise_missing() -> str:
+    raise Missing("not installed: apt-get install beanstalkd")
 
 
 @contextmanager
-def running(program: str, folder: Path) -> Iterator[str]:
-    """A server with its log in a new folder, which it writes through to the disk."""
+def running_server(program: str, folder: Path) -> Iterator[str]:
+    """Run a server with its log in a new folder, synced on every write."""
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -137,7 +137,7 @@ def wait_for_port(port: int) -> None:
 
 
 def submit_rate(client: Client, seconds: float) -> float:
-    """Jobs per second by one client, one after another, due in an hour."""
+    """Return jobs per second by one client, one after another, due in an hour."""
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         client.put(-1, 3600)
@@ -146,7 +146,7 @@ def submit_rate(client: Client, seconds: float) -> float:
 
 
 def lateness(client: Client, count: int, seconds: float) -> dict[str, Any]:
-    """How late jobs start that are due one after another; due counts from before the put."""
+    """Measure how late jobs start that are due one after another, counted from before the put."""
     began, dues = time.time(), dict[int, float]()
     for number in range(count):
         time.sleep(max(0.0, began + number * seconds / count - time.time()))
@@ -162,7 +162,7 @@ def lateness(client: Client, count: int, seconds: float) -> dict[str, Any]:
 
 
 def burst_rate(client: Client, count: int) -> tuple[float, int]:
-    """Jobs per second from the instant at which a full tube goes on."""
+    """Return jobs per second from the instant at which a full tube resumes."""
     numbers = range(1_000_000, 1_000_000 + count)
     due = time.time() + PAUSE
     client.pause(PAUSE)
@@ -172,12 +172,12 @@ def burst_rate(client: Client, count: int) -> tuple[float, int]:
         raise Missing("the submits of the burst took longer than expected")
     ran = ledger.wait_for(numbers, due + PATIENCE)
     if not ran:
-        raise Missing("none of the burst has run")
+        raise Missing("no job of the burst has run")
     return len(ran) / (max(ran.values()) - due), count - len(ran)
 
 
 def work(host: str) -> None:
-    """Reserve, note, delete, for ever."""
+    """Reserve, record and delete in an endless loop."""
     client = Client(host)
     while True:
         job, number = client.reserve()

@@ -1,9 +1,9 @@
-"""A bare HTTP client in a process of its own, shaped like the server's calls; prints JSON.
+"""Run a bare HTTP client, shaped like the server's calls, in its own process; prints JSON.
 
     python benchmarks/service_client.py tickwheel http://127.0.0.1:8080/hook --concurrency 64
 
-One process, one loop, so many calls under way: what the server's callbacks could be if nothing had
-to be stored. A client that is not installed prints an empty object.
+One process, one loop, `--concurrency` calls in flight: the upper bound of the server's callbacks,
+without storage. A client that is not installed prints an empty object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONNECT_SECONDS = 0.3
 
 
 async def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Calls per second, once all connections are there, and the processor time of each."""
+    """Return calls per second once all connections are open, and the processor time of each."""
     try:
         async with CLIENTS[given.client](given.url, given.concurrency) as call:
             await rate(call, given.concurrency, CONNECT_SECONDS)

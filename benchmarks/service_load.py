@@ -1,11 +1,11 @@
-"""The load on a running server, from a process of its own; prints one JSON object.
+"""Load a running server, from a separate process; prints one JSON object.
 
     python benchmarks/service_load.py closed 127.0.0.1:7380 --service sink --connections 64
     python benchmarks/service_load.py paced 127.0.0.1:7380 --service sink --rate 3000
     python benchmarks/service_load.py batch 127.0.0.1:7380 --service sink --media ndjson
 
-Requests are made before the clock starts, and an answer is looked at no more than is needed to
-find its end: what is measured is the server. A connection has one request under way at a time.
+Requests are built before the clock starts, and an answer is parsed only as far as needed to
+find its end: the server is measured. A connection has one request in flight at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Figures = dict[str, Any]
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection: sends a request, and tells when its answer is whole."""
+    """One keep-alive connection: sends a request, and reports its complete answer."""
 
-    def __init__(self, answered: Callable[[Connection, int, bytes], None]) -> None:
+    def __init__(self, on_answer: Callable[[Connection, int, bytes], None]) -> None:
         self.sent_at = 0.0
-        self._answered = answered
+        self._on_answer = on_answer
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
             return
         assert len(data) == whole, "an answer to nothing"
         self._data = b""
-        self._answered(self, int(data[9:12]), data)
+        self._on_answer(self, int(data[9:12]), data)
 
     @staticmethod
     def _length(data: bytes, head: int) -> int:
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """What was answered: times, statuses, and how many tasks that stored."""
+    """The answers: times, statuses, and how many tasks they stored."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -76,7 +76,7 @@ class Load:
         self.statuses[status] += 1
 
     def figures(self, seconds: float, stored: int = 1) -> Figures:
-        """Rates and quantiles; whatever was not stored is named by its status."""
+        """Return rates and quantiles; requests that stored nothing are counted by status."""
         good = sum(n for status, n in self.statuses.items() if status < 300)
         late = sorted(self.times)
         return {
@@ -91,36 +91,36 @@ class Load:
 
 
 def quantile(ordered: list[float], part: float) -> float:
-    """The time that this part of them did not exceed."""
+    """Return the smallest value that at least this part of them does not exceed."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.nan
 
 
 def post(host: str, path: str, body: bytes, media: str = MEDIA["json"]) -> bytes:
-    """A whole request."""
+    """Return a whole request."""
     head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: {media}\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def task(service: str, due_at: float) -> bytes:
-    """A task as it is submitted; the due time in milliseconds."""
+    """Return a task as it is submitted, due at a time rounded to milliseconds."""
     ms = round(due_at * 1000)
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ms // 1000))
     at = f"{whole}.{ms % 1000:03d}Z"
     return json.dumps({"service": service, "payload": PAYLOAD, "due_at": at}).encode()
 
 
-async def connected(
-    host: str, count: int, answered: Callable[[Connection, int, bytes], None]
+async def open_connections(
+    host: str, count: int, on_answer: Callable[[Connection, int, bytes], None]
 ) -> list[Connection]:
-    """So many open connections."""
+    """Open `count` connections."""
     address, _, port = host.rpartition(":")
     make = asyncio.get_running_loop().create_connection
-    opened = [await make(lambda: Connection(answered), address, int(port)) for _ in range(count)]
+    opened = [await make(lambda: Connection(on_answer), address, int(port)) for _ in range(count)]
     return [protocol for _, protocol in opened]
 
 
 async def closed(given: argparse.Namespace) -> Figures:
-    """Each connection sends its next request when the last one was answered."""
+    """Run a closed loop: each connection sends its next request after the last answer."""
     request = post(given.host, "/v1/tasks", task(given.service, time.time() + given.due))
     loop = asyncio.get_running_loop()
     load, idle = Load(), loop.create_future()
@@ -128,7 +128,7 @@ async def closed(given: argparse.Namespace) -> Figures:
     left, stored = given.connections, 0
     begins = ends = math.inf
 
-    def answered(connection: Connection, status: int, _: bytes) -> None:
+    def on_answer(connection: Connection, status: int, _: bytes) -> None:
         nonlocal left, stored
         now = clock()
         stored += status < 300
@@ -141,7 +141,7 @@ async def closed(given: argparse.Namespace) -> Figures:
         if not left:
             idle.set_result(None)
 
-    connections = await connected(given.host, given.connections, answered)
+    connections = await open_connections(given.host, given.connections, on_answer)
     begins = clock() + WARM_SECONDS
     ends = begins + given.seconds
     for one in connections:
@@ -151,7 +151,7 @@ async def closed(given: argparse.Namespace) -> Figures:
 
 
 async def paced(given: argparse.Namespace) -> Figures:
-    """Requests at a fixed rate, whatever the answers do; a time counts from when it was meant."""
+    """Send requests at a fixed rate, whatever the answers do; time counts from the schedule."""
     request = post(given.host, "/v1/tasks", task(given.service, time.time() + given.due))
     load, done = Load(), asyncio.Event()
     clock = time.perf_counter
@@ -161,7 +161,7 @@ async def paced(given: argparse.Namespace) -> Figures:
     warm = round(given.rate * WARM_SECONDS)
     answers = 0
 
-    def answered(connection: Connection, status: int, _: bytes) -> None:
+    def on_answer(connection: Connection, status: int, _: bytes) -> None:
         nonlocal answers
         answers += 1
         if answers > warm:
@@ -173,7 +173,7 @@ async def paced(given: argparse.Namespace) -> Figures:
         if answers == warm + count:
             done.set()
 
-    idle.extend(await connected(given.host, given.connections, answered))
+    idle.extend(await open_connections(given.host, given.connections, on_answer))
     began, sent = clock(), 0
     while sent < warm + count:
         due = min(warm + count, int((clock() - began) * given.rate))
@@ -190,21 +190,21 @@ async def paced(given: argparse.Namespace) -> Figures:
 
 
 async def batch(given: argparse.Namespace) -> Figures:
-    """Batches, a few connections with one under way each; every item must have been stored."""
+    """Send batches, one in flight per connection; every item must be stored."""
     whole = b'"refused":0}\n'
     request = post(
         given.host, "/v1/tasks/batch",
-        joined([task(given.service, time.time() + given.due)] * given.size, given.media),
+        join_tasks([task(given.service, time.time() + given.due)] * given.size, given.media),
         MEDIA[given.media],
     )  # fmt: skip
     load, idle = Load(), asyncio.get_running_loop().create_future()
     clock, left = time.perf_counter, given.connections
     begins = ends = math.inf
 
-    def answered(connection: Connection, status: int, data: bytes) -> None:
+    def on_answer(connection: Connection, status: int, data: bytes) -> None:
         nonlocal left
         now = clock()
-        if connection.sent_at >= begins:  # the last ones too: few take long
+        if connection.sent_at >= begins:  # includes the last ones: few requests, each long
             load.note(now - connection.sent_at, status if data.endswith(whole) else 422)
         if now < ends:
             connection.send(request, now)
@@ -213,7 +213,7 @@ async def batch(given: argparse.Namespace) -> Figures:
         if not left:
             idle.set_result(now)
 
-    connections = await connected(given.host, given.connections, answered)
+    connections = await open_connections(given.host, given.connections, on_answer)
     begins = clock()
     ends = begins + given.seconds
     for one in connections:
@@ -224,11 +224,12 @@ async def batch(given: argparse.Namespace) -> Figures:
 
 
 async def due(given: argparse.Namespace) -> Figures:
-    """Tasks due one after another at a rate, or all at one instant, submitted in batches before."""
+    """Submit, in batches, tasks due in sequence at a rate, or all at one instant."""
     first, gap = time.time() + given.lead, 1 / given.rate if given.rate else 0.0
     tasks = [task(given.service, first + n * gap) for n in range(given.count)]
     bodies = [
-        joined(tasks[at : at + given.size], given.media) for at in range(0, len(tasks), given.size)
+        join_tasks(tasks[at : at + given.size], given.media)
+        for at in range(0, len(tasks), given.size)
     ]
     requests: Iterator[bytes] = iter(
         [post(given.host, "/v1/tasks/batch", body, MEDIA[given.media]) for body in bodies]
@@ -236,7 +237,7 @@ async def due(given: argparse.Namespace) -> Figures:
     load, done = Load(), asyncio.get_running_loop().create_future()
     clock = time.perf_counter
 
-    def answered(connection: Connection, status: int, data: bytes) -> None:
+    def on_answer(connection: Connection, status: int, data: bytes) -> None:
         stored = data.endswith(b'"refused":0}\n')
         load.note(clock() - connection.sent_at, status if stored else 422)
         if request := next(requests, b""):
@@ -245,19 +246,19 @@ async def due(given: argparse.Namespace) -> Figures:
             done.set_result(None)
 
     began = clock()
-    for one in await connected(given.host, min(given.connections, len(bodies)), answered):
+    for one in await open_connections(given.host, min(given.connections, len(bodies)), on_answer):
         one.send(next(requests), clock())
     await asyncio.wait_for(done, DRAIN_SECONDS + given.count / 2_000)
     return load.figures(clock() - began, given.size) | {"first_due_at": first}
 
 
-def joined(items: list[bytes], media: str) -> bytes:
-    """Many tasks as one body."""
+def join_tasks(items: list[bytes], media: str) -> bytes:
+    """Return many tasks as one body."""
     return b"\n".join(items) + b"\n" if media == "ndjson" else b"[" + b",".join(items) + b"]"
 
 
 def run(main: Coroutine[Any, Any, Figures]) -> Figures:
-    """Run on uvloop where there is one."""
+    """Run on uvloop if it is installed."""
     factory = None
     try:
         import uvloop

@@ -1,6 +1,6 @@
-"""The processes of the service benchmark: the server, the sink that it calls, and those that load.
+"""Processes of the service benchmark: the server, the sink that it calls, and the load.
 
-All are on loopback, and end with the run. What they say is JSON.
+All listen on loopback, and end with the run. They print JSON.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ START_SECONDS = 20.0
 STOP_SECONDS = 30.0
 ASK_SECONDS = 30.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if "TICKWHEEL_" not in name}
-"""Without what would configure the server."""
+"""The environment without variables that would configure the server."""
 
 
 class Listener:
-    """A process that tells where it listens, and answers there."""
+    """A process that prints its port, and answers requests there."""
 
     def __init__(self, command: list[str]) -> None:
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, *command], cwd="/", env=ENVIRONMENT, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._complaints,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors,
         )  # fmt: skip
         assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        if not said:
+        output = self._process.stdout.readline()
+        if not output:
             self.kill()
-            sys.exit(f"{command[-1]} does not start: {last_line(self.complaints())}")
-        self.host = f"127.0.0.1:{said.strip().strip('/').rpartition(':')[2]}"
+            sys.exit(f"{command[-1]} does not start: {last_line(self.errors())}")
+        self.host = f"127.0.0.1:{output.strip().strip('/').rpartition(':')[2]}"
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """What it answers, on a connection of its own."""
+        """Return the answer to a request, on a new connection."""
         connection = HTTPConnection(self.host, timeout=ASK_SECONDS)
         try:
             text = None if body is None else json.dumps(body)
             connection.request(method, path, text, {"content-type": "application/json"})
             answer = connection.getresponse()
-            said = answer.read()
+            output = answer.read()
         finally:
             connection.close()
         if answer.status >= 300:
-            sys.exit(f"{method} {path}: {answer.status} {said.decode()[:500]}")
-        return json.loads(said)
+            sys.exit(f"{method} {path}: {answer.status} {output.decode()[:500]}")
+        return json.loads(output)
 
     def cpu_seconds(self) -> float:
-        """Its processor time so far, all threads."""
+        """Return its processor time so far, all threads."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def complaints(self) -> str:
-        """The end of what it wrote to its standard error."""
-        self._complaints.seek(0)
-        return self._complaints.read()[-4000:]
+    def errors(self) -> str:
+        """Return the end of its standard error."""
+        self._errors.seek(0)
+        return self._errors.read()[-4000:]
 
     def kill(self) -> None:
-        """End it without a chance to do anything more."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
@@ -82,7 +82,7 @@ class Listener:
                 self.kill()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        self._complaints.close()
+        self._errors.close()
 
 
 class Server(Listener):
@@ -93,18 +93,18 @@ class Server(Listener):
         super().__init__(["-m", "tickwheel", "serve", *words])
 
     def put_service(self, name: str, endpoint: str, **settings: object) -> None:
-        """Make a service whose tasks are sent to the endpoint."""
+        """Create a service whose tasks are sent to the endpoint."""
         service = {"protocol": "http", "endpoint": endpoint, **settings}
         self.ask("PUT", f"/v1/services/{name}", service)
 
     def state(self) -> str:
-        """What it says of itself, for a message when something went wrong."""
+        """Return the server's statistics and errors, for an error message."""
         stats = self.ask("GET", "/v1/stats")
         stats.pop("wheel", None)
-        return f"{json.dumps(stats)}\n{self.complaints()}"
+        return f"{json.dumps(stats)}\n{self.errors()}"
 
     def finished(self) -> int:
-        """How many tasks have finished and are recorded so."""
+        """Return how many tasks are recorded as finished."""
         return int(self.ask("GET", "/v1/stats")["ended"].get("finish", 0))
 
 
@@ -115,26 +115,26 @@ class Sink(Listener):
         super().__init__([str(HERE / "service_sink.py")])
 
     def url(self, path: str) -> str:
-        """Where it is called."""
+        """Return the URL of a path."""
         return f"http://{self.host}{path}"
 
 
 def load(kind: str, server: Server, service: str, **options: object) -> dict[str, Any]:
-    """The figures of one load; whatever was refused ends the run."""
+    """Return the figures of one load; exit if any request was refused."""
     command = [str(HERE / "service_load.py"), kind, server.host, "--service", service]
-    figures = said_by(command, options)
+    figures = run_for_json(command, options)
     if figures["refused"]:
         sys.exit(f"{kind}: refused, by status: {figures['refused']}")
     return figures
 
 
 def bare_client(name: str, url: str, **options: object) -> dict[str, Any]:
-    """The figures of an HTTP client alone, empty when it is not installed."""
-    return said_by([str(HERE / "service_client.py"), name, url], options)
+    """Return the figures of an HTTP client alone; empty if it is not installed."""
+    return run_for_json([str(HERE / "service_client.py"), name, url], options)
 
 
-def said_by(command: list[str], options: dict[str, object]) -> dict[str, Any]:
-    """What a process printed before it ended."""
+def run_for_json(command: list[str], options: dict[str, object]) -> dict[str, Any]:
+    """Run a process and return the JSON that it prints."""
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     done = subprocess.run(
         [sys.executable, *command, *words],
@@ -147,5 +147,5 @@ def said_by(command: list[str], options: dict[str, object]) -> dict[str, Any]:
 
 
 def sleep_until(instant: float) -> None:
-    """Wait for a time of day."""
+    """Sleep until a time of day."""
     time.sleep(max(0.0, instant - time.time()))

@@ -1,11 +1,11 @@
-"""The sink that is called, in a process of its own: answers at once, and notes when it was called.
+"""The sink: a process that answers calls at once, and records when it was called.
 
     python benchmarks/service_sink.py
 
-It prints its port. By path: /slow/<seconds> answers so late, any other at once. `GET /tally` tells
-what has come to each path since the last `GET /reset`: how many calls, when the first and the last
-one came, how many tasks were called twice, and how late each was by its own due time. Both clocks
-must be the same, which on one machine they are.
+It prints its port. By path: /slow/<seconds> answers after that delay, any other at once.
+`GET /tally` returns for each path since the last `GET /reset`: the number of calls, the time of the
+first and the last one, how many tasks were called twice, and how late each was by its own due time.
+Both clocks must be the same, which holds on one machine.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SLOW = b"/slow/"
 DUE, ID, LENGTH = b"tickwheel-due-at: ", b"webhook-id: ", b"content-length: "
 
 Call = tuple[float, bytes, bytes]
-"""When it came, its due time and its task, both as sent."""
+"""Time of arrival, due time and task, the latter two as sent."""
 
 calls: dict[bytes, list[Call]] = defaultdict(list)
 
 
 class Sink(asyncio.Protocol):
-    """One connection; requests come one after another."""
+    """One connection; requests arrive one after another."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -48,10 +48,10 @@ class Sink(asyncio.Protocol):
             self._answer(head, head[head.find(b" ") + 1 : head.find(b" http/")])
 
     def _answer(self, head: bytes, path: bytes) -> None:
-        if path in TOLD:
-            body = json.dumps(TOLD[path]()).encode()
-            said = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-            self._transport.write(said)
+        if path in REPORTS:
+            body = json.dumps(REPORTS[path]()).encode()
+            answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            self._transport.write(answer)
             return
         calls[path].append((time.time(), header(head, DUE), header(head, ID)))
         if path.startswith(SLOW):
@@ -62,22 +62,22 @@ class Sink(asyncio.Protocol):
 
 
 def header(head: bytes, name: bytes) -> bytes:
-    """A header's value, or nothing."""
+    """Return a header's value, or nothing."""
     at = head.find(name)
     return head[at + len(name) : head.find(b"\r", at)] if at >= 0 else b""
 
 
 def count() -> dict[str, int]:
-    """How many calls each path has had: cheap enough to be asked often."""
+    """Return the number of calls per path: cheap enough to poll."""
     return {path.decode(): len(found) for path, found in calls.items()}
 
 
 def tally() -> dict[str, Any]:
-    """What has come to each path."""
-    return {path.decode(): summed(found) for path, found in calls.items()}
+    """Return a summary of the calls of each path."""
+    return {path.decode(): summarize(found) for path, found in calls.items()}
 
 
-def summed(found: list[Call]) -> dict[str, Any]:
+def summarize(found: list[Call]) -> dict[str, Any]:
     late = sorted(
         at - datetime.fromisoformat(due.decode().upper()).timestamp() for at, due, _ in found if due
     )
@@ -99,11 +99,11 @@ def reset() -> dict[str, Any]:
     return {}
 
 
-TOLD = {b"/count": count, b"/tally": tally, b"/reset": reset}
+REPORTS = {b"/count": count, b"/tally": tally, b"/reset": reset}
 
 
 async def serve() -> dict[str, Any]:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     server = await asyncio.get_running_loop().create_server(Sink, sock=listening)
     print(listening.getsockname()[1], flush=True)

@@ -1,10 +1,9 @@
-"""Measures tickwheel's timers beside other timers, in one run: `make bench-timer`.
+"""Compare tickwheel's timers with other timers: `make bench-timer`.
 
     python benchmarks/timer.py [--quick] [--only schedule,fire]
 
-Prints tables with ratios and the goals with what was reached. A whole run also writes the figures,
-the plot and the page into docs/benchmarks; one that is cut short by an option does so when --output
-says where.
+Prints tables with ratios and the goals with their results. A whole run also writes the figures,
+the plot and the page into docs/benchmarks; a partial run does so only with --output.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ import jvm
 import machine
 import timer_plot
 from jvm import JVM_PEERS, JvmPeer, Missing
-from output import DOCS, save, some_of, tell
+from output import DOCS, parse_names, save, show_progress
 from report import goal_table
 from results import Results
 from timer_contestants import LARGEST
 from timer_goals import goals
-from timer_report import Measured, missing, page, section_text
+from timer_report import Measured, list_missing, page, section_text
 from timer_sections import JVM, SECTIONS, Section
 
 CASE = Path(__file__).with_name("timer_case.py")
 JVM_SECTIONS = ("schedule", "fire")
 JVM_OPERATIONS = {"expire": "fire"}
-"""The JVM's names for what is called otherwise here."""
+"""The JVM's operations that have another name here."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure."""
+    """The amount to measure."""
 
     sections: list[str]
     sizes: dict[str, list[int]]
@@ -115,9 +114,9 @@ def main() -> None:
     for key, results in measured.items():
         run_section(plan, SECTIONS[key], results)
     measure_jvm(plan, peers, measured)
-    tell("")
+    show_progress("")
     print("\n".join(section_text(SECTIONS[key], results) for key, results in measured.items()))
-    print(f"{missing(measured)}\n{goal_table(goals(measured))}")
+    print(f"{list_missing(measured)}\n{goal_table(goals(measured))}")
     print(f"\n{time.monotonic() - started:.0f} s in all")
     output = arguments.output or (None if arguments.quick or arguments.only else DOCS)
     if output:
@@ -125,37 +124,37 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Measure the timers beside others.")
-    parser.add_argument("--quick", action="store_true", help="smaller and once, within a minute")
-    parser.add_argument("--only", type=some_of(SECTIONS), help=f"some of {','.join(SECTIONS)}")
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Compare the timers with others.")
+    parser.add_argument("--quick", action="store_true", help="fewer timers, once, within a minute")
+    parser.add_argument("--only", type=parse_names(SECTIONS), help=f"some of {','.join(SECTIONS)}")
     parser.add_argument("--output", type=Path, help="directory for JSON, plot and page")
     return parser.parse_args()
 
 
 def empty_results(section: Section) -> Results:
-    """Results that know the section's rows."""
+    """Return empty results with the section's labels."""
     return Results({name: section.label(name) for name in section.names}, {})
 
 
 def run_section(plan: Plan, section: Section, results: Results) -> None:
-    """All Python cases of a section: repetition by repetition, each in an order of its own."""
+    """Run all Python cases of a section: by repetition, each in its own order."""
     for repetition in range(plan.repetitions[section.key]):
-        cases = list(planned(plan, section))
+        cases = list(plan_cases(plan, section))
         random.Random(repetition).shuffle(cases)
         if section.at_once:
-            tell(f"{section.key}: all at once")
-            for case, process in [(case, started_case(plan, case)) for case in cases]:
+            show_progress(f"{section.key}: all at once")
+            for case, process in [(case, start_case(plan, case)) for case in cases]:
                 finish(results, case, process)
             continue
         for case in cases:
             if case.name not in results.missing:
-                tell(f"{repetition + 1}/{plan.repetitions[section.key]} {case}")
-                finish(results, case, started_case(plan, case))
+                show_progress(f"{repetition + 1}/{plan.repetitions[section.key]} {case}")
+                finish(results, case, start_case(plan, case))
 
 
-def planned(plan: Plan, section: Section) -> list[Case]:
-    """The cases of a section; what is bounded takes part at the smallest size only."""
+def plan_cases(plan: Plan, section: Section) -> list[Case]:
+    """Return the cases of a section; limited contestants run at the smallest size only."""
     sizes = plan.sizes[section.key]
     return [
         Case(section, scenario, name, size)
@@ -166,19 +165,19 @@ def planned(plan: Plan, section: Section) -> list[Case]:
     ]
 
 
-def started_case(plan: Plan, case: Case) -> subprocess.Popen[str]:
-    """One Python case, in a process of its own."""
+def start_case(plan: Plan, case: Case) -> subprocess.Popen[str]:
+    """Start one Python case in its own process."""
     command = [sys.executable, str(CASE), case.scenario, case.name, str(case.size)]
     command += ["--seconds", str(plan.seconds[case.section.key])]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(results: Results, case: Case, process: subprocess.Popen[str]) -> None:
-    """Wait for a case and note its figures."""
-    said, complaints = process.communicate()
+    """Wait for a case and add its figures."""
+    output, errors = process.communicate()
     if process.returncode != 0:
-        sys.exit(f"{case} failed:\n{complaints}")
-    answer = json.loads(said)
+        sys.exit(f"{case} failed:\n{errors}")
+    answer = json.loads(output)
     if "missing" in answer:
         results.missing[case.name] = answer["missing"]
         return
@@ -191,15 +190,15 @@ def finish(results: Results, case: Case, process: subprocess.Popen[str]) -> None
 
 
 def middle(rounds: list[float]) -> float:
-    """The median of a repetition's rounds; the lower one of two."""
+    """Return the median of a repetition's rounds; the lower one of two."""
     return round(sorted(rounds)[(len(rounds) - 1) // 2], 4)
 
 
 def ready_peers(measured: Measured) -> dict[str, JvmPeer]:
-    """Fetch and compile the peers on the JVM; those that cannot be had are noted as missing."""
+    """Fetch and compile the JVM peers; record unavailable ones as missing."""
     peers = {}
     for name in JVM if any(key in measured for key in JVM_SECTIONS) else ():
-        tell(f"making {name} ready")
+        show_progress(f"making {name} ready")
         try:
             peers[name] = JVM_PEERS[name]()
         except Missing as error:
@@ -210,10 +209,10 @@ def ready_peers(measured: Measured) -> dict[str, JvmPeer]:
 
 
 def measure_jvm(plan: Plan, peers: dict[str, JvmPeer], measured: Measured) -> None:
-    """The peers on the JVM: one virtual machine per size gives figures for two sections."""
+    """Measure the JVM peers: one virtual machine per size gives figures for two sections."""
     for size in plan.jvm_sizes:
         for name, peer in peers.items():
-            tell(f"{peer.label} at {size:,}")
+            show_progress(f"{peer.label} at {size:,}")
             try:
                 rounds = peer.run(size, plan.jvm_seconds, plan.jvm_warm_up_seconds)
             except Missing as error:
@@ -227,7 +226,7 @@ def measure_jvm(plan: Plan, peers: dict[str, JvmPeer], measured: Measured) -> No
 def note_jvm(
     plan: Plan, measured: Measured, size: int, name: str, rounds: dict[str, list[float]]
 ) -> None:
-    """Note those operations that a section has a column for."""
+    """Add the operations that a section has a column for."""
     for key in JVM_SECTIONS:
         if key in measured and size in plan.sizes[key]:
             for operation, figures in rounds.items():

@@ -1,8 +1,8 @@
-"""One case in a process of its own: a scenario, a timer, a size. Prints its rounds as JSON.
+"""Run one case: a scenario, a timer, a size. Prints its rounds as JSON.
 
     python benchmarks/timer_case.py schedule timer 100000 --seconds 0.4
 
-The cyclic collector stays as users have it. Scheduling is warmed up at 10^4 first.
+The garbage collector keeps its defaults. Scheduling is warmed up at 10^4 first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from timer_server import SERVERS, serve_and_ask
 
 WARMED_UP = ("schedule", "argument")
 REPEATED = WARMED_UP
-"""The others have one round: it is long, or it is the first that counts."""
+"""The other scenarios have one round: it is long, or only the first counts."""
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("scenario", choices=[*SCENARIOS, "server"])
     parser.add_argument("name", choices=sorted({*CONTESTANTS, *SERVERS}))
@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
 
 
 def rounds_of(scenario: str, name: str, size: int, seconds: float) -> list[dict[str, float]]:
-    """The case's rounds."""
+    """Return the case's rounds."""
     if scenario == "server":
         return list(serve_and_ask(name, size, seconds))
     run, contestant = SCENARIOS[scenario], CONTESTANTS[name]()

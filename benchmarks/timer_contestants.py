@@ -1,7 +1,7 @@
-"""The timers under measurement: ours, and what a Python program would use in their place.
+"""Timers under measurement: tickwheel's, and the alternatives of a Python program.
 
-All are on the real clock, with the verbs that their users have; the loops around the calls are
-those of the wheels' benchmark. The callback is a builtin that does nothing, unless told otherwise.
+All use the real clock and their public methods; the loops around the calls are those of the
+wheels' benchmark. The callback is a builtin that does nothing, unless a scenario replaces it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from contestants.wheels import WheelContestant
 from workload import EXPIRE_MS
 
 LARGEST = {"threading": 1_000, "apscheduler": 10_000}
-"""The sizes beyond which a contestant takes minutes, or the machine."""
+"""Sizes beyond which a contestant takes minutes, or exhausts the machine."""
 
 LAST_MS = EXPIRE_MS + 20
-"""When the timer is due that tells that all others have fired."""
+"""When the last timer is due, which shows that all others have fired."""
 
 
 class TimerContestant(Contestant):
-    """Whatever has `call_later(delay, callback, *args)` and handles with `cancel()`."""
+    """Any timer with `call_later(delay, callback, *args)` and handles with `cancel()`."""
 
     callback: Callable[[], object] = staticmethod(gc.isenabled)
     callback_of_one: Callable[[Any], object] = staticmethod(gc.is_tracked)
@@ -58,20 +58,20 @@ class TimerContestant(Contestant):
         """Keep the driver from firing until `expire`."""
 
     def expire(self) -> int:
-        raise NotImplementedError(f"{self.label} takes no part in firing")
+        raise NotImplementedError(f"{self.label} does not take part in firing")
 
     def run(self, seconds: float, start: Callable[[], None]) -> None:
-        """Call `start` where callbacks may be scheduled, and let real time pass."""
+        """Call `start` in a place where callbacks may be scheduled, and let real time pass."""
         start()
         time.sleep(seconds)
 
     def wakeups(self) -> int | None:
-        """How often the driver woke so far, where it counts."""
+        """Return how often the driver woke so far, if it counts."""
         return None
 
 
 class NothingContestant(TimerContestant):
-    """A process that only sleeps: what all others are compared with when they idle."""
+    """A process that only sleeps: the baseline of an idle process."""
 
     label = "a process that sleeps"
 
@@ -80,7 +80,7 @@ class NothingContestant(TimerContestant):
 
 
 class BareWheelContestant(WheelContestant):
-    """The wheel by itself; an entry has one item, whatever that is."""
+    """The wheel by itself; an entry has one item of any kind."""
 
     def schedule_argument(self, delays: list[Any]) -> list[Any]:
         """Schedule with an item."""
@@ -98,7 +98,7 @@ class ThreadContestant(TimerContestant):
         logging.getLogger("tickwheel").setLevel(logging.ERROR)  # `hold` is a slow callback
         self._timer = tickwheel.Timer(driver=self._driver)
         self.call_later = self._timer.call_later
-        self.call_later(1.0, self.callback).cancel()  # the thread is started once, not per timer
+        self.call_later(1.0, self.callback).cancel()  # starts the thread, once for all timers
 
     def close(self) -> None:
         self._timer.close()
@@ -117,10 +117,10 @@ class ThreadContestant(TimerContestant):
     def expire(self) -> int:
         self._gate.set()
         self._done.wait()
-        holding_and_last = 2
+        blocker_and_last = 2
         while self._timer.stats()["pending"]:
             time.sleep(0)  # the last one counts as pending until it has returned
-        return int(self._timer.stats()["fired"]) - holding_and_last
+        return int(self._timer.stats()["fired"]) - blocker_and_last
 
     def wakeups(self) -> int | None:
         return int(self._timer.stats()["wakeups"])
@@ -146,7 +146,7 @@ class ManualContestant(TimerContestant):
 
 
 class LoopTimerContestant(TimerContestant, LoopContestant):
-    """The timers of an event loop, which turns only when asked to."""
+    """The timers of an event loop, which turns only on request."""
 
     def __init__(self, factory: Callable[[], asyncio.AbstractEventLoop], label: str) -> None:
         LoopContestant.__init__(self, factory, label)
@@ -174,7 +174,7 @@ class LoopTimerContestant(TimerContestant, LoopContestant):
     def run(self, seconds: float, start: Callable[[], None]) -> None:
         async def started() -> None:
             start()
-            await asyncio.to_thread(time.sleep, seconds)  # a timer would count among the others
+            await asyncio.to_thread(time.sleep, seconds)  # a loop timer would be counted, too
 
         self._loop.run_until_complete(started())
 
@@ -200,12 +200,12 @@ class AsyncTimerContestant(LoopTimerContestant):
 
 
 class ThreadingContestant(TimerContestant):
-    """`threading.Timer`: a thread for each."""
+    """`threading.Timer`: a thread per timer."""
 
     label = "threading.Timer"
 
     def open(self) -> None:
-        self.call_later = started_thread
+        self.call_later = start_thread_timer
 
 
 class ApschedulerContestant(TimerContestant):
@@ -226,8 +226,12 @@ class ApschedulerContestant(TimerContestant):
             run_date = datetime.now(UTC) + timedelta(seconds=delay)
             return add(callback, "date", run_date=run_date, args=args)
 
-        # It looks into a callback's signature, and builtins of its own do not all have one.
-        self.call_later, self.callback, self.callback_of_one = call_later, nothing, nothing_of_one
+        # It inspects a callback's signature, and not all builtins have one.
+        self.call_later, self.callback, self.callback_of_one = (
+            call_later,
+            do_nothing,
+            do_nothing_with,
+        )
 
     def close(self) -> None:
         self._scheduler.shutdown(wait=False)
@@ -238,16 +242,16 @@ class ApschedulerContestant(TimerContestant):
             job.remove()
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing, in Python."""
 
 
-def nothing_of_one(argument: object) -> None:
+def do_nothing_with(argument: object) -> None:
     """Do nothing with the argument, in Python."""
 
 
-def started_thread(delay: float, callback: Callable[..., object], *args: object) -> Any:
-    """A `threading.Timer` that runs, and does not keep the process alive."""
+def start_thread_timer(delay: float, callback: Callable[..., object], *args: object) -> Any:
+    """Start a daemon `threading.Timer`, which does not keep the process alive."""
     timer = threading.Timer(delay, callback, args)
     timer.daemon = True
     timer.start()
@@ -255,21 +259,21 @@ def started_thread(delay: float, callback: Callable[..., object], *args: object)
 
 
 def event_loop() -> LoopTimerContestant:
-    """`tickwheel.EventLoop`: what it cancels is gone, so there is nothing to sweep."""
+    """Return `tickwheel.EventLoop`, which needs no sweep: it frees a timer on cancel."""
     made = LoopTimerContestant(tickwheel.new_event_loop, "tickwheel EventLoop")
     made.sweeps = False
     return made
 
 
 def uvloop_loop() -> LoopTimerContestant:
-    """uvloop; ImportError when it is not installed."""
+    """Return uvloop; raise ImportError if it is not installed."""
     import uvloop
 
     return LoopTimerContestant(uvloop.new_event_loop, "uvloop call_later")
 
 
 def apscheduler() -> ApschedulerContestant:
-    """APScheduler; ImportError when it is not installed."""
+    """Return APScheduler; raise ImportError if it is not installed."""
     import apscheduler.schedulers.background  # noqa: F401
 
     return ApschedulerContestant()

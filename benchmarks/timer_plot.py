@@ -1,4 +1,4 @@
-"""The timers' plot: schedule and cancel by size, firing and lateness as bars."""
+"""Plot the timers: schedule and cancel by size, firing and lateness as bars."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ COLOURS = {name: colour for name, (colour, _, _) in STYLES.items()} | {
     "apscheduler": "#bcaaa4",
 }
 QUANTILES = {"p50_ms": 1.0, "p99_ms": 0.6, "max_ms": 0.3}
-"""Column -> how strong its bar is."""
+"""Column -> opacity of its bar."""
 
 
 def draw(measured: Measured, path: Path) -> None:
-    """Write the plot as SVG; ImportError without matplotlib."""
+    """Write the plot as SVG; raise ImportError without matplotlib."""
     with drawing(path, 2, 2, figsize=(10, 8)) as (figure, axes):
         if results := measured.get("schedule"):
             draw_lines(axes[0, 0], results, "schedule", "schedule, 1–600 s")
@@ -40,7 +40,7 @@ def draw(measured: Measured, path: Path) -> None:
 
 
 def draw_lines(axis: Any, results: Results, operation: str, title: str) -> None:
-    """One operation by number of pending timers."""
+    """Draw one operation by number of pending timers."""
     axis.set_xscale("log")
     axis.set_xlabel("pending timers")
     axis.set_ylabel("ns per operation")
@@ -71,7 +71,7 @@ def draw_bars(
     title: str,
     names: tuple[str, ...] | None = None,
 ) -> None:
-    """One group of bars per contestant, at the largest size."""
+    """Draw one group of bars per contestant, at the largest size."""
     size = results.sizes()[-1]
     shown = [name for name in names or results.labels if name in results.runs[size]]
     height = 0.8 / len(columns)
@@ -85,7 +85,7 @@ def draw_bars(
 
 
 def dress(axis: Any, title: str, log: Any) -> None:
-    """A title, a logarithmic axis of values, a quiet grid."""
+    """Add a title, a logarithmic axis of values, and a light grid."""
     log("log")
     axis.set_title(title, loc="left", fontsize=11)
     axis.grid(True, which="major", color="#e6e6e6", linewidth=0.8)

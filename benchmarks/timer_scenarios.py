@@ -1,6 +1,6 @@
-"""What is done to the timers, and what of it is on the clock. A scenario is a generator of rounds.
+"""Scenarios of the timers, and which parts are timed. A scenario is a generator of rounds.
 
-A round is a dict of operation -> figure; the operation's name says the unit where it is not
+A round is a dict of operation -> figure; the operation's name gives the unit if it is not
 nanoseconds. Scheduling and cancelling are the wheels' own scenario.
 """
 
@@ -16,16 +16,16 @@ from typing import Any
 
 import workload
 from contestants.contestant import Contestant
-from scenarios import Rounds, clocked, resident_bytes, schedule_and_cancel
+from scenarios import Rounds, measure_ns, resident_bytes, schedule_and_cancel
 from timer_contestants import (
     BareWheelContestant,
     LoopTimerContestant,
     TimerContestant,
-    nothing,
+    do_nothing,
 )
 
 FAR_MS = (100_000, 600_000)
-"""Pending timers that stay pending while something else is measured."""
+"""Delays of timers that stay pending during a measurement."""
 
 PER_SECOND = 1_000
 WARM_UP_SECONDS = 1.5
@@ -47,7 +47,7 @@ def argument(contestant: Contestant, n: int, seconds: float) -> Rounds:
     delays = contestant.delays(workload.random_delays(n))
     while True:
         contestant.open()
-        schedule_ns, handles = clocked(lambda: contestant.schedule_argument(delays))
+        schedule_ns, handles = measure_ns(lambda: contestant.schedule_argument(delays))
         contestant.cancel(handles)
         del handles
         contestant.close()
@@ -57,27 +57,27 @@ def argument(contestant: Contestant, n: int, seconds: float) -> Rounds:
 def fire(contestant: Contestant, n: int, seconds: float) -> Rounds:
     """Fire N that are all due, at 600 different milliseconds; the callback is an empty function."""
     assert isinstance(contestant, TimerContestant)
-    contestant.callback = nothing
+    contestant.callback = do_nothing
     delays = contestant.delays(workload.short_delays(n))
     while True:
         contestant.open()
         contestant.hold()
         contestant.schedule(delays)
         contestant.await_due()
-        fire_ns, fired = clocked(contestant.expire)
+        fire_ns, fired = measure_ns(contestant.expire)
         assert fired == n, f"{contestant.label}: {fired} of {n} fired"
         contestant.close()
         yield {"fire": fire_ns / n}
 
 
 def lateness(contestant: Contestant, n: int, seconds: float) -> Rounds:
-    """Among N pending, a thousand timers set themselves anew, each after a second on average."""
+    """Among N pending, a thousand timers reschedule themselves, each after a second on average."""
     assert isinstance(contestant, TimerContestant)
     contestant.open()
     held = contestant.schedule(contestant.delays(far_delays(n)))
-    heart = Heart(contestant.call_later, seconds)
-    contestant.run(seconds + WARM_UP_SECONDS, heart.start)
-    late_ms = sorted(lateness * 1_000 for lateness in list(heart.late))
+    probe = LatenessProbe(contestant.call_later, seconds)
+    contestant.run(seconds + WARM_UP_SECONDS, probe.start)
+    late_ms = sorted(lateness * 1_000 for lateness in list(probe.late))
     del held
     yield {
         "p50_ms": late_ms[len(late_ms) // 2],
@@ -88,8 +88,8 @@ def lateness(contestant: Contestant, n: int, seconds: float) -> Rounds:
     }
 
 
-class Heart:
-    """Timers that note how late they are and set themselves again."""
+class LatenessProbe:
+    """Timers that record how late they are and reschedule themselves."""
 
     def __init__(self, call_later: Callable[..., Any], seconds: float) -> None:
         random = Random(workload.SEED)
@@ -100,29 +100,29 @@ class Heart:
         self.late: list[float] = []
 
     def start(self) -> None:
-        """Set a thousand."""
-        self._noted_from = time.monotonic() + WARM_UP_SECONDS
+        """Schedule a thousand timers."""
+        self._recorded_from = time.monotonic() + WARM_UP_SECONDS
         for delay in self._first:
             self._call_later(delay, self.beat, time.monotonic() + delay)
 
     def beat(self, due: float) -> None:
-        """Note how late this one is, and set the next."""
+        """Record how late this one is, and schedule the next."""
         now = time.monotonic()
-        if now >= self._noted_from:
+        if now >= self._recorded_from:
             self.late.append(now - due)
         delay = next(self._delays)
         self._call_later(delay, self.beat, time.monotonic() + delay)
 
 
 def idle(contestant: Contestant, n: int, seconds: float) -> Rounds:
-    """With N pending and none due: processor time, wake-ups, voluntary context switches."""
+    """Measure processor time, wake-ups and context switches with N pending and none due."""
     assert isinstance(contestant, TimerContestant)
     contestant.open()
     held = contestant.schedule(contestant.delays(far_delays(n)))
-    contestant.run(SETTLE_SECONDS, nothing)
+    contestant.run(SETTLE_SECONDS, do_nothing)
     woken, switched = contestant.wakeups(), switches()
     cpu_ns = time.process_time_ns()
-    contestant.run(seconds, nothing)
+    contestant.run(seconds, do_nothing)
     cpu_ns, switched = time.process_time_ns() - cpu_ns, switches() - switched
     round_ = {"cpu_ms": cpu_ns / 1e6 / seconds, "switches": switched / seconds}
     if woken is not None:
@@ -132,7 +132,7 @@ def idle(contestant: Contestant, n: int, seconds: float) -> Rounds:
 
 
 def memory(contestant: Contestant, n: int, seconds: float) -> Rounds:
-    """N times `asyncio.timeout`, of which 40 %, then 90 % are left in time."""
+    """Enter `asyncio.timeout` N times, then leave 40 %, later 90 % in time."""
     assert isinstance(contestant, LoopTimerContestant)
     contestant.open()
     loop = contestant.call_later.__self__  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ def memory(contestant: Contestant, n: int, seconds: float) -> Rounds:
 
 
 async def timeouts(n: int) -> dict[str, float]:
-    """Resident memory and living handles at each stage; and the turn that sweeps, in ms."""
+    """Return resident memory and live handles at each stage; and the sweeping turn, in ms."""
     round_: dict[str, float] = {}
     delays = far_delays(n)
     entered: list[asyncio.Timeout | None] = [None] * n
@@ -172,7 +172,7 @@ async def timeouts(n: int) -> dict[str, float]:
 
 
 async def leave(entered: list[asyncio.Timeout | None], numbers: range) -> None:
-    """Leave these timeouts in time, and let go of them."""
+    """Leave these timeouts in time, and drop them."""
     for number in numbers:
         timeout = entered[number]
         assert timeout is not None
@@ -181,18 +181,18 @@ async def leave(entered: list[asyncio.Timeout | None], numbers: range) -> None:
 
 
 def living_handles() -> int:
-    """Loop timers that are alive, cancelled or not; the collector knows them all."""
+    """Count the live loop timers, cancelled or not; the collector tracks them all."""
     name = "TimerHandle"
     return sum(type(thing).__name__ == name for thing in gc.get_objects())
 
 
 def far_delays(n: int) -> list[int]:
-    """N delays, uniform over 100-600 s."""
+    """Return N delays, uniform over 100-600 s."""
     return Random(workload.SEED).choices(range(*FAR_MS), k=n)
 
 
 def switches() -> int:
-    """Voluntary context switches of the process so far, all threads."""
+    """Return the voluntary context switches of the process so far, all threads."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 

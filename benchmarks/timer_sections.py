@@ -1,4 +1,4 @@
-"""The sections of the timers' benchmark: who takes part, and what its table shows."""
+"""Sections of the timers' benchmark: the contestants and the columns of each table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JVM = ("kafka", "netty", "executor")
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the run, with a table of its own per size."""
+    """One part of the run, with one table per size."""
 
     key: str
     title: str
@@ -33,7 +33,7 @@ class Section:
     names: tuple[str, ...]
     columns: dict[str, str]
     reference: str
-    """Figures are followed by how many times this one's they are."""
+    """Figures are followed by their ratio to this contestant's."""
 
     scenarios: tuple[str, ...]
     decimals: int = 0
@@ -42,17 +42,17 @@ class Section:
 
     labels: dict[str, str] = field(default_factory=dict)
     at_once: bool = False
-    """Whether all cases run at the same time: what idles disturbs nobody."""
+    """Whether all cases run at the same time: idle processes do not disturb each other."""
 
     def label(self, name: str) -> str:
-        """The row's name."""
+        """Return the row's name."""
         return self.labels.get(name) or LABELS[name]
 
 
 SCHEDULE = Section(
     key="schedule",
     title="Timers: schedule and cancel",
-    note="Nanoseconds per operation. In brackets: how many times the `Timer`'s.",
+    note="Nanoseconds per operation. In brackets: the multiple of the `Timer`'s.",
     names=(
         "timer",
         "asynctimer",
@@ -76,7 +76,7 @@ SCHEDULE = Section(
 )
 FIRE = Section(
     key="fire",
-    title="Timers: firing what is due",
+    title="Timers: firing due timers",
     note="Nanoseconds per callback, an empty Python function; on the JVM, an empty task.",
     names=("timer", "manual", "asynctimer", "eventloop", "asyncio", "uvloop", *JVM),
     columns={"fire": "fire"},
@@ -88,8 +88,8 @@ LATENESS = Section(
     key="lateness",
     title="Timers: lateness",
     note=(
-        "Milliseconds between the time asked for and the callback, with 1,000 firing per second "
-        "among those pending. A negative one came early."
+        "Milliseconds between the requested time and the callback, with 1,000 firing per second "
+        "among those pending. A negative value means early."
     ),
     names=("timer", "asynctimer", "eventloop", "asyncio", "uvloop"),
     columns={
@@ -105,8 +105,8 @@ LATENESS = Section(
 )
 IDLE = Section(
     key="idle",
-    title="Timers: idle, with none due",
-    note="Per second, for the whole process, its main thread included.",
+    title="Timers: idle, nothing due",
+    note="Per second, for the whole process, including its main thread.",
     names=("timer", "ticking", "asynctimer", "eventloop", "asyncio", "uvloop", "nothing"),
     columns={
         "cpu_ms": "processor time, ms",
@@ -122,8 +122,8 @@ SERVER = Section(
     key="server",
     title="Timers: a server that renews a timeout per message",
     note=(
-        "A 30 s timeout for each connection, renewed by each message; 64 bytes there and back. "
-        "Processor time is the server's, per request; memory is what it took over an empty one."
+        "A 30 s timeout for each connection, renewed by each message; 64 bytes each way. "
+        "Processor time is the server's, per request; memory is relative to an empty server."
     ),
     names=("asyncio", "eventloop", "asynctimer", "uvloop", "uvtimer", "plain", "uvplain"),
     columns={
@@ -148,9 +148,9 @@ SERVER = Section(
 )
 MEMORY = Section(
     key="memory",
-    title="Timers: memory of asyncio timeouts that are over",
+    title="Timers: memory of completed asyncio timeouts",
     note=(
-        "`asyncio.timeout`, entered so many times; the oldest 40 %, then 90 % are left in time. "
+        "`asyncio.timeout`, entered once per timeout; the oldest 40 %, then 90 % are left in time. "
         "Resident MiB over an empty loop, and loop timers alive, cancelled or not."
     ),
     names=("eventloop", "asyncio", "uvloop"),

@@ -1,10 +1,9 @@
-"""A server whose connections each renew a 30 s timeout per message, and the client that asks it.
+"""A server whose connections each renew a 30 s timeout per message, and its client.
 
-    python benchmarks/timer_server.py asyncio        # serves until it is ended; prints its port
+    python benchmarks/timer_server.py asyncio        # serves until killed; prints its port
 
-The server is a plain asyncio protocol that sends back what it got, so that as little as possible
-is measured but the loop and its timers. The client is a process of its own, on the loopback, with
-plain sockets.
+The server is a plain asyncio echo protocol, so that the loop and its timers dominate. The
+client is a separate process, on loopback, with plain sockets.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ SPARE_FILES = 100
 
 
 class Plain(asyncio.Protocol):
-    """Sends back what it got; no timeouts."""
+    """Echoes its input; no timeouts."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: Any = transport  # uvloop's is no asyncio.Transport
+        self._transport: Any = transport  # uvloop's is not an asyncio.Transport
 
     def data_received(self, data: bytes) -> None:
         self._transport.write(data)
 
 
 class Cancelling(Plain):
-    """Cancels the loop's timer and sets another, per message: what a loop's timers offer."""
+    """Cancels the loop's timer and sets another, per message: the usual pattern."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -76,7 +75,7 @@ class Rescheduling(Plain):
 
 
 def uvloop_loop() -> asyncio.AbstractEventLoop:
-    """uvloop; ImportError when it is not installed."""
+    """Return uvloop; raise ImportError if it is not installed."""
     import uvloop
 
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -104,7 +103,7 @@ def main(name: str) -> None:
 
 
 async def serve(protocol: type[Plain]) -> None:
-    """Serve on a free port, print it, and go on until ended."""
+    """Serve on a free port, print it, and continue until killed."""
     factory: Callable[[], Plain] = protocol
     if issubclass(protocol, Rescheduling):
         timer = tickwheel.AsyncTimer()
@@ -116,7 +115,7 @@ async def serve(protocol: type[Plain]) -> None:
 
 
 def serve_and_ask(name: str, connections: int, seconds: float) -> Rounds:
-    """Requests per second, and the server's memory and processor time; one round."""
+    """Measure requests per second, and the server's memory and processor time; one round."""
     if "uv" in name:
         import uvloop  # noqa: F401
     connections = min(connections, raise_file_limit() - SPARE_FILES)
@@ -126,7 +125,7 @@ def serve_and_ask(name: str, connections: int, seconds: float) -> Rounds:
         try:
             port = int(process.stdout.readline())
             empty_kib = status_kib(process.pid, "VmRSS")
-            sockets = connected(port, connections)
+            sockets = open_connections(port, connections)
             ask(sockets, WARM_UP_SHARE * seconds)
             cpu = cpu_seconds(process.pid)
             started = time.perf_counter()
@@ -144,8 +143,8 @@ def serve_and_ask(name: str, connections: int, seconds: float) -> Rounds:
             process.kill()
 
 
-def connected(port: int, connections: int) -> list[socket.socket]:
-    """So many connections, with pauses in which the server can accept them."""
+def open_connections(port: int, connections: int) -> list[socket.socket]:
+    """Open `connections`, with pauses in which the server can accept them."""
     sockets = []
     for number in range(connections):
         sockets.append(socket.create_connection(("127.0.0.1", port)))
@@ -157,10 +156,10 @@ def connected(port: int, connections: int) -> list[socket.socket]:
 
 
 def ask(sockets: list[socket.socket], seconds: float) -> int:
-    """A message on every connection, then all answers, over and over; return how many came back.
+    """Send a message on every connection, then read all answers, repeatedly; return the count.
 
-    The server always has a queue in front of it, so that it meets many connections per turn, and
-    the answer that comes last is awaited first, so that it need not wake the client for each.
+    The server always has a queue of requests, so that it handles many connections per turn, and
+    the last answer is awaited first, so that it need not wake the client for each.
     """
     answers, stop_at = 0, time.perf_counter() + seconds
     while time.perf_counter() < stop_at:
@@ -174,14 +173,14 @@ def ask(sockets: list[socket.socket], seconds: float) -> int:
 
 
 def raise_file_limit() -> int:
-    """Allow this process as many files as the system lets it have; return how many."""
+    """Raise this process's limit of open files to the maximum; return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else 1 << 20
 
 
 def status_kib(pid: int, field: str) -> int:
-    """VmRSS or VmHWM of a process."""
+    """Return VmRSS or VmHWM of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1])
@@ -189,7 +188,7 @@ def status_kib(pid: int, field: str) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, user and system."""
+    """Return the processor time of a process so far, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,10 +1,9 @@
-"""Measures tickwheel's wheels beside other timers, in one run: `make bench-wheel`.
+"""Compare tickwheel's wheels with other timers: `make bench-wheel`.
 
     python benchmarks/wheel.py [--quick] [--sizes 10000,100000] [--only native,kafka]
 
-Prints a table per size and the goals with what was reached. A whole run also writes the figures,
-the plot and the page into docs/benchmarks; one that is cut short by an option does so when --output
-says where.
+Prints a table per size and the goals with their results. A whole run also writes the figures,
+the plot and the page into docs/benchmarks; a partial run does so only with --output.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from cache import Growth
 from contestants import CONTESTANTS
 from goals import goals, power
 from jvm import JVM_PEERS, JvmPeer, Missing
-from output import DOCS, save, some_of, tell
-from page import missing, page
+from output import DOCS, parse_names, save, show_progress
+from page import list_missing, page
 from report import goal_table, growth_table, size_table
 from results import Results
 from scenarios import SCENARIOS, takes_part
@@ -59,7 +58,7 @@ SLOW = ("pure", "sched")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure."""
+    """The amount to measure."""
 
     sizes: list[int]
     names: list[str]
@@ -69,7 +68,7 @@ class Plan:
     counted: list[int]
 
     def cases(self, repetition: int) -> list[tuple[int, str]]:
-        """The (size, contestant) pairs of one repetition, in an order of its own."""
+        """Return the (size, contestant) pairs of one repetition, shuffled."""
         pairs = [
             (size, name)
             for size in self.sizes
@@ -80,7 +79,7 @@ class Plan:
         return pairs
 
     def how_often(self, size: int, name: str) -> int:
-        """The repetitions of a contestant at a size: what takes minutes is measured once."""
+        """Return the repetitions of a contestant at a size: slow ones are measured once."""
         if size >= LARGEST:
             return 1 if name == "native" else 0
         return 1 if size >= SIZES[-1] and name in SLOW else self.repetitions
@@ -89,47 +88,49 @@ class Plan:
 def main() -> None:
     """Measure, print, write."""
     arguments = parse()
-    plan = planned(arguments)
+    plan = make_plan(arguments)
     started = time.monotonic()
     results = Results(LABELS, SETTLING)
     peers = ready_peers(plan, results)
     for repetition in range(plan.repetitions):
         for size, name in plan.cases(repetition):
             if name not in results.missing:
-                tell(f"{repetition + 1}/{plan.repetitions} {LABELS[name]} at {power(size)}")
+                show_progress(
+                    f"{repetition + 1}/{plan.repetitions} {LABELS[name]} at {power(size)}"
+                )
                 measure(results, plan, peers, size, name)
-    growth = simulated(plan)
-    tell("")
+    growth = simulate_growth(plan)
+    show_progress("")
     show(results, growth)
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = arguments.output or (DOCS if whole(arguments) else None)
+    output = arguments.output or (DOCS if is_whole(arguments) else None)
     if output:
         write(results, growth, peers, output)
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Measure the wheels beside other timers.")
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Compare the wheels with other timers.")
     parser.add_argument("--quick", action="store_true", help="10^4 and 10^5 once, within a minute")
     parser.add_argument("--sizes", type=sizes, help="numbers of pending timers, e.g. 10000,100000")
-    parser.add_argument("--only", type=some_of(LABELS), help=f"some of {','.join(LABELS)}")
-    parser.add_argument("--repetitions", type=int, help="3 unless told")
+    parser.add_argument("--only", type=parse_names(LABELS), help=f"some of {','.join(LABELS)}")
+    parser.add_argument("--repetitions", type=int, help="3 by default")
     parser.add_argument("--output", type=Path, help="directory for JSON, plot and page")
     return parser.parse_args()
 
 
 def sizes(text: str) -> list[int]:
-    """The sizes in `10000,100000`."""
+    """Parse sizes such as `10000,100000`."""
     return [int(size) for size in text.split(",")]
 
 
-def whole(arguments: argparse.Namespace) -> bool:
-    """Whether nothing was left out."""
+def is_whole(arguments: argparse.Namespace) -> bool:
+    """Return whether the run leaves nothing out."""
     return not (arguments.quick or arguments.sizes or arguments.only)
 
 
-def planned(arguments: argparse.Namespace) -> Plan:
-    """The plan that the command line asks for."""
+def make_plan(arguments: argparse.Namespace) -> Plan:
+    """Return the plan for the command line."""
     quick = arguments.quick
     return Plan(
         sizes=arguments.sizes or list(SIZES[:2] if quick else (*SIZES, LARGEST)),
@@ -137,15 +138,15 @@ def planned(arguments: argparse.Namespace) -> Plan:
         repetitions=arguments.repetitions or (1 if quick else 3),
         seconds=0.1 if quick else 0.4,
         warm_up_seconds=0.3 if quick else 2.0,
-        counted=[*SIZES, LARGEST] if whole(arguments) else [],
+        counted=[*SIZES, LARGEST] if is_whole(arguments) else [],
     )
 
 
 def ready_peers(plan: Plan, results: Results) -> dict[str, JvmPeer]:
-    """Fetch and compile the peers on the JVM; those that cannot be had are noted as missing."""
+    """Fetch and compile the JVM peers; record unavailable ones as missing."""
     peers = {}
     for name in [name for name in JVM_PEERS if name in plan.names]:
-        tell(f"making {LABELS[name]} ready")
+        show_progress(f"making {LABELS[name]} ready")
         try:
             peers[name] = JVM_PEERS[name]()
         except Missing as error:
@@ -154,7 +155,7 @@ def ready_peers(plan: Plan, results: Results) -> dict[str, JvmPeer]:
 
 
 def measure(results: Results, plan: Plan, peers: dict[str, JvmPeer], size: int, name: str) -> None:
-    """One contestant at one size, all operations, once."""
+    """Measure one contestant at one size, all operations, once."""
     if name in CONTESTANTS:
         for scenario in [scenario for scenario in SCENARIOS if takes_part(name, scenario)]:
             measure_case(results, plan, size, name, scenario)
@@ -169,26 +170,26 @@ def measure(results: Results, plan: Plan, peers: dict[str, JvmPeer], size: int, 
 
 
 def measure_case(results: Results, plan: Plan, size: int, name: str, scenario: str) -> None:
-    """One Python case, in a process of its own."""
+    """Run one Python case in its own process."""
     command = [sys.executable, str(CASE), name, scenario, str(size)]
     command += ["--seconds", str(plan.seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{name}, {scenario} at {size} failed:\n{done.stderr}")
-    said = json.loads(done.stdout)
-    if "missing" in said:
-        results.missing[name] = said["missing"]
+    answer = json.loads(done.stdout)
+    if "missing" in answer:
+        results.missing[name] = answer["missing"]
         return
     figures = defaultdict(list)
-    for round_ in said["rounds"]:
+    for round_ in answer["rounds"]:
         for operation, figure in round_.items():
             figures[operation].append(figure)
     for operation, rounds in figures.items():
         results.add(size, name, operation, rounds)
 
 
-def simulated(plan: Plan) -> list[Growth]:
-    """The counts by size, where callgrind can count."""
+def simulate_growth(plan: Plan) -> list[Growth]:
+    """Return the counts by size, if callgrind is available."""
     if not plan.counted:
         return []
     reason = cache.why_not()
@@ -197,7 +198,7 @@ def simulated(plan: Plan) -> list[Growth]:
         return []
     growth = []
     for size in plan.counted:
-        tell(f"counting at {power(size)}")
+        show_progress(f"counting at {power(size)}")
         growth.append(cache.simulate(size))
     return growth
 
@@ -206,7 +207,7 @@ def show(results: Results, growth: list[Growth]) -> None:
     """Print all tables."""
     for size in results.sizes():
         print(f"\n{power(size)} pending\n\n{size_table(results, size)}")
-    print(f"\n{missing(results)}\n{goal_table(goals(results))}")
+    print(f"\n{list_missing(results)}\n{goal_table(goals(results))}")
     if growth:
         print(f"\n{growth_table(growth)}")
 

@@ -1,6 +1,6 @@
-"""What every contestant is given: delays, orders and sizes, the same for all and in every run.
+"""Delays, orders and sizes, the same for every contestant and every run.
 
-Delays are whole milliseconds (one tick). It knows no timer and reads no clock.
+Delays are whole milliseconds (one tick). This module has no timer and reads no clock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from random import Random
 SEED = 20_261_115
 SIZES = (10_000, 100_000, 1_000_000)
 LARGEST = 10_000_000
-"""The size that only tickwheel's native wheel is asked for."""
+"""The size that only tickwheel's native wheel is measured at."""
 
 CONSTANT_MS = 30_000
 DRAIN_MS = 600_000
@@ -19,32 +19,32 @@ EXPIRE_MS = 600
 
 
 def random_delays(n: int) -> list[int]:
-    """N delays, uniform over 1-600 s."""
+    """Return N delays, uniform over 1-600 s."""
     return Random(SEED).choices(range(1_000, DRAIN_MS + 1), k=n)
 
 
 def short_delays(n: int) -> list[int]:
-    """N delays, uniform over 1-600 ms."""
+    """Return N delays, uniform over 1-600 ms."""
     return Random(SEED).choices(range(1, EXPIRE_MS + 1), k=n)
 
 
 def constant_delays(n: int) -> list[int]:
-    """N delays of 30 s."""
+    """Return N delays of 30 s."""
     return [CONSTANT_MS] * n
 
 
 def random_order(n: int) -> list[int]:
-    """The numbers 0 ... n - 1, shuffled."""
+    """Return the numbers 0 ... n - 1, shuffled."""
     order = list(range(n))
     Random(SEED + 1).shuffle(order)
     return order
 
 
 def turns(n: int, count: int) -> list[int]:
-    """The numbers 0 ... n - 1 in turn, from the start again after the last."""
+    """Return `count` numbers that cycle through 0 ... n - 1."""
     return [number % n for number in range(count)]
 
 
 def churn_count(n: int) -> int:
-    """Operations of one churn round: enough for a lazy heap to sweep once."""
+    """Return the operations of one churn round: enough for a lazy heap to sweep once."""
     return n + n // 5

@@ -1,4 +1,4 @@
-"""The durable benchmark: its short form runs, and its goals and tables say what was measured."""
+"""The durable benchmark: its quick run works, and its goals and tables report the figures."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ PATIENCE = 60
 
 @pytest.fixture
 def bench(monkeypatch):
-    """The benchmark's modules, which are no package: import them by name from here on."""
+    """Make the benchmark's modules importable by name; they are not a package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
@@ -31,7 +31,7 @@ def verdicts(results):
     return {goal.text: goal.verdict for goal in goals(results, ["huey"])}
 
 
-def test_the_short_form_runs_and_writes_its_figures_and_its_page(tmp_path):
+def test_the_quick_run_writes_figures_and_page(tmp_path):
     program = [sys.executable, BENCHMARKS / "durable.py", "--quick", "--stores", "sqlite"]
     done = subprocess.run(
         [*program, "--only", "many", "--output", tmp_path],
@@ -55,7 +55,7 @@ def test_an_unknown_part_is_refused():
     assert "unknown: nothing" in done.stderr
 
 
-def test_what_was_not_measured_is_neither_reached_nor_missed(results):
+def test_a_missing_figure_is_neither_reached_nor_missed(results):
     results.add(0, "sqlite", "one_caller", [100.0])
     assert set(verdicts(results).values()) == {"not measured"}
 
@@ -79,14 +79,14 @@ def test_a_burst_is_compared_with_the_fastest_of_the_others(results, theirs, ver
 @pytest.mark.parametrize(
     ("with_pending", "verdict"), [(80.0, "reached"), (70.0, "not reached"), (130.0, "not reached")]
 )
-def test_the_rate_beside_many_pending_must_stay_where_it_was(results, with_pending, verdict):
+def test_the_rate_with_many_pending_must_be_unchanged(results, with_pending, verdict):
     results.add(0, "sqlite", "callers_in_turn", [100.0])
     results.add(1_000_000, "sqlite", "callers_in_turn", [with_pending])
     text = "SQLite, submits with 10^6 pending: within 25% of the rate without them"
     assert verdicts(results)[text] == verdict
 
 
-def test_a_library_that_failed_is_named_with_the_reason_and_keeps_what_it_reached(results):
+def test_a_failed_library_is_named_with_the_reason_and_keeps_its_figures(results):
     from durable_report import tables
 
     results.add(0, "huey", "one_caller", [1_234.0])
@@ -96,7 +96,7 @@ def test_a_library_that_failed_is_named_with_the_reason_and_keeps_what_it_reache
     assert "1,234" in text
 
 
-def test_lateness_says_how_many_came_early_or_never(results):
+def test_lateness_reports_early_and_missing_tasks(results):
     from durable_report import lateness
 
     for column, figure in {"p50_ms": 1.5, "p99_ms": 3.0, "early": 2.0, "unrun": 0.0}.items():

@@ -1,4 +1,4 @@
-"""The service benchmark: its short form runs, and its goals and tables say what was measured."""
+"""The service benchmark: its quick run works, and its goals and tables report the figures."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ PATIENCE = 60
 
 @pytest.fixture
 def bench(monkeypatch):
-    """The benchmark's modules, which are no package: import them by name from here on."""
+    """Make the benchmark's modules importable by name; they are not a package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
@@ -36,7 +36,7 @@ def run_quick(*words):
     return subprocess.run(program, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
-def test_the_short_form_loses_nothing_and_writes_its_figures_and_its_page(tmp_path):
+def test_the_quick_run_loses_nothing_and_writes_figures_and_page(tmp_path):
     done = run_quick("--stores", "sqlite", "--only", "single,callbacks", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "service.json").read_text())
@@ -54,7 +54,7 @@ def test_an_unknown_part_is_refused():
     assert "unknown: nothing" in done.stderr
 
 
-def test_what_was_not_measured_is_neither_reached_nor_missed(results):
+def test_a_missing_figure_is_neither_reached_nor_missed(results):
     from service_goals import goals
 
     results.add(0, "sqlite", "half_own_asked", [100.0])
@@ -67,36 +67,36 @@ def test_single_submits_count_on_the_best_number_of_connections(results):
     assert verdict(results, "single submits") == "reached"
 
 
-@pytest.mark.parametrize(("lost", "told"), [(0, "reached"), (1, "not reached")])
-def test_an_acknowledged_task_that_is_gone_is_told(results, lost, told):
+@pytest.mark.parametrize(("lost", "expected"), [(0, "reached"), (1, "not reached")])
+def test_a_lost_acknowledged_task_misses_the_goal(results, lost, expected):
     for part, gone in {"single": 0, "batch": lost}.items():
         results.add(0, "sqlite", f"{part}_acknowledged", [1_000])
         results.add(0, "sqlite", f"{part}_lost", [gone])
-    assert verdict(results, "gone after kill -9") == told
+    assert verdict(results, "lost after kill -9") == expected
 
 
-@pytest.mark.parametrize(("p99", "told"), [(29.9, "reached"), (30.0, "not reached")])
-def test_answers_at_half_of_the_goal_must_come_in_time(results, p99, told):
+@pytest.mark.parametrize(("p99", "expected"), [(29.9, "reached"), (30.0, "not reached")])
+def test_answers_at_half_of_the_goal_must_come_in_time(results, p99, expected):
     for column, figure in {"rate": 3_000.0, "p50_ms": 2.0, "p99_ms": p99}.items():
         results.add(0, "sqlite", f"half_goal_{column}", [figure])
-    assert verdict(results, "at 3,000 submits/s") == told
+    assert verdict(results, "at 3,000 submits/s") == expected
 
 
 @pytest.mark.parametrize(
-    ("rate", "bare", "told"),
+    ("rate", "bare", "expected"),
     [
         (2_500.0, 20_000.0, "reached"),
         (2_000.0, 3_300.0, "reached"),
         (2_000.0, 3_400.0, "not reached"),
     ],
 )
-def test_callbacks_reach_a_rate_or_a_part_of_the_bare_client(results, rate, bare, told):
+def test_callbacks_reach_a_rate_or_a_part_of_the_bare_client(results, rate, bare, expected):
     results.add(0, "sqlite", "callbacks", [rate])
     results.add(0, "sqlite", "bare_tickwheel_64", [bare])
-    assert verdict(results, "callbacks: at least") == told
+    assert verdict(results, "callbacks: at least") == expected
 
 
-def test_one_callback_too_many_in_any_repetition_is_told(results):
+def test_a_repeated_callback_in_any_repetition_misses_the_goal(results):
     for what in ("early", "unrecorded"):
         results.add(0, "sqlite", f"callbacks_{what}", [0.0])
     for repeated in (0.0, 1.0, 0.0):
@@ -104,15 +104,15 @@ def test_one_callback_too_many_in_any_repetition_is_told(results):
     assert verdict(results, "repeated") == "not reached"
 
 
-@pytest.mark.parametrize(("beside", "told"), [(27.0, "reached"), (27.1, "not reached")])
-def test_lateness_beside_services_in_trouble_must_stay_where_it_was(results, beside, told):
+@pytest.mark.parametrize(("beside", "expected"), [(27.0, "reached"), (27.1, "not reached")])
+def test_lateness_with_failing_services_must_be_unchanged(results, beside, expected):
     for name, p99 in {"late": 20.0, "beside": beside}.items():
         results.add(0, "sqlite", f"{name}_p50_ms", [2.0])
         results.add(0, "sqlite", f"{name}_p99_ms", [p99])
-    assert verdict(results, "beside a dead and a slow service") == told
+    assert verdict(results, "with a dead and a slow service") == expected
 
 
-def test_a_rate_that_was_not_kept_is_told(results):
+def test_a_rate_that_was_not_kept_is_reported(results):
     from service_report import paced
 
     columns = {"asked": 3_000.0, "rate": 2_400.0, "p50_ms": 90.0, "p99_ms": 250.0}
@@ -121,7 +121,7 @@ def test_a_rate_that_was_not_kept_is_told(results):
     assert paced(results, "sqlite", "half_goal") == "90.0 / 250.0 at 3,000/s, kept 2,400/s"
 
 
-def test_a_system_that_failed_is_named_with_the_reason_and_keeps_what_it_reached(results):
+def test_a_failed_system_is_named_with_the_reason_and_keeps_its_figures(results):
     from service_report import tables
 
     results.add(0, "sqlite", "closed_1", [2_468.0])
@@ -133,14 +133,14 @@ def test_a_system_that_failed_is_named_with_the_reason_and_keeps_what_it_reached
     assert "submits by one client: 2.0 × Huey / Redis" in text
 
 
-def test_a_machine_that_others_used_is_told(results):
-    from service_report import disturbed
+def test_a_busy_machine_is_reported(results):
+    from service_report import busy_warning
 
     results.add(0, "machine", "load_before", [3.2])
-    assert "its load average was 3.2 before the run" in disturbed(results)
+    assert "its load average was 3.2 before the run" in busy_warning(results)
 
 
-def test_the_disk_is_watched_while_something_runs(bench):
+def test_the_disk_is_watched_during_a_run(bench):
     from disk import DiskWatch
 
     with DiskWatch() as disk:
@@ -149,7 +149,7 @@ def test_the_disk_is_watched_while_something_runs(bench):
     assert 0 < figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
 
 
-def test_what_the_disk_did_is_shown_below_each_lateness(results):
+def test_the_disk_figures_are_shown_below_each_lateness(results):
     from service_report import late_table
 
     for number, column in enumerate(("p50_ms", "p99_ms", "max_ms"), 1):
@@ -158,5 +158,5 @@ def test_what_the_disk_did_is_shown_below_each_lateness(results):
     rows = late_table(results).splitlines()
     (at,) = [number for number, row in enumerate(rows) if "1,000/s due" in row]
     assert "10.0 / 20.0 (30)" in rows[at]
-    assert "a bare fdatasync meanwhile" in rows[at + 1]
+    assert "a bare fdatasync at the same time" in rows[at + 1]
     assert "1.0 / 2.0 (3)" in rows[at + 1]

@@ -19,7 +19,7 @@ CONTESTANTS = {
 
 
 def contestant(name: str) -> Contestant:
-    """Make a contestant; ImportError when what it measures is not installed."""
+    """Create a contestant; raise ImportError if its package is not installed."""
     module, factory = CONTESTANTS[name].split(":")
     made = getattr(import_module(f"contestants.{module}"), factory)()
     assert isinstance(made, Contestant)

@@ -1,7 +1,7 @@
-"""What a contestant is: a timer structure with the loops that drive it from Python.
+"""The interface of a contestant: a timer structure with the loops that drive it.
 
 A contestant's loop is the shortest that its users could write: a comprehension to schedule, a plain
-`for` to cancel. The clock around it belongs to `case`.
+`for` to cancel. `case` times it.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any
 class Contestant(ABC):
     """One timer structure under measurement.
 
-    - `open` makes an empty one, `close` lets go of it; a contestant may be opened many times.
-    - `delays` turns milliseconds into what the structure takes, outside the clock.
-    - `sweep` finishes what `cancel` left behind.
+    - `open` creates an empty one, `close` drops it; a contestant may be opened many times.
+    - `delays` converts milliseconds to the structure's unit, outside the clock.
+    - `sweep` finishes the work that `cancel` deferred.
     """
 
     label: str
     """The row's name in the tables."""
 
     sweeps = False
-    """True when a cancelled timer stays in the structure until a later sweep."""
+    """True if a cancelled timer stays in the structure until a later sweep."""
 
     cancels_up_to: int | None = None
-    """The largest size at which cancel is affordable at all; None when it is at any."""
+    """The largest size at which cancel is affordable; None for any size."""
 
     cancel_limit: int | None = None
-    """How many cancels one round may make; None when all."""
+    """How many cancels one round may make; None for all."""
 
     churn_limit: int | None = None
-    """How many operations one churn round may make; None when as many as the others."""
+    """How many operations one churn round may make; None for the default."""
 
     @abstractmethod
     def open(self) -> None:
-        """Make an empty structure."""
+        """Create an empty structure."""
 
     def close(self) -> None:
-        """Let go of the structure."""
+        """Drop the structure."""
 
     def delays(self, milliseconds: Sequence[int]) -> list[Any]:
-        """The delays in the structure's own unit."""
+        """Return the delays in the structure's own unit."""
         return list(milliseconds)
 
     @abstractmethod
@@ -54,15 +54,15 @@ class Contestant(ABC):
         """Cancel every handle, in the order given."""
 
     def sweep(self) -> None:
-        """Take what was cancelled out of the structure."""
+        """Remove cancelled timers from the structure."""
 
     @abstractmethod
     def churn(self, handles: list[Any], picks: list[int], delays: list[Any]) -> None:
         """For each pick: cancel the handle there and put a new one in its place."""
 
     def await_due(self) -> None:
-        """Let real time pass until every short delay is over; on its own time, do nothing."""
+        """Let real time pass until every short delay is over; no-op on a simulated clock."""
 
     @abstractmethod
     def expire(self) -> int:
-        """Fire everything, all of it being due, and return how many fired."""
+        """Fire all timers, which are all due, and return how many fired."""

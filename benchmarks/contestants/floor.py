@@ -1,7 +1,7 @@
-"""The floor: native calls that do nothing, through the loops that the others run through.
+"""The floor: native calls that do nothing, through the same loops as the contestants.
 
 Scheduling becomes a call with one argument; cancelling becomes a method without arguments on an
-object of an entry's size, met in random order, so that the cache miss on it is part of the floor.
+object of an entry's size, in random order, so that the floor includes the cache miss on it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from contestants.contestant import Contestant
 
 SIXTY_BYTES = 1 << 260
-"""An integer from here on takes 60 bytes, as an entry does, and its `conjugate` is itself."""
+"""Larger integers take 60 bytes, like an entry, and their `conjugate` is themselves."""
 
 empty_call = gc.is_tracked
-"""A builtin with one argument (METH_O) that looks at its type and returns a constant."""
+"""A builtin with one argument (METH_O) that checks its type and returns a constant."""
 
 
 class FloorContestant(Contestant):

@@ -1,4 +1,4 @@
-"""Heaps without a loop, on their own time: `heapq` of tuples with lazy deletion, and `sched`."""
+"""Heaps without a loop, on simulated time: `heapq` with lazy deletion, and `sched`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from workload import DRAIN_MS
 
 
 class HeapContestant(Contestant):
-    """(delay, number, item) on a heap; cancel notes the number, and a sweep follows at one half.
+    """(delay, number, item) on a heap; cancel marks the number, and a sweep follows at one half.
 
-    The sweep rule is asyncio's. Everything is written out in the loops, as a user in a hurry would.
+    The sweep rule is asyncio's. Everything is inlined in the loops, the fastest way in Python.
     """
 
     label = "heapq, lazy deletion"
@@ -65,7 +65,7 @@ class HeapContestant(Contestant):
 
 
 class SchedContestant(Contestant):
-    """`sched.scheduler` on a clock of its own; its cancel searches the whole queue."""
+    """`sched.scheduler` on simulated time; its cancel searches the whole queue."""
 
     label = "sched"
     cancels_up_to = 10_000

@@ -1,6 +1,6 @@
 """The event loops' own timers: `call_later` of asyncio and of uvloop, on the real clock.
 
-The callback is a builtin that does nothing, the cheapest there is.
+The callback is a builtin that does nothing, the cheapest available.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contestants.contestant import Contestant
 from workload import EXPIRE_MS
 
 CHURN_PER_TURN = 1_000
-"""A churning program lets its loop turn: asyncio sweeps and uvloop closes handles only then."""
+"""A churning program turns its loop: only then asyncio sweeps and uvloop closes handles."""
 
 callback = gc.isenabled
 
 
 class LoopContestant(Contestant):
-    """A loop that turns only when asked to."""
+    """A loop that turns only on request."""
 
     sweeps = True
 
@@ -73,7 +73,7 @@ class LoopContestant(Contestant):
             handles[pick] = call_later(delay, fired)
 
     def await_due(self) -> None:
-        # The last timer tells that all the others have fired.
+        # The last timer shows that all the others have fired.
         self._last = self._loop.create_future()
         self._loop.call_later((EXPIRE_MS + 20) / 1_000, self._last.set_result, None)
         time.sleep((EXPIRE_MS + 50) / 1_000)
@@ -84,12 +84,12 @@ class LoopContestant(Contestant):
 
 
 def asyncio_loop() -> LoopContestant:
-    """The standard library's selector loop."""
+    """Return the standard library's selector loop."""
     return LoopContestant(asyncio.SelectorEventLoop, "asyncio call_later")
 
 
 def uvloop_loop() -> LoopContestant:
-    """uvloop; ImportError when it is not installed."""
+    """Return uvloop; raise ImportError if it is not installed."""
     import uvloop
 
     return LoopContestant(uvloop.new_event_loop, "uvloop call_later", churn_limit=200_000)

@@ -1,4 +1,4 @@
-"""tickwheel's hierarchical wheel, native and pure: tick 1 ms, the default size, its own time."""
+"""tickwheel's hierarchical wheel, native and pure: tick 1 ms, default size, simulated time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WheelContestant(Contestant):
         return len(self._wheel.advance(DRAIN_MS))
 
     def batches(self, delays: list[Any]) -> list[tuple[list[Any], list[Any]]]:
-        """The arguments of schedule_many, cut outside the clock."""
+        """Return the arguments of schedule_many, prepared outside the clock."""
         cut = [delays[start : start + BATCH] for start in range(0, len(delays), BATCH)]
         return [(expiries, [self._item] * len(expiries)) for expiries in cut]
 
@@ -53,20 +53,20 @@ class WheelContestant(Contestant):
         return [schedule_many(expiries, items) for expiries, items in batches]
 
     def cancel_many(self, batches: list[list[Any]]) -> int:
-        """Cancel batch by batch and return how many were taken off."""
+        """Cancel batch by batch and return how many were removed."""
         cancel_many = self._wheel.cancel_many
         return sum(cancel_many(entries) for entries in batches)
 
 
 def native() -> WheelContestant:
-    """The wheel in C; ImportError when the extension was not built."""
+    """Return the wheel in C; raise ImportError if the extension was not built."""
     from tickwheel import _wheel
 
     return WheelContestant(_wheel.Wheel, "tickwheel, native")
 
 
 def pure() -> WheelContestant:
-    """The wheel in Python."""
+    """Return the wheel in Python."""
     from tickwheel.wheel import Wheel
 
     return WheelContestant(Wheel, "tickwheel, pure")

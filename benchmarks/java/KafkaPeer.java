@@ -4,7 +4,7 @@ import org.apache.kafka.server.util.timer.TimerTask;
 /**
  * Kafka's SystemTimer, tick 1 ms, size 20: hierarchical wheels with a DelayQueue of buckets.
  *
- * <p>add() and cancel() run on the caller's thread. No reaper thread polls the queue meanwhile,
+ * <p>add() and cancel() run on the caller's thread. No reaper thread polls the queue at that time,
  * which spares add() the wake-ups that it would cause in a broker.
  */
 final class KafkaPeer extends Peer {

@@ -11,7 +11,7 @@ import java.util.concurrent.TimeUnit;
 /**
  * Netty's HashedWheelTimer, tick 1 ms, 512 slots: one wheel with rounds, and a thread that turns it.
  *
- * <p>newTimeout() and cancel() only put a note into a queue; the wheel's thread acts on it at its
+ * <p>newTimeout() and cancel() only queue a request; the wheel's thread handles it at its
  * next tick. Settling waits for that, so its figures count until in the wheel, or out of it.
  */
 final class NettyPeer extends Peer {

@@ -1,9 +1,9 @@
-"""The client of one task library, run in that library's own environment; prints JSON.
+"""Measure one task library, in that library's own environment; prints JSON.
 
     python client.py on_celery celery --submit-seconds 2 --count 1000 --seconds 10 --burst 2000
 
 Measures single submits by one client, then with a worker the lateness of tasks due one after
-another, then a burst at one instant. What was measured before something failed is kept.
+another, then a burst at one instant. Figures measured before a failure are kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import ledger
 from peer import Peer
 
 FIRST = 50
-"""Submits before the first that is counted, and those that warm the worker up."""
+"""Submits before the first counted one, and tasks to warm up the worker."""
 
 WARM_SECONDS = 20.0
 LEAD = 2.0
 PATIENCE = 20.0
-"""Seconds after the last due time: what has not run by then counts as not run."""
+"""Seconds after the last due time, after which a task counts as not run."""
 
 Figures = dict[str, Any]
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def measure(peer: Peer, given: argparse.Namespace, figures: Figures) -> None:
-    """All three, in turn."""
+    """Measure submits, lateness and burst."""
     peer.prepare()
     rate = figures["one_caller"] = submit_rate(peer, given.submit_seconds)
     peer.clear()
@@ -68,7 +68,7 @@ def measure(peer: Peer, given: argparse.Namespace, figures: Figures) -> None:
 
 
 def submit_rate(peer: Peer, seconds: float) -> float:
-    """Submits per second by one client, one after another, of tasks due in an hour."""
+    """Return submits per second by one client, one after another, of tasks due in an hour."""
     far = time.time() + 3600
     peer.submit(dict.fromkeys(range(FIRST), far))
     began = time.perf_counter()
@@ -88,21 +88,21 @@ def warm_up(peer: Peer) -> None:
 
 
 def lateness(peer: Peer, count: int, seconds: float, rate: float) -> Figures:
-    """How late tasks start that are due one after another."""
+    """Measure how late tasks start that are due one after another."""
     first = time.time() + LEAD + 1.5 * count / rate
     dues = {number: first + number * seconds / count for number in range(count)}
     peer.submit(dues)
     ran = ledger.wait_for(dues, max(dues.values()) + PATIENCE)
     late = sorted((at - dues[number]) * 1000 for number, at in ran.items())
     if not late:
-        raise TimeoutError("none of the tasks has run")
+        raise TimeoutError("no task has run")
     quantile = {"p50_ms": 0.50, "p99_ms": 0.99, "max_ms": 1.0}
     figures: Figures = {k: late[math.ceil(part * len(late)) - 1] for k, part in quantile.items()}
     return figures | {"early": sum(one < 0 for one in late), "unrun": count - len(ran)}
 
 
 def burst_rate(peer: Peer, count: int, rate: float) -> tuple[float, int]:
-    """Tasks per second from the instant that all are due at, and how many did not run."""
+    """Return tasks per second from the due instant, and how many did not run."""
     due = time.time() + LEAD + 1.5 * count / rate
     numbers = range(1_000_000, 1_000_000 + count)
     peer.submit(dict.fromkeys(numbers, due))
@@ -110,7 +110,7 @@ def burst_rate(peer: Peer, count: int, rate: float) -> tuple[float, int]:
         raise TimeoutError("the submits of the burst took longer than expected")
     ran = ledger.wait_for(numbers, due + PATIENCE)
     if not ran:
-        raise TimeoutError("none of the burst has run")
+        raise TimeoutError("no task of the burst has run")
     return len(ran) / (max(ran.values()) - due), count - len(ran)
 
 

@@ -1,4 +1,4 @@
-"""Who ran, and when: lines in one file, which every worker process appends to."""
+"""Record which tasks ran, and when, in one file that every worker process appends to."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ NAME = "TICKWHEEL_BENCH_LEDGER"
 
 @cache
 def descriptor() -> int:
-    """The open file; a line this short is appended whole."""
+    """Open the file; a line this short is appended atomically."""
     return os.open(os.environ[NAME], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
 def note(number: int) -> None:
-    """Write down that a task starts now."""
+    """Record that a task starts now."""
     os.write(descriptor(), b"%d %.6f\n" % (number, time.time()))
 
 
 def read() -> dict[int, float]:
-    """Number -> when it was first started."""
+    """Return the first start time by number."""
     path, found = Path(os.environ[NAME]), dict[int, float]()
     for line in path.read_text().splitlines() if path.exists() else ():
         number, at = line.split()
@@ -32,7 +32,7 @@ def read() -> dict[int, float]:
 
 
 def wait_for(numbers: Iterable[int], limit: float) -> dict[int, float]:
-    """The tasks with these numbers, once all have run, or those that have by the limit."""
+    """Wait until all tasks with these numbers ran, or until the limit; return those that did."""
     wanted = set(numbers)
     while True:
         ran = {number: at for number, at in read().items() if number in wanted}

@@ -9,7 +9,7 @@ from peer import BROKER, Peer, aware
 
 
 class APSchedulerPeer(Peer):
-    """Its scheduler runs where it is submitted to; jobs that are late are run all the same."""
+    """Its scheduler runs in the submitting process; late jobs are run, too."""
 
     def prepare(self) -> None:
         self._scheduler = BackgroundScheduler(

@@ -12,12 +12,12 @@ from peer import BROKER, Peer, aware
 
 
 async def note(context: dict[str, Any], number: int) -> None:
-    """The task."""
+    """Record the task."""
     ledger.note(number)
 
 
 class WorkerSettings:
-    """What `arq` reads; ten jobs at once, its default, would be far slower in a burst."""
+    """The settings that `arq` reads; its default of ten jobs at once is far slower in a burst."""
 
     functions: ClassVar = [note]
     redis_settings = RedisSettings.from_dsn(BROKER) if BROKER else None
@@ -26,7 +26,7 @@ class WorkerSettings:
 
 
 class ArqPeer(Peer):
-    """Submits on a loop of its own."""
+    """Submits on its own loop."""
 
     command = ("arq", "on_arq.WorkerSettings")
 

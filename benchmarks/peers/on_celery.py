@@ -13,12 +13,12 @@ app.conf.broker_connection_retry_on_startup = True
 
 @app.task(name="note")
 def note(number: int) -> None:
-    """The task."""
+    """Record the task."""
     ledger.note(number)
 
 
 class CeleryPeer(Peer):
-    """Submits by one connection from the pool."""
+    """Submits over one connection from the pool."""
 
     command = ("celery", "-A", "on_celery", "worker", "--loglevel", "ERROR")
 

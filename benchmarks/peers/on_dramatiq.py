@@ -16,12 +16,12 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor
 def note(number: int) -> None:
-    """The task."""
+    """Record the task."""
     ledger.note(number)
 
 
 class DramatiqPeer(Peer):
-    """Submits by a delay in milliseconds."""
+    """Submits with a delay in milliseconds."""
 
     command = ("dramatiq", "on_dramatiq")
 

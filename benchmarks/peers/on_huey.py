@@ -16,12 +16,12 @@ else:
 
 @huey.task()
 def note(number: int) -> None:
-    """The task."""
+    """Record the task."""
     ledger.note(number)
 
 
 class HueyPeer(Peer):
-    """Submits by a delay: a due time given to it is rounded."""
+    """Submits with a delay, because Huey rounds a due time."""
 
     command = ("huey_consumer", "on_huey.huey", "-w", "4", "-k", "thread", "-q")
 

@@ -13,12 +13,12 @@ app = App(connector=PsycopgConnector(conninfo=BROKER))
 
 @app.task(name="note")
 async def note(number: int) -> None:
-    """The task."""
+    """Record the task."""
     ledger.note(number)
 
 
 class ProcrastinatePeer(Peer):
-    """Submits on a loop of its own."""
+    """Submits on its own loop."""
 
     command = ("procrastinate", "--app", "on_procrastinate.app", "worker", "--concurrency", "100")
 

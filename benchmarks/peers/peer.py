@@ -1,4 +1,4 @@
-"""What the client asks of a task library: submit one after another, and run a worker."""
+"""The interface of a task library: submit one after another, and run a worker."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 BROKER = os.environ.get("TICKWHEEL_BENCH_BROKER", "")
-"""The URL of its broker; the worker gets it in the same way."""
+"""The URL of its broker; the worker gets it from the same variable."""
 
 FOLDER = Path(__file__).parent
 
 
 class Peer:
-    """One library; the module that makes it also has its task, for the worker to import."""
+    """One library; the module that creates it also has its task, for the worker to import."""
 
     command: tuple[str, ...] = ()
-    """The worker, as its documentation starts it: a program of its own environment."""
+    """The worker's command, as in its documentation: a program of its own environment."""
 
     def __init__(self) -> None:
         self._worker: subprocess.Popen[bytes] | None = None
 
     def prepare(self) -> None:
-        """Make what the broker needs."""
+        """Create what the broker needs."""
 
     def submit(self, dues: dict[int, float]) -> None:
         """Submit a task per (number, due time), one after another."""
         raise NotImplementedError
 
     def clear(self) -> None:
-        """Forget all that was submitted."""
+        """Delete all submitted tasks."""
 
     def start(self) -> None:
         """Start the worker."""
@@ -55,5 +55,5 @@ class Peer:
 
 
 def aware(due: float) -> datetime:
-    """A due time as the libraries take it."""
+    """Return a due time as the libraries take it."""
     return datetime.fromtimestamp(due, UTC)
