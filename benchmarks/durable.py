@@ -223,7 +223,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure durable tasks beside other libraries.")
+    parser = argparse.ArgumentParser(description="Compare durable tasks with other libraries.")
     parser.add_argument("--quick", action="store_true", help="fewer tasks, one repetition")
     add_names_option(parser, "--only", PARTS)
     add_names_option(parser, "--stores", tuple(STORES))

@@ -43,7 +43,7 @@ QUICK = Plan(2, 3, 3, 1.0)
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description="Measure the idle tracker beside others.")
+    parser = argparse.ArgumentParser(description="Compare the idle tracker with others.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, within a minute")
     parser.add_argument("--output", type=Path, help="directory for JSON, plot and page")
     given = parser.parse_args()

@@ -61,11 +61,11 @@ def packet_table(results: Results) -> str:
     rows = [["", "ns per packet", "extra µs per second", f"% of a core at {PACKETS:,}/s"]]
     for name, label in LABELS.items():
         packet, second = (figure(results, name, what) for what in ("packet", "second"))
-        beside = f"{second / 1000:,.0f}" if name in ("scan", "ordered", "heapq") else MISSING_CELL
+        extra = f"{second / 1000:,.0f}" if name in ("scan", "ordered", "heapq") else MISSING_CELL
         added = share_at_rate(results, name)
         ours = share_at_rate(results, "tracker")
         share = f"{added:.3f}" + (f" ({ratio(added / ours)} ×)" if name != "tracker" else "")
-        rows.append([label, cell(packet, figure(results, "tracker", "packet")), beside, share])
+        rows.append([label, cell(packet, figure(results, "tracker", "packet")), extra, share])
     return table(rows)
 
 

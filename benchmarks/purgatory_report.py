@@ -205,8 +205,8 @@ def flat(results: Results, case: str) -> Goal:
     if growth is None:
         return Goal(text, None, "no rate held")
     theirs = results.figure(best, "old", "growth_mib")
-    beside = "" if theirs is None else f", old design {theirs:+.1f} MiB"
-    return Goal(text, growth <= FLAT_MIB, f"{growth:+.1f} MiB at {best:,}/s{beside}")
+    old = "" if theirs is None else f", old design {theirs:+.1f} MiB"
+    return Goal(text, growth <= FLAT_MIB, f"{growth:+.1f} MiB at {best:,}/s{old}")
 
 
 def show(measured: dict[str, Results]) -> str:

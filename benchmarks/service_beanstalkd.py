@@ -99,8 +99,8 @@ def measure(stage: Stage, amount: Amount) -> dict[str, Any]:
             worker.kill()
             worker.wait()
             client.close()
-    said = subprocess.run([program, "-v"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\d[\d.]+\d", said)
+    version = subprocess.run([program, "-v"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\d[\d.]+\d", version)
     return figures | {"version": found[0] if found else "?"}
 
 

@@ -116,8 +116,8 @@ def idle(results: Results, ours: str) -> Goal:
         )
     else:
         quiet, shown = wakeups <= MAX_WAKEUPS_PER_SECOND, f"{wakeups:.2f} wake-ups"
-    beside = f"{results.labels[idler]} {asleep:.2f} context switches and {floor:.3f} ms"
-    figures = f"{shown} and {cpu:.3f} ms per second; {beside}"
+    other = f"{results.labels[idler]} {asleep:.2f} context switches and {floor:.3f} ms"
+    figures = f"{shown} and {cpu:.3f} ms per second; {other}"
     return Goal(text, quiet and cpu <= floor + MAX_IDLE_MS, figures)
 
 
@@ -127,5 +127,5 @@ def timers_freed(results: Results, size: int) -> Goal:
     ours, theirs = (results.figure(size, n, "most_handles") for n in ("eventloop", "asyncio"))
     if ours is None:
         return Goal(text, None, "none")
-    beside = "none" if theirs is None else f"{theirs:,.0f}"
-    return Goal(text, ours <= size / 10 + 10, f"{ours:,.0f} alive, asyncio's {beside}")
+    other = "none" if theirs is None else f"{theirs:,.0f}"
+    return Goal(text, ours <= size / 10 + 10, f"{ours:,.0f} alive, asyncio's {other}")

@@ -1,8 +1,8 @@
 """A small broker: produce waits for all replicas, fetch for enough bytes, delete for the followers.
 
-Each of these is an operation in a purgatory. It ends once: when its condition holds, looked at
-whenever its topic changes, or at its deadline with the timeout answer. One thread for each
-connection, one line for each request:
+Each of these is an operation in a purgatory. It ends once: when its condition holds, which is
+checked whenever its topic changes, or at its deadline with the timeout answer. One thread per
+connection, one line per request:
 
     produce TOPIC TIMEOUT_MS DATA              -> ok OFFSET             | timeout OFFSET
     fetch TOPIC OFFSET MIN_BYTES TIMEOUT_MS    -> ok NEXT_OFFSET DATA   | timeout NEXT_OFFSET DATA
@@ -10,7 +10,7 @@ connection, one line for each request:
     replica NAME TOPIC OFFSET                  -> ok      (follower NAME has all before OFFSET)
     forget NAME TOPIC                          -> ok      (follower NAME has deleted TOPIC)
 
-Whoever waits when the broker shuts down is told so.
+Requests that are waiting when the broker shuts down get the answer `shutdown`.
 
     python examples/broker.py
 """
@@ -26,12 +26,12 @@ STARTED = time.monotonic()
 
 
 def say(text):
-    """Print what happens, and when."""
+    """Print a message with the time."""
     print(f"{time.monotonic() - STARTED:5.2f} s  {text}", flush=True)
 
 
 class Topic:
-    """Its messages, how far each follower has come, and who has deleted it."""
+    """A topic: its messages, each follower's offset, and the followers that have deleted it."""
 
     def __init__(self, followers):
         self.messages = []
@@ -41,7 +41,7 @@ class Topic:
 
 
 class Request(tickwheel.DelayedOperation):
-    """What all three have: a broker, a topic, and an answer that a connection waits for."""
+    """The base of all three requests: a broker, a topic, and an answer for the connection."""
 
     def __init__(self, broker, topic, timeout_ms):
         super().__init__(int(timeout_ms) / 1000)
@@ -54,11 +54,11 @@ class Request(tickwheel.DelayedOperation):
         return (self.topic.deleted or self.holds()) and self.force_complete()
 
     def holds(self):
-        """Whether the condition holds."""
+        """Return whether the condition holds."""
         raise NotImplementedError
 
     def result(self):
-        """What stands behind the status in the answer."""
+        """Return the rest of the answer, after the status."""
         return ""
 
     def on_complete(self):
@@ -86,7 +86,7 @@ class Produce(Request):
 
 
 class Fetch(Request):
-    """Long polling: complete when there are at least `min_bytes` behind `offset`."""
+    """Long polling: complete when there are at least `min_bytes` after `offset`."""
 
     def __init__(self, broker, topic, offset, min_bytes, timeout_ms):
         super().__init__(broker, topic, timeout_ms)
@@ -102,14 +102,14 @@ class Fetch(Request):
 
 
 class Delete(Request):
-    """Complete when every follower has deleted the topic, too."""
+    """Complete when every follower has also deleted the topic."""
 
     def holds(self):
         return self.topic.forgotten >= self.topic.replicated.keys()
 
 
 class Broker:
-    """Topics, and the requests that wait for something to happen to them."""
+    """Topics, and the requests that wait for changes to them."""
 
     def __init__(self, followers=("f1", "f2")):
         self.followers = followers
@@ -124,11 +124,11 @@ class Broker:
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def topic(self, name):
-        """Return the topic of that name, made when it is new."""
+        """Return the topic of that name; create it if it is new."""
         return self.topics.setdefault(name, Topic(self.followers))
 
     def handle(self, line):
-        """Answer one request; those that wait hold their connection, and nobody else."""
+        """Answer one request; a waiting request blocks only its own connection."""
         verb, *words = line.split(" ")
         try:
             return getattr(self, f"do_{verb}")(*words)
@@ -138,7 +138,7 @@ class Broker:
             return "shutdown"
 
     def do_produce(self, topic, timeout_ms, *data):
-        """Append, tell those who wait for bytes, then wait for the followers."""
+        """Append, notify requests that wait for bytes, then wait for the followers."""
         with self.lock:
             produce = Produce(self, topic, timeout_ms, " ".join(data))
         # Not under the lock: a check runs conditions of other requests.
@@ -150,7 +150,7 @@ class Broker:
         return self.ask(Fetch(self, topic, offset, min_bytes, timeout_ms), ("bytes", topic))
 
     def do_delete(self, topic, timeout_ms):
-        """Wait until the followers have deleted it, then let go of it and tell who waits on it."""
+        """Wait until the followers have deleted it, then drop it and notify waiting requests."""
         delete = Delete(self, topic, timeout_ms)
         answer = self.ask(delete, ("forgotten", topic))
         if answer == "ok":
@@ -162,26 +162,26 @@ class Broker:
         return answer
 
     def do_replica(self, name, topic, offset):
-        """Note how far a follower has come."""
+        """Record a follower's offset."""
         replicated = self.topic(topic).replicated
         replicated[name] = max(replicated[name], int(offset))
         self.waiting.check_and_complete(("replicas", topic))
         return "ok"
 
     def do_forget(self, name, topic):
-        """Note that a follower has deleted the topic."""
+        """Record that a follower has deleted the topic."""
         self.topic(topic).forgotten.add(name)
         self.waiting.check_and_complete(("forgotten", topic))
         return "ok"
 
     def ask(self, request, key):
-        """Have `request` wait in the purgatory, and this connection for its answer."""
+        """Put `request` into the purgatory, and wait for its answer."""
         self.waiting.try_complete_else_watch(request, [key])
         request.answered.wait()
         return request.answer
 
     def close(self):
-        """Take no more, and tell everybody who waits."""
+        """Stop the server, and answer all waiting requests."""
         self.server.shutdown()
         for request in self.waiting.close():
             request.answer = "shutdown"
@@ -190,7 +190,7 @@ class Broker:
 
 
 class Connection(socketserver.StreamRequestHandler):
-    """One client: a line, an answer, until it goes."""
+    """One client: a line, an answer, until it disconnects."""
 
     def handle(self):
         for line in self.rfile:
@@ -199,7 +199,7 @@ class Connection(socketserver.StreamRequestHandler):
 
 
 def call(port, line):
-    """Send one request on a connection of its own, and return the answer."""
+    """Send one request on a new connection, and return the answer."""
     with socket.create_connection(("127.0.0.1", port)) as plain, plain.makefile("rw") as stream:
         stream.write(line + "\n")
         stream.flush()
@@ -207,20 +207,20 @@ def call(port, line):
 
 
 def in_background(port, who, line):
-    """Send a request that may wait, and tell of its answer when it comes."""
+    """Send a request that may wait, and print its answer when it comes."""
 
     def wait():
-        say(f"{who} hears: {call(port, line)}")
+        say(f"{who} gets:  {call(port, line)}")
 
-    say(f"{who} asks:  {line}")
+    say(f"{who} sends: {line}")
     thread = threading.Thread(target=wait)
     thread.start()
-    time.sleep(0.2)  # so that the story comes in order
+    time.sleep(0.2)  # so that the lines are printed in order
     return thread
 
 
 def main():
-    """Tell the story: an ack, a long poll, a delete, each in time and too late; then the end."""
+    """Show an ack, a long poll and a delete, each in time and too late; then a shutdown."""
     broker = Broker()
     port = broker.port
     produce = in_background(port, "producer", "produce orders 5000 first order")

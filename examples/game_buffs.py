@@ -1,7 +1,7 @@
 """Buffs in a game: they expire, are refreshed, stack, and tick.
 
 A game has its own time, which can be paused or run at any speed: here it is a `ManualClock`, moved
-once per frame. So a minute of the game takes a moment, and comes out the same every time.
+once per frame. So a minute of the game takes a moment, and every run prints the same.
 
     python examples/game_buffs.py
 """
@@ -12,20 +12,20 @@ FRAME = 1 / 60
 
 
 class Hero:
-    """Somebody with buffs, each of which ends by itself."""
+    """A character with buffs, each of which ends by itself."""
 
     def __init__(self, name, timer):
         self.name = name
         self.timer = timer
         self.health = 50
         self.buffs = {}  # name -> handle of its end
-        self.stacks = {}  # name -> how many
+        self.stacks = {}  # name -> count
 
     def say(self, text):
         print(f"{self.timer.time():6.2f} s  {self.name} {text}")
 
     def add(self, buff, seconds):
-        """Add a buff; one that is there already lasts anew, from now."""
+        """Add a buff; an active one is renewed from now."""
         handle = self.buffs.get(buff)
         if handle is not None and handle.reschedule(seconds):
             self.say(f"refreshes {buff}: {seconds} s more")
@@ -38,7 +38,7 @@ class Hero:
         self.say(f"loses {buff}")
 
     def stack(self, buff, seconds, most=3):
-        """Add one more of a buff, of which each goes after its own time."""
+        """Add one more of a buff; each ends after its own time."""
         if self.stacks.get(buff, 0) == most:
             self.say(f"has {most} {buff} already")
             return
@@ -51,7 +51,7 @@ class Hero:
         self.say(f"is down to {self.stacks[buff]} {buff}")
 
     def regenerate(self, health, period, seconds):
-        """Gain health again and again, for some time."""
+        """Gain health periodically, for some time."""
         healing = self.timer.call_every(period, self.heal, health)
         self.timer.call_later(seconds, healing.cancel)
         self.say(f"drinks: {health} health every {period} s for {seconds} s")
@@ -61,7 +61,7 @@ class Hero:
         self.say(f"has {self.health} health")
 
     def dispel(self):
-        """Take off every buff, before its time."""
+        """Remove every buff early."""
         gone = [buff for buff, handle in self.buffs.items() if handle.cancel()]
         self.buffs.clear()
         self.say(f"is dispelled of {', '.join(gone)}")
@@ -71,7 +71,7 @@ clock = tickwheel.ManualClock()
 timer = tickwheel.Timer(tick=0.001, clock=clock)
 hero = Hero("Mira", timer)
 
-script = tickwheel.Timer(tick=0.001, clock=clock)  # what the player does, and when
+script = tickwheel.Timer(tick=0.001, clock=clock)  # the player's actions
 script.call_at(1, hero.add, "shield", 10)
 script.call_at(2, hero.regenerate, 5, 2, 7)
 for moment in (3.0, 3.5, 4.0, 4.5):

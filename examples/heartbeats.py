@@ -1,7 +1,7 @@
-"""Heartbeats: peers must report, and those that fall silent are noticed.
+"""Heartbeats: peers must report, and a peer that falls silent is detected.
 
-Each peer has one handle, due when it will have been silent for too long. A heartbeat moves it:
-O(1), with three peers or a million. Peers report from threads of their own.
+Each peer has one handle, due when the peer has been silent for too long. A heartbeat moves it:
+O(1), with three peers or a million. Peers report from their own threads.
 
     python examples/heartbeats.py
 """
@@ -11,18 +11,18 @@ import time
 
 import tickwheel
 
-PERIOD = 0.1  # a healthy peer reports so often
-SILENCE = 0.35  # longer than this, and it is gone
+PERIOD = 0.1  # seconds between the heartbeats of a healthy peer
+SILENCE = 0.35  # seconds of silence after which a peer is missing
 STARTED = time.monotonic()
 
 
 def say(text):
-    """Print what happens, and when."""
+    """Print a message with the time."""
     print(f"{time.monotonic() - STARTED:5.2f} s  {text}", flush=True)
 
 
 class Monitor:
-    """Knows who is alive."""
+    """Tracks which peers are alive."""
 
     def __init__(self, timer):
         self.timer = timer
@@ -30,7 +30,7 @@ class Monitor:
         self.lost = []
 
     def heartbeat(self, peer):
-        """Note that `peer` is alive now."""
+        """Record that `peer` is alive now."""
         handle = self.deadlines.get(peer)
         if handle is None or not handle.reschedule(SILENCE):
             self.deadlines[peer] = self.timer.call_later(SILENCE, self.missing, peer)
@@ -41,13 +41,13 @@ class Monitor:
         say(f"{peer} is missing: nothing for {SILENCE} s")
 
     def leave(self, peer):
-        """Let `peer` go, as it asked."""
+        """Remove `peer`, at its own request."""
         self.deadlines.pop(peer).cancel()
         say(f"{peer} has left")
 
 
 def live(monitor, peer, heartbeats, *, hangs=0.0, crashes=False):
-    """Report so many times; it may hang halfway, and it leaves, unless it crashes."""
+    """Send `heartbeats`, perhaps hang halfway, then leave, unless it crashes."""
     for number in range(heartbeats):
         if number == heartbeats // 2:
             time.sleep(hangs)
@@ -76,8 +76,8 @@ with tickwheel.Timer(tick=0.01) as timer:
     for number in range(100_000):
         many.heartbeat(number)
     took = time.perf_counter() - start
-    say(f"100,000 peers more, a heartbeat of each: {took:.2f} s")
+    say(f"100,000 more peers, one heartbeat each: {took:.2f} s")
 
     lateness = timer.stats()["lateness"]["max"]
-    say(f"missing at some time: {', '.join(monitor.lost)}; noticed at most {lateness:.3f} s late")
+    say(f"missing at some time: {', '.join(monitor.lost)}; detected at most {lateness:.3f} s late")
 say(f"closed with {len(timer)} pending")

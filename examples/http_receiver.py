@@ -1,10 +1,10 @@
-"""A receiver of a server's calls, with nothing but Python's own HTTP server: it prints what came.
+"""A receiver of a server's calls, on Python's own HTTP server: it prints each call.
 
     python examples/http_receiver.py
 
 It listens on http://127.0.0.1:8000/ (another port: `python examples/http_receiver.py 8001`). With
-TICKWHEEL_WEBHOOK_SECRET in the environment it believes signed calls only. A call of `/` is done at
-once, and answered 200; one of `/?feedback=1` is accepted, 202, and waits for `tickwheel feedback`.
+TICKWHEEL_WEBHOOK_SECRET in the environment it accepts signed calls only. It processes a call to `/`
+at once and answers 200; it answers 202 to `/?feedback=1`, which waits for `tickwheel feedback`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ receiver = Receiver(SECRET) if SECRET else Receiver(unsigned=True)
 
 
 def work(delivery):
-    """Do a task: here, say that it came. What this returns is the task's result."""
+    """Process a task: print it. The return value is the task's result."""
     late = (datetime.now(UTC) - delivery.due_at).total_seconds()
     print(
         f"{delivery.service}: {delivery.payload!r}, attempt {delivery.attempt} of task"
@@ -32,7 +32,7 @@ def work(delivery):
 
 
 def accept(delivery):
-    """Take a task to do it later, and say how to report its end."""
+    """Accept a task for later, and print how to report its outcome."""
     work(delivery)
     print(
         f"then: tickwheel feedback {delivery.task_id} finished --attempt {delivery.attempt}",
@@ -42,12 +42,12 @@ def accept(delivery):
 
 
 class Calls(BaseHTTPRequestHandler):
-    """What the server sends."""
+    """Handles the server's calls."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        """Verify a call, have it done, and answer."""
+        """Verify a call, process it, and answer."""
         length = self.headers.get("content-length", "")
         if not length.isdigit() or int(length) > receiver.max_body:
             self.close_connection = True
@@ -67,18 +67,18 @@ class Calls(BaseHTTPRequestHandler):
         self.wfile.write(reply.body)
 
     def log_message(self, *_):
-        """Say nothing: the calls are printed already."""
+        """Log nothing: the calls are already printed."""
 
 
 class Server(ThreadingHTTPServer):
-    """A thread for each connection."""
+    """A server with a thread per connection."""
 
-    request_queue_size = 1024  # connections that may wait: a server's tasks come due together
+    request_queue_size = 1024  # connections in the accept queue: many tasks come due together
 
 
 def main():
     """Listen until Ctrl-C."""
-    parser = argparse.ArgumentParser(description="Receive a server's calls, and print what came.")
+    parser = argparse.ArgumentParser(description="Receive a server's calls, and print them.")
     parser.add_argument("port", nargs="?", type=int, default=8000, help="default: %(default)s")
     port = parser.parse_args().port
     try:

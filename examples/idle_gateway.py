@@ -1,10 +1,9 @@
-"""A gateway that marks users offline after so many seconds of silence, and a client to load it.
+"""A gateway that marks silent users offline, and a client that loads it.
 
-Each packet is one `touch` of an `IdleTracker`, which runs on an `AsyncTimer`; users that have
-fallen silent arrive in batches, one per tick. The client is a process of its own: it connects,
-keeps most of the users talking and lets some fall silent. The gateway keeps its own record of who
-was heard when, and compares: every silent user reported in time, no other one ever. Exit code 1 if
-not.
+Each packet is one `touch` of an `IdleTracker`, which runs on an `AsyncTimer`; silent users arrive
+in batches, one per tick. The client is a separate process: it connects, keeps most of the users
+talking and lets some fall silent. The gateway keeps its own record of each user's last packet, and
+checks that every silent user was reported in time, and no other. Otherwise it exits with code 1.
 
     python examples/idle_gateway.py
     python examples/idle_gateway.py --connections 100000 --timeout 30 --rate 3000 --silent 1000
@@ -23,27 +22,27 @@ from collections import Counter
 import tickwheel
 
 SPARE = 100  # file descriptors that are not connections
-PER_ADDRESS = 10_000  # connections to one loopback address: its ports are not endless
-AT_ONCE = 10  # new connections, then packets: more, and the gateway's queue overflows
-BEAT = 0.01  # seconds between two looks at the clock, to know when the machine stood still
-MACHINE = 0.2  # seconds: what a busy machine may add to one tick
-PATIENCE = 5.0  # seconds: a client that was held up lets its users fall silent late
+PER_ADDRESS = 10_000  # connections to one loopback address, whose ports are limited
+AT_ONCE = 10  # new connections before the next packets: more would overflow the accept queue
+BEAT = 0.01  # seconds between two clock reads, to detect a stalled machine
+MACHINE = 0.2  # seconds that a busy machine may add to one tick
+PATIENCE = 5.0  # seconds: a delayed client lets its users fall silent late
 STARTED = time.monotonic()
 
 
 def say(text):
-    """Print what happens, and when."""
+    """Print a message with the time."""
     print(f"{time.monotonic() - STARTED:6.2f} s  {text}", flush=True)
 
 
 class Stopwatch:
-    """Adds up the time spent in calls, its own cost included."""
+    """Adds up the time spent in calls, including its own cost."""
 
     def __init__(self):
         self.seconds = 0.0
 
-    def measured(self, function):
-        """Return `function` with its time taken."""
+    def measure(self, function):
+        """Return a wrapper of `function` that measures its time."""
 
         def call(*args):
             start = time.perf_counter()
@@ -56,13 +55,13 @@ class Stopwatch:
 
 
 class Pulse:
-    """Looks at the clock again and again; what lies between two looks, nobody could have used."""
+    """Reads the clock periodically, to detect when the process could not run."""
 
     def __init__(self):
         self.longest = 0.0
 
     async def beat(self):
-        """Note the longest time in which nothing ran here."""
+        """Record the longest time in which nothing ran here."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(BEAT)
@@ -70,59 +69,59 @@ class Pulse:
 
 
 class MeasuredTimer(tickwheel.AsyncTimer):
-    """An `AsyncTimer` that takes the time of what it calls."""
+    """An `AsyncTimer` that measures its callbacks."""
 
     def __init__(self, stopwatch):
         super().__init__()
         self.stopwatch = stopwatch
 
     def call_at(self, when, callback, /, *args):
-        """Call later, and take the time of it."""
-        return super().call_at(when, self.stopwatch.measured(callback), *args)
+        """Schedule a callback, and measure its time."""
+        return super().call_at(when, self.stopwatch.measure(callback), *args)
 
 
 class Gateway:
-    """Who is connected, who is online, and when each was heard."""
+    """The connected users, the online users, and the time of each user's last packet."""
 
     def __init__(self, timeout, tick):
         self.stopwatch = Stopwatch()
         self.pulse = Pulse()
         self.timer = MeasuredTimer(self.stopwatch)
         self.idle = tickwheel.IdleTracker(timeout, self.offline, timer=self.timer, tick=tick)
-        self.touch = self.stopwatch.measured(self.idle.touch)
+        self.touch = self.stopwatch.measure(self.idle.touch)
         self.heard = {}  # the record to compare with: user -> time of the last packet
         self.reports = []  # (user, seconds of silence)
         self.batches = 0
         self.packets = 0
 
     def packet(self, user):
-        """A user was heard of."""
+        """Record a packet of a user."""
         self.heard[user] = time.monotonic()
         self.packets += 1
         self.touch(user)
 
     def offline(self, users):
-        """All users whose silence ended in one tick."""
+        """Record all users that went idle in one tick."""
         now = time.monotonic()
         self.batches += 1
         self.reports += [(user, now - self.heard[user]) for user in users]
 
 
 class Connection(asyncio.Protocol):
-    """One user: the first packet says who it is, and every packet that it lives."""
+    """One user: the first packet contains its number, and every packet shows that it is alive."""
 
     def __init__(self, gateway):
         self.gateway = gateway
         self.user = None
 
     def data_received(self, data):
-        """Whatever it says, it is alive."""
+        """Count any data as a packet."""
         if self.user is None:
             self.user = int(data.split()[0])
         self.gateway.packet(self.user)
 
     def connection_lost(self, _):
-        """It has left: that is not silence."""
+        """Discard the user: a disconnect is not silence."""
         self.gateway.idle.discard(self.user)
 
 
@@ -184,7 +183,7 @@ def verdict(args, gateway, still_online):
     say(
         f"{len(users):,} reported offline in {gateway.batches} batches, after "
         f"{min(silences, default=0):.3f} to {max(silences, default=0):.3f} s of silence "
-        f"(timeout {args.timeout:g} s, tick {args.tick:g} s, the gateway held up for at most "
+        f"(timeout {args.timeout:g} s, tick {args.tick:g} s, the gateway stalled for at most "
         f"{gateway.pulse.longest:.3f} s); {still_online:,} still online"
     )
     for what, which in wrong.items():
@@ -196,17 +195,17 @@ def verdict(args, gateway, still_online):
 
 
 def spread(timeout):
-    """How long it takes until all who fall silent have done so."""
+    """Return the time until all users that fall silent have done so."""
     return timeout / 2
 
 
 def who_falls_silent(args):
-    """Users from all over, in the order in which they fall silent; the same in both processes."""
+    """Return random users, in the order in which they fall silent; equal in both processes."""
     return random.Random(1).sample(range(args.connections), args.silent)  # noqa: S311
 
 
 def talk(args):
-    """Be the users: connect, talk in turn, fall silent one by one, until the gateway goes."""
+    """Act as the users: connect, talk in turn, fall silent one by one, until the gateway exits."""
     limit_files(args.connections)
     users, turn, sent = [], 0, 0
     falling, silent = who_falls_silent(args), set()
@@ -229,7 +228,7 @@ def talk(args):
         if connected is not None:
             left = 1 - (now - connected) / spread(args.timeout)
             while falling and len(falling) > left * args.silent:
-                silent.add(falling.pop())  # it has said its last
+                silent.add(falling.pop())  # it sends no more packets
         time.sleep(0.002)
 
 
@@ -247,7 +246,7 @@ def limit_files(connections):
 
 
 def main():
-    """Read the command line, fit it to the machine, run."""
+    """Parse the command line, adapt it to the machine, and run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--connections", type=int, default=200)
     parser.add_argument("--timeout", type=float, default=2.0, help="seconds of silence")
@@ -255,11 +254,11 @@ def main():
     parser.add_argument(
         "--rate", type=float, default=500.0, help="packets per second, of all users"
     )
-    parser.add_argument("--silent", type=int, default=20, help="how many fall silent")
+    parser.add_argument("--silent", type=int, default=20, help="number of users that fall silent")
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:
-        with contextlib.suppress(ConnectionError):  # the gateway has gone
+        with contextlib.suppress(ConnectionError):  # the gateway has exited
             talk(args)
         return 0
     args.tick = args.tick or min(1.0, args.timeout / 4)
@@ -268,7 +267,7 @@ def main():
         say(f"this machine allows {allowed:,} connections, not {args.connections:,}")
         args.connections = allowed
         args.silent = min(args.silent, allowed)
-    spare = max(0.2 * args.timeout, min(1.0, args.timeout / 2))  # held up so long, nobody dies
+    spare = max(0.2 * args.timeout, min(1.0, args.timeout / 2))  # a stall that keeps users alive
     needed = args.connections / (args.timeout - spare)
     if args.rate < needed:
         say(f"{args.rate:g} packets/s are too few to keep all users alive: {needed:.0f}")

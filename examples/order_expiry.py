@@ -1,8 +1,8 @@
 """Orders that expire: durable tasks on SQLite, with asyncio.
 
-An order that is not paid in time is closed. The deadline is a task in a file: it is kept when the
-process ends, however it ends. Here one order is paid, one gets more time, one expires, and the
-payment of one fails until its calls are used up.
+An order that is not paid in time is closed. The deadline is a task in a file: it survives the
+process, however it ends. Here one order is paid, one gets more time, one expires, and the
+payment of one fails until it has no attempts left.
 
     python examples/order_expiry.py
 
@@ -15,27 +15,27 @@ import tempfile
 
 from tickwheel.durable import Fail, Scheduler, current_task
 
-logging.getLogger("tickwheel").setLevel(logging.ERROR)  # failures are a part of this story
+logging.getLogger("tickwheel").setLevel(logging.ERROR)  # the failures here are intended
 folder = tempfile.TemporaryDirectory()
 app = Scheduler(f"sqlite:///{folder.name}/orders.db")
 
 
 @app.task
 async def expire(order_id):
-    """Close an order that nobody has paid."""
+    """Close an unpaid order."""
     return f"order {order_id} has expired"
 
 
 @app.task(max_attempts=3, backoff=[0.1, 0.2])
 async def charge(order_id, cents):
-    """Take the money; the bank is not at its best today."""
+    """Take the money; the bank is failing today."""
     if cents <= 0:
         return Fail("there is nothing to charge")
     raise ConnectionError(f"the bank did not answer attempt {current_task().attempt}")
 
 
 async def main():
-    """Run the shop for some seconds."""
+    """Run the shop for a few seconds."""
     async with app:
         orders = {}
         for order_id in ("o-1", "o-2", "o-3"):
@@ -54,7 +54,7 @@ async def main():
         task = await app.wait((await charge.submit("o-5", cents=0)).id)
         print(f"o-5 is {task.state} at once: {task.error}")
 
-    async with app:  # another day: what was waiting still is
+    async with app:  # another day: pending tasks are still pending
         waiting = (await app.list(final=False)).items
         print(f"still to come: {', '.join(task.key for task in waiting)}")
 

@@ -1,7 +1,7 @@
 """Orders that expire: durable tasks on SQLite, in a program without asyncio.
 
 `app.blocking()` has the verbs of the scheduler as ordinary methods, for any thread. The shop is
-killed in the middle of its work, and the next one finds every order where it was.
+killed during its work, and the next one finds every order again.
 
     python examples/order_expiry_sync.py
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tickwheel.durable import Scheduler
 
-DATABASE = "ORDERS_DATABASE"  # where the killed shop and the next one find the file
+DATABASE = "ORDERS_DATABASE"  # the variable with the path of the file, for both shops
 
 
 def open_shop(path):
@@ -32,7 +32,7 @@ def open_shop(path):
 
 
 def first_shop(path):
-    """Take two orders, and fall down dead."""
+    """Take two orders, then kill this process."""
     app, expire = open_shop(path)
     with app.blocking() as shop:
         shop.submit(expire, "o-1", delay=0.5, key="order:o-1")
@@ -42,7 +42,7 @@ def first_shop(path):
 
 
 def second_shop(path):
-    """Go on where the first one was killed."""
+    """Continue where the first one was killed."""
     app, _ = open_shop(path)
     with app.blocking() as shop:
         orders = shop.list(service="expire", final=None).items

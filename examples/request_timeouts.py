@@ -1,8 +1,8 @@
 """Request timeouts in an asyncio server: every one of them on a wheel.
 
-The server answers "sleep 0.2" after so long, unless that takes more than `REQUEST` seconds; and it
-hangs up on a client that says nothing for `SILENCE` seconds. Almost all of these timeouts are
-cancelled, which on this loop takes them off at once, with all they refer to.
+The server answers "sleep 0.2" after that time, unless it is more than `REQUEST` seconds; and it
+hangs up on a client that sends nothing for `SILENCE` seconds. Almost all of these timeouts are
+cancelled, which on this loop frees them at once, with everything they refer to.
 
     python examples/request_timeouts.py
 """
@@ -18,24 +18,24 @@ STARTED = time.monotonic()
 
 
 def say(text):
-    """Print what happens, and when."""
+    """Print a message with the time."""
     print(f"{time.monotonic() - STARTED:5.2f} s  {text}", flush=True)
 
 
 async def serve(reader, writer):
-    """Answer one client until it goes, or goes quiet."""
+    """Answer one client until it disconnects or falls silent."""
     try:
         while line := await asyncio.wait_for(reader.readline(), SILENCE):
             writer.write(await answer(float(line.split()[1])) + b"\n")
             await writer.drain()
     except TimeoutError:
-        say("server: a client went quiet, hanging up")
+        say("server: a client fell silent, hanging up")
     finally:
         writer.close()
 
 
 async def answer(seconds):
-    """Do the work of a request, within its time."""
+    """Do the work of a request, within its timeout."""
     try:
         async with asyncio.timeout(REQUEST):
             await asyncio.sleep(seconds)
@@ -45,7 +45,7 @@ async def answer(seconds):
 
 
 async def client(name, port, *requests):
-    """Ask for each of `requests`, then say nothing and wait to be hung up on."""
+    """Send each of `requests`, then wait until the server hangs up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for seconds in requests:
         writer.write(b"sleep %f\n" % seconds)
@@ -56,7 +56,7 @@ async def client(name, port, *requests):
 
 
 async def burst(port, clients, requests):
-    """Many clients at once, all of them answered in time."""
+    """Run many clients at once, all of them answered in time."""
 
     async def one():
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -71,7 +71,7 @@ async def burst(port, clients, requests):
 
 
 async def main():
-    """Two clients, one of which asks for too much; then many."""
+    """Run two clients, one of which asks for too much; then many."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:

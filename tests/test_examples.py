@@ -1,4 +1,4 @@
-"""Each example runs, ends by itself, and says what it should."""
+"""Each example runs, ends by itself, and prints its key lines."""
 
 import subprocess
 import sys
@@ -11,13 +11,13 @@ from pulse import undisturbed
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 KEY_LINES = {
     "broker": [
-        "producer hears: ok 0",
-        "producer hears: timeout 1",
-        "consumer hears: ok 4 five!,and five more",
-        "consumer hears: timeout 4",
-        "admin hears: ok",
-        "consumer hears: gone 4",
-        "consumer hears: shutdown",
+        "producer gets:  ok 0",
+        "producer gets:  timeout 1",
+        "consumer gets:  ok 4 five!,and five more",
+        "consumer gets:  timeout 4",
+        "admin gets:  ok",
+        "consumer gets:  gone 4",
+        "consumer gets:  shutdown",
     ],
     "game_buffs": [
         "  9.00 s  Mira refreshes shield: 10 s more",
@@ -58,12 +58,12 @@ KEY_LINES = {
 
 
 def test_each_example_is_known_here():
-    # The receiver serves until Ctrl-C: its own test, beside the receiver's, runs it.
+    # The receiver serves until Ctrl-C: a test of the receiver runs it.
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*KEY_LINES, "http_receiver"}
 
 
 @pytest.mark.parametrize("name", KEY_LINES)
-def test_an_example_tells_its_story(name):
+def test_an_example_prints_its_key_lines(name):
     command = [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"]
     for run in undisturbed():
         with run:
@@ -74,7 +74,7 @@ def test_an_example_tells_its_story(name):
 
 
 @pytest.mark.parametrize("name", KEY_LINES)
-def test_an_example_says_what_it_is_and_how_to_run_it(name):
+def test_an_example_documents_itself_and_how_to_run_it(name):
     text = (EXAMPLES / f"{name}.py").read_text("utf-8")
     assert text.startswith('"""')
     assert f"    python examples/{name}.py\n" in text
