@@ -151,12 +151,12 @@ async def submit_rate(url: str, callers: int, seconds: float, delay: float) -> f
 
 
 async def burst(url: str, count: int, seconds: float) -> Figures:
-    """Run a coroutine function for tasks that are all due at one instant."""
+    """Run a coroutine function for tasks due at one instant."""
     return {"burst": await burst_rate(url, count, is_plain=False)}
 
 
 async def burst_plain(url: str, count: int, seconds: float) -> Figures:
-    """Run a plain function on the thread pool for tasks that are all due at one instant."""
+    """Run a plain function, on threads, for tasks due at one instant."""
     return {"burst_plain": await burst_rate(url, count, is_plain=True)}
 
 

@@ -1,4 +1,4 @@
-"""Measure requests per second of HTTP clients, from one core to a sink in another process.
+"""Measure requests per second of HTTP clients to a sink in another process.
 
     python benchmarks/http_client.py [--seconds 3] [--rounds 3] [--concurrency 64]
 

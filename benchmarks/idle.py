@@ -72,7 +72,7 @@ def measure_touches(results: Results, plan: Plan) -> None:
 
 
 def measure_share(results: Results, plan: Plan) -> None:
-    """Measure the share of a core at the paced rate, beyond a loop that ignores the packets."""
+    """Measure the share of a core at the paced rate, without the loop's own."""
     paced = {}
     for name in ("loop", "plain", "tracker"):
         show_progress(

@@ -30,7 +30,7 @@ Figures = dict[str, Any]
 
 
 def measure_touches(name: str, keys: list[str], rounds: int) -> Figures:
-    """Send a packet of every key, shuffled in each round, and then check for silent keys."""
+    """Send a packet of every key in random order, then check for silent keys."""
     contestant = CONTESTANTS[name](keys)
     gc.collect()
     chance, order = Random(7), list(keys)
@@ -94,7 +94,7 @@ def fill(tracker: IdleTracker, keys: list[str], seconds: float) -> None:
 
 
 def run_paced(keys: list[str], seconds: int, hear: Hear) -> Figures:
-    """Return the share of a core of the paced packets, and that of the whole process."""
+    """Return the paced packets' and the whole process's share of a core."""
     order = Random(11).choices(keys, k=PACKETS * seconds)
     burst = PACKETS // BURSTS
     bursts = [order[start : start + burst] for start in range(0, len(order), burst)]

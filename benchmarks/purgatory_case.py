@@ -132,7 +132,7 @@ class Samples:
         self.delayed = max(self.delayed, self.purgatory.delayed)
 
     def figures(self) -> dict[str, float]:
-        """Return the maxima, and the growth from the second quarter of the run to the last."""
+        """Return the maxima, and the growth from the second quarter to the last."""
         quarter = max(1, len(self.memory) // 4)
         second, last = self.memory[quarter : 2 * quarter], self.memory[-quarter:]
         growth = max(last) - max(second) if second else 0

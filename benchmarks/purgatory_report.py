@@ -187,7 +187,7 @@ def knee(results: Results, least: int, remark: str) -> Goal:
 
 
 def vs_old_design(results: Results, case: str) -> Goal:
-    """Require to be faster than the old design, by the processor time of the closed loop."""
+    """Require to beat the old design, by processor time in the closed loop."""
     text = f"{CASES[case].title.lower()}: at least {MIN_SPEEDUP} × the old design's rate"
     ours = results.figure(CLOSED, "tickwheel", "per_core")
     theirs = results.figure(CLOSED, "old", "per_core")

@@ -134,7 +134,7 @@ class Run:
 
     @contextmanager
     def run_server(self, store: str) -> Iterator[tuple[Server, str]]:
-        """Start a server on an empty store, with a service whose tasks go to the sink."""
+        """Run a server on an empty store, with a service that calls the sink."""
         url = self.stage.fresh(store)
         with Server(url) as server:
             server.put_service("sink", self.sink.url("/hook"), concurrency=CONCURRENCY)
@@ -172,7 +172,7 @@ class Run:
         self.add_figure(store, f"{part}_lost", max(0, stored - self.rows(url, "task")))
 
     def paced(self, store: str) -> None:
-        """Submit single tasks at half of the goal's rate, and at half of the measured rate."""
+        """Submit single tasks at half of the goal's and of the measured rate."""
         rates = {"half_goal": MIN_SUBMITS[store] / 2}
         if connections := best_connections(self.results, store):
             reached = self.results.figure(0, store, f"closed_{connections}") or 0.0
@@ -250,7 +250,7 @@ class Run:
             time.sleep(0.1)
 
     def lateness(self, store: str) -> None:
-        """Measure few tasks, many, and many with a dead and a slow service, due in sequence."""
+        """Measure lateness of few tasks, of many, and with two failing services."""
         self.late(store, "few", FEW_RATE, beside=False)
         for _ in range(self.plan.late_repetitions):
             self.late(store, "late", DUE_RATE, beside=False)

@@ -146,7 +146,7 @@ def submit_rate(client: Client, seconds: float) -> float:
 
 
 def lateness(client: Client, count: int, seconds: float) -> dict[str, Any]:
-    """Measure how late jobs start that are due one after another, counted from before the put."""
+    """Measure how late jobs start, which are due in sequence, counted from before the put."""
     began, dues = time.time(), dict[int, float]()
     for number in range(count):
         time.sleep(max(0.0, began + number * seconds / count - time.time()))

@@ -68,7 +68,7 @@ def measure(peer: Peer, given: argparse.Namespace, figures: Figures) -> None:
 
 
 def submit_rate(peer: Peer, seconds: float) -> float:
-    """Return submits per second by one client, one after another, of tasks due in an hour."""
+    """Return sequential submits per second by one client, of tasks due in an hour."""
     far = time.time() + 3600
     peer.submit(dict.fromkeys(range(FIRST), far))
     began = time.perf_counter()
