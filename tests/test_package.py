@@ -1,6 +1,7 @@
 """The package as a user meets it: its names, what it imports, its layers, what is built."""
 
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -52,6 +53,21 @@ PUBLIC = {
 # They come with asyncio, when asked for.
 LATER = {"AsyncPurgatory", "AsyncTimer", "EventLoop", "new_event_loop"}
 
+# What the other packages export.
+EXPORTED = {
+    "client": """ApiError AsyncClient Attempt Audit Client Health InsecureToken Json Node Page
+        Schedule ServerTimedOut ServerUnavailable Service Shard State Submitted Task Verdict
+        problem_of""",
+    "receiver": """Accepted BadDelivery Delivery Gone InProgress InvalidSignature MemorySeen
+        Receiver Reply Retry Seen""",
+    "durable": """AlreadyReplayed Attempt AttemptOver Backoff Blocking Breaker Fail KeyReused
+        KeyTaken NotStarted Overloaded Page Request Retry Schedule Scheduler Service ServiceChanged
+        ServiceInUse Snooze State StoreUnavailable TargetRefused Task TaskFunction TaskGone
+        UnknownSchedule UnknownService UnknownTask Verdict WrongStore current_task""",
+    "overflow_buffers": "PostgresBuffer RedisBuffer SqliteBuffer",
+    "durable.buffers": "PostgresBuffer RedisBuffer SqliteBuffer",
+}
+
 # From the inside out; a module may import what stands before it. `tickwheel` is the package itself.
 LAYERS = [
     "errors", "arguments", "clock", "entry", "overflow", "wheel", "rounds", "deadlines", "ring",
@@ -61,12 +77,14 @@ LAYERS = [
 ]  # fmt: skip
 # The packages inside it, and which of their neighbours they may import, beside the modules above.
 PACKAGES = {
+    "values": set(),
     "http": set(),
-    "durable": {"http"},
-    "client": {"http", "durable"},  # the values that both have
-    "receiver": {"durable"},  # the signatures
-    "web": {"durable", "config"},
-    "cli": {"client", "config", "durable", "http", "web"},
+    "overflow_buffers": {"durable", "values"},  # the stores' connections
+    "durable": {"http", "overflow_buffers", "values"},
+    "client": {"http", "durable", "values"},
+    "receiver": {"values"},
+    "web": {"config", "durable", "values"},
+    "cli": {"client", "config", "durable", "http", "values", "web"},
 }
 
 
@@ -74,6 +92,13 @@ def test_the_public_names_are_these():
     assert set(tickwheel.__all__) == PUBLIC
     assert len(tickwheel.__all__) == len(PUBLIC)
     assert all(hasattr(tickwheel, name) for name in PUBLIC)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_the_packages_export_these_names(name):
+    package = importlib.import_module(f"tickwheel.{name}")
+    assert sorted(package.__all__) == sorted(EXPORTED[name].split())
+    assert all(hasattr(package, each) for each in package.__all__)
 
 
 def test_no_other_name_of_the_package_looks_public():
