@@ -1,4 +1,4 @@
-"""The code in README.md and docs/ runs, and prints what the comments beside it say."""
+"""The code in README.md and docs/ runs, and prints what its comments state."""
 
 import re
 import shutil
@@ -17,14 +17,14 @@ WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text("utf-8"))]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_prints_what_it_says(page, capsys, tmp_path, monkeypatch):
+def test_the_code_of_a_page_prints_its_comments(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a page may make files
     code = "\n".join(BLOCK.findall(page.read_text("utf-8")))
     names = {"__name__": "__page__"}
     exec(compile(code, str(page), "exec"), names)
     for value in names.values():
         if isinstance(value, sqlite3.Connection):
-            value.close()  # as the end of a program would; from 3.13 on Python warns of others
+            value.close()  # Python 3.13 and later warn about open connections
     assert capsys.readouterr().out.splitlines() == PRINTED.findall(code)
 
 
@@ -42,20 +42,20 @@ def test_the_readme_names_two_commands_and_both_exist():
     assert re.search(r"^test:.*## ", makefile, re.MULTILINE)
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-def test_to_serve_only_what_serves_is_installed_and_the_tools_come_with_the_tests(tmp_path):
-    def planned(target):
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_serve_installs_only_the_server_and_make_setup_the_tools(tmp_path):
+    def extras_of(target):
         words = ["make", "-n", target, f"VENV={tmp_path}/venv"]
         ran = subprocess.run(
             words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
         )
         return re.findall(r"-e '\.\[(.*?)\]'", ran.stdout)
 
-    assert planned("serve") == planned("lab") == ["server"]
-    assert planned("setup") == ["server", "test,check,docs,bench"]
+    assert extras_of("serve") == extras_of("lab") == ["server"]
+    assert extras_of("setup") == ["server", "test,check,docs,bench"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page):
+def test_links_between_pages_exist(page):
     for target in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), target

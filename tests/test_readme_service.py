@@ -1,4 +1,4 @@
-"""README's shell lines, run as they stand against a server and the receiver that it names."""
+"""README's shell lines run unchanged against a server and its example receiver."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SECONDS = 60
 
 @pytest.fixture
 def start():
-    """Start programs; at the end each is told to stop, and does."""
+    """Start programs, and stop them with SIGINT at the end."""
     started = []
 
     def run(*words, **options):
@@ -41,7 +41,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_what_the_readme_says_to_type_works(start, tmp_path):
+def test_the_shell_lines_of_the_readme_work(start, tmp_path):
     command = re.search(r"tickwheel (serve .*)", (ROOT / "Makefile").read_text("utf-8"))[1]
     assert "--allow-private-targets" in command
     store = f"sqlite:///{tmp_path}/tasks.db"
@@ -55,7 +55,7 @@ def test_what_the_readme_says_to_type_works(start, tmp_path):
     script = LINES.replace("http://127.0.0.1:7380/", address).replace(":8000/", f":{port}/")
     assert script.count(address) == 1
     assert script.count(f":{port}/") == 2
-    # Without curl's figures, and however long the calls take.
+    # Silence curl's progress, and wait for the calls instead of sleeping.
     script = script.replace("curl ", "curl -sS ")
     look = 'curl -sS "$tick/tasks?key=o-1"'
     assert script.count(look) == 1
