@@ -14,7 +14,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -254,7 +254,7 @@ async def fill(url: str, count: int, seconds: float) -> Figures:
     return {}
 
 
-CASES: dict[str, Callable[[str, int, float], Awaitable[Figures]]] = {
+CASES: dict[str, Callable[[str, int, float], Coroutine[Any, Any, Figures]]] = {
     case.__name__: case
     for case in (
         floor_many, many, many_made, floor_one, one_caller, callers, callers_soon, burst,

@@ -15,11 +15,13 @@ import contextlib
 import multiprocessing
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar, cast
 
 from machine import describe
 
+T = TypeVar("T")
 Call = Callable[[], Awaitable[int]]
 
 BODY = b'{"order": "o-4711", "amount": 1299, "currency": "EUR", "lines": [1, 2, 3]}'
@@ -44,7 +46,7 @@ class Sink(asyncio.Protocol):
     """Answers each request as soon as its last byte arrives."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
         self.data = b""
 
     def data_received(self, data: bytes) -> None:
@@ -69,7 +71,7 @@ def run_sink(listening: socket.socket) -> None:
     run(main())
 
 
-def run(main: Awaitable[object]) -> object:
+def run(main: Coroutine[Any, Any, T]) -> T:
     """Run on uvloop if it is installed."""
     try:
         import uvloop

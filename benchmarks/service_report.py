@@ -38,8 +38,8 @@ def submit_table(results: Results) -> str:
         rows.append([f"{label}: per second", *figures(results, stores, name)])
     for column, label in AT_BEST.items():
         names = [f"closed_{best_connections(results, store)}_{column}" for store in stores]
-        cells = [results.figure(0, *where) for where in zip(stores, names, strict=True)]
-        rows.append([f"– at the best of them: {label}", *(format_figure(one, 1) for one in cells)])
+        found = [results.figure(0, *where) for where in zip(stores, names, strict=True)]
+        rows.append([f"– at the best of them: {label}", *(format_figure(one, 1) for one in found)])
     for name, what in {"half_goal": "goal", "half_own": "measured rate"}.items():
         cells = [paced(results, store, name) for store in stores]
         rows.append([f"single, paced, half of the {what}: p50 / p99, ms", *cells])

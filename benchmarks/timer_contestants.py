@@ -106,7 +106,12 @@ class ThreadContestant(TimerContestant):
 
     def hold(self) -> None:
         held, self._gate = threading.Event(), threading.Event()
-        self.call_later(0, lambda: (held.set(), self._gate.wait()))
+
+        def block() -> None:
+            held.set()
+            self._gate.wait()
+
+        self.call_later(0, block)
         held.wait()
 
     def await_due(self) -> None:

@@ -21,7 +21,7 @@ from tickwheel.testing import run_jumping
 try:
     import uvloop
 except ImportError:  # not on every platform
-    uvloop = None
+    uvloop = None  # type: ignore[assignment]
 
 LOOPS = {
     "asyncio": asyncio.new_event_loop,

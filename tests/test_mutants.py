@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 loader = importlib.machinery.SourceFileLoader("mutants", str(ROOT / "tools/mutants"))
 spec = importlib.util.spec_from_loader("mutants", loader)
+assert spec is not None
 mutants = importlib.util.module_from_spec(spec)
 loader.exec_module(mutants)
 

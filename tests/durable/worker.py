@@ -399,7 +399,7 @@ def shorten_leases(seconds, set_attribute=setattr):
 
 
 def change_constant(place, value):
-    """Give a constant of the package another value: "durable.stores.sqlite_file.CHECK_SECONDS"."""
+    """Give a constant of the package another value: "durable.stores.sqlite.file.CHECK_SECONDS"."""
     import importlib
 
     module, _, name = f"tickwheel.{place}".rpartition(".")

@@ -5,7 +5,13 @@ import os
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tickwheel.durable.steps import horizon as module
 from tickwheel.durable.steps.horizon import Horizon
@@ -195,5 +201,7 @@ def _small_window(monkeypatch):
     monkeypatch.setattr(module, "WINDOW", WINDOW)
 
 
-class TestHorizon(HorizonMachine.TestCase):
-    settings = settings(stateful_step_count=STEPS, max_examples=100, deadline=None)
+def test_random_steps_keep_every_task_in_one_place():
+    run_state_machine_as_test(
+        HorizonMachine, settings=settings(stateful_step_count=STEPS, max_examples=100)
+    )

@@ -13,7 +13,9 @@ from tickwheel.durable.steps import leases
 if lease := os.environ.get("TEST_LEASE_SECONDS"):
     leases.LEASE_SECONDS = float(lease)
 if ttl := os.environ.get("TEST_TTL_SECONDS"):
-    PostgresCoordinator.__init__.__kwdefaults__["ttl"] = float(ttl)
+    defaults = PostgresCoordinator.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["ttl"] = float(ttl)
 for place, value in json.loads(os.environ.get("TEST_CONSTANTS", "{}")).items():
     name, _, constant = f"tickwheel.{place}".rpartition(".")
     module = importlib.import_module(name)

@@ -29,8 +29,8 @@ NOBODY = 65534
 DAMAGED = "the database file is damaged"
 QUICK_CHECKS = {
     "durable.coordinators.solo.LOOK": 0.2,
-    "durable.stores.sqlite_file.CHECK_SECONDS": 0.2,
-    "durable.stores.sqlite_file.REOPEN_SECONDS": 0.2,
+    "durable.stores.sqlite.file.CHECK_SECONDS": 0.2,
+    "durable.stores.sqlite.file.REOPEN_SECONDS": 0.2,
 }
 
 
