@@ -364,7 +364,7 @@ class TestStores:
             pass
 
         async with running(app):
-            with Said("is yet to be written") as said:
+            with Said("could not be written yet") as said:
                 task = await gated.submit()
                 await begun.wait()
                 async with broken(fault):

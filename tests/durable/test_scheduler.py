@@ -989,7 +989,7 @@ class TestRealTime:
             failing, hanging = await fail.submit(), await hang.submit()
             await app.put_schedule("s", tick, interval=0.2)
             await until(lambda: len(ticks) >= 3)
-            await until(lambda: app._node.feedback.ended[Event.FAIL] == 2)
+            await until(lambda: app._node.feedback.event_counts[Event.FAIL] == 2)
             assert (await app.get(failing.id)).attempt == 3
             assert (await app.get(hanging.id)).error.startswith("timed out")
 

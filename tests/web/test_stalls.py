@@ -11,9 +11,9 @@ from web.serving import wait_until
 pytestmark = pytest.mark.usefixtures("watched")
 
 QUICK = {
-    "durable.steps.health.LOOK_SECONDS": 0.2,
-    "durable.steps.health.LOOK_IDLE_SECONDS": 0.2,
-    "durable.steps.health.STALLED_SECONDS": 1.0,
+    "durable.steps.health.INTERVAL_SECONDS": 0.2,
+    "durable.steps.health.IDLE_INTERVAL_SECONDS": 0.2,
+    "durable.steps.health.STALLED_AFTER_SECONDS": 1.0,
 }
 
 

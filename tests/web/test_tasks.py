@@ -715,7 +715,7 @@ class TestFeedback:
         either_api.service(endpoint=receiver.url("/accepted"), max_attempts=3)
         task = either_api.submit(delay=0)
         either_api.until(lambda: receiver.requests and not either_api.node.dispatch.running)
-        either_api.run(either_api.node.feedback.drained())
+        either_api.run(either_api.node.feedback.drain())
         return either_api, either_api.task_in(task["id"], "running")
 
     def test_finished_ends_it_with_a_result_byte_for_byte(self, accepted):

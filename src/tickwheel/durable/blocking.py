@@ -84,7 +84,7 @@ class Blocking:
         node = self._node()
         if connection is None:
             return self._thread.run(node.submit.submit(submission))
-        return node.submit.settled(submission, node.store.within_now(connection, submission))
+        return node.submit.task_of(submission, node.store.within_now(connection, submission))
 
     def cancel(self, task_id: str, *, connection: Any = None) -> Verdict:
         """Cancel a task that is not running; the answer says whether this won, and its state."""

@@ -24,7 +24,7 @@ from tickwheel.durable.function import TaskFunction
 from tickwheel.durable.log import logger
 from tickwheel.durable.permits import descriptors
 from tickwheel.durable.steps.node import Node
-from tickwheel.durable.steps.submit import MAX_BODY
+from tickwheel.durable.steps.submit import MAX_BODY_BYTES
 from tickwheel.durable.verbs import Verbs
 from tickwheel.errors import NotStarted
 from tickwheel.values.service import Backoff, Service, seconds_of
@@ -86,7 +86,7 @@ class Scheduler(Verbs):
         own_port: int | None = None,
         max_calls: int = 10_000,
         secret_key: str | None = None,
-        max_body: int = MAX_BODY,
+        max_body: int = MAX_BODY_BYTES,
     ) -> None:
         nanoseconds("horizon", horizon)
         nanoseconds("grace", grace)

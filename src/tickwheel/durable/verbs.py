@@ -16,7 +16,7 @@ from tickwheel.clock import ManualClock
 from tickwheel.durable.administration import LOCAL, Administration
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
 from tickwheel.durable.progress import showing
-from tickwheel.durable.steps.submit import Refused, request_bytes
+from tickwheel.durable.steps.submit import SubmitError, request_bytes
 from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay, error_bytes
 from tickwheel.errors import (
     AlreadyReplayed,
@@ -61,7 +61,7 @@ MAX_ATTEMPT = 2**31 - 1  # the column's last
 
 Target = TaskFunction[..., Any] | str
 Progress = bool | Callable[[int], object]
-Tasks = list[Task | Refused]  # inside the class `list` is a verb
+Tasks = list[Task | SubmitError]  # inside the class `list` is a verb
 Ids = list[str]
 Verdicts = list[Verdict]
 Attempts = list[Attempt]
@@ -99,7 +99,7 @@ class Verbs(Administration):
         node = self._started()
         if connection is not None:
             answer = await node.store.within(connection, submission)
-            return node.submit.settled(submission, answer)
+            return node.submit.task_of(submission, answer)
         return await node.submit.submit(submission)
 
     def _borrowed(self, connection: Any) -> Any:
@@ -250,11 +250,11 @@ class Verbs(Administration):
         elif event in (Event.RETRY, Event.FAIL):
             what = {"error": error or "the callee reported a failure"}
         await self.known_service(task.service)  # its rules count, wherever it was made
-        ending = await node.feedback.report(task, event, **what)
+        ending = await node.feedback.record_feedback(task, event, **what)
         if ending is None:
             raise AttemptOver(f"attempt {attempt} of task {task_id} has ended meanwhile")
         if ending.state is State.DELAY:
-            node.submit.notice(task.id, ending.due_at_ms, task)
+            node.submit.announce(task.id, ending.due_at_ms, task)
         return Verdict(task_id, True, ending.state)
 
     async def cancel(self, task_id: str, *, connection: Any = None) -> Verdict:
@@ -343,7 +343,7 @@ class Verbs(Administration):
         if verdict.won:
             for task in await node.store.get([task_id]):
                 if task is not None and task.state is State.DELAY:
-                    node.submit.notice(task.id, task.due_at_ms, task)
+                    node.submit.announce(task.id, task.due_at_ms, task)
         return verdict
 
     def _reschedule(
@@ -373,7 +373,7 @@ class Verbs(Administration):
         with showing(progress, "reschedule", None) as show:
             async for part in node.store.reschedule_where(filter, due_at_ms, PIECE):
                 for due in part:
-                    node.submit.notice(due.id, due.due_at_ms, due)
+                    node.submit.announce(due.id, due.due_at_ms, due)
                 count += len(part)
                 show(count)
         return count
@@ -401,7 +401,7 @@ class Verbs(Administration):
         """
         node = self._started()
         seconds = None if timeout is None else seconds_of(timeout)
-        with node.waiting(task_id) as ended:
+        with node.end_event(task_id) as ended:
             task = await self.get(task_id)
             try:
                 async with asyncio.timeout(seconds):
@@ -563,7 +563,7 @@ class Verbs(Administration):
         answers = await node.store.replay(replays, force=force) if ids else []
         for answer in answers:
             if isinstance(answer, Task):
-                node.submit.notice(answer.id, answer.due_at_ms, answer)
+                node.submit.announce(answer.id, answer.due_at_ms, answer)
         return answers
 
     async def put_schedule(

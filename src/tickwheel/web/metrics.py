@@ -134,7 +134,7 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
         "counter", "tickwheel_attempts_ended_total", "Attempts ended, by how.",
         [
             ({"event": event}, count)
-            for event, count in node.feedback.ended.items()
+            for event, count in node.feedback.event_counts.items()
             if (State.RUNNING, event) in TRANSITIONS
         ],
     )  # fmt: skip

@@ -35,8 +35,8 @@ async def submit(call: Call, body: types.SubmitTask) -> Reply:
     idempotency = None if named is None else idempotency_of(call, named, call.body)
     await call.scheduler.known_service(call.access.name(body.service))
     submission = await build(call, body, idempotency)
-    answer = await call.node.submit.stored(submission)
-    task = call.node.submit.settled(submission, answer)
+    answer = await call.node.submit.store_one(submission)
+    task = call.node.submit.task_of(submission, answer)
     new, repeated = task.id == submission.task.id, isinstance(answer, Repeated)
     headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
     if repeated:

@@ -17,7 +17,7 @@ from durable.stage import START_MS
 from stage import program
 from tickwheel.durable import Fail, Retry, Scheduler, Snooze, State, Task, current_task
 from tickwheel.durable.channels.local import LocalChannel
-from tickwheel.durable.steps.ending import ERROR, storable
+from tickwheel.durable.steps.ending import MAX_ERROR_CHARS, storable_text
 from tickwheel.values.task import Event, Ids
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -204,8 +204,8 @@ class TestErrors:
     @BOTH
     async def test_a_huge_message_is_cut_and_keeps_its_end(self, calls, kind):
         answer = await calls.send(calls.function(kind, raising(ValueError("x" * 10**6 + "end"))))
-        answer = answer._replace(error=storable(answer.error))
-        assert len(answer.error) <= ERROR + 100
+        answer = answer._replace(error=storable_text(answer.error))
+        assert len(answer.error) <= MAX_ERROR_CHARS + 100
         assert answer.error.endswith("end\n")
 
     @BOTH

@@ -10,7 +10,7 @@ from durable.stage import START_MS, answer_lost, away, locking, until
 from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.steps import feedback
-from tickwheel.durable.steps.ending import ending_of, lost
+from tickwheel.durable.steps.ending import ending_of, lost_ending
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.service import Service
 from tickwheel.values.task import Event, Ids
@@ -83,7 +83,7 @@ class TestMeaning:
         assert ending.failures == 2
 
     def test_a_lost_lease_is_a_failure_that_is_tried_again_at_once(self):
-        ending = lost(running(), SERVICE, START_MS)
+        ending = lost_ending(running(), SERVICE, START_MS)
         assert (ending.event, ending.failures, ending.due_at_ms) == (Event.RETRY, 2, START_MS)
         assert ending.error.startswith("lost: n1")
         assert ending.lease_until_ms == START_MS + 5, "it counts if nobody has renewed that"
@@ -92,24 +92,24 @@ class TestMeaning:
     def test_a_lost_lease_past_the_deadline_expires_it_as_any_failure_would(self, accepted):
         lease = {"due_at_ms": START_MS - 1, "lease_until_ms": START_MS - 1} if accepted else {}
         task = running(deadline_at_ms=START_MS - 1, **lease)
-        ending = lost(task, SERVICE, START_MS)
+        ending = lost_ending(task, SERVICE, START_MS)
         assert (ending.event, ending.failures) == (Event.EXPIRE, 2)
         assert ending.error.startswith("expired")
         assert ("no feedback" if accepted else "lost: n1") in ending.error
 
     def test_a_lost_lease_whose_next_try_is_in_time_is_tried_again(self):
         task = running(deadline_at_ms=START_MS)
-        assert lost(task, SERVICE, START_MS).event is Event.RETRY
+        assert lost_ending(task, SERVICE, START_MS).event is Event.RETRY
 
     def test_a_lost_lease_of_a_service_that_is_gone_has_the_default_backoff(self):
         task = running(failures=0, due_at_ms=START_MS - 1, lease_until_ms=START_MS - 1)
-        assert 900 <= lost(task, None, START_MS).due_at_ms - START_MS <= 1_000
+        assert 900 <= lost_ending(task, None, START_MS).due_at_ms - START_MS <= 1_000
 
     def test_a_lost_lease_can_be_the_last_failure(self):
-        assert lost(running(failures=2), SERVICE, START_MS).event is Event.FAIL
+        assert lost_ending(running(failures=2), SERVICE, START_MS).event is Event.FAIL
 
     def test_one_that_was_accepted_and_not_heard_of_is_tried_again_after_the_backoff(self):
-        ending = lost(
+        ending = lost_ending(
             running(due_at_ms=START_MS - 1, lease_until_ms=START_MS - 1), SERVICE, START_MS
         )
         assert (ending.event, ending.failures) == (Event.RETRY, 2)
@@ -393,7 +393,7 @@ class TestLives:
             await stage.advance(1)
             assert (await app.get(task.id)).result == "done"
         assert stage.calls == [(1.0, 2)]
-        assert any("cannot be used" in record.getMessage() for record in stage.logged)
+        assert any("answer is invalid" in record.getMessage() for record in stage.logged)
 
 
 @pytest.mark.asyncio
@@ -547,7 +547,7 @@ class TestWriting:
             assert (await app.get(good.id)).result == "good"
 
     async def test_after_stop_nothing_more_is_written(self, stage, monkeypatch):
-        monkeypatch.setattr(feedback, "AGAIN_SECONDS", (0.001,))
+        monkeypatch.setattr(feedback, "RETRY_SECONDS", (0.001,))
         app = stage.app()
         tries = []
 
@@ -605,8 +605,8 @@ class TestLog:
             await stage.advance(10)
         said = [one.getMessage() for one in stage.logged if one.levelno == logging.WARNING]
         assert said[:2] == [
-            f"task {task.id} (fail), attempt 1: ValueError: no luck; again in 2 s",
-            f"task {task.id} (fail), attempt 2: ValueError: no luck; again in 5 s",
+            f"task {task.id} (fail), attempt 1: ValueError: no luck; next attempt in 2 s",
+            f"task {task.id} (fail), attempt 2: ValueError: no luck; next attempt in 5 s",
         ]
         assert said[2].startswith(f"task {task.id} (fail), attempt 3: failed for good\nTraceback")
         assert said[2].endswith("ValueError: no luck")
@@ -653,7 +653,7 @@ class TestWaiters:
 
         async with app:
             ran, cancelled = [await work.submit(delay=1) for _ in range(2)]
-            with app._node.waiting(ran.id) as ended, app._node.waiting(cancelled.id) as gone:
+            with app._node.end_event(ran.id) as ended, app._node.end_event(cancelled.id) as gone:
                 await app.cancel(cancelled.id)
                 assert (ended.is_set(), gone.is_set()) == (False, True)
                 await stage.advance(1)

@@ -10,7 +10,7 @@ from durable.postgres_stage import connected, until
 from servers import PostgresServer
 from tickwheel.durable import Scheduler
 from tickwheel.durable.steps import health as health_module
-from tickwheel.durable.steps.health import Reason, Span, View
+from tickwheel.durable.steps.health import Reason, Span, Ownership
 from tickwheel.durable.steps.loader import Loader
 from tickwheel.durable.stores.sqlite import file as sqlite_file
 from tickwheel.durable.stores.sqlite import writer as sqlite_writer
@@ -25,11 +25,11 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     """Everything a hundred times as often: what is found does not depend on it."""
-    monkeypatch.setattr(health_module, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(health_module, "LOOK_IDLE_SECONDS", 0.02)
-    monkeypatch.setattr(health_module, "LOOK_UNREADY_SECONDS", 0.02)
-    monkeypatch.setattr(health_module, "STALLED_SECONDS", 0.2)
-    monkeypatch.setattr(health_module, "LATELY_SECONDS", 0.5)
+    monkeypatch.setattr(health_module, "INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr(health_module, "IDLE_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr(health_module, "UNREADY_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr(health_module, "STALLED_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(health_module, "UNREADY_AFTER_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ class TestTheLogOfSqlite:
 
             async def is_cut():
                 await app.submit("mail", ["x"], delay=3600)
-                return "the store warns of nothing any more" in caplog.messages
+                return "the store's warning is over" in caplog.messages
 
             await until(is_cut)
             assert app.node.store.log_bytes <= 2 << 20
@@ -246,8 +246,8 @@ class TestATaskThatMayNotBeRun:
     async def looked_at(self, app, task):
         """Wait until it could have been found, several times."""
         health, looks = app.node.health, []
-        judge = health._judge
-        health._judge = lambda *given: (looks.append(given), judge(*given))
+        report = health._report_overdue
+        health._report_overdue = lambda *given: (looks.append(given), report(*given))
 
         async def often():
             return app.node.store.now_ms() - task.due_at_ms > 500 and len(looks) > 5
@@ -303,15 +303,15 @@ class TestALook:
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
             due, later = (Due("1" * 32, at_ms, "mail", 0, 0) for at_ms in (5, 6))
-            view = View({}, frozenset(), frozenset())
+            ownership = Ownership({}, frozenset(), frozenset())
             for found, stalls in ((due, False), (later, False), (later, True)):
-                health._judge(view, Span(), [found])
+                health._report_overdue(ownership, Span(), [found])
                 assert bool(health.stalled) == stalls
 
     async def test_it_says_nothing_of_services_that_it_does_not_cover(self, tmp_path):
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
-            due, view = Due("1" * 32, 5, "mail", 0, 0), View({}, *[frozenset()] * 2)
+            due, ownership = Due("1" * 32, 5, "mail", 0, 0), Ownership({}, *[frozenset()] * 2)
             first, second = Span("", "mail"), Span("mail", None)
             for span, found, stalls in (
                 (first, [due], False),
@@ -321,11 +321,11 @@ class TestALook:
                 (first, [], False),
                 (first, [due], False),
             ):
-                health._judge(view, span, found)
+                health._report_overdue(ownership, span, found)
                 assert bool(health.stalled) == stalls
 
     async def test_of_very_many_services_it_covers_some(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(health_module, "SERVICES", 2)
+        monkeypatch.setattr(health_module, "SERVICES_PER_CHECK", 2)
         names = [f"s{number}" for number in range(5)]
         url = f"sqlite:///{tmp_path}/tasks.db"
         async with node(url, dispatch=False) as (app, _, _):
@@ -333,14 +333,14 @@ class TestALook:
         async with node(url) as (app, health, _):  # which has none of them
 
             async def all_seen():
-                return {*health._seen} == {*names} and Reason.FUNCTION in health.stalled
+                return {*health._overdue_before} == {*names} and Reason.FUNCTION in health.stalled
 
             await until(all_seen)
             for task in tasks:
                 await app.cancel(task.id)
 
             async def goes_on():
-                return not health.stalled and not health._seen
+                return not health.stalled and not health._overdue_before
 
             await until(goes_on)
 
@@ -354,7 +354,7 @@ class TestALook:
             async with one_stall(app, Reason.STORE):
                 assert health.unready() == []
                 health._overdue = real
-        assert "overdue tasks could not be looked for: no answer in time" in log()[0]
+        assert "overdue tasks could not be read: no answer in time" in log()[0]
 
     async def test_that_is_slow_is_made_less_often_and_the_node_is_looked_at_as_often(
         self, tmp_path
@@ -373,8 +373,8 @@ class TestALook:
 
             health._overdue = slow
             await until(twice)
-            assert looks[1] - looks[0] >= 0.1 / health_module.OVERDUE_SHARE
-            assert await health.step() == health_module.LOOK_SECONDS
+            assert looks[1] - looks[0] >= 0.1 / health_module.OVERDUE_TIME_SHARE
+            assert await health.step() == health_module.INTERVAL_SECONDS
 
     async def test_that_fails_once_leaves_what_is_stalled_as_it_was(self, tmp_path, caplog):
         caplog.set_level(logging.INFO)
@@ -391,9 +391,9 @@ class TestALook:
                 return Reason.FUNCTION in health.stalled
 
             await until(stalled)
-            view = View({}, *[frozenset()] * 2)
+            ownership = Ownership({}, *[frozenset()] * 2)
             real, health._overdue = health._overdue, fails
-            await health._look_for_overdue(view)
+            await health._check_overdue(ownership)
             health._overdue = real
             assert Reason.FUNCTION in health.stalled
         assert "any more for the reason 'function'" not in caplog.text
@@ -427,8 +427,8 @@ class TestReadiness:
                 await user.execute(others)
 
                 looks = []
-                look = health._look
-                health._look = lambda: (looks.append(health.unready()), look())[1]
+                look = health._read_ownership
+                health._read_ownership = lambda: (looks.append(health.unready()), look())[1]
 
                 async def unready():  # also when it has connected again
                     return len(looks) > 20 and all(looks[-5:])
@@ -459,7 +459,7 @@ class TestReadiness:
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
             go_on = asyncio.Event()
-            monkeypatch.setattr(health, "_look", go_on.wait)
+            monkeypatch.setattr(health, "_read_ownership", go_on.wait)
 
             async def unready():
                 return any("has not answered for" in one for one in health.unready())

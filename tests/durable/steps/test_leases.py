@@ -8,7 +8,12 @@ import pytest
 from durable.callee import ACCEPTED, BROKEN, OK, URL, Held, calling
 from durable.stage import HOUR, SHARDS, StagedStore, answer_lost, away, locking, until
 from tickwheel.durable import State, current_task
-from tickwheel.durable.steps.leases import LEASE_SECONDS, SUSPECT_SECONDS, SWEEP_SECONDS, TRUSTED
+from tickwheel.durable.steps.leases import (
+    LEASE_SECONDS,
+    SUSPECT_SECONDS,
+    SWEEP_SECONDS,
+    TRUSTED_FRACTION,
+)
 from tickwheel.durable.stores.sqlite import statements as sqlite_statements
 from tickwheel.durable.stores.sqlite.connection import DRIVERS
 from tickwheel.errors import StoreUnavailable
@@ -124,7 +129,7 @@ class TestRenewal:
         async with app:
             await note.submit()
             await stage.settle()
-            assert app._node.leases.held == {}
+            assert app._node.leases.attempts == {}
             app._node.store.renew = None
             await stage.advance(60)
 
@@ -194,9 +199,9 @@ class TestLost:
 
     async def take_over(self, app, running):
         """End the attempt as another node would that has found its lease over."""
-        from tickwheel.durable.steps.ending import lost
+        from tickwheel.durable.steps.ending import lost_ending
 
-        end = lost(running, None, int(app._node.store.now_ms()))
+        end = lost_ending(running, None, int(app._node.store.now_ms()))
         assert await app._node.store.record([end]) == [True]
 
     async def test_a_plain_function_goes_on_and_its_end_counts_no_more(self, stage):
@@ -283,7 +288,7 @@ class TestUnproven:
             await stage.advance(LEASE_SECONDS - 0.5)
             ((ended_at, *what),) = stage.calls[1:]
             assert what == ["ended", 1]
-            assert LEASE_SECONDS * TRUSTED <= ended_at < LEASE_SECONDS - 1
+            assert LEASE_SECONDS * TRUSTED_FRACTION <= ended_at < LEASE_SECONDS - 1
             node.store.renew, node.store.record = renew, record
             await until(lambda: not node.feedback.unrecorded)  # it tries in real time
             goes_on.set()
@@ -367,7 +372,11 @@ class TestUnproven:
 
             node.store.renew = hang
             await stage.advance(LEASE_SECONDS - 1)
-            assert stage.calls[1] == (pytest.approx(LEASE_SECONDS * TRUSTED, abs=1.1), "ended", 1)
+            assert stage.calls[1] == (
+                pytest.approx(LEASE_SECONDS * TRUSTED_FRACTION, abs=1.1),
+                "ended",
+                1,
+            )
 
     async def test_an_accept_is_not_lost_with_its_lease(self, stage):
         """A 202 that cannot be noted for long is noted when the store is back."""
@@ -534,7 +543,9 @@ class TestUnsent:
             await app.put_service("s", endpoint=URL, feedback_timeout=HOUR)
             task = await app.submit("s")
             await stage.settle()
-            app.node.orphans.suspect({task.id: app.node.coordinator.owned()[task.shard]})
+            app.node.orphans.suspect_lost_claims(
+                {task.id: app.node.coordinator.owned()[task.shard]}
+            )
             found(app)
             await stage.advance(100)
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
@@ -546,7 +557,9 @@ class TestUnsent:
         async with app:
             task = await long.submit()
             await stage.settle()
-            app._node.orphans.suspect({task.id: app._node.coordinator.owned()[task.shard]})
+            app._node.orphans.suspect_lost_claims(
+                {task.id: app._node.coordinator.owned()[task.shard]}
+            )
             found(app)
             await stage.advance(100)
             goes_on.set()
@@ -559,7 +572,7 @@ class TestUnsent:
         async with app:
             task = await orphan(app, note, stage)
             running = await app.get(task.id)
-            app._node.orphans.suspect({task.id: running.epoch - 1})
+            app._node.orphans.suspect_lost_claims({task.id: running.epoch - 1})
             unnoticed(app)
             await stage.advance(20)
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
@@ -823,7 +836,7 @@ class TestOrphans:
             found(app)
             await stage.advance(LEASE_SECONDS + 1)
         (said,) = [one.getMessage() for one in stage.logged if one.levelno == logging.WARNING]
-        assert "lost: elsewhere was not heard of" in said
+        assert "lost: elsewhere did not renew the lease" in said
 
 
 class TestAClockThatIsSet:

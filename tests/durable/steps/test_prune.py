@@ -13,7 +13,7 @@ from durable.postgres_stage import connected, opened
 from durable.stage import DAY, HOUR, MINUTE, START_MS
 from tickwheel import ManualClock
 from tickwheel.durable.registry import Audit, NotedTimes
-from tickwheel.durable.steps.prune import IDEMPOTENCY_MS, SETTLE_MS, Prune, settled
+from tickwheel.durable.steps.prune import IDEMPOTENCY_MS, TRUST_AFTER_MS, Prune, times_to_note
 from tickwheel.durable.stores.postgres.statements import REPLAY
 from tickwheel.errors import StoreUnavailable, UnknownTask
 from tickwheel.values.task import Repeated, Task
@@ -198,7 +198,7 @@ class TestSteps:
             scene.prune = scene.process()
             await scene.pass_by(10 * MINUTE)
         assert await scene.left() == ALL
-        assert "is later than when it was last seen by 72" in steps(caplog)[0]
+        assert "is ahead of the time that it last showed by 72" in steps(caplog)[0]
         await scene.pass_by(20 * MINUTE)
         assert await scene.left() == {"line"}
 
@@ -267,27 +267,27 @@ async def test_a_task_whose_replay_is_under_way_is_left_to_the_next_prune(postgr
 
 
 class TestSettled:
-    @given(st.lists(st.tuples(st.integers(0, 10 * SETTLE_MS), st.booleans()), max_size=30))
+    @given(st.lists(st.tuples(st.integers(0, 10 * TRUST_AFTER_MS), st.booleans()), max_size=30))
     def test_no_time_is_trusted_that_the_clock_has_not_gone_an_hour_beyond(self, looks):
         times, seen = NotedTimes(), []
         for now_ms, stepped in looks:
-            times = settled(times, now_ms, stepped=stepped)
+            times = times_to_note(times, now_ms, stepped=stepped)
             seen.append(now_ms)
             assert times.trusted_ms == 0 or times.trusted_ms in seen
             assert times.trusted_ms <= now_ms
             assert times.last_ms <= now_ms
-            assert settled(times, now_ms, stepped=False) == times
+            assert times_to_note(times, now_ms, stepped=False) == times
 
     def test_an_hour_makes_the_last_time_trusted(self):
-        times = settled(NotedTimes(), START_MS, stepped=False)
+        times = times_to_note(NotedTimes(), START_MS, stepped=False)
         assert times == (START_MS, 0)
-        assert settled(times, START_MS + SETTLE_MS - 1, stepped=False) == times
-        later = START_MS + SETTLE_MS
-        assert settled(times, later, stepped=False) == (later, START_MS)
-        assert settled(times, later, stepped=True) == (later, 0)
+        assert times_to_note(times, START_MS + TRUST_AFTER_MS - 1, stepped=False) == times
+        later = START_MS + TRUST_AFTER_MS
+        assert times_to_note(times, later, stepped=False) == (later, START_MS)
+        assert times_to_note(times, later, stepped=True) == (later, 0)
 
     def test_a_clock_that_is_set_back_takes_its_trust_with_it(self):
-        assert settled(NotedTimes(500, 400), 100, stepped=False) == (100, 100)
+        assert times_to_note(NotedTimes(500, 400), 100, stepped=False) == (100, 100)
 
     def test_idempotency_keys_are_measured_by_it(self):
-        assert IDEMPOTENCY_MS > SETTLE_MS
+        assert IDEMPOTENCY_MS > TRUST_AFTER_MS

@@ -420,7 +420,7 @@ class TestChanging:
         )
         assert await owner.run(clock, 5) == []
         await owner.recurring.step()  # it looks, and has not been told
-        owner.recurring.changed()
+        owner.recurring.mark_stale()
         await owner.recurring.step()
         assert await owner.run(clock, 0) == [now + n * 1_000 for n in range(1, 6)]
         await store.close()
@@ -437,7 +437,7 @@ class TestChanging:
         )
         assert await owner.run(clock, 30.5) == []  # suspended, say
         await owner.recurring.step()
-        owner.recurring.changed()
+        owner.recurring.mark_stale()
         await owner.recurring.step()
         assert await owner.run(clock, 0) == [now + 30_000]
         await store.close()
@@ -451,7 +451,7 @@ class TestChanging:
         async def changing(after):
             reads.append(after)
             if len(reads) == 1:
-                owner.recurring.changed()
+                owner.recurring.mark_stale()
             return await read(after)
 
         store.timings = changing
@@ -474,7 +474,7 @@ class TestChanging:
             await store.put_schedule(
                 Schedule(name, "note", b"[]", None, 1_000, "UTC", "once", now, now), AUDIT
             )
-            owner.recurring.changed()
+            owner.recurring.mark_stale()
             store.timings = failing
             with pytest.raises(StoreUnavailable):
                 await owner.recurring.step()
@@ -574,7 +574,7 @@ class Owner:
         self.store = store
         self.epochs = epochs
         self.recurring = Recurring(store, self, self)
-        self.notice = lambda *_: None
+        self.announce = lambda *_: None
         self._ids = Ids()
 
     def owned(self):

@@ -102,7 +102,7 @@ async def test_payloads_are_neither_held_nor_read(any_store, monkeypatch):
     assert held(watched.timings) < 1_000 * COUNT < size * COUNT / 50
     assert held(*of(owner.recurring)) < 2_000 * COUNT
     watched.names()
-    owner.recurring.changed()
+    owner.recurring.mark_stale()
     await owner.recurring.step()
     assert watched.names() == [], "a change of something else has nothing read"
 
@@ -116,13 +116,13 @@ async def test_only_what_was_put_is_read_again(any_store, monkeypatch):
     watched.names()
     for name in ("s7", "new"):
         await store.put_schedule(schedule(store, name, tz="Asia/Tokyo"), AUDIT)
-        owner.recurring.changed()
+        owner.recurring.mark_stale()
         await owner.recurring.step()
         assert watched.names() == [name]
     assert owner.recurring._timings["s7"].tz == "Asia/Tokyo"
     assert "new" in owner.recurring._next
     await store.put_schedule(schedule(store, "s7", enabled=False), AUDIT)
-    owner.recurring.changed()
+    owner.recurring.mark_stale()
     await owner.recurring.step()
     assert watched.names() == ["s7"]
     assert "s7" not in owner.recurring._timings
@@ -135,7 +135,7 @@ async def test_one_that_was_deleted_is_let_go_when_all_are_read(any_store, monke
     owner = Owner(store, await store.take(range(SHARDS), "n"))
     await owner.recurring.step()
     await store.delete_schedule("s7", AUDIT)
-    owner.recurring.changed()
+    owner.recurring.mark_stale()
     await owner.recurring.step()
     owner.recurring._read_at_ms = -1
     await owner.recurring.step()
@@ -156,7 +156,7 @@ async def test_large_ones_that_fire_together_are_copied_by_the_store_in_turns(
     Watched(store, monkeypatch)
     owner = Owner(store, await store.take(range(SHARDS), "n"))
     noticed, turns = [], []
-    owner.notice = lambda task_id, due_at_ms, due: noticed.append(due)
+    owner.announce = lambda task_id, due_at_ms, due: noticed.append(due)
     fire = store.fire
 
     async def counted(firings):

@@ -11,7 +11,7 @@ import pytest
 from durable.stage import DAY, HOUR, SHARDS, START, START_MS, answer_lost, away
 from tickwheel.durable import State, Task, current_task
 from tickwheel.durable.batching.capacity import QUEUE_BYTES
-from tickwheel.durable.steps.submit import CHUNK, MAX_BODY
+from tickwheel.durable.steps.submit import CHUNK_TASKS, MAX_BODY_BYTES
 from tickwheel.errors import (
     KeyReused,
     KeyTaken,
@@ -333,9 +333,9 @@ class TestOptions:
         app = stage.app()
         note = note_of(stage, app)
         async with app:
-            await note.submit("x" * (MAX_BODY - 4), delay=1)
-            with pytest.raises(ValueError, match=str(MAX_BODY)):
-                await note.submit("x" * (MAX_BODY - 3))
+            await note.submit("x" * (MAX_BODY_BYTES - 4), delay=1)
+            with pytest.raises(ValueError, match=str(MAX_BODY_BYTES)):
+                await note.submit("x" * (MAX_BODY_BYTES - 3))
 
 
 class TestTargets:
@@ -714,11 +714,11 @@ class TestMany:
         app = stage.app()
         note = note_of(stage, app)
         async with app:
-            requests = [note.request(n, delay=HOUR) for n in range(2 * CHUNK + 10)]
+            requests = [note.request(n, delay=HOUR) for n in range(2 * CHUNK_TASKS + 10)]
             requests[-1] = {"service": "note", "delay": -1}
             with pytest.raises(ValueError):
                 await app.submit_many(requests)
-            assert (await app.stats())["store"]["live"] == 2 * CHUNK
+            assert (await app.stats())["store"]["live"] == 2 * CHUNK_TASKS
 
     @pytest.mark.parametrize(
         ("size", "count", "inserts"), [(10, 1_010, [300] * 3 + [100, 10]), (200_000, 7, [3, 3, 1])]
@@ -871,7 +871,7 @@ class TestCommits:
             goes_on.set()
             await asyncio.wait(waiting)
             assert len(await app.submit_many([note.request("a", delay=HOUR)])) == 1
-            room = app._node.submit._room
+            room = app._node.submit._capacity
             assert (room.items, room.bytes) == (0, 0)
 
     async def test_many_at_once_are_never_too_many_for_themselves(self, stage):
@@ -879,13 +879,13 @@ class TestCommits:
         note = note_of(stage, app)
         async with app:
             submit = app._node.submit
-            submit._room._most_bytes = 1_000_000
+            submit._capacity._most_bytes = 1_000_000
             large = "x" * 400_000
             answers = await app.submit_many(
                 [note.request(large, key=f"{n}" if n % 2 else None, delay=HOUR) for n in range(9)]
             )
             assert all(isinstance(answer, Task) for answer in answers)
-            assert (submit._room.items, submit._room.bytes) == (0, 0)
+            assert (submit._capacity.items, submit._capacity.bytes) == (0, 0)
 
     async def test_many_that_are_given_up_take_up_no_room(self, stage):
         app = stage.app()
@@ -905,7 +905,7 @@ class TestCommits:
             with pytest.raises(asyncio.CancelledError):
                 await giving_up
             store.insert = insert
-            room = app._node.submit._room
+            room = app._node.submit._capacity
             assert (room.items, room.bytes) == (0, 0)
 
     async def test_it_is_stored_when_it_is_acknowledged(self, stage):
@@ -971,15 +971,15 @@ class TestCommits:
                 return await insert(submissions, *args, **options)
 
             store.insert = weighed
-            requests = [note.request("x" * (MAX_BODY - 10), delay=HOUR) for _ in range(12)]
+            requests = [note.request("x" * (MAX_BODY_BYTES - 10), delay=HOUR) for _ in range(12)]
             if many:
                 await app.submit_many(requests)
             else:
                 await asyncio.gather(
-                    *(note.submit("x" * (MAX_BODY - 10), delay=HOUR) for _ in requests)
+                    *(note.submit("x" * (MAX_BODY_BYTES - 10), delay=HOUR) for _ in requests)
                 )
-            assert sum(sizes) > 11 * MAX_BODY
-            assert max(sizes) <= 5 * MAX_BODY
+            assert sum(sizes) > 11 * MAX_BODY_BYTES
+            assert max(sizes) <= 5 * MAX_BODY_BYTES
 
 
 class TestShards:

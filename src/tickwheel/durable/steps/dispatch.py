@@ -279,7 +279,7 @@ class Dispatch:
             self._claim_tasks.failed()
             self._claim_bytes.failed()
             # The claim may have been committed nevertheless.
-            self._orphans.suspect(
+            self._orphans.suspect_lost_claims(
                 {due.id: epochs[due.shard] for due in wanted if due.shard in epochs}
             )
             for due, entry, service, turn in batch:
@@ -290,7 +290,7 @@ class Dispatch:
         self._claim_tasks.worked(len(wanted), seconds)
         self._claim_bytes.worked(sum(len(task.body) for task in claims.tasks), seconds)
         for task in claims.tasks:
-            self._leases.hold(task, asked)
+            self._leases.add(task, asked)
         self._leases.claiming.clear()  # one batch at a time
         return claims
 
@@ -351,7 +351,7 @@ class Dispatch:
                 timeout, self._home.call, self._time_out, attempt, timeout
             )
         try:
-            may_send = partial(self._leases.proven, attempt.key)
+            may_send = partial(self._leases.is_proven, attempt.key)
             answer = await self._channels[service.protocol].send(task, service, may_send)
         except asyncio.CancelledError:
             answer = Answer(Event.RELEASE, error="stopped before it had finished")
@@ -367,7 +367,7 @@ class Dispatch:
 
     def _refused(self, attempt: Running) -> Answer | None:
         """Return an answer if the task must not be sent: its lease or its deadline is over."""
-        if not self._leases.proven(attempt.key):
+        if not self._leases.is_proven(attempt.key):
             return UNSENT
         deadline_at_ms = attempt.task.deadline_at_ms
         if deadline_at_ms is not None and deadline_at_ms < self._store.now_ms():

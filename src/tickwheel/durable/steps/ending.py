@@ -1,6 +1,6 @@
-"""What an answer means for its task: finished, tried again, failed. The one rule, and pure.
+"""The retry rule: turns an answer into the end of an attempt. Pure.
 
-A lost lease is an answer, too: every end of an attempt goes through `ending_of`.
+Every end of an attempt goes through `ending_of`, the loss of a lease included.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tickwheel.values.task import COUNTED, Ending, Event
 if TYPE_CHECKING:
     from tickwheel.values.task import Task
 
-ERROR = 16_000  # characters of an error that are kept: of a longer one its ends
+MAX_ERROR_CHARS = 16_000  # stored of an error; a longer one loses its middle
 
 
 def ending_of(task: Task, service: Service | None, answer: Answer, now_ms: int) -> Ending:
-    """Return what an answer means for the task: the retry rules are here, and nowhere else.
+    """Return how an attempt ends, and when its task is due again if it is retried.
 
-    Without a service, which may have been deleted, the defaults count.
+    If the service was deleted (None), the defaults apply.
     """
     event, after_ms, error = answer.event, answer.after_ms or 0, answer.error
     failures = task.failures + (event in COUNTED)
@@ -38,40 +38,40 @@ def ending_of(task: Task, service: Service | None, answer: Answer, now_ms: int) 
         due_at_ms = task.due_at_ms
     if event in (Event.RETRY, Event.SNOOZE) and due_at_ms > (task.deadline_at_ms or due_at_ms):
         event = Event.EXPIRE
-        error = f"expired: the next try would be after its deadline\n{error or ''}".rstrip()
+        error = f"expired: the next attempt would be after its deadline\n{error or ''}".rstrip()
     return Ending(
         task.id, task.attempt, task.epoch, event, now_ms, due_at_ms, failures,
-        answer.result_body, storable(error),
+        answer.result_body, storable_text(error),
     )  # fmt: skip
 
 
-def lost(task: Task, service: Service | None, now_ms: int) -> Ending:
-    """Return the end of an attempt whose lease is over: a failure, tried again.
+def lost_ending(task: Task, service: Service | None, now_ms: int) -> Ending:
+    """Return the end of an attempt whose lease has expired: a failure.
 
-    At once when its node is gone, after the backoff when its callee has not sent feedback. It
-    counts only if nobody has renewed the lease since the task was read.
+    The retry is due at once if the node is gone, and after the backoff if the callee sent no
+    feedback. The end takes effect only if nobody has renewed the lease since the task was read.
     """
-    if accepted(task):
-        error = f"no feedback: attempt {task.attempt} was accepted, and its time is over"
+    if is_accepted(task):
+        error = f"no feedback: attempt {task.attempt} was accepted, and its time has run out"
         answer = Answer(Event.RETRY, error=error)
     else:
         error = (
-            f"lost: {task.node} was not heard of before the lease of attempt {task.attempt} ended"
+            f"lost: {task.node} did not renew the lease of attempt {task.attempt} before it expired"
         )
         answer = Answer(Event.RETRY, error=error, after_ms=0)
     return ending_of(task, service, answer, now_ms)._replace(lease_until_ms=task.lease_until_ms)
 
 
-def accepted(task: Task) -> bool:
-    """Say whether a running task is the callee's: its lease and due time are the same then."""
+def is_accepted(task: Task) -> bool:
+    """Return whether the callee has accepted a running task: its lease ends at its due time."""
     return task.lease_until_ms == task.due_at_ms
 
 
-def storable(text: str | None) -> str | None:
-    """Return a text as every database can keep it: no NUL, nothing that is not UTF-8."""
+def storable_text(text: str | None) -> str | None:
+    """Return a text that every database can store: without NUL, valid UTF-8, bounded."""
     if text is None:
         return None
     text = str(text)
-    if len(text) > ERROR:
-        text = f"{text[: ERROR // 4]}\n…\n{text[-3 * ERROR // 4 :]}"
+    if len(text) > MAX_ERROR_CHARS:
+        text = f"{text[: MAX_ERROR_CHARS // 4]}\n…\n{text[-3 * MAX_ERROR_CHARS // 4 :]}"
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()

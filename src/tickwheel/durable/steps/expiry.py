@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.store import Store
 
-LOOK_SECONDS = 1.0
-ROWS = 200  # per statement: each row is copied to the backlog
-PAUSE_FACTOR = 20  # the pause after a look is at least this many times its duration
+INTERVAL_SECONDS = 1.0  # between two runs of the step, at least
+BATCH_ROWS = 200  # per statement: each row is copied to the backlog
+PAUSE_FACTOR = 20  # the pause after a read is at least this many times its duration
 
 
 class Expiry:
@@ -42,18 +42,18 @@ class Expiry:
         self._timer = timer
 
     async def step(self) -> float:
-        """Fail tasks whose deadline has passed; return when to look again."""
+        """Fail tasks whose deadline has passed; return the pause until the next read."""
         shards = sorted(self._coordinator.owned())
         if not shards:
-            return LOOK_SECONDS
+            return INTERVAL_SECONDS
         began = self._timer.time()
-        expired = await self._store.expire(shards, ROWS)
+        expired = await self._store.expire(shards, BATCH_ROWS)
         if not expired:
-            return max(LOOK_SECONDS, PAUSE_FACTOR * (self._timer.time() - began))
+            return max(INTERVAL_SECONDS, PAUSE_FACTOR * (self._timer.time() - began))
         for due in expired:
             self._horizon.remove(due.id)
             self._feedback.notify_waiters(due.id)
-        self._feedback.ended[Event.EXPIRE] += len(expired)
+        self._feedback.event_counts[Event.EXPIRE] += len(expired)
         services = Counter(due.service for due in expired)
         self._horizon.compact(services)
         for name, count in services.items():  # not a log line for each task: there may be many

@@ -1,14 +1,14 @@
-"""Leases: a node's attempts stay its own while it lives, and those of a dead node are tried again.
+"""Leases: a live node keeps its attempts, and those of a dead node are retried.
 
-An attempt belongs to the node that claimed it until its lease ends, `LEASE_SECONDS` after the claim
-or the last renewal by the store's clock. `Leases` renews what this node has under way. It counts
-from when a lease was asked for, by a clock that counts suspension, and trusts it less long than the
-store does. A call whose lease can be proven no longer is ended here before another node can begin
-the next attempt; of one whose lease was lost nothing is recorded.
+An attempt belongs to the node that claimed it until its lease expires, `LEASE_SECONDS` after the
+claim or the last renewal by the store's clock. `Leases` renews the leases of this node's attempts.
+It measures a lease from the moment of its request, by a clock that counts suspension, and trusts it
+for a shorter time than the store does. So a call whose lease is no longer proven ends here before
+another node can start the next attempt. A call whose lease was lost leaves no outcome.
 
-`Orphans` finds attempts that run by the store and on no node. A lease that nobody has renewed ends
-them. What this node has claimed without being told, since the answer was lost, was never sent: that
-goes back at once.
+`Orphans` finds attempts that are running in the store and on no node. It ends an orphan once its
+lease expires unrenewed. If the answer to a claim was lost, the claimed tasks were never sent, and
+this node returns them at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.log import logger
-from tickwheel.durable.steps.ending import accepted, ending_of, lost
+from tickwheel.durable.steps.ending import ending_of, is_accepted, lost_ending
 from tickwheel.durable.store import BATCH, LEASE_MS, SWEPT
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import Event
@@ -34,26 +34,29 @@ if TYPE_CHECKING:
     from tickwheel.values.task import AttemptKey, Ending, Task
 
 LEASE_SECONDS = LEASE_MS / 1000
-RENEW_AFTER = 1 / 3  # of a lease; others that are half that old are renewed with it
-TRUSTED = 0.8  # of a lease: then it may be over elsewhere, as far as is known here
-LOOKS = 30  # in one lease, for what is to be renewed or ended
-WATCHED = (0.5, 2)  # leases, for which an orphan's is watched: the clock may have been set
-SWEEP_SECONDS = 60.0  # between looks for orphans, whatever is known
-MORE_SECONDS = 1.0  # the same when the last look did not show all
-AHEAD_MS = 90_000  # a look finds the leases that end within that: the next one comes before
-BEHIND = 100  # unclaimed tasks of a service that a short look passes
-LOCKED_SECONDS = 1.0  # until an orphan that a transaction has locked is looked at again
-SUSPECT_SECONDS = 20.0  # a claim without an answer is committed within that, or never
-SUSPECT_LOOK_SECONDS = 1.0
-IDLE_SECONDS = 5.0
+RENEW_FRACTION = 1 / 3  # of a lease: renew at this age, together with those of half this age
+TRUSTED_FRACTION = 0.8  # of a lease: at this age it counts as unproven
+CHECKS_PER_LEASE = 30  # for leases to renew, and for unproven ones
+WATCH_LEASES = (0.5, 2)  # how long an orphan is watched at least and at most, in leases
+SWEEP_SECONDS = 60.0  # between two regular sweeps for orphans
+MIN_SWEEP_SECONDS = 1.0  # the same, at least, after a sweep that was cut off
+SWEEP_AHEAD_MS = (
+    90_000  # a sweep finds leases that end within this, so the next one is early enough
+)
+SWEEP_SKIPPED_TASKS = 100  # unclaimed tasks of each service that a regular sweep passes over
+LOCKED_RETRY_SECONDS = 1.0  # interval for an orphan that another transaction has locked
+SUSPECT_SECONDS = 20.0  # a claim without an answer is committed within this, or never
+SUSPECT_CHECK_SECONDS = 1.0  # interval while there are suspects
+MAX_PAUSE_SECONDS = 5.0  # between two runs of the step
 ANSWER_LOST = "claimed, not sent: the answer to the claim was lost"
 
 
 class Leases:
-    """The attempts that this node answers for: claimed here, their ends not in the store yet.
+    """The leases of this node's attempts, from the claim until the outcome is in the store.
 
-    - `on_lost(attempt)`: it is another's, or has ended; `on_unproven(attempt)`: it may be another's
-      soon. The latter is called again and again while it is so.
+    - `on_lost(attempt)` is called when an attempt has ended, or belongs to another node.
+    - `on_unproven(attempt)` is called when it may soon belong to another node, and repeatedly while
+      that is so.
     """
 
     def __init__(self, store: Store, coordinator: Coordinator, clock: Clock) -> None:
@@ -61,8 +64,8 @@ class Leases:
         self._coordinator = coordinator
         self.clock = clock
         self.seconds = LEASE_SECONDS
-        self.held: dict[AttemptKey, float] = {}  # when each lease was asked for, by the clock
-        self.claiming: set[str] = set()  # asked for: the store may have them running already
+        self.attempts: dict[AttemptKey, float] = {}  # when each lease was requested, by the clock
+        self.claiming: set[str] = set()  # tasks of a claim that the store has not answered yet
         self.on_lost: Callable[[AttemptKey], None] = lambda _: None
         self.on_unproven: Callable[[AttemptKey], None] = lambda _: None
 
@@ -71,68 +74,71 @@ class Leases:
         """How long a lease lasts."""
         return round(self.seconds * 1000)
 
-    def hold(self, task: Task, asked: float) -> None:
-        """Keep the lease of an attempt whose claim was asked for at that time."""
-        self.held[task.attempt_key] = asked
+    def add(self, task: Task, requested_at: float) -> None:
+        """Add the lease of an attempt that was claimed by a request at that time."""
+        self.attempts[task.attempt_key] = requested_at
 
     def drop(self, attempt: AttemptKey) -> None:
-        """The store knows how it goes on: its lease is not this node's to keep any more."""
-        self.held.pop(attempt, None)
+        """Stop renewing the lease of an attempt whose outcome is in the store."""
+        self.attempts.pop(attempt, None)
 
-    def proven(self, attempt: AttemptKey) -> bool:
-        """Say whether no other node can have the attempt now."""
-        asked = self.held.get(attempt)
-        return asked is not None and (self._coordinator.sole() or asked > self._trusted_since())
+    def is_proven(self, attempt: AttemptKey) -> bool:
+        """Return whether the attempt cannot belong to another node now."""
+        requested_at = self.attempts.get(attempt)
+        if requested_at is None:
+            return False
+        return self._coordinator.sole() or requested_at > self._trusted_since()
 
     def _trusted_since(self) -> float:
-        return self.clock.time() - TRUSTED * self.seconds
+        return self.clock.time() - TRUSTED_FRACTION * self.seconds
+
+    def _requested_until(self, moment: float) -> list[AttemptKey]:
+        return [attempt for attempt, at in self.attempts.items() if at <= moment]
 
     async def renew(self) -> float:
-        """Renew the leases that are old enough; return how long until the next look."""
+        """Renew the leases that are old enough; return the pause until the next check."""
         now = self.clock.time()
-        oldest = min(self.held.values(), default=now)
-        if now - oldest >= RENEW_AFTER * self.seconds:
-            since = now - RENEW_AFTER * self.seconds / 2
-            due = [attempt for attempt, asked in self.held.items() if asked <= since]
+        oldest = min(self.attempts.values(), default=now)
+        if now - oldest >= RENEW_FRACTION * self.seconds:
+            due = self._requested_until(now - RENEW_FRACTION * self.seconds / 2)
             for start in range(0, len(due), BATCH):
                 await self._renew(due[start : start + BATCH])
-        return self.seconds / LOOKS
+        return self.seconds / CHECKS_PER_LEASE
 
     async def _renew(self, attempts: Sequence[AttemptKey]) -> None:
-        asked = self.clock.time()
+        requested_at = self.clock.time()
         answers = await self._store.renew(attempts, self.milliseconds)
-        for attempt, still in zip(attempts, answers, strict=True):
-            if attempt not in self.held:
-                continue  # it has ended while this was under way
-            if still:
-                self.held[attempt] = asked
-            elif still is not None:  # None: locked, so it is asked for again
-                del self.held[attempt]
+        for attempt, renewed in zip(attempts, answers, strict=True):
+            if attempt not in self.attempts:
+                continue  # it has ended in the meantime
+            if renewed:
+                self.attempts[attempt] = requested_at
+            elif renewed is not None:  # None: locked, so the next check renews it again
+                del self.attempts[attempt]
                 self.on_lost(attempt)
 
     async def end_unproven(self) -> float:
-        """Have calls ended whose leases could not be renewed; return how long until the next look.
+        """End calls whose leases could not be renewed; return the pause until the next check.
 
-        A step of its own: the store may keep a renewal waiting.
+        This is a separate step because a renewal may wait for the store.
         """
         if not self._coordinator.sole():
-            since = self._trusted_since()
-            for attempt in [one for one, asked in self.held.items() if asked <= since]:
+            for attempt in self._requested_until(self._trusted_since()):
                 self.on_unproven(attempt)
-        return self.seconds / LOOKS
+        return self.seconds / CHECKS_PER_LEASE
 
 
 class Suspect(NamedTuple):
-    """A task that may have been claimed without our knowing: by which epoch, and until when."""
+    """A task that a lost claim may have claimed: by which epoch, and until when to check it."""
 
     epoch: int
     until: float
 
 
 class Orphans:
-    """Attempts that run by the store and on no node: found, watched, and ended.
+    """Finds, watches and ends attempts that are running in the store and on no node.
 
-    `on_end(task, ending)` is called when the store has an end.
+    `on_end(task, ending)` is called when the end of an orphan is in the store.
     """
 
     def __init__(
@@ -154,45 +160,46 @@ class Orphans:
         self._suspects: dict[str, Suspect] = {}
         self._swept: frozenset[tuple[int, int]] = frozenset()
         self._sweep_at = 0.0
-        self._ends: list[tuple[float, str, int]] = []  # when to end which, by which lease
+        self._deadlines: list[tuple[float, str, int]] = []  # when to end which task, by which lease
         self.watched: dict[str, Task] = {}
         self.on_end: Callable[[Task, Ending], None] = lambda *_: None
 
-    def suspect(self, epochs: Mapping[str, int]) -> None:
-        """The answer to a claim of these tasks, by these epochs, was lost: it may have been done.
+    def suspect_lost_claims(self, epochs: Mapping[str, int]) -> None:
+        """Check for a while whether a claim whose answer was lost has claimed these tasks.
 
-        None of them was sent. The database may commit it later, so they are looked at for a while.
+        None of them was sent. The database may commit the claim later. `epochs` has the epoch of
+        the claim for each task.
         """
         until = self._clock.time() + SUSPECT_SECONDS
         self._suspects.update({one: Suspect(epoch, until) for one, epoch in epochs.items()})
         self._steps.wake("orphans")
 
-    def await_feedback(self, task: Task, until_ms: int) -> None:
-        """Watch for the end of a lease that a callee has; one that ends later, a look will find."""
+    def watch_feedback(self, task: Task, until_ms: int) -> None:
+        """Watch an accepted task until its lease expires; a later sweep finds long leases."""
         left_ms = until_ms - self._store.now_ms()
-        if left_ms < AHEAD_MS and task.shard in self._coordinator.owned():
+        if left_ms < SWEEP_AHEAD_MS and task.shard in self._coordinator.owned():
             self._watch(task._replace(due_at_ms=until_ms, lease_until_ms=until_ms))
             self._steps["orphans"].wake_within(left_ms / 1000)
 
-    def forget(self, task_id: str) -> None:
-        """A task has ended, or goes on elsewhere: it is watched no longer."""
+    def unwatch(self, task_id: str) -> None:
+        """Stop watching a task that has ended or continues elsewhere."""
         self.watched.pop(task_id, None)
 
     async def step(self) -> float:
-        """Find orphans, and end those whose leases are over; return how long until the next."""
+        """Find orphans, and end those whose leases have expired; return the pause."""
         await self.return_unsent()
-        if await self._look():
+        if await self._sweep_if_due():
             await self.return_unsent()
-        return await self._expire()
+        return await self._end_expired()
 
     async def return_unsent(self) -> None:
-        """Give back what was claimed by this node and never sent: no failure, and at once."""
+        """Return tasks that this node claimed and never sent: due at once, without a failure."""
         suspects = [one for one in self._suspects if one not in self._leases.claiming]
         for start in range(0, len(suspects), BATCH):
-            await self._return(suspects[start : start + BATCH])
+            await self._return_batch(suspects[start : start + BATCH])
 
-    async def _return(self, ids: Sequence[str]) -> None:
-        looked = self._clock.time()
+    async def _return_batch(self, ids: Sequence[str]) -> None:
+        checked_at = self._clock.time()
         unsent = [task for task in await self._store.running_by_id(ids) if self._is_unsent(task)]
         now = int(self._store.now_ms())
         answer = Answer(Event.RELEASE, error=ANSWER_LOST)
@@ -210,11 +217,11 @@ class Orphans:
                     self._suspects.pop(task.id, None)
                     self.on_end(task, ending)
         for one in ids:
-            if one in self._suspects and looked >= self._suspects[one].until:
+            if one in self._suspects and checked_at >= self._suspects[one].until:
                 del self._suspects[one]
         if returned:
             logger.warning(
-                "%d claimed and not sent, since the answer to the claim was lost: given back",
+                "returned %d tasks, claimed but not sent: the answer to the claim was lost",
                 returned,
             )
 
@@ -225,18 +232,21 @@ class Orphans:
             and suspect.epoch == task.epoch
             and self._is_own(task)
             and task.id not in self._leases.claiming
-            and task.attempt_key not in self._leases.held
-            and not accepted(task)
+            and task.attempt_key not in self._leases.attempts
+            and not is_accepted(task)
         )
 
     def _is_own(self, task: Task) -> bool:
-        """Whether this node has claimed it: one that it lends the shard to does so by its epoch."""
+        """Return whether this node claimed the task.
+
+        The epoch does not show that: a node that borrows the shard claims by the same epoch.
+        """
         return task.node == self._node
 
-    async def _look(self) -> bool:
-        """Look for what runs and not here, where that is due; whether there was a look.
+    async def _sweep_if_due(self) -> bool:
+        """Sweep for orphans if that is due; return whether it was.
 
-        All that runs in shards that are new here; of the others a part, now and then.
+        A sweep of shards that this node has just got reads all running tasks, a regular one a part.
         """
         owned = dict(self._coordinator.owned())
         shards = frozenset(owned.items())
@@ -244,36 +254,36 @@ class Orphans:
         if new:
             await self._sweep(owned, new, None)
         elif owned and self._clock.time() >= self._sweep_at:
-            await self._sweep(owned, sorted(owned), BEHIND)
+            await self._sweep(owned, sorted(owned), SWEEP_SKIPPED_TASKS)
         else:
             self._swept &= shards
             return False
         self._swept = shards
         return True
 
-    async def _sweep(self, owned: Mapping[int, int], shards: list[int], behind: int | None) -> None:
+    async def _sweep(self, owned: Mapping[int, int], shards: list[int], skip: int | None) -> None:
         now_ms = self._store.now_ms()
-        found = await self._store.running(shards, behind, int(now_ms) + AHEAD_MS)
+        found = await self._store.running(shards, skip, int(now_ms) + SWEEP_AHEAD_MS)
         until = self._clock.time() + SUSPECT_SECONDS
         for task in found:
-            if task.attempt_key in self._leases.held:
+            if task.attempt_key in self._leases.attempts:
                 continue
-            if not accepted(task) and self._is_own(task) and owned.get(task.shard) == task.epoch:
-                # Claimed by this node itself: the answer is on its way, or was lost.
+            if not is_accepted(task) and self._is_own(task) and owned.get(task.shard) == task.epoch:
+                # This node claimed it: the answer is on its way, or was lost.
                 self._suspects.setdefault(task.id, Suspect(task.epoch, until))
             else:
                 self._watch(task)
         pause = SWEEP_SECONDS
-        ends = sorted(task.lease_until_ms or 0 for task in found if accepted(task))
-        if len(ends) >= SWEPT:  # there may be more, and they end after these
-            pause = min(pause, max((ends[SWEPT - 1] - now_ms) / 1000, MORE_SECONDS))
+        ends = sorted(task.lease_until_ms or 0 for task in found if is_accepted(task))
+        if len(ends) >= SWEPT:  # the store may have more, whose leases end after these
+            pause = min(pause, max((ends[SWEPT - 1] - now_ms) / 1000, MIN_SWEEP_SECONDS))
         self._sweep_at = self._clock.time() + pause
 
     def _watch(self, task: Task) -> None:
-        """Note an orphan until its lease is over: unless somebody renews it, that ends it.
+        """Watch an orphan until its lease expires, which ends it unless somebody renews it.
 
-        By our own clock from now on, and long enough for its node to renew it: the store's clock
-        may have been set.
+        The wait is measured by this node's clock and is long enough for the orphan's node to renew:
+        the store's clock may have been set.
         """
         until_ms = task.lease_until_ms or 0
         before = self.watched.get(task.id)
@@ -282,61 +292,63 @@ class Orphans:
         ):  # fmt: skip
             return
         left = max(0.0, until_ms - self._store.now_ms() + 1) / 1000
-        ended = until_ms < (task.started_at_ms or 0)  # with its owner, whose death was proven
-        if not accepted(task) and not ended:
-            least, most = (part * self._leases.seconds for part in WATCHED)
+        ended = until_ms < (task.started_at_ms or 0)  # its node was proven dead
+        if not is_accepted(task) and not ended:
+            least, most = (part * self._leases.seconds for part in WATCH_LEASES)
             left = min(max(left, least), most)
         self.watched[task.id] = task._replace(body=b"")
-        heappush(self._ends, (self._clock.time() + left, task.id, until_ms))
+        heappush(self._deadlines, (self._clock.time() + left, task.id, until_ms))
 
-    async def _expire(self) -> float:
-        """End orphans whose leases are over; return how long until the next one may be."""
+    async def _end_expired(self) -> float:
+        """End orphans whose leases have expired; return the pause until the next may expire."""
         shards = self._coordinator.owned()
         now = self._clock.time()
-        over: list[Task] = []
-        while self._ends and self._ends[0][0] <= now and len(over) < BATCH:
-            _, task_id, until_ms = heappop(self._ends)
+        expired: list[Task] = []
+        while self._deadlines and self._deadlines[0][0] <= now and len(expired) < BATCH:
+            _, task_id, until_ms = heappop(self._deadlines)
             task = self.watched.get(task_id)
             if task is None or task.lease_until_ms != until_ms:
-                continue  # it has ended, or was renewed
+                continue  # it has ended, or its lease was renewed
             if task.shard in shards:
-                over.append(task)
+                expired.append(task)
             else:
                 del self.watched[task_id]
-        if over:
+        if expired:
             try:
-                await self._end(over)
+                await self._record_lost(expired)
             except BaseException:
-                self._watch_again(over, 0)
+                self._recheck_after(expired, 0)
                 raise
         return self._pause()
 
     def _pause(self) -> float:
         now = self._clock.time()
-        moments = [now + IDLE_SECONDS]
-        if self._ends:
-            moments.append(self._ends[0][0])
+        moments = [now + MAX_PAUSE_SECONDS]
+        if self._deadlines:
+            moments.append(self._deadlines[0][0])
         if self._suspects:
-            moments.append(now + SUSPECT_LOOK_SECONDS)
+            moments.append(now + SUSPECT_CHECK_SECONDS)
         if self._swept:
             moments.append(self._sweep_at)
         return max(0.001, min(moments) - now)
 
-    def _watch_again(self, tasks: Sequence[Task], after: float) -> None:
-        """Look at orphans once more, which were not ended: the store was away, or they locked."""
+    def _recheck_after(self, tasks: Sequence[Task], after: float) -> None:
+        """Watch orphans again that could not be ended: the store failed, or they were locked."""
+        recheck_at = self._clock.time() + after
         for task in tasks:
             self.watched[task.id] = task
-            heappush(self._ends, (self._clock.time() + after, task.id, task.lease_until_ms or 0))
+            heappush(self._deadlines, (recheck_at, task.id, task.lease_until_ms or 0))
 
-    async def _end(self, over: list[Task]) -> None:
+    async def _record_lost(self, expired: list[Task]) -> None:
         now = int(self._store.now_ms())
-        endings = [lost(task, self._services.get(task.service), now) for task in over]
+        endings = [lost_ending(task, self._services.get(task.service), now) for task in expired]
+        answers = await self._store.record(endings)
         renewed = []
-        for task, ending, won in zip(over, endings, await self._store.record(endings), strict=True):
+        for task, ending, won in zip(expired, endings, answers, strict=True):
             if won is None:
-                self._watch_again([task], LOCKED_SECONDS)
+                self._recheck_after([task], LOCKED_RETRY_SECONDS)
                 continue
-            self.forget(task.id)
+            self.unwatch(task.id)
             if won:
                 self.on_end(task, ending)
             else:
@@ -345,18 +357,18 @@ class Orphans:
             await self._recheck(renewed)
 
     async def _recheck(self, tasks: list[Task]) -> None:
-        """See which of these, whose leases were not over, still run: those are watched further.
+        """Keep watching those of these tasks, whose leases were renewed, that still run.
 
-        An accepted one with much time left is found again when that is nearly over.
+        A sweep finds an accepted task again when its lease ends soon.
         """
-        ahead_ms = self._store.now_ms() + AHEAD_MS
+        ahead_ms = self._store.now_ms() + SWEEP_AHEAD_MS
         try:
             found = await self._store.running_by_id([task.id for task in tasks])
         except StoreUnavailable:
-            self._watch_again(tasks, LOCKED_SECONDS)
+            self._recheck_after(tasks, LOCKED_RETRY_SECONDS)
             return
         for task in found:
-            if task.attempt_key in self._leases.held:
+            if task.attempt_key in self._leases.attempts:
                 continue
-            if not accepted(task) or (task.lease_until_ms or 0) < ahead_ms:
+            if not is_accepted(task) or (task.lease_until_ms or 0) < ahead_ms:
                 self._watch(task)

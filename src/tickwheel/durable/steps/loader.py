@@ -31,11 +31,9 @@ if TYPE_CHECKING:
     from tickwheel.values.service import Service
     from tickwheel.values.task import Due
 
-LOOK_SECONDS = 1.0
-NEAR_MS = 2_000
-READ_ALL_SERVICES = (
-    16  # up to this many services, reading each costs less than asking which are due
-)
+INTERVAL_SECONDS = 1.0  # between two reads
+NEAR_MS = 2_000  # how far ahead a short read looks
+READ_ALL_SERVICES = 16  # up to this many, reading each costs less than asking which are due
 LATE_COMMIT_MS = 10_000  # a look finds a task that is committed at most this long after it was due
 SCAN_PAUSE_FACTOR = 20  # the pause after a scan is at least this many times its duration
 SLOW_SCAN_SECONDS = 5.0  # a scan that fails after more than this is put off; the looks go on
@@ -87,7 +85,7 @@ class Loader:
         if not shards and not lent:
             self._horizon.drop_shards(())
             self._scanned = frozenset()
-            return LOOK_SECONDS
+            return INTERVAL_SECONDS
         now, began = int(self._store.now_ms()), perf_counter()
         scanned = 0 <= now - self._scanned_ms < self._rest_ms
         reach = reach_of(shards, lent)
@@ -115,7 +113,7 @@ class Loader:
             if due.id not in removed:
                 self._horizon.add(due)
         self._horizon.trim()
-        return 0.0 if cut else LOOK_SECONDS
+        return 0.0 if cut else INTERVAL_SECONDS
 
     async def read(self, windows: Sequence[Window], now: int, until: int) -> list[Due]:
         """Read these windows: in the shards of this node, and in those that are lent for some."""

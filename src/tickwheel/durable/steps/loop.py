@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tickwheel import AsyncTimer
 
-AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # after a failure; the last repeats
+RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # pauses after failures; the last repeats
 
 
 class Home:
@@ -114,7 +114,7 @@ class Step:
         try:
             delay = await self._work()
         except Exception as error:  # noqa: BLE001
-            pause = AGAIN_SECONDS[min(self._failures, len(AGAIN_SECONDS) - 1)]
+            pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
             self._failures += 1
             self._error = str(error) or type(error).__name__
             if not isinstance(error, StoreUnavailable):

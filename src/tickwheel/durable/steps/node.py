@@ -114,7 +114,8 @@ class Node:
             ("health", self.health.step),
         ):
             steps.add(step_name, work)
-        # Dispatch needs the leases, the directory knows no node: these two call back.
+        # These parts are built before those that they call back.
+        self.orphans.on_end = self.feedback.finish_attempt
         self.leases.on_lost = self.dispatch.lose
         self.leases.on_unproven = self.dispatch.give_up
         self.directory.changed = self._services_changed
@@ -167,13 +168,13 @@ class Node:
         self.horizon.remove(task_id)
         self.feedback.notify_waiters(task_id)
 
-    def waiting(self, task_id: str) -> AbstractContextManager[asyncio.Event]:
+    def end_event(self, task_id: str) -> AbstractContextManager[asyncio.Event]:
         """Give an event that is set when a task ends in this process."""
-        return self.feedback.waiting(task_id)
+        return self.feedback.end_event(task_id)
 
     def schedules_changed(self) -> None:
         """Read the schedules again."""
-        self._recurring.changed()
+        self._recurring.mark_stale()
         self._steps.wake("recurring")
 
     def leave(self) -> asyncio.Future[None]:
@@ -205,8 +206,8 @@ class Node:
         await self.dispatch.stop(max(0.0, deadline - self._timer.time()))
         try:
             async with asyncio.timeout(max(deadline - self._timer.time(), 1.0)):
-                await self.submit.drained()
-                await self.feedback.drained()
+                await self.submit.drain()
+                await self.feedback.drain()
                 with contextlib.suppress(ConnectionError):
                     await self.orphans.return_unsent()
         except TimeoutError:
@@ -236,7 +237,7 @@ class Node:
             "running": len(self.dispatch.running),
             "submitted": self.submit.submitted,
             "sent": self.dispatch.sent,
-            "ended": {str(event): count for event, count in self.feedback.ended.items() if count},
+            "ended": {str(one): n for one, n in self.feedback.event_counts.items() if n},
             "lateness": summary(self.dispatch.lateness),
             "unready": self.health.unready(),
             "stalled": {str(one): stall.seconds for one, stall in self.health.stalled.items()},

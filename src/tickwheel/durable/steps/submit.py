@@ -1,6 +1,6 @@
-"""Step 1: from a request to the store, in groups, and to the wheel when it is due soon and ours.
+"""Step 1: from a request into the store, in batches, and into the horizon of the task's node.
 
-What cannot be right is refused here, before anything is stored.
+Invalid requests are refused here, before anything is stored.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
     Stored = Task | Taken | Repeated | None
 
-Refused = KeyTaken | KeyReused | Locked | TaskGone
+SubmitError = KeyTaken | KeyReused | Locked | TaskGone
 ON_CONFLICT = ("reject", "replace", "keep")
-MAX_BODY = 1 << 20
-CHUNK = 1_000
-IN_FLIGHT = 2
-TURN = 100
+MAX_BODY_BYTES = 1 << 20  # of a payload, unless the scheduler sets another limit
+CHUNK_TASKS = 1_000  # that `submit_many` stores together
+CHUNKS_IN_FLIGHT = 2  # that it stores at the same time
+YIELD_TASKS = 100  # built by `submit_many` before it yields to the event loop
 
 
 class Submit:
-    """Builds tasks, stores them in groups, and says who must hear of them."""
+    """Builds tasks, stores them in batches, and announces those that are due soon."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Submit:
         horizon: Horizon,
         services: Mapping[str, Service],
         *,
-        max_body: int = MAX_BODY,
+        max_body: int = MAX_BODY_BYTES,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
@@ -68,25 +68,25 @@ class Submit:
         self._services = services
         self._max_body = max_body
         self._ids = Ids()
-        self._room = Capacity()
-        self._aside: LockedQueue[Submission, Stored] = LockedQueue(
-            self._insert, names, weight, self._room
+        self._capacity = Capacity()
+        self._locked_queue: LockedQueue[Submission, Stored] = LockedQueue(
+            self._insert, lock_keys, body_bytes, self._capacity
         )
         limit = store.insert_limit
-        self._plain, self._named = self._lane(limit.rows), self._lane(limit.rows)
+        self._plain, self._idempotent = self._lane(limit.rows), self._lane(limit.rows)
         self._keyed = self._lane(limit.keyed)
-        self._turn = random.randrange(store.shards)  # noqa: S311 - each process begins elsewhere
+        self._last_shard = random.randrange(store.shards)  # noqa: S311 - differs in each process
         self._own_shard = -1  # one for a whole batch, which then checks a single epoch
         self._share = Share()
-        self._untold: set[int] = set()
-        self._telling: asyncio.Task[None] | None = None
+        self._shards_to_notify: set[int] = set()
+        self._notifying: asyncio.Task[None] | None = None
         self.submitted = 0
 
     def _lane(self, rows: int) -> Batch[Submission, Stored]:
-        """Return a batch: what is locked in one of them leaves it, and waits beside."""
+        """Return a batch whose locked submissions move to the queue for those."""
         return Batch(
-            self._insert, limit=rows, limit_bytes=self._store.insert_limit.bytes, weigh=weight,
-            room=self._room, aside=self._aside.put,
+            self._insert, limit=rows, limit_bytes=self._store.insert_limit.bytes, weigh=body_bytes,
+            room=self._capacity, aside=self._locked_queue.put,
         )  # fmt: skip
 
     def build(
@@ -105,7 +105,7 @@ class Submit:
         idempotency: Idempotency | None = None,
         hashed: bool = False,
     ) -> Submission:
-        """Return a task to store; raise for what cannot be right."""
+        """Return a task to store; raise if an option is invalid."""
         now = self._store.latest_ms()
         now_ms = int(now)
         if delay is not None and at is not None:
@@ -130,8 +130,8 @@ class Submit:
         attempts = service.max_attempts
         if max_attempts is not None:
             attempts = bounded("max_attempts", max_attempts, 1, 10_000)
-        hashed = hashed or self._shared(service.name, due_at_ms)
-        shard = self._shard(due_at_ms, hashed=hashed)
+        hashed = hashed or self._is_spread(service.name, due_at_ms)
+        shard = self._choose_shard(due_at_ms, hashed=hashed)
         task = Task(
             self._ids.make(now_ms, shard), service.name, body, key, State.DELAY, due_at_ms, shard,
             priority, 0, 0, attempts, timeout_ms,
@@ -139,11 +139,11 @@ class Submit:
         )  # fmt: skip
         return Submission(task, on_conflict, idempotency)
 
-    def _shared(self, name: str, due_at_ms: int) -> bool:
-        """Say whether every node is to have its part of the tasks.
+    def _is_spread(self, name: str, due_at_ms: int) -> bool:
+        """Return whether to spread the tasks of a service over all nodes.
 
-        It is when they have a rate, which is divided among the nodes, and when this node would have
-        more of them than its part of the concurrency.
+        That is so if the service has a rate, which the nodes divide, or if this node already keeps
+        as many of its tasks as its share of the concurrency.
         """
         service, nodes = self._services.get(name), self._coordinator.nodes()
         if service is None or nodes <= 1:
@@ -153,134 +153,141 @@ class Submit:
         permits = max(1, service.concurrency // nodes)
         return not self._share.keep(name, due_at_ms, self._horizon.waiting(name), permits)
 
-    def _shard(self, due_at_ms: int, *, hashed: bool) -> int:
-        """Choose a shard: one of our own for what is due soon, else each in turn."""
+    def _choose_shard(self, due_at_ms: int, *, hashed: bool) -> int:
+        """Choose a shard: one of this node's for a task due soon, else each shard in turn."""
         if not hashed and due_at_ms <= self._horizon.end_ms():
             owned = self._coordinator.owned()
             if self._own_shard not in owned and owned:
                 self._own_shard = next(iter(owned))
             if owned:
                 return self._own_shard
-        self._turn = (self._turn + 1) % self._store.shards
-        return self._turn
+        self._last_shard = (self._last_shard + 1) % self._store.shards
+        return self._last_shard
 
     async def submit(self, submission: Submission) -> Task:
-        """Store one task, with whatever else is waiting; return it as stored."""
-        return self.settled(submission, await self.stored(submission))
+        """Store one task, in a batch with others that wait; return it as stored."""
+        return self.task_of(submission, await self.store_one(submission))
 
-    async def stored(self, submission: Submission) -> Stored:
-        """Store one task, with whatever else is waiting; return the store's own answer."""
+    async def store_one(self, submission: Submission) -> Stored:
+        """Store one task, in a batch with others that wait; return the store's answer."""
         return await self._add(submission)
 
     def _add(self, submission: Submission, *, beyond: bool = False) -> asyncio.Future[Stored]:
-        """Choose the lane: a user's transaction may hold a key for long, a request's name not."""
+        """Add to the right lane: a user's transaction may hold a key for long.
+
+        An idempotency key is held only for the time of an insert.
+        """
         if submission.task.key is not None:
             lane = self._keyed
         elif submission.idempotency is not None:
-            lane = self._named
+            lane = self._idempotent
         else:
             return self._plain.add(submission, beyond=beyond)
-        if self._aside.knows(submission):
-            return self._aside.add(submission, beyond=beyond)
+        if self._locked_queue.knows(submission):
+            return self._locked_queue.add(submission, beyond=beyond)
         return lane.add(submission, beyond=beyond)
 
     async def submit_many(
         self, submissions: Iterable[Submission], progress: Callable[[int], object]
-    ) -> list[Task | Refused]:
-        """Store many, a thousand at a time; for each the task, or why it was refused.
+    ) -> list[Task | SubmitError]:
+        """Store many in chunks; return for each the task, or the error that refused it.
 
-        When too much waits to be stored, none of them is begun with: `Overloaded`. Later there
-        are never more than some thousands of them on the way.
+        Raise `Overloaded` before the first one if too much waits to be stored. After that, it
+        stores at most `CHUNKS_IN_FLIGHT` chunks at a time.
         """
-        self._room.check(HEAVY)
-        answers: list[Task | Refused] = []
+        self._capacity.check(HEAVY)
+        answers: list[Task | SubmitError] = []
         chunk: list[Submission] = []
-        heavy = 0
-        storing: deque[asyncio.Task[list[Task | Refused]]] = deque()
+        total_bytes = 0
+        storing: deque[asyncio.Task[list[Task | SubmitError]]] = deque()
 
-        async def finish(most: int) -> None:
-            while len(storing) > most:
+        async def finish(in_flight: int) -> None:
+            while len(storing) > in_flight:
                 answers.extend(await storing.popleft())
                 progress(len(answers))
 
         def store() -> None:
             storing.append(asyncio.ensure_future(self._store_chunk(chunk)))
 
-        # While some thousands are being stored, the next are made.
+        # The next chunk is built while others are being stored.
         try:
             for submission in submissions:
                 chunk.append(submission)
-                heavy += weight(submission)
-                if len(chunk) == CHUNK or heavy > HEAVY:
-                    await finish(IN_FLIGHT - 1)
+                total_bytes += body_bytes(submission)
+                if len(chunk) == CHUNK_TASKS or total_bytes > HEAVY:
+                    await finish(CHUNKS_IN_FLIGHT - 1)
                     store()
-                    chunk, heavy = [], 0
-                elif len(chunk) % TURN == 0:
-                    await asyncio.sleep(0)  # for those that are being stored to go on
+                    chunk, total_bytes = [], 0
+                elif len(chunk) % YIELD_TASKS == 0:
+                    await asyncio.sleep(0)  # lets the chunks in flight proceed
             if chunk:
                 store()
         finally:
             await finish(0)
         return answers
 
-    async def _store_chunk(self, chunk: list[Submission]) -> list[Task | Refused]:
-        """Store a thousand: those with keys by their own lane, where one waits alone."""
-        plain = [one for one in chunk if not alone(one)]
-        named = [one for one in chunk if alone(one) and one.task.key is None]
-        at_once = plain + named
-        for one in at_once:
-            self._room.take(weight(one), beyond=True)
+    async def _store_chunk(self, chunk: list[Submission]) -> list[Task | SubmitError]:
+        """Store one chunk; tasks with keys go through their own lane, where each waits alone."""
+        plain = [one for one in chunk if not may_block(one)]
+        idempotent = [one for one in chunk if may_block(one) and one.task.key is None]
+        together = plain + idempotent
+        for one in together:
+            self._capacity.take(body_bytes(one), beyond=True)
         try:
             first, second, *rest = await asyncio.gather(
                 self._insert_in_parts(plain),
-                self._store_named(named) if named else asyncio.sleep(0, []),
-                *(self._submit_anyway(one) for one in chunk if one.task.key is not None),
+                self._store_idempotent(idempotent) if idempotent else asyncio.sleep(0, []),
+                *(self._submit_admitted(one) for one in chunk if one.task.key is not None),
                 return_exceptions=True,
             )
         finally:
-            self._room.give(len(at_once), sum(map(weight, at_once)))
+            self._capacity.give(len(together), sum(map(body_bytes, together)))
         for failed in (first, second):
             if isinstance(failed, BaseException):
                 raise failed
-        ready, known, done = (iter(cast("list[Any]", part)) for part in (first, second, rest))
-        answers: list[Task | Refused] = []
+        plain_answers, idempotent_answers, keyed_answers = (
+            iter(cast("list[Any]", part)) for part in (first, second, rest)
+        )
+        answers: list[Task | SubmitError] = []
         for one in chunk:
-            source = done if one.task.key is not None else known if alone(one) else ready
-            answer = next(source)
-            if isinstance(answer, Task | Refused):
+            if one.task.key is not None:
+                answer = next(keyed_answers)
+            else:
+                answer = next(idempotent_answers if may_block(one) else plain_answers)
+            if isinstance(answer, Task | SubmitError):
                 answers.append(answer)
             else:
                 assert isinstance(answer, BaseException)
                 raise answer
         return answers
 
-    async def _store_named(self, named: list[Submission]) -> list[Task | Refused]:
-        """Store those with idempotency keys at once; where one has to wait, by their own lane."""
+    async def _store_idempotent(self, idempotent: list[Submission]) -> list[Task | SubmitError]:
+        """Store tasks with idempotency keys together; if one is locked, through their lane."""
         try:
-            answers = await self._insert_in_parts(named)
+            answers = await self._insert_in_parts(idempotent)
         except Locked:
             gathered = await asyncio.gather(
-                *(self._submit_anyway(one) for one in named), return_exceptions=True
+                *(self._submit_admitted(one) for one in idempotent), return_exceptions=True
             )
-            return cast("list[Task | Refused]", gathered)
-        settled: list[Task | Refused] = []
-        for one, answer in zip(named, answers, strict=True):
+            return cast("list[Task | SubmitError]", gathered)
+        results: list[Task | SubmitError] = []
+        for one, answer in zip(idempotent, answers, strict=True):
             try:
-                settled.append(self.settled(one, answer))
+                results.append(self.task_of(one, answer))
             except (KeyReused, TaskGone) as refused:
-                settled.append(refused)
-        return settled
+                results.append(refused)
+        return results
 
-    async def _submit_anyway(self, submission: Submission) -> Task:
-        """Store one of many, which is let in already, however much waits."""
-        return self.settled(submission, await self._add(submission, beyond=True))
+    async def _submit_admitted(self, submission: Submission) -> Task:
+        """Store one task of a chunk that was admitted already, however much waits."""
+        return self.task_of(submission, await self._add(submission, beyond=True))
 
-    def settled(self, submission: Submission, answer: Stored) -> Task:
-        """Return the task that a submit comes to; raise when its key is taken."""
+    def task_of(self, submission: Submission, answer: Stored) -> Task:
+        """Return the task that a submit results in; raise if its key is taken."""
         if isinstance(answer, Task):
             return answer
         if isinstance(answer, Repeated):
-            return repeated(submission, answer)
+            return repeated_task(submission, answer)
         assert answer is not None
         holder = answer.holder
         if submission.on_conflict == "keep":
@@ -292,99 +299,102 @@ class Submit:
         )
 
     async def _insert_in_parts(self, submissions: Sequence[Submission]) -> list[Stored]:
-        """Store a batch in inserts as small as the store wants them; claims go between them."""
+        """Store a batch in inserts of the size the store prefers; claims run between them."""
         limit = self._store.insert_limit
-        parts = parts_of(submissions, weight, limit.rows, limit.bytes)
+        parts = parts_of(submissions, body_bytes, limit.rows, limit.bytes)
         stored = await asyncio.gather(*map(self._insert, parts))
         return [answer for answers in stored for answer in answers]
 
     async def _insert(
         self, submissions: Sequence[Submission], *, patient: bool = False
     ) -> list[Stored]:
-        """Store a batch; what was meant for a shard that is lost meanwhile goes by chance."""
+        """Store a batch; a task whose shard was lost in the meantime gets a random shard."""
         owned = self._coordinator.owned()
         self._own_shard = random.choice(list(owned)) if owned else -1  # noqa: S311
         soon = self._horizon.end_ms()
         shards = {one.task.shard for one in submissions if one.task.due_at_ms <= soon}
         epochs = {shard: owned[shard] for shard in shards if shard in owned}
         answers = await self._store.insert(submissions, epochs, patient=patient)
-        lost = [place for place, answer in enumerate(answers) if answer is None]
+        lost = [index for index, answer in enumerate(answers) if answer is None]
         if lost:
-            moved = [self._moved(submissions[place]) for place in lost]
-            again = await self._store.insert(moved, {}, patient=patient)
-            for place, answer in zip(lost, again, strict=True):
-                answers[place] = answer
+            moved = [self._with_random_shard(submissions[index]) for index in lost]
+            moved_answers = await self._store.insert(moved, {}, patient=patient)
+            for index, answer in zip(lost, moved_answers, strict=True):
+                answers[index] = answer
         self._share.forget_until(self._store.now_ms())
         self.submitted += len(answers)
         soon, entries = self._horizon.end_ms(), self._horizon.entries
         for answer in answers:
             if isinstance(answer, Task) and (answer.due_at_ms <= soon or answer.id in entries):
-                self.notice(answer.id, answer.due_at_ms, answer)
+                self.announce(answer.id, answer.due_at_ms, answer)
         return answers
 
-    def _moved(self, submission: Submission) -> Submission:
+    def _with_random_shard(self, submission: Submission) -> Submission:
         task = submission.task
         shard = random.randrange(self._store.shards)  # noqa: S311
         task = task._replace(id=self._ids.make(task.created_at_ms, shard), shard=shard)
         return submission._replace(task=task)
 
-    def notice(self, task_id: str, due_at_ms: int, task: Task | Due) -> None:
-        """A task is stored with this due time now: the wheel that should have it gets it."""
+    def announce(self, task_id: str, due_at_ms: int, task: Task | Due) -> None:
+        """Add a stored task to this node's horizon, or notify the nodes that own its shard.
+
+        A task that is now due after the end of the horizon is removed from it.
+        """
         if due_at_ms > self._horizon.end_ms():
             self._horizon.remove(task_id)
         elif task.shard in self._coordinator.claimable():
             self._horizon.add(Due(task_id, due_at_ms, task.service, task.priority, task.shard))
         else:
-            self._untold.add(task.shard)
-            if self._telling is None:
-                self._telling = asyncio.get_running_loop().create_task(self._tell())
+            self._shards_to_notify.add(task.shard)
+            if self._notifying is None:
+                self._notifying = asyncio.get_running_loop().create_task(self._notify())
 
-    async def _tell(self) -> None:
-        """Tell other processes, after the commit; what comes meanwhile goes with the next."""
+    async def _notify(self) -> None:
+        """Notify other processes after the commit; shards added since go into the next call."""
         try:
-            while self._untold:
-                shards, self._untold = self._untold, set()
+            while self._shards_to_notify:
+                shards, self._shards_to_notify = self._shards_to_notify, set()
                 await self._store.tell(sorted(shards))
         except ConnectionError:
-            pass  # they look by themselves within a second
+            pass  # their loaders read the store each second anyway
         finally:
-            self._telling = None
+            self._notifying = None
 
     def new_id(self, now_ms: int, shard: int) -> str:
-        """Return an id for a task that is made elsewhere."""
+        """Return an id for a task that another module builds."""
         return self._ids.make(now_ms, shard)
 
-    async def drained(self) -> None:
-        """Wait until nothing is on its way into the store."""
-        for lane in (self._plain, self._named, self._keyed):
+    async def drain(self) -> None:
+        """Wait until every task and notification has reached the store."""
+        for lane in (self._plain, self._idempotent, self._keyed):
             await lane.drained()
-        await self._aside.drained()
-        if self._telling is not None:
-            await asyncio.wait([self._telling])
+        await self._locked_queue.drained()
+        if self._notifying is not None:
+            await asyncio.wait([self._notifying])
 
 
-def alone(submission: Submission) -> bool:
-    """Say whether a submit may have to wait for another's transaction: then no other waits too."""
+def may_block(submission: Submission) -> bool:
+    """Return whether another transaction may block a submit; others must not wait with it."""
     return submission.task.key is not None or submission.idempotency is not None
 
 
-def names(submission: Submission) -> Iterator[tuple[str, str, str]]:
-    """Give what another transaction may hold: a submission's key, and its request's name."""
-    task, named = submission.task, submission.idempotency
+def lock_keys(submission: Submission) -> Iterator[tuple[str, str, str]]:
+    """Give what another transaction may lock: the task's key and the idempotency key."""
+    task, idempotency = submission.task, submission.idempotency
     if task.key is not None:
         yield "key", task.service, task.key
-    if named is not None:
-        yield "request", named.caller, named.key
+    if idempotency is not None:
+        yield "request", idempotency.caller, idempotency.key
 
 
 def request_bytes(service: str, body: bytes, options: Mapping[str, Any]) -> bytes:
-    """Return what was asked for as bytes: the same for the same request, in any process."""
+    """Return a request as bytes: equal for equal requests, in any process."""
     given = [[name, plain_option(options[name])] for name in sorted(options)]
     return serial.encode([service, [one for one in given if one[1] is not None]]) + b"\n" + body
 
 
 def plain_option(value: Any) -> Any:
-    """Return an option so that 60, 60.0 and a timedelta of a minute are the same."""
+    """Return an option in a form in which 60, 60.0 and a timedelta of a minute are equal."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, timedelta):
@@ -392,8 +402,8 @@ def plain_option(value: Any) -> Any:
     return value if value is None or isinstance(value, str) else float(value)
 
 
-def repeated(submission: Submission, answer: Repeated) -> Task:
-    """Return the task of a request that was made before; raise when it was another request."""
+def repeated_task(submission: Submission, answer: Repeated) -> Task:
+    """Return the task of a repeated request; raise if the request differs or the task is gone."""
     assert submission.idempotency is not None
     key = submission.idempotency.key
     if not answer.same:
@@ -406,16 +416,16 @@ def repeated(submission: Submission, answer: Repeated) -> Task:
     return answer.task
 
 
-def weight(submission: Submission) -> int:
-    """Return the bytes of a submission that count."""
+def body_bytes(submission: Submission) -> int:
+    """Return the size of a submission's payload, which counts towards the limits in bytes."""
     return len(submission.task.body)
 
 
 def bounded_timeout_ms(timeout: float | timedelta, service: Service) -> int:
-    """Return a task's own timeout; raise unless it is above 0 and at most its service's."""
+    """Return a task's timeout; raise unless it is above 0 and at most its service's."""
     timeout_ms = milliseconds("timeout", timeout)
     if timeout_ms == 0:
-        raise ValueError("timeout must be more than 0 seconds")
+        raise ValueError(f"timeout must be more than 0 seconds, got {timeout!r}")
     if service.timeout is not None and timeout_ms > service.timeout_ms:
         seconds = seconds_of(timeout)
         raise ValueError(
