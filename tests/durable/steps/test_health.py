@@ -10,7 +10,7 @@ from durable.postgres_stage import connected, until
 from servers import PostgresServer
 from tickwheel.durable import Scheduler
 from tickwheel.durable.steps import health as health_module
-from tickwheel.durable.steps.health import Reason, Span, Ownership
+from tickwheel.durable.steps.health import Ownership, Reason, Span
 from tickwheel.durable.steps.loader import Loader
 from tickwheel.durable.stores.sqlite import file as sqlite_file
 from tickwheel.durable.stores.sqlite import writer as sqlite_writer
