@@ -187,7 +187,7 @@ class Stage:
     async def kill(self, app):
         """End a scheduler as kill -9 does, as far as the file can tell: nothing more is written."""
         node, app._node = app._node, None
-        for step in node._steps.values():
+        for step in node._steps:
             await step.stop()
         for attempt in list(node.dispatch.running.values()):
             node.dispatch._abandon(attempt)

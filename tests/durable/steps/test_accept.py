@@ -124,7 +124,7 @@ class TestAccepted:
     async def test_feedback_waits_for_a_transaction_that_has_the_task_but_not_for_ever(
         self, stage, monkeypatch, outcome
     ):
-        monkeypatch.setattr(feedback, "LOCKED_SECONDS", (0.001,) * 5)
+        monkeypatch.setattr(feedback, "LOCKED_RETRY_SECONDS", (0.001,) * 5)
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)

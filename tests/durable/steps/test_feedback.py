@@ -461,7 +461,9 @@ class TestWriting:
         assert not [one for one in stage.logged if one.levelno >= logging.WARNING]
 
     async def test_one_that_stays_locked_is_told_once(self, stage, monkeypatch):
-        monkeypatch.setattr(feedback, "LOCKED_SECONDS", (0.001,) * len(feedback.LOCKED_SECONDS))
+        monkeypatch.setattr(
+            feedback, "LOCKED_RETRY_SECONDS", (0.001,) * len(feedback.LOCKED_RETRY_SECONDS)
+        )
         app = stage.app()
         asked = []
 

@@ -112,13 +112,13 @@ async def test_a_node_that_gets_the_shards_reads_the_others_no_more(url):
 async def looked(app):
     """Look for stalled tasks twice, as the node does in a while; return the reasons."""
     for _ in range(2):
-        app._node.health._look_again_at = 0.0
+        app._node.health._read_overdue_at = 0.0
         await app._node.health.step()
     return {*app._node.health.stalled}
 
 
 async def test_a_node_watches_what_it_is_lent(url, monkeypatch):
-    monkeypatch.setattr(health, "STALLED_SECONDS", 0.0)
+    monkeypatch.setattr(health, "STALLED_AFTER_SECONDS", 0.0)
     other, _ = node_with(url)
     app, _ = node_with(url, "work")
     async with other, app, Scheduler(url, dispatch=False) as web:
@@ -133,7 +133,7 @@ async def test_a_node_watches_what_it_is_lent(url, monkeypatch):
 
 
 async def test_what_waits_for_a_permit_elsewhere_is_not_stalled(postgres_url, monkeypatch):
-    monkeypatch.setattr(health, "STALLED_SECONDS", 0.0)
+    monkeypatch.setattr(health, "STALLED_AFTER_SECONDS", 0.0)
     other, _ = node_with(postgres_url)
     app = Scheduler(postgres_url)
     begun, goes_on = asyncio.Event(), asyncio.Event()

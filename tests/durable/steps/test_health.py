@@ -127,7 +127,9 @@ class TestATaskThatIsNotRun:
                     await user.execute("COMMIT")
                 await called(calls)
         line = next(line for line in log() if "(locked)" in line)
-        assert f"stalled (locked): task {task.id} of 'mail' in shard {task.shard} is due" in line
+        assert (
+            f"stalled (locked): task {task.id} of 'mail' in shard {task.shard} is overdue" in line
+        )
 
     async def test_because_no_node_owns_its_shard(self, postgres_url, log):
         async with node(postgres_url, dispatch=False) as (app, _, _):
@@ -350,10 +352,10 @@ class TestALook:
 
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
-            real, health._overdue = health._overdue, fails
+            real, health._read_overdue = health._read_overdue, fails
             async with one_stall(app, Reason.STORE):
                 assert health.unready() == []
-                health._overdue = real
+                health._read_overdue = real
         assert "overdue tasks could not be read: no answer in time" in log()[0]
 
     async def test_that_is_slow_is_made_less_often_and_the_node_is_looked_at_as_often(
@@ -371,7 +373,7 @@ class TestALook:
             async def twice():
                 return len(looks) > 1
 
-            health._overdue = slow
+            health._read_overdue = slow
             await until(twice)
             assert looks[1] - looks[0] >= 0.1 / health_module.OVERDUE_TIME_SHARE
             assert await health.step() == health_module.INTERVAL_SECONDS
@@ -392,9 +394,9 @@ class TestALook:
 
             await until(stalled)
             ownership = Ownership({}, *[frozenset()] * 2)
-            real, health._overdue = health._overdue, fails
+            real, health._read_overdue = health._read_overdue, fails
             await health._check_overdue(ownership)
-            health._overdue = real
+            health._read_overdue = real
             assert Reason.FUNCTION in health.stalled
         assert "any more for the reason 'function'" not in caplog.text
 

@@ -82,7 +82,7 @@ class TestTheSameAgain:
             assert again.id == first.id
 
     async def test_it_is_known_for_a_day(self, stage, monkeypatch):
-        monkeypatch.setattr(prune, "SETTLE_MS", 120_000)
+        monkeypatch.setattr(prune, "TRUST_AFTER_MS", 120_000)
         app = stage.app()
         note = noting(stage, app)
         async with app:

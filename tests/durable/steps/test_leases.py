@@ -69,7 +69,7 @@ async def orphan(app, function, stage):
 def found(app):
     """Have the node look at all that runs in its shards."""
     app._node.orphans._swept = frozenset()
-    app._node.orphans.wake()
+    app._node._steps.wake("orphans")
 
 
 def unnoticed(app):
@@ -195,7 +195,7 @@ class TestLost:
             await stage.settle()
             assert (await app.get(task.id)).result == 2
             assert [row.event for row in await app.attempts(task.id)] == ["retry", "finish"]
-        assert any("its call is ended" in one.getMessage() for one in stage.logged)
+        assert any("ending its call" in one.getMessage() for one in stage.logged)
 
     async def take_over(self, app, running):
         """End the attempt as another node would that has found its lease over."""

@@ -112,7 +112,7 @@ class TestReading:
 
     @pytest.mark.parametrize("horizon", [0, 0.2, 1])
     async def test_a_short_horizon_makes_nothing_late(self, shelf, horizon):
-        made = await shelf(horizon=horizon, scan=max(horizon / 3, 0.1))
+        made = await shelf(length_ms=int(horizon * 1000))
         await made.put(0.5, 1.5, 1.9)
         await made.loader.step()
         assert made.held() == [0.5, 1.5, 1.9]  # the next look is in a second

@@ -344,7 +344,9 @@ class TestMissed:
         stage.wall.set(-365 * DAY)
         async with app:
             await stage.advance(30)
-        (said,) = [one.getMessage() for one in stage.logged if "was ahead once" in one.getMessage()]
+        (said,) = [
+            one.getMessage() for one in stage.logged if "a clock was ahead" in one.getMessage()
+        ]
         assert "'s' has fired until 2028-01-15" in said
 
 

@@ -137,7 +137,7 @@ async def test_one_that_was_deleted_is_let_go_when_all_are_read(any_store, monke
     await store.delete_schedule("s7", AUDIT)
     owner.recurring.mark_stale()
     await owner.recurring.step()
-    owner.recurring._read_at_ms = -1
+    owner.recurring._read_all_at_ms = -1
     await owner.recurring.step()
     assert "s7" not in owner.recurring._timings
     assert "s7" not in owner.recurring._next
