@@ -17,7 +17,7 @@ LAYERS = [
     "permits batching",
     "directory",
     "steps",
-    "background function progress buffers",
+    "background function buffers",
     "administration",
     "verbs",
     "blocking",

@@ -307,7 +307,7 @@ class TestMany:
         async with cast.app as app:
             await cast.enter()
             monkeypatch.setattr(sys, "stderr", terminal)
-            monkeypatch.setattr("tickwheel.durable.progress.REDRAW_SECONDS", 0)
+            monkeypatch.setattr("tickwheel.progress.REDRAW_SECONDS", 0)
             if verb == "submit_many":
                 await app.submit_many([cast.note.request("a", delay=9)], progress=True)
             elif verb == "cancel_where":

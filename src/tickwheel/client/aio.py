@@ -34,8 +34,8 @@ from tickwheel.client.requests import (
 from tickwheel.client.tries import IN_DOUBT, Tries, tell_of_count, tell_of_wait
 from tickwheel.client.verbs import told_as_pages, told_by, with_names
 from tickwheel.clock import SystemClock, WallClock, forkable
-from tickwheel.durable.progress import showing
 from tickwheel.errors import TickwheelError
+from tickwheel.progress import show_progress
 
 try:
     from tickwheel.http import ConnectFailed, HttpError, Pool, TimedOut, Unanswered
@@ -354,7 +354,7 @@ class AsyncBulk(Unread, AsyncIterator[Stored]):
         total = len(self._requests) if isinstance(self._requests, Sized) else None
         sending: deque[asyncio.Task[Batch]] = deque()
         done = 0
-        with showing(self._progress, "submit", total) as show:
+        with show_progress(self._progress, "submit", total) as show:
             try:
                 async with aclosing(self._send(sending)) as batches:
                     async for answers in batches:

@@ -17,8 +17,8 @@ from tickwheel.client.requests import Call, Options, Server
 from tickwheel.client.tries import IN_DOUBT, Tries, tell_of_count, tell_of_wait
 from tickwheel.client.verbs import told_as_pages, told_by, with_names
 from tickwheel.clock import SystemClock, WallClock
-from tickwheel.durable.progress import showing
 from tickwheel.errors import TickwheelError
+from tickwheel.progress import show_progress
 
 if TYPE_CHECKING:
     import ssl
@@ -276,7 +276,7 @@ class Bulk(Unread, Iterator[Stored]):
         sending: deque[Future[Batch]] = deque()
         done = 0
         threads = ThreadPoolExecutor(self._in_flight, "tickwheel-bulk")
-        with showing(self._progress, "submit", self._total) as show, threads:
+        with show_progress(self._progress, "submit", self._total) as show, threads:
             try:
                 for answers in self._send(threads, sending):
                     done += len(answers)

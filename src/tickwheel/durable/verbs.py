@@ -15,7 +15,6 @@ from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import ManualClock
 from tickwheel.durable.administration import LOCAL, Administration
 from tickwheel.durable.function import OPTIONS, Request, TaskFunction
-from tickwheel.durable.progress import showing
 from tickwheel.durable.steps.submit import SubmitError, request_bytes
 from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay, error_bytes
 from tickwheel.errors import (
@@ -26,6 +25,7 @@ from tickwheel.errors import (
     UnknownService,
     UnknownTask,
 )
+from tickwheel.progress import show_progress
 from tickwheel.values.json import call as serial
 from tickwheel.values.schedule import Schedule
 from tickwheel.values.service import Service, check_name, seconds_of
@@ -142,7 +142,7 @@ class Verbs(Administration):
         total = len(known)
         if not node.services.keys() >= set(map(target_name, known)):
             await self._look_for_services()
-        with showing(progress, "submit", total) as show:
+        with show_progress(progress, "submit", total) as show:
             return await node.submit.submit_many(self._submissions(known), show)
 
     def _submissions(self, requests: Iterable[Request | Mapping[str, Any]]) -> Iterator[Submission]:
@@ -314,7 +314,7 @@ class Verbs(Administration):
         # What is submitted meanwhile is left alone: otherwise this might never end.
         filter = filter._replace(unchanged_since_ms=int(node.store.latest_ms()) + 1)
         count = 0
-        with showing(progress, "cancel", None) as show:
+        with show_progress(progress, "cancel", None) as show:
             async for part in node.store.cancel_where(filter, PIECE):
                 for due in part:
                     node.forget(due.id)
@@ -370,7 +370,7 @@ class Verbs(Administration):
         # What fails and is retried meanwhile is not moved a second time.
         filter = filter._replace(unchanged_since_ms=int(node.store.latest_ms()) + 1)
         count = 0
-        with showing(progress, "reschedule", None) as show:
+        with show_progress(progress, "reschedule", None) as show:
             async for part in node.store.reschedule_where(filter, due_at_ms, PIECE):
                 for due in part:
                     node.submit.announce(due.id, due.due_at_ms, due)
@@ -522,7 +522,7 @@ class Verbs(Administration):
             await self._check_known(service.name if isinstance(service, TaskFunction) else service)
         state = State.FAILED if state == "" else state
         count, cursor = 0, None
-        with showing(progress, "replay", None) as show:
+        with show_progress(progress, "replay", None) as show:
             while True:
                 page = await self.backlog(
                     state=state, service=service, key=key, namespace=namespace, cursor=cursor,

@@ -1,4 +1,4 @@
-"""Progress: how far a long call has come, as a bar on a terminal or as calls of the user's own."""
+"""Progress of a long call: a bar on a terminal, or calls of the user's own function."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tickwheel.clock import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WIDTH = 30
+BAR_COLUMNS = 30
 REDRAW_SECONDS = 0.1
 
 
 class Bar:
-    """A bar on stderr; on anything but a terminal it stays silent."""
+    """A progress bar on stderr; silent unless stderr is a terminal."""
 
     def __init__(self, label: str, total: int | None, file: TextIO | None = None) -> None:
         self._label = label
@@ -28,21 +28,21 @@ class Bar:
         self._live = self._file.isatty()
 
     def __call__(self, done: int) -> None:
-        """Show that so many are done."""
+        """Redraw the bar for `done` items, at most every `REDRAW_SECONDS`."""
         now = self._clock.time()
         if not self._live or (now - self._drawn < REDRAW_SECONDS and done != self._total):
             return
         self._drawn = now
         self._shown = True
         rate = done / max(now - self._started, 1e-9)
-        self._file.write(f"\r{self._label} {self._drawing(done)} {rate:,.0f}/s\x1b[K")
+        self._file.write(f"\r{self._label} {self._format(done)} {rate:,.0f}/s\x1b[K")
         self._file.flush()
 
-    def _drawing(self, done: int) -> str:
+    def _format(self, done: int) -> str:
         if not self._total:
             return f"{done:,}"
-        full = min(WIDTH, WIDTH * done // self._total)
-        return f"[{'█' * full}{'·' * (WIDTH - full)}] {done:,} of {self._total:,}"
+        full = min(BAR_COLUMNS, BAR_COLUMNS * done // self._total)
+        return f"[{'█' * full}{'·' * (BAR_COLUMNS - full)}] {done:,} of {self._total:,}"
 
     def close(self) -> None:
         """End the line."""
@@ -52,10 +52,10 @@ class Bar:
 
 
 @contextmanager
-def showing(
+def show_progress(
     progress: bool | Callable[[int], object], label: str, total: int | None
 ) -> Iterator[Callable[[int], object]]:
-    """Give what to call with the number done: a bar for True, nothing for False."""
+    """Yield a function to call with the number done: a bar for True, a no-op for False."""
     if progress is not True:
         yield progress or (lambda _: None)
         return

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tickwheel import ManualClock
-from tickwheel.durable.progress import Bar, showing
+from tickwheel.progress import Bar, show_progress
 
 
 class Terminal(io.StringIO):
@@ -100,7 +100,7 @@ def test_true_is_a_bar_which_is_closed_also_after_an_error(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
 
     def load():
-        with showing(True, "load", 3) as show:
+        with show_progress(True, "load", 3) as show:
             assert isinstance(show, Bar)
             show(3)
             raise ZeroDivisionError
@@ -111,7 +111,7 @@ def test_true_is_a_bar_which_is_closed_also_after_an_error(monkeypatch):
 
 
 def test_false_is_silence_and_a_function_is_called_itself():
-    with showing(False, "load", 3) as show:
+    with show_progress(False, "load", 3) as show:
         assert show(2) is None
-    with showing(print, "load", 3) as show:
+    with show_progress(print, "load", 3) as show:
         assert show is print
