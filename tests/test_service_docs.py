@@ -14,7 +14,7 @@ import pytest
 
 import tickwheel.client
 import tickwheel.errors
-from tickwheel.cli import exits
+from tickwheel.cli import exit_codes
 from tickwheel.client import AsyncClient, Client
 from tickwheel.config import SETTINGS
 from tickwheel.durable.channels.http.channel import answer_to, headers_of, planned
@@ -59,15 +59,15 @@ REFERENCE = page("reference/client")
 
 def test_every_code_is_in_the_table_with_its_status_and_exit_code():
     told = {row[0]: (int(row[1]), int(row[2])) for row in rows(ERRORS, "<!-- codes -->")}
-    assert told == {code: (status, exits.exit_of_status(status)) for code, status in STATUS.items()}
+    assert told == {code: (status, exit_codes.exit_code_of_status(status)) for code, status in STATUS.items()}
 
 
 def test_every_code_of_the_command_line_is_in_one_of_the_tables():
     alone = {row[0]: int(row[1]) for row in rows(ERRORS, "<!-- codes without a status -->")}
     told = alone.keys() | {row[0] for row in rows(ERRORS, "<!-- codes -->")}
-    assert set(exits.EXITS) <= told
+    assert set(exit_codes.EXIT_CODES) <= told
     for code, number in alone.items():
-        assert exits.EXITS.get(code, exits.OTHER) == number
+        assert exit_codes.EXIT_CODES.get(code, exit_codes.OTHER) == number
 
 
 def test_the_errors_that_the_table_names_are_those_that_the_client_raises():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.cli import bulk
-from tickwheel.cli.bulk import NotTasks, Reader
+from tickwheel.cli.bulk import InvalidTasks, Reader
 from tickwheel.client import Json
 
 JSON = st.recursive(
@@ -65,7 +65,7 @@ def test_an_array_that_is_cut_short_gives_its_first_tasks_and_an_error(tasks, da
     text = json.dumps(tasks)
     short = text[: data.draw(st.integers(1, len(text) - 1))]
     read = []
-    with pytest.raises(NotTasks):
+    with pytest.raises(InvalidTasks):
         read.extend(Reader(io.StringIO(short)))
     for task in Reader(Pieces(text, [1] * 5)):
         if len(read) == 0:
@@ -98,20 +98,20 @@ def test_nothing_is_no_tasks(text):
     ],
 )
 def test_what_is_no_task_is_said_to_be_none(text, message):
-    with pytest.raises(NotTasks) as raised:
+    with pytest.raises(InvalidTasks) as raised:
         list(Reader(io.StringIO(text)))
     assert message in str(raised.value)
 
 
 def test_what_is_not_utf_8_is_said_to_be_so():
     stream = io.TextIOWrapper(io.BytesIO(b'{"a": "\xff"}'), encoding="utf-8")
-    with pytest.raises(NotTasks, match="not UTF-8"):
+    with pytest.raises(InvalidTasks, match="not UTF-8"):
         list(Reader(stream))
 
 
 @pytest.mark.parametrize("start", ["[", ""])
 def test_a_task_without_end_is_not_read_for_ever(start, monkeypatch):
-    monkeypatch.setattr(bulk, "MAX_TASK", 200_000)
+    monkeypatch.setattr(bulk, "MAX_TASK_CHARACTERS", 200_000)
 
     class Endless:
         given = 0
@@ -122,7 +122,7 @@ def test_a_task_without_end_is_not_read_for_ever(start, monkeypatch):
             return text
 
     stream = Endless()
-    with pytest.raises(NotTasks, match="longer than 16 MiB"):
+    with pytest.raises(InvalidTasks, match="longer than 16 MiB"):
         list(Reader(stream))
     assert stream.given < 1_000_000
 
@@ -132,7 +132,7 @@ def test_only_a_chunk_is_read_ahead():
     for text in ("\n".join([line] * 1000), f"[{','.join([line] * 1000)}]"):
         stream = io.StringIO(text)
         next(iter(Reader(stream)))
-        assert stream.tell() <= 2 * bulk.CHUNK
+        assert stream.tell() <= 2 * bulk.CHUNK_CHARACTERS
 
 
 def test_it_knows_how_many_bytes_were_read():

@@ -11,7 +11,7 @@ import pytest
 import tickwheel.cli
 from cli.fakes import AT, ID
 from client.fake import FakeServer, Reply, problem
-from tickwheel.cli.exits import clean
+from tickwheel.cli.messages import escape_controls
 from tickwheel.cli.remote import schedule_names, service_names
 
 ODD = "odd\x1b]0;pwned\x07\x9b2J\u202e\r\x08\x00"
@@ -140,7 +140,7 @@ def test_no_refusal_reaches_a_terminal_raw(run, server, words, form):
 def test_a_cursor_is_shown_and_acts_on_nothing(run, server):
     server.otherwise = Reply(200, {"items": [TASK] * 100, "next_cursor": ODD})
     ran = run("list", "--table")
-    assert ran.err == f"there are more: --cursor {clean(ODD)}, or --all\n"
+    assert ran.err == f"there are more: --cursor {escape_controls(ODD)}, or --all\n"
 
 
 @pytest.mark.parametrize(("names", "path"), [(service_names, "s"), (schedule_names, "d")])
@@ -155,7 +155,7 @@ def test_a_name_that_a_shell_would_act_on_is_not_completed(server, names, path):
 
 
 def test_text_is_printed_in_one_place():
-    """Whatever a command prints goes through `exits`, or is a cell of a table."""
+    """Whatever a command prints goes through `exit_codes`, or is a cell of a table."""
     found = set()
     for path in Path(tickwheel.cli.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from tickwheel import errors
-from tickwheel.cli import exits
+from tickwheel.cli import exit_codes
 from tickwheel.cli.root import COMMANDS, root
 from tickwheel.client import ApiError, ServerUnavailable
 from tickwheel.client.errors import error_of
@@ -107,7 +107,7 @@ def test_a_full_disk_is_told_in_one_line(words):
             stdout=full, stderr=subprocess.PIPE, timeout=60, text=True, check=False,
         )  # fmt: skip
     assert ran.stderr == "error: cannot write: No space left on device\n"
-    assert ran.returncode == exits.OTHER
+    assert ran.returncode == exit_codes.OTHER
 
 
 def test_without_click_it_says_what_to_install():
@@ -142,7 +142,7 @@ main()
 )  # fmt: skip
 def test_a_mistake_in_the_command_line_is_told_in_one_line_with_exit_code_2(run, client, words):
     ran = run(*words)
-    assert ran.code == exits.USAGE
+    assert ran.code == exit_codes.USAGE
     assert ran.err.startswith("error: ")
     assert ran.err.count("\n") == 1
     assert ran.out == ""
@@ -184,7 +184,7 @@ def test_an_error_is_told_in_one_line_with_the_exit_code_of_the_table(run, clien
 @pytest.mark.parametrize("words", [(), ("services",)])
 def test_without_a_command_there_is_help_and_no_error(run, words):
     ran = run(*words)
-    assert ran.code == exits.USAGE
+    assert ran.code == exit_codes.USAGE
     assert ran.err.startswith("Usage: ")
     assert "error" not in ran.err
     assert "(try" not in ran.err
@@ -206,7 +206,7 @@ def test_an_error_names_the_flag_that_helps(run, client):
 
 def test_an_option_before_the_command_is_told_its_place(run):
     ran = run("--server", "http://127.0.0.1:1", "list")
-    assert ran.code == exits.USAGE
+    assert ran.code == exit_codes.USAGE
     assert ran.err.endswith("Options go after the command: tickwheel COMMAND --server …\n")
     assert ran.err.count("\n") == 1
 
@@ -226,7 +226,7 @@ def test_an_error_on_a_terminal_is_red_unless_no_colour_is_wanted(more, red):
         )  # fmt: skip
         os.close(follower)
         told = screen.read(4096)
-    assert ran.returncode == exits.USAGE
+    assert ran.returncode == exit_codes.USAGE
     assert b"error:" in told
     assert (b"\x1b[" in told) == red
 
@@ -245,7 +245,7 @@ def test_what_the_encoding_of_stdout_lacks_is_escaped(form, tmp_path):
 def test_every_code_of_the_package_has_an_exit_code_or_is_a_programs_own():
     own = {"tickwheel_error", "time_went_back", "wheel_busy", "timer_closed", "not_started"}
     codes = {error.code for error in vars(errors).values() if isinstance(error, type)}
-    assert codes - set(exits.EXITS) == own
+    assert codes - set(exit_codes.EXIT_CODES) == own
 
 
 def test_with_json_an_error_is_the_problem_document(run, client):
@@ -268,7 +268,7 @@ def test_an_error_shows_its_notes_and_no_control_characters(run, client):
 
 def test_ctrl_c_is_exit_code_130(run, client):
     client.answers["get"] = KeyboardInterrupt()
-    assert run("show", ID).code == exits.INTERRUPTED
+    assert run("show", ID).code == exit_codes.INTERRUPTED
 
 
 def test_an_unforeseen_error_is_not_hidden(run, client):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.output import Output, examples, printing
-from tickwheel.cli.remote import limits, paged, remote, service_names
-from tickwheel.cli.tasks import due
+from tickwheel.cli.output import Output, examples, with_output
+from tickwheel.cli.remote import iterate_pages, page_options, service_names, with_client
+from tickwheel.cli.tasks import due_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,12 +20,14 @@ ENDED = ("finished", "failed", "cancelled")
 COLUMNS = ("id", "service", "state", "updated_at", "key", "attempt", "error", "replayed_as")
 
 
-def matching(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --state, --service and --key."""
+def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --state, --service and --key to a command."""
     for option in (
-        click.option("--key", help="Those with this key."),
-        click.option("--service", shell_complete=service_names, help="Those of this service."),
-        click.option("--state", type=click.Choice(ENDED), help="Those that ended so."),
+        click.option("--key", help="Only tasks with this key."),
+        click.option("--service", shell_complete=service_names, help="Only tasks of this service."),
+        click.option(
+            "--state", type=click.Choice(ENDED), help="Only tasks that ended in this state."
+        ),
     ):
         command = option(command)
     return command
@@ -43,15 +45,15 @@ def backlog() -> None:
         "tickwheel backlog list --service close-order --all --json",
     ),
 )
-@matching
-@limits
-@printing
-@remote
+@filter_options
+@page_options
+@with_output
+@with_client
 def list_backlog(
     *, client: Client, out: Output, limit: int | None, cursor: str | None, **asked: Any
 ) -> None:
-    """List tasks that have ended, newest first; as JSON one per line."""
-    out.items(paged(client.backlog, limit, cursor, **asked), COLUMNS)
+    """List tasks that have ended, newest first; JSON has one task per line."""
+    out.items(iterate_pages(client.backlog, limit, cursor, **asked), COLUMNS)
 
 
 @backlog.command(
@@ -62,11 +64,11 @@ def list_backlog(
     )
 )
 @click.argument("task_ids", metavar="[ID]...", nargs=-1)
-@matching
-@due
-@click.option("--force", is_flag=True, help="Also what was replayed before.")
-@printing
-@remote
+@filter_options
+@due_options
+@click.option("--force", is_flag=True, help="Also replay tasks that were replayed before.")
+@with_output
+@with_client
 def replay(
     *,
     client: Client,
@@ -77,20 +79,20 @@ def replay(
     force: bool,
     **asked: str | None,
 ) -> None:
-    """Submit tasks that have ended once more: by id, or all that match.
+    """Submit ended tasks again: by id, or all that match.
 
-    The new task has an id of its own and names the old one as replay_of. A second replay needs
-    --force; without it the exit code is 4.
+    The new task has a new id and names the old one as replay_of. A second replay needs --force;
+    without it the exit code is 4.
     """
     matches = {name: value for name, value in asked.items() if value is not None}
     if bool(task_ids) == bool(matches):
         raise click.UsageError("give ids, or at least one of --state, --service and --key")
     if matches:
         if delay is not None or at is not None:
-            raise click.UsageError("--delay and --due-at go with ids")
+            raise click.UsageError("--delay and --due-at need ids")
         count = client.replay_where(**matches, force=force)
-        out.said({"replayed": count}, f"replayed {count:,}")
+        out.result({"replayed": count}, f"replayed {count:,}")
         return
     for task_id in task_ids:
         task = client.replay(task_id, delay=delay, at=at, force=force)
-        out.said(task, f"{task_id} is replayed as {task.id}")
+        out.result(task, f"replayed {task_id} as {task.id}")

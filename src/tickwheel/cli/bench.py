@@ -1,4 +1,4 @@
-"""`bench`: measures a running server, from the submitter's side and from the callee's."""
+"""`bench`: measure a running server, from the submitter's side and from the callee's."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli import exits
-from tickwheel.cli.frame import span
-from tickwheel.cli.output import Output, examples, moment_of_ms, printing
-from tickwheel.cli.remote import connected, reaching
+from tickwheel.cli import exit_codes, messages
+from tickwheel.cli.output import Output, examples, format_time_ms, with_output
+from tickwheel.cli.remote import open_client, server_options
+from tickwheel.cli.top_frame import format_duration
 from tickwheel.clock import SystemClock, WallClock
 from tickwheel.errors import ServiceInUse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 
-    from tickwheel.cli.load import Server
-    from tickwheel.cli.sink import Sink
+    from tickwheel.cli.bench_load import Server
+    from tickwheel.cli.bench_sink import Sink
 
-FAR = 86_400.0  # what is only submitted is due after the bench
-LEAD = 2.0  # seconds by which what is called is submitted before it is due
-CLEANUPS = 40  # tries, a quarter of a second apart, to delete the service
+NOT_DUE_SECONDS = 86_400.0  # delay of tasks that are submitted and never called
+LEAD_SECONDS = 2.0  # tasks to be called are submitted this long before they are due
+DELETE_TRIES = 40  # a quarter of a second apart
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class Measurement:
     """One line of the table; times are in seconds."""
 
     what: str
@@ -45,7 +45,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure."""
+    """The options of a bench."""
 
     count: int
     connections: int
@@ -64,55 +64,55 @@ class Plan:
 )
 @click.option(
     "--count", type=click.IntRange(1, 10_000_000), default=10_000, show_default=True,
-    help="How many tasks each measurement has.",
+    help="Tasks per measurement.",
 )  # fmt: skip
 @click.option(
     "--connections", type=click.IntRange(1, 1000), default=32, show_default=True,
-    help="How many requests are under way at once.",
+    help="Requests in flight at once.",
 )  # fmt: skip
 @click.option(
     "--seconds", type=click.FloatRange(0.5, 3600), default=15.0, show_default=True,
-    help="How long each measurement takes at most.",
+    help="The longest time for each measurement.",
 )  # fmt: skip
 @click.option(
     "--batch", type=click.IntRange(1, 10_000), default=1000, show_default=True,
-    help="Tasks in one batch.",
+    help="Tasks per batch.",
 )  # fmt: skip
 @click.option(
     "--rate", type=click.IntRange(1, 100_000), default=500, show_default=True,
-    help="Callbacks due per second while lateness is measured.",
+    help="Callbacks due per second in the measurement of lateness.",
 )  # fmt: skip
 @click.option(
     "--sink", "host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-    help="An address of this machine that the server can call.",
+    help="An address of this machine that the server can reach.",
 )  # fmt: skip
-@printing
-@reaching
+@with_output
+@server_options
 def bench(
     *, out: Output, server: str, token: str | None, namespace: str | None, **options: Any
 ) -> int:
-    """Measure a running server.
+    """Measurement a running server.
 
-    It makes a service of its own, bench-…, and a sink that is called; the server must be allowed to
-    call it: `tickwheel serve --allow-private-targets`. At the end, also by Ctrl-C or SIGTERM, the
-    service is deleted and what is left of its tasks is cancelled; ended tasks stay in the backlog
-    until they are pruned.
+    The bench creates a service bench-… and a sink that receives its calls; the server must be
+    allowed to call it: `tickwheel serve --allow-private-targets`. At the end, also after Ctrl-C or
+    SIGTERM, the bench deletes the service and cancels its remaining tasks; ended tasks stay in the
+    backlog until they are pruned.
 
-    Lateness is taken where the call arrives, so that both clocks must be the same.
+    Lateness is measured where the call arrives, so bench and server must use the same clock.
     """
     try:
-        from tickwheel.cli.load import Server  # noqa: PLC0415 - needs httptools
-        from tickwheel.cli.sink import Sink  # noqa: PLC0415
+        from tickwheel.cli.bench_load import Server  # noqa: PLC0415 - needs httptools
+        from tickwheel.cli.bench_sink import Sink  # noqa: PLC0415
     except ImportError as missing:
         raise click.ClickException(
-            f"{missing}; for the bench: pip install 'tickwheel[client]'"
+            f"{missing}; the bench needs: pip install 'tickwheel[client]'"
         ) from missing
     plan = Plan(**options)
-    check(server, token, namespace)
+    check_server_options(server, token, namespace)
     headers = [("authorization", f"Bearer {token}")] if token else []
     headers += [("tickwheel-namespace", namespace)] if namespace else []
 
-    async def run() -> list[Measure]:
+    async def run() -> list[Measurement]:
         stop_on_sigterm()
         now = SystemClock().time
         async with (
@@ -122,23 +122,23 @@ def bench(
             return await Bench(plan, there, sink, WallClock().time).run()
 
     try:
-        measures = ran(run())
+        measures = run_on_fastest_loop(run())
     except asyncio.CancelledError:
-        return exits.TERMINATED
-    show(out, plan, measures)
-    return exits.OK if all(measure.count for measure in measures) else exits.OTHER
+        return exit_codes.TERMINATED
+    print_results(out, plan, measures)
+    return exit_codes.OK if all(measure.count for measure in measures) else exit_codes.OTHER
 
 
-def check(server: str, token: str | None, namespace: str | None) -> None:
-    """Say what is wrong with where to go and as whom, as every command does."""
+def check_server_options(server: str, token: str | None, namespace: str | None) -> None:
+    """Raise a usage error for a wrong server, token or namespace, as every command does."""
     try:
-        connected(server, token, namespace).close()
+        open_client(server, token, namespace).close()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
 
-def ran(main: Coroutine[Any, Any, list[Measure]]) -> list[Measure]:
-    """Run on the quickest loop there is."""
+def run_on_fastest_loop(main: Coroutine[Any, Any, list[Measurement]]) -> list[Measurement]:
+    """Run on uvloop if it is installed."""
     try:
         import uvloop  # noqa: PLC0415 - an extra
 
@@ -153,22 +153,22 @@ def stop_on_sigterm() -> None:
     """Let SIGTERM cancel the running task, as Ctrl-C does, so that it cleans up."""
     task = asyncio.current_task()
     assert task is not None, "called on a loop"
-    with contextlib.suppress(NotImplementedError):  # Windows knows no such signal
+    with contextlib.suppress(NotImplementedError):  # Windows has no such handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 class Bench:
-    """The measurements, one after the other, on a service that is theirs alone."""
+    """The measurements, one after the other, on a service of their own."""
 
     def __init__(self, plan: Plan, server: Server, sink: Sink, now: Callable[[], float]) -> None:
         self._plan = plan
         self._server = server
         self._sink = sink
-        self._now = now  # the time of day: due times are
+        self._now = now  # wall-clock time, as due times are
         self._name = f"bench-{secrets.token_hex(4)}"
 
-    async def run(self) -> list[Measure]:
-        """Measure everything, and clean up whatever happens."""
+    async def run(self) -> list[Measurement]:
+        """Run all measurements, and always clean up."""
         try:
             port = await self._sink.start(self._plan.host)
         except OSError as error:
@@ -176,7 +176,7 @@ class Bench:
         async with self._service(port):
             measures = []
             for step in (self._single, self._batches, self._callbacks, self._lateness):
-                tell(f"measuring {step.__name__.strip('_')} …")
+                print_step(f"measuring {step.__name__.strip('_')} …")
                 measures.append(await step())
             return measures
 
@@ -192,25 +192,23 @@ class Bench:
             await asyncio.shield(put)
             yield
         finally:
-            await asyncio.wait([put])  # an interrupt may come while the server is making it
+            await asyncio.wait([put])  # an interrupt may come while the server is creating it
             if put.exception() is None:
-                tell("cleaning up …")
-                await self._clean()
+                print_step("cleaning up …")
+                await self._delete_service()
 
-    async def _clean(self) -> None:
-        for _ in range(CLEANUPS):
+    async def _delete_service(self) -> None:
+        for _ in range(DELETE_TRIES):
             await self._cancel()
             try:
                 await self._server.ask("DELETE", f"/v1/services/{self._name}")
-            except ServiceInUse:  # calls that are still under way
+            except ServiceInUse:  # calls are still in flight
                 await asyncio.sleep(0.25)
             else:
                 return
-        exits.tell_line(
-            f"{self._name} has calls under way and could not be deleted; later:"
-            f" tickwheel services delete {self._name}",
-            word="warning:",
-            colour="yellow",
+        messages.print_warning(
+            f"{self._name} has calls in flight and could not be deleted; later, run:"
+            f" tickwheel services delete {self._name}"
         )
 
     async def _cancel(self) -> None:
@@ -219,87 +217,100 @@ class Bench:
         ]:
             pass
 
-    async def _single(self) -> Measure:
+    async def _single(self) -> Measurement:
         """Measure submits of one task each."""
-        bodies = ((1, body) for body in self._tasks([self._now() + FAR] * self._plan.count))
+        dues = [self._now() + NOT_DUE_SECONDS] * self._plan.count
+        bodies = ((1, body) for body in self._task_bodies(dues))
         load = await self._server.drive("/v1/tasks", bodies, self._plan.seconds)
         await self._cancel()
         return self._measure("submits", load.done, load.refused, load.rate, load.times)
 
-    async def _batches(self) -> Measure:
-        """Measure submits by the batch; the times are those of a whole batch."""
-        bodies = self._batched([self._now() + FAR] * self._plan.count)
+    async def _batches(self) -> Measurement:
+        """Measure submits in batches; each time is that of a whole batch."""
+        bodies = self._batch_bodies([self._now() + NOT_DUE_SECONDS] * self._plan.count)
         load = await self._server.drive("/v1/tasks/batch", bodies, self._plan.seconds)
         await self._cancel()
         what = f"submits in batches of {self._plan.batch:,}"
         return self._measure(what, load.done, load.refused, load.rate, load.times)
 
-    async def _callbacks(self) -> Measure:
-        """Measure how many calls per second arrive when all are due at once."""
-        due_at = self._now() + LEAD
-        refused = await self._due([due_at] * self._plan.count)
+    async def _callbacks(self) -> Measurement:
+        """Measure how many calls per second arrive when all tasks are due at once."""
+        due_at = self._now() + LEAD_SECONDS
+        refused = await self._submit_and_wait([due_at] * self._plan.count)
         await self._cancel()
-        return self._arrived("callbacks, all due at once", refused, due_at, ())
+        return self._measure_arrivals("callbacks, all due at once", refused, due_at, ())
 
-    async def _lateness(self) -> Measure:
-        """Measure how late calls arrive that are due one after the other."""
+    async def _lateness(self) -> Measurement:
+        """Measure the lateness of calls that are due one after the other."""
         rate = self._plan.rate
         count = min(self._plan.count, int(rate * min(self._plan.seconds, 5.0)) or 1)
-        first = self._now() + LEAD
-        refused = await self._due([first + number / rate for number in range(count)])
+        first = self._now() + LEAD_SECONDS
+        refused = await self._submit_and_wait([first + number / rate for number in range(count)])
         await self._cancel()
         late = [arrival.late for arrival in self._sink.arrivals]
-        return self._arrived(f"callbacks, {rate:,}/s due: lateness", refused, first, late)
+        return self._measure_arrivals(f"callbacks, {rate:,}/s due: lateness", refused, first, late)
 
-    def _arrived(self, what: str, refused: int, since: float, times: Iterable[float]) -> Measure:
-        """Return the line of what the sink has seen since the first task was due."""
+    def _measure_arrivals(
+        self, what: str, refused: int, since: float, times: Iterable[float]
+    ) -> Measurement:
+        """Return the line for the calls that the sink got since the first task was due."""
         arrivals = self._sink.arrivals
         passed = arrivals[-1].at - since if arrivals else 0.0
         rate = len(arrivals) / passed if passed > 0 else 0.0
         return self._measure(what, len(arrivals), refused, rate, times)
 
-    async def _due(self, dues: Sequence[float]) -> int:
-        """Submit tasks due then and wait for their calls; return how many were refused."""
+    async def _submit_and_wait(self, dues: Sequence[float]) -> int:
+        """Submit tasks with these due times, wait for their calls, return how many were refused."""
         self._sink.expect(len(dues))
-        bodies = self._batched(dues)
+        bodies = self._batch_bodies(dues)
         load = await self._server.drive("/v1/tasks/batch", bodies, self._plan.seconds)
-        self._sink.await_only(load.done)
-        await self._sink.filled(max(0.0, dues[-1] - self._now()) + self._plan.seconds)
+        self._sink.lower_expected(load.done)
+        await self._sink.wait_until_complete(max(0.0, dues[-1] - self._now()) + self._plan.seconds)
         return load.refused
 
-    def _tasks(self, dues: Iterable[float]) -> Iterator[bytes]:
+    def _task_bodies(self, dues: Iterable[float]) -> Iterator[bytes]:
         for due in dues:
             due_ms = round(due * 1000)
-            task = {"service": self._name, "payload": due_ms, "due_at": moment_of_ms(due_ms)}
+            task = {"service": self._name, "payload": due_ms, "due_at": format_time_ms(due_ms)}
             yield json.dumps(task).encode()
 
-    def _batched(self, dues: Sequence[float]) -> Iterator[tuple[int, bytes]]:
+    def _batch_bodies(self, dues: Sequence[float]) -> Iterator[tuple[int, bytes]]:
         for start in range(0, len(dues), self._plan.batch):
-            items = list(self._tasks(dues[start : start + self._plan.batch]))
+            items = list(self._task_bodies(dues[start : start + self._plan.batch]))
             yield len(items), b"[" + b",".join(items) + b"]"
 
     def _measure(
         self, what: str, count: int, refused: int, rate: float, times: Iterable[float]
-    ) -> Measure:
-        from tickwheel.cli.load import part  # noqa: PLC0415 - needs httptools
+    ) -> Measurement:
+        from tickwheel.cli.bench_load import quantile  # noqa: PLC0415 - needs httptools
 
         times = list(times)
-        return Measure(what, count, refused, rate, part(times, 0.5), part(times, 0.99))
+        return Measurement(what, count, refused, rate, quantile(times, 0.5), quantile(times, 0.99))
 
 
-def tell(line: str) -> None:
-    """Say on a terminal what is going on."""
+def print_step(line: str) -> None:
+    """Print the current step, on a terminal only."""
     if sys.stderr.isatty():
-        exits.say(line, err=True)
+        messages.print_line(line, err=True)
 
 
-def show(out: Output, plan: Plan, measures: list[Measure]) -> None:
-    """Print the table."""
+def print_results(out: Output, plan: Plan, measures: list[Measurement]) -> None:
+    """Print the table of measurements."""
     if out.as_json:
         out.value(measures)
         return
     rows = [
-        [m.what, m.count, m.refused, f"{m.rate:,.0f}/s", span(m.p50), span(m.p99)] for m in measures
+        [
+            m.what,
+            m.count,
+            m.refused,
+            f"{m.rate:,.0f}/s",
+            format_duration(m.p50),
+            format_duration(m.p99),
+        ]
+        for m in measures
     ]
     out.table(["what", "tasks", "refused", "rate", "p50", "p99"], rows)
-    exits.say(f"{plan.connections} connections; the bench and the server share the machine")
+    messages.print_line(
+        f"{plan.connections} connections; the bench and the server share the machine"
+    )

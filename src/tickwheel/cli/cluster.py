@@ -1,4 +1,4 @@
-"""`nodes`, `shards`, `audit`: who is there, who owns what, who changed what."""
+"""`nodes`, `shards` and `audit`: the cluster's nodes, its shards and its audit log."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tickwheel.cli.output import Output, examples, printing
-from tickwheel.cli.remote import limits, paged, remote
+from tickwheel.cli.output import Output, examples, with_output
+from tickwheel.cli.remote import iterate_pages, page_options, with_client
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
@@ -19,31 +19,31 @@ def nodes() -> None:
 
 
 @nodes.command("list", epilog=examples("tickwheel nodes list"))
-@printing
-@remote
+@with_output
+@with_client
 def list_nodes(*, client: Client, out: Output) -> None:
-    """List the nodes that are known, by name, and how many shards each owns."""
+    """List the known nodes, by name, and how many shards each owns."""
     out.items(client.nodes(), ("name", "shards", "started_at", "lease_until"))
 
 
 @click.command(epilog=examples("tickwheel shards", "tickwheel shards --json | jq .owner"))
-@printing
-@remote
+@with_output
+@with_client
 def shards(*, client: Client, out: Output) -> None:
-    """List the shards and who owns them."""
+    """List the shards and their owners."""
     out.items(client.shards(), ("shard", "owner", "epoch"))
 
 
 @click.command(epilog=examples("tickwheel audit --limit 20", "tickwheel audit --all --json"))
-@limits
-@printing
-@remote
+@page_options
+@with_output
+@with_client
 def audit(*, client: Client, out: Output, limit: int | None, cursor: str | None) -> None:
-    """List who changed what, newest first.
+    """List the audit log, newest first.
 
-    It needs a token with the scope admin.
+    This needs a token with the scope admin.
     """
     out.items(
-        paged(client.audit, limit, cursor),
+        iterate_pages(client.audit, limit, cursor),
         ("at", "actor", "namespace", "action", "target", "request", "detail"),
     )

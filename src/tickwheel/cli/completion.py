@@ -1,4 +1,4 @@
-"""`completion`: the script by which a shell completes commands, options and names."""
+"""`completion`: the script with which a shell completes commands, options and names."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tickwheel.cli.output import examples
 def completion(ctx: click.Context, shell: str) -> None:
     """Print a shell's completion script.
 
-    Names of services and schedules are completed, too, when TICKWHEEL_SERVER can be reached.
+    Names of services and schedules are also completed if TICKWHEEL_SERVER can be reached.
     """
-    from click.shell_completion import get_completion_class  # noqa: PLC0415 - for this only
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - only for this command
 
     found = get_completion_class(shell)
     assert found is not None, shell

@@ -1,4 +1,4 @@
-"""`lab`: a wheel to watch, as `python -m tickwheel.lab`, which needs no other package."""
+"""`lab`: watch a wheel turn, as with `python -m tickwheel.lab`, which needs no other package."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tickwheel.cli.types import DURATION
         "tickwheel lab", "tickwheel lab --size 8 --rate 100", "tickwheel lab --once --seed 7"
     )
 )
-@click.option("--seconds", type=DURATION, help="Stop after so long.")
-@click.option("--frames", type=click.IntRange(1), help="Stop after so many frames.")
+@click.option("--seconds", type=DURATION, help="Stop after this time.")
+@click.option("--frames", type=click.IntRange(1), help="Stop after this many frames.")
 @click.option("--once", is_flag=True, help="Draw one frame and stop.")
 @click.option(
-    "--size", type=click.IntRange(2, 64), default=16, show_default=True, help="Slots of a level."
+    "--size", type=click.IntRange(2, 64), default=16, show_default=True, help="Slots per level."
 )
 @click.option(
     "--rate", type=click.FloatRange(0.01, 1000), default=20.0, show_default=True,
     help="Ticks per second.",
 )  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, another story.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random timers.")
 def lab(
     *, seconds: float | None, frames: int | None, once: bool, size: int, rate: float, seed: int
 ) -> int:
     """Watch a wheel turn in the terminal.
 
-    It asks no server. q leaves; where the output is no terminal it writes a plain frame each
-    second.
+    It needs no server. Press q to leave. If the output is not a terminal, it writes a plain frame
+    each second.
     """
     from tickwheel.lab import FOREVER, watch  # noqa: PLC0415 - not for --help
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tickwheel.cli.exits import clean, say, say_json
+from tickwheel.cli.messages import escape_controls, print_json, print_line
 from tickwheel.cli.root import JSON
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-WIDE = 200  # columns of text that goes into a file or a pipe
-UNBOUNDED = 5_000  # more columns than a table has
-LONG = 60  # columns that a cell beside others may have
-LAST_MS = 253_402_300_799_000  # the last second that a date can have
-GAP = 2  # columns between two of a table
-USUAL = {"attempt": 1}  # what goes without saying in a list
-BLANKS = re.compile(r"[ \t\r\n]+")  # other white space is shown as what it is
-WHOLE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z")
+PIPE_COLUMNS = 200  # width of text that goes into a file or a pipe
+UNBOUNDED_COLUMNS = 5_000  # wider than any table
+MAX_CELL_COLUMNS = 60  # wider cells go on a line of their own
+MAX_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
+COLUMN_GAP = 2
+USUAL = {"attempt": 1}  # values that a list does not show
+BLANKS = re.compile(r"[ \t\r\n]+")  # other white space is shown escaped
+TIME_WITH_MS = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z")
 COLOURS = {
     "delay": "cyan", "ready": "yellow", "running": "blue", "finished": "green", "failed": "red",
     "cancelled": "bright_black", "closed": "green", "half-open": "yellow", "open": "red",
@@ -40,7 +40,7 @@ COLOURS = {
 
 
 class Output(NamedTuple):
-    """Where a command's data goes: stdout, in the form that was asked for.
+    """Print a command's data to stdout, as JSON or as a table.
 
     - A list is one JSON document per line, so that it can be read while it is written.
     - A table shows no control characters, whatever is in the data.
@@ -50,71 +50,72 @@ class Output(NamedTuple):
 
     def value(self, value: object) -> None:
         """Print one JSON document: indented for people, on one line for programs."""
-        say_json(plain(value), indent=2 if sys.stdout.isatty() else None)
+        print_json(to_plain(value), indent=2 if sys.stdout.isatty() else None)
 
     def record(self, value: object) -> None:
-        """Print one thing: JSON, or its fields below each other."""
+        """Print one record: JSON, or one field per line."""
         if self.as_json:
             self.value(value)
             return
-        shown: dict[str, Any] = plain(value)
-        names = [name for name in shown if tells(shown[name])]
+        shown: dict[str, Any] = to_plain(value)
+        names = [name for name in shown if is_worth_showing(shown[name])]
         self.text(["", ""], [[name, shown[name]] for name in names])
 
     def items(self, items: Iterable[object], columns: Sequence[str]) -> int:
-        """Print a list: JSON lines as they come, or a table of these fields; return how many.
+        """Print a list as JSON lines or as a table of `columns`; return the number of items.
 
-        A table leaves out the fields in which nothing in the list differs from the usual, and the
-        milliseconds.
+        A table omits columns in which every item has the usual value, and milliseconds.
         """
         if self.as_json:
             count = 0
             for item in items:
-                say_json(plain(item))
+                print_json(to_plain(item))
                 count += 1
             return count
-        shown: list[dict[str, Any]] = [plain(item) for item in items]
-        told = [
+        shown: list[dict[str, Any]] = [to_plain(item) for item in items]
+        titles = [
             name
             for name in columns
-            if not shown or any(tells(item.get(name), name) for item in shown)
+            if not shown or any(is_worth_showing(item.get(name), name) for item in shown)
         ]
-        self.table(told, [[brief(item.get(name)) for name in told] for item in shown])
+        rows = [[without_milliseconds(item.get(name)) for name in titles] for item in shown]
+        self.table(titles, rows)
         return len(shown)
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print rows under their titles, as wide as the terminal is.
+        """Print rows under their titles, as wide as the terminal.
 
-        Nothing is cut, so that ids and times can be copied: the columns that have no room beside
-        the others, and long text, go into a line of their own under each row.
+        Nothing is cut, so that ids and times can be copied: columns that do not fit, and long
+        text, go on a line of their own under each row.
         """
-        from rich.padding import Padding  # noqa: PLC0415 - JSON needs none of it
+        from rich.padding import Padding  # noqa: PLC0415 - JSON does not need rich
         from rich.segment import SegmentLines  # noqa: PLC0415
 
         given = [list(row) for row in rows]
         cells = [list(map(cell, row)) for row in given]
-        screen = console() if measured() else console(width=UNBOUNDED)
-        beside = fitting(titles, cells, screen.width)
+        screen = console() if has_known_width() else console(width=UNBOUNDED_COLUMNS)
+        fitting = columns_that_fit(titles, cells, screen.width)
         table = _table(titles)
-        for number in beside:
+        for number in fitting:
             table.add_column(titles[number], no_wrap=True)
         for row in cells:
-            table.add_row(*(row[number] for number in beside))
-        # Its title and the rule below it, then a line for each row.
-        lines = screen.render_lines(table, screen.options.update(width=UNBOUNDED), pad=False)
+            table.add_row(*(row[number] for number in fitting))
+        # The titles and the rule below them, then one line per row.
+        options = screen.options.update(width=UNBOUNDED_COLUMNS)
+        lines = screen.render_lines(table, options, pad=False)
         screen.print(SegmentLines(lines[:2], new_lines=True), end="", crop=False)
         for line, values in zip(lines[2:], given, strict=True):
             screen.print(SegmentLines([line], new_lines=True), end="", crop=False)
             rest = [
                 (titles[number], value)
                 for number, value in enumerate(values)
-                if number not in beside and tells(value, titles[number])
+                if number not in fitting and is_worth_showing(value, titles[number])
             ]
             if rest:
-                screen.print(Padding(pairs(rest), (0, 0, 0, 4), expand=False))
+                screen.print(Padding(format_pairs(rest), (0, 0, 0, 4), expand=False))
 
     def text(self, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print rows for reading: what is long goes on in the next line; "" has no title."""
+        """Print rows for reading: long text wraps; a column with the title "" has no header."""
         table = _table([title for title in titles if title])
         for number, title in enumerate(titles):
             style = None if number else "bold"
@@ -123,16 +124,16 @@ class Output(NamedTuple):
             table.add_row(*(cell(value, lines=True) for value in row))
         console().print(table)
 
-    def said(self, value: object, line: str) -> None:
-        """Print what a command did: JSON, or a sentence."""
+    def result(self, value: object, line: str) -> None:
+        """Print the result of a command: JSON, or a sentence."""
         if self.as_json:
             self.value(value)
         else:
-            say(line)
+            print_line(line)
 
 
 def _table(titles: Sequence[str]) -> Table:
-    from rich import box  # noqa: PLC0415 - JSON needs none of it
+    from rich import box  # noqa: PLC0415 - JSON does not need rich
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE_HEAD if titles else None, show_header=bool(titles))
@@ -140,20 +141,22 @@ def _table(titles: Sequence[str]) -> Table:
     return table
 
 
-def fitting(titles: Sequence[str], cells: Sequence[Sequence[Text]], room: int) -> list[int]:
-    """Return which columns, by number, have room beside each other; the first always has."""
+def columns_that_fit(
+    titles: Sequence[str], cells: Sequence[Sequence[Text]], room: int
+) -> list[int]:
+    """Return the numbers of the columns that fit side by side; the first always does."""
     found: list[int] = []
     for number, title in enumerate(titles):
         width = max(len(title), *(row[number].cell_len for row in cells), 0)
-        if not found or (width <= LONG and width + GAP <= room):
+        if not found or (width <= MAX_CELL_COLUMNS and width + COLUMN_GAP <= room):
             found.append(number)
-            room -= width + (GAP if number else 0)
+            room -= width + (COLUMN_GAP if number else 0)
     return found
 
 
-def pairs(named: Iterable[tuple[str, object]]) -> Text:
-    """Return names and values as text that goes on in the next line."""
-    from rich.text import Text  # noqa: PLC0415 - JSON needs none of it
+def format_pairs(named: Iterable[tuple[str, object]]) -> Text:
+    """Return names and values as text that wraps."""
+    from rich.text import Text  # noqa: PLC0415 - JSON does not need rich
 
     parts = [Text.assemble((name, "bright_black"), " ", cell(value)) for name, value in named]
     text = Text("  ").join(parts)
@@ -161,82 +164,82 @@ def pairs(named: Iterable[tuple[str, object]]) -> Text:
     return text
 
 
-def measured() -> bool:
-    """Say whether it is known how wide stdout is."""
+def has_known_width() -> bool:
+    """Return whether the width of stdout is known."""
     return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help: lines that can be typed as they are."""
+    """Return the end of a command's help: example command lines."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def printing(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --json and --table, and the output that follows from them as `out`."""
+def with_output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --json and --table to a command, and pass it an `Output` as `out`."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, json_wanted: bool | None, **options: Any) -> Any:
         as_json = not sys.stdout.isatty() if json_wanted is None else json_wanted
         return command(*args, out=Output(as_json), **options)
 
-    def note(ctx: click.Context, _: click.Parameter, wanted: bool | None) -> bool | None:
+    def remember_choice(ctx: click.Context, _: click.Parameter, wanted: bool | None) -> bool | None:
         ctx.meta[JSON] = bool(wanted)
         return wanted
 
     return click.option(
-        "--json/--table", "json_wanted", default=None, is_eager=True, callback=note,
+        "--json/--table", "json_wanted", default=None, is_eager=True, callback=remember_choice,
         help="Print JSON, or a table; by default a table on a terminal, JSON elsewhere.",
     )(wrapped)  # fmt: skip
 
 
-def plain(value: object) -> Any:
-    """Return a value as JSON has it: times as text, classes as objects."""
+def to_plain(value: object) -> Any:
+    """Return a value as plain JSON types: times as text, classes as objects."""
     if isinstance(value, datetime):
-        return moment(value)
+        return format_time(value)
     if isinstance(value, Enum):
         return value.value
     document = getattr(value, "document", None)
-    if isinstance(document, dict):  # what the server sent, whatever this version knows of it
+    if isinstance(document, dict):  # the server's answer, including fields unknown to this version
         return document
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: plain(item) for name, item in value._asdict().items()}
+        return {name: to_plain(item) for name, item in value._asdict().items()}
     if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): to_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value
 
 
-def tells(value: object, name: str = "") -> bool:
-    """Say whether a field has something to show; one with a name, other than the usual."""
+def is_worth_showing(value: object, name: str = "") -> bool:
+    """Return whether a field is neither empty nor, by its name, at its usual value."""
     if name in USUAL and value == USUAL[name]:
         return False
     return value not in (None, "", [], {}, 0) or value is False
 
 
-def brief(value: object) -> object:
-    """Return a time to the second, and anything else as it is."""
-    found = WHOLE.fullmatch(value) if isinstance(value, str) else None
+def without_milliseconds(value: object) -> object:
+    """Return a time to the second, and anything else unchanged."""
+    found = TIME_WITH_MS.fullmatch(value) if isinstance(value, str) else None
     return f"{found[1]}Z" if found else value
 
 
-def moment(at: datetime) -> str:
+def format_time(at: datetime) -> str:
     """Return a time as the API writes it: UTC, with milliseconds."""
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def moment_of_ms(at_ms: int | None) -> str | None:
-    """Return a time in milliseconds since 1970 as the API writes it; one beyond 9999 is its end."""
+def format_time_ms(at_ms: int | None) -> str | None:
+    """Return a time in milliseconds since 1970 as the API writes it, capped at the year 9999."""
     if at_ms is None:
         return None
-    return moment(datetime.fromtimestamp(min(at_ms, LAST_MS) / 1000, UTC))
+    return format_time(datetime.fromtimestamp(min(at_ms, MAX_TIME_MS) / 1000, UTC))
 
 
 def cell(value: object, *, lines: bool = False) -> Text:
-    """Return a value as a cell of a table, on one line unless it may have several."""
-    from rich.text import Text  # noqa: PLC0415 - JSON needs none of it
+    """Return a value as a table cell, on one line unless `lines` allows several."""
+    from rich.text import Text  # noqa: PLC0415 - JSON does not need rich
 
     if isinstance(value, Text):
         return value
@@ -249,14 +252,16 @@ def cell(value: object, *, lines: bool = False) -> Text:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         value = " ".join(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return Text(clean(text if lines else BLANKS.sub(" ", text)), style=COLOURS.get(text, ""))
+    return Text(
+        escape_controls(text if lines else BLANKS.sub(" ", text)), style=COLOURS.get(text, "")
+    )
 
 
 def console(*, err: bool = False, width: int | None = None) -> Console:
-    """Return a console on stdout or stderr; where no terminal shows it, it is wide."""
-    from rich.console import Console  # noqa: PLC0415 - JSON needs none of it
+    """Return a console on stdout or stderr; into a file or a pipe it is `PIPE_COLUMNS` wide."""
+    from rich.console import Console  # noqa: PLC0415 - JSON does not need rich
 
     stream = sys.stderr if err else sys.stdout
     if width is None and not stream.isatty() and "COLUMNS" not in os.environ:
-        width = WIDE
+        width = PIPE_COLUMNS
     return Console(file=stream, width=width, highlight=False)

@@ -1,4 +1,4 @@
-"""What the commands that speak to a server have in common: which server, and as whom."""
+"""Options of the commands that talk to a server: the server, the token, pages of a list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from tickwheel.cli.exits import say, tell_line
+from tickwheel.cli.messages import print_line, print_warning
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from tickwheel.client import Client, Page
 
-SERVER = "http://127.0.0.1:7380"
-RETRIES = 2  # somebody waits: the next try is theirs
-PAGE = 1000
-PLAIN_NAME = re.compile("[A-Za-z0-9._:-]+")  # what a shell takes as it is, whatever the server says
+DEFAULT_SERVER = "http://127.0.0.1:7380"
+RETRIES = 2  # few: a person is waiting, and can try again
+PAGE_ITEMS = 1000
+SAFE_NAME = re.compile("[A-Za-z0-9._:-]+")  # safe to complete unquoted, even from a hostile server
 OPTIONS = (
     click.option(
-        "--server", envvar="TICKWHEEL_SERVER", default=SERVER, show_default=True,
+        "--server", envvar="TICKWHEEL_SERVER", default=DEFAULT_SERVER, show_default=True,
         show_envvar=True, metavar="URL", help="The server to ask.",
     ),
     click.option(
@@ -41,17 +41,17 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --server, --token and --namespace, as they were typed."""
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --server, --token and --namespace to a command, as typed."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command
 
 
-def remote(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --server, --token and --namespace, and the client they make as `client`.
+def with_client(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --server, --token and --namespace to a command, and pass it a `client`.
 
-    What the client refuses before it asks the server is a mistake in the command line.
+    If the client itself refuses an argument, the command line is wrong: a usage error.
     """
 
     @functools.wraps(command)
@@ -59,41 +59,41 @@ def remote(command: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any, server: str, token: str | None, namespace: str | None, **options: Any
     ) -> Any:
         try:
-            with connected(server, token, namespace) as client:
+            with open_client(server, token, namespace) as client:
                 return command(*args, client=client, **options)
         except TickwheelError:
             raise
         except ValueError as error:
             raise click.UsageError(str(error)) from error
 
-    return reaching(wrapped)
+    return server_options(wrapped)
 
 
-def connected(
+def open_client(
     server: str | None, token: str | None, namespace: str | None, *, retries: int = RETRIES
 ) -> Client:
-    """Return a client; its warnings are told as the command line tells things."""
+    """Return a client, and print its warnings the way of the command line."""
     from tickwheel.client import Client  # noqa: PLC0415 - not for --help
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         client = Client(server, token, namespace, retries=retries)
     for warning in caught:
-        tell_line(str(warning.message), word="warning:", colour="yellow")
+        print_warning(str(warning.message))
     return client
 
 
-def paged(
+def iterate_pages(
     read: Callable[..., Page[Any]], limit: int | None, cursor: str | None, **asked: Any
 ) -> Iterator[Any]:
-    """Yield the items of a list, page by page, `limit` of them at most.
+    """Yield at most `limit` items of a list, page by page.
 
-    When there are more, it is said on stderr how to go on, once the command has printed its list:
-    to people, and to who has set no limit.
+    If there are more, a line on stderr says how to continue, after the command has printed its
+    list.
     """
     left = limit
     while True:
-        page = read(cursor=cursor, limit=min(left or PAGE, PAGE), **asked)
+        page = read(cursor=cursor, limit=min(left or PAGE_ITEMS, PAGE_ITEMS), **asked)
         yield from page.items
         cursor = page.next_cursor
         if left is not None:
@@ -101,42 +101,42 @@ def paged(
         if cursor is None:
             return
         if left is not None and left <= 0:
-            tell_of_more(click.get_current_context(), cursor)
+            announce_more(click.get_current_context(), cursor)
             return
 
 
-def tell_of_more(ctx: click.Context, cursor: str) -> None:
-    """Say at the end that a list goes on; a program that has set the limit itself knows."""
+def announce_more(ctx: click.Context, cursor: str) -> None:
+    """Print at the end that a list continues; not to a program that set --limit itself."""
     chosen = ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE
     if sys.stderr.isatty() or not chosen:
         line = f"there are more: --cursor {cursor}, or --all"
-        ctx.call_on_close(functools.partial(say, line, err=True))
+        ctx.call_on_close(functools.partial(print_line, line, err=True))
 
 
-def limits(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --limit, --all and --cursor, as `limit` (None: all) and `cursor`."""
+def page_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --limit, --all and --cursor to a command, as `limit` (None: all) and `cursor`."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, limit: int, everything: bool, **options: Any) -> Any:
         return command(*args, limit=None if everything else limit, **options)
 
     for option in (
-        click.option("--cursor", help="Go on where an earlier list ended."),
+        click.option("--cursor", help="Continue where an earlier list ended."),
         click.option("--all", "everything", is_flag=True, help="No limit."),
         click.option(
             "--limit",
             type=click.IntRange(1),
             default=100,
             show_default=True,
-            help="At most so many.",
+            help="The most items to list.",
         ),
     ):
         wrapped = option(wrapped)
     return wrapped
 
 
-def completing(read: Callable[[Client], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
-    """Return a completion of names that the server knows; silent when there is no server."""
+def complete_names(read: Callable[[Client], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+    """Return a completion of names that the server knows; without a server it is empty."""
 
     def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem  # noqa: PLC0415
@@ -149,7 +149,7 @@ def completing(read: Callable[[Client], Iterable[str]]) -> Callable[..., list[Co
                 warnings.catch_warnings(action="ignore"),
                 Client(server, token, namespace, timeout=2, retries=0) as client,
             ):
-                names = [name for name in read(client) if PLAIN_NAME.fullmatch(name)]
+                names = [name for name in read(client) if SAFE_NAME.fullmatch(name)]
         except (TickwheelError, ValueError, OSError):
             return []
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -157,5 +157,5 @@ def completing(read: Callable[[Client], Iterable[str]]) -> Callable[..., list[Co
     return complete
 
 
-service_names = completing(lambda client: [service.name for service in client.services()])
-schedule_names = completing(lambda client: [schedule.name for schedule in client.schedules()])
+service_names = complete_names(lambda client: [service.name for service in client.services()])
+schedule_names = complete_names(lambda client: [schedule.name for schedule in client.schedules()])

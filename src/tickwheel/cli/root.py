@@ -1,6 +1,6 @@
-"""The root of the command line: which commands there are, and what becomes of their errors.
+"""The root of the command line: the list of commands, and the handling of their errors.
 
-It names the commands and imports none, so that `--help` and completion are quick.
+It names the commands and imports none, so that `--help` and completion are fast.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from tickwheel.cli import exits
+from tickwheel.cli import exit_codes, messages
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 JSON = "tickwheel.json"  # in a context's meta: --json was given
-UNWRITTEN = (errno.ENOSPC, errno.EFBIG, errno.EIO)
-NO_COMMAND = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.1 has none
+WRITE_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EIO)
+NO_COMMAND = getattr(click.exceptions, "NoArgsIsHelpError", ())  # new in click 8.2
 
 
 class Lazy(NamedTuple):
-    """A command that is not loaded yet: where it is, and the line that tells of it."""
+    """A command that is not imported yet: its module, its name there, and its line of help."""
 
     module: str
     name: str
-    line: str
+    help: str
 
 
 SECTIONS: dict[str, dict[str, Lazy]] = {
     "The service": {
         "serve": Lazy("serve", "serve", "Run the service."),
-        "config": Lazy("serve", "config", "Show every setting of serve and where it is from."),
-        "migrate": Lazy("stored", "migrate", "Bring a store's tables to this version's form."),
-        "tokens": Lazy("stored", "tokens", "Make, list and revoke access tokens."),
+        "config": Lazy("serve", "config", "Show every setting of serve and its source."),
+        "migrate": Lazy("store", "migrate", "Migrate a store's tables to this version."),
+        "tokens": Lazy("store", "tokens", "Create, list and revoke access tokens."),
     },
     "Tasks": {
         "submit": Lazy("tasks", "submit", "Submit a task."),
         "submit-many": Lazy("bulk", "submit_many", "Submit many tasks from a file or stdin."),
         "show": Lazy("tasks", "show", "Show a task, live or ended."),
         "list": Lazy("tasks", "list_tasks", "List tasks, newest first."),
-        "cancel": Lazy("tasks", "cancel", "Cancel tasks by id, or all with a key or of a service."),
-        "reschedule": Lazy("tasks", "reschedule", "Give a task another due time."),
-        "feedback": Lazy("tasks", "feedback", "Say how an accepted task ended, or goes on."),
+        "cancel": Lazy("tasks", "cancel", "Cancel tasks by id, key or service."),
+        "reschedule": Lazy("tasks", "reschedule", "Change a task's due time."),
+        "feedback": Lazy("tasks", "feedback", "Report the outcome of an accepted task."),
         "backlog": Lazy("backlog", "backlog", "List and replay tasks that have ended."),
     },
-    "Whom and when to call": {
-        "services": Lazy("services", "services", "Say whom to call when a task is due, and how."),
-        "schedules": Lazy("schedules", "schedules", "Submit tasks by the clock: cron, intervals."),
+    "Services and schedules": {
+        "services": Lazy("services", "services", "Manage the services that tasks are sent to."),
+        "schedules": Lazy("schedules", "schedules", "Manage recurring tasks: cron, intervals."),
     },
-    "A look inside": {
+    "Inspection": {
         "top": Lazy("top", "top", "Watch the service: wheels, rates, lateness, services, nodes."),
         "nodes": Lazy("cluster", "nodes", "List the nodes of the cluster."),
-        "shards": Lazy("cluster", "shards", "List the shards and who owns them."),
-        "audit": Lazy("cluster", "audit", "List who changed what, newest first."),
+        "shards": Lazy("cluster", "shards", "List the shards and their owners."),
+        "audit": Lazy("cluster", "audit", "List the audit log, newest first."),
         "bench": Lazy("bench", "bench", "Measure a running server."),
         "lab": Lazy("lab", "lab", "Watch a wheel turn in the terminal."),
         "completion": Lazy("completion", "completion", "Print a shell's completion script."),
@@ -70,8 +70,8 @@ COMMANDS = {name: lazy for section in SECTIONS.values() for name, lazy in sectio
 class Root(click.Group):
     """The group of all commands.
 
-    - A command is imported when it is called or asked for its own help.
-    - A command returns its exit code, or None for 0; what it raises is told in one line.
+    - A command is imported when it is called, or for its own help.
+    - A command returns its exit code, or None for 0. An exception becomes one line on stderr.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,7 +88,7 @@ class Root(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and args[0][:1] != "-" and not ctx.resilient_parsing:
-            from difflib import get_close_matches  # noqa: PLC0415 - for mistakes only
+            from difflib import get_close_matches  # noqa: PLC0415 - only on a typo
 
             near = [repr(name) for name in get_close_matches(args[0], COMMANDS)]
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -99,14 +99,14 @@ class Root(click.Group):
         width = max(map(len, COMMANDS))
         for section, commands in SECTIONS.items():
             with formatter.section(section):
-                rows = [(name.ljust(width), lazy.line) for name, lazy in commands.items()]
+                rows = [(name.ljust(width), lazy.help) for name, lazy in commands.items()]
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem  # noqa: PLC0415 - for completion only
 
         found = [
-            CompletionItem(name, help=lazy.line)
+            CompletionItem(name, help=lazy.help)
             for name, lazy in COMMANDS.items()
             if name.startswith(incomplete)
         ]
@@ -116,8 +116,8 @@ class Root(click.Group):
         try:
             return super().invoke(ctx)
         except TickwheelError as error:
-            exits.tell(error, as_json=bool(ctx.meta.get(JSON)))
-            ctx.exit(exits.exit_code(error))
+            messages.print_error(error, as_json=bool(ctx.meta.get(JSON)))
+            ctx.exit(exit_codes.exit_code(error))
 
     def main(
         self,
@@ -127,37 +127,39 @@ class Root(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> NoReturn:
-        """Run, and exit: there is no other mode, the parameter is click's."""
-        if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot show is no reason to stop
+        """Run and exit; `standalone_mode` is click's parameter and has no effect."""
+        if isinstance(sys.stdout, io.TextIOWrapper):  # an encoding must not stop a command
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except NO_COMMAND as error:
-            exits.say(error.format_message(), err=True)
-            code = exits.USAGE
+            messages.print_line(error.format_message(), err=True)
+            code = exit_codes.USAGE
         except click.NoSuchOption as error:
-            exits.tell_line(f"{error.format_message()}{hint_on(error)}")
-            code = exits.USAGE
+            messages.print_message(f"{error.format_message()}{unknown_option_hint(error)}")
+            code = exit_codes.USAGE
         except click.UsageError as error:
             where = f" (try '{error.ctx.command_path} --help')" if error.ctx else ""
-            exits.tell_line(f"{error.format_message()}{where}")
-            code = exits.USAGE
+            messages.print_message(f"{error.format_message()}{where}")
+            code = exit_codes.USAGE
         except click.ClickException as error:
-            exits.tell_line(error.format_message())
+            messages.print_message(error.format_message())
             code = error.exit_code
         except click.Abort:
-            code = exits.INTERRUPTED
+            code = exit_codes.INTERRUPTED
         except OSError as error:
-            if error.errno not in UNWRITTEN or error.filename is not None:
+            if error.errno not in WRITE_ERRORS or error.filename is not None:
                 raise
-            exits.tell_line(f"cannot write: {os.strerror(error.errno)}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more, at its end
-            code = exits.OTHER
-        sys.exit(code if isinstance(code, int) else exits.OK)
+            messages.print_message(f"cannot write: {os.strerror(error.errno)}")
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), 1
+            )  # or Python flushes again at exit, and fails
+            code = exit_codes.OTHER
+        sys.exit(code if isinstance(code, int) else exit_codes.OK)
 
 
-def hint_on(error: click.NoSuchOption) -> str:
-    """Return what helps with an unknown option: most belong to a command, and go behind it."""
+def unknown_option_hint(error: click.NoSuchOption) -> str:
+    """Return a hint for an unknown option: most belong after the command."""
     if error.ctx is None:
         return ""
     if isinstance(error.ctx.command, Root):
@@ -166,11 +168,11 @@ def hint_on(error: click.NoSuchOption) -> str:
 
 
 def show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Print the version and leave."""
+    """Print the version and exit."""
     if wanted:
-        from tickwheel import __version__  # noqa: PLC0415 - a callback of an option
+        from tickwheel import __version__  # noqa: PLC0415 - only for --version
 
-        exits.say(f"tickwheel {__version__}")
+        messages.print_line(f"tickwheel {__version__}")
         ctx.exit()
 
 

@@ -1,4 +1,4 @@
-"""`schedules`: tasks that are submitted by the clock."""
+"""`schedules`: recurring tasks, by cron expression or interval."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.output import Output, examples, printing
-from tickwheel.cli.remote import limits, paged, remote, schedule_names, service_names
+from tickwheel.cli.output import Output, examples, with_output
+from tickwheel.cli.remote import (
+    iterate_pages,
+    page_options,
+    schedule_names,
+    service_names,
+    with_client,
+)
 from tickwheel.cli.types import DURATION, PAYLOAD
 
 if TYPE_CHECKING:
@@ -16,25 +22,25 @@ if TYPE_CHECKING:
 
 @click.group()
 def schedules() -> None:
-    """Submit tasks by the clock: cron, intervals."""
+    """Manage recurring tasks: cron, intervals."""
 
 
 @schedules.command("list", epilog=examples("tickwheel schedules list"))
-@limits
-@printing
-@remote
+@page_options
+@with_output
+@with_client
 def list_schedules(*, client: Client, out: Output, limit: int | None, cursor: str | None) -> None:
     """List schedules, by name."""
     out.items(
-        paged(client.schedules_page, limit, cursor),
+        iterate_pages(client.schedules_page, limit, cursor),
         ("name", "service", "cron", "interval", "next_at", "enabled", "tz"),
     )
 
 
 @schedules.command(epilog=examples("tickwheel schedules show nightly"))
 @click.argument("name", shell_complete=schedule_names)
-@printing
-@remote
+@with_output
+@with_client
 def show(*, client: Client, out: Output, name: str) -> None:
     """Show a schedule."""
     out.record(client.get_schedule(name))
@@ -50,32 +56,32 @@ def show(*, client: Client, out: Output, name: str) -> None:
 @click.argument("service", shell_complete=service_names)
 @click.argument("payload", type=PAYLOAD, required=False)
 @click.option("--cron", help="Five fields: minute, hour, day, month, weekday.")
-@click.option("--interval", type=DURATION, help="Each time after so long: 30s, 5m.")
+@click.option("--interval", type=DURATION, help="The time between two firings: 30s, 5m.")
 @click.option("--tz", help="The time zone of --cron.  [default: UTC]")
 @click.option(
     "--missed", type=click.Choice(["once", "all", "skip"]),
-    help="What to do about firings that no node was there for.  [default: once]",
+    help="What to do about firings missed while no node was running.  [default: once]",
 )  # fmt: skip
 @click.option("--enabled/--disabled", default=True, help="Whether it fires.  [default: enabled]")
-@click.option("--max-attempts", type=click.IntRange(1), help="Calls in all, of each task.")
-@click.option("--priority", type=int, help="The higher goes first, within its service.")
+@click.option("--max-attempts", type=click.IntRange(1), help="The most calls for each task.")
+@click.option("--priority", type=int, help="Higher goes first, within a service.")
 @click.option("--timeout", type=DURATION, help="How long one call may take.")
-@printing
-@remote
+@with_output
+@with_client
 def put(
     *, client: Client, out: Output, name: str, service: str, payload: Any, **options: Any
 ) -> None:
-    """Make a schedule, or put another in its place; PAYLOAD is JSON, @FILE or -."""
+    """Create or replace a schedule; PAYLOAD is JSON, @FILE or -."""
     if (options["cron"] is None) == (options["interval"] is None):
-        raise click.UsageError("give --cron or --interval, one of them")
+        raise click.UsageError("give either --cron or --interval")
     out.record(client.put_schedule(name, service, payload, **options))
 
 
 @schedules.command(epilog=examples("tickwheel schedules delete nightly"))
 @click.argument("name", shell_complete=schedule_names)
-@printing
-@remote
+@with_output
+@with_client
 def delete(*, client: Client, out: Output, name: str) -> None:
-    """Delete a schedule; a firing of it that is still to come is cancelled."""
+    """Delete a schedule, and cancel its next firing."""
     client.delete_schedule(name)
-    out.said({"deleted": name}, f"deleted {name}")
+    out.result({"deleted": name}, f"deleted {name}")

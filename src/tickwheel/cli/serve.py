@@ -1,4 +1,4 @@
-"""`serve` and `config`: both build the configuration; one runs it, the other shows it."""
+"""`serve` and `config`: both load the configuration; one runs it, the other shows it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tickwheel.cli.exits import tell_line
-from tickwheel.cli.output import Output, console, examples, printing
+from tickwheel.cli.messages import print_warning
+from tickwheel.cli.output import Output, console, examples, with_output
 from tickwheel.config import FILE, SETTINGS, SWITCH, load, mistyped
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from tickwheel.config import Config, Setting
 
-ROOMY = 120  # columns in which a sentence has room beside three others
+COLUMNS_FOR_HELP = 120  # a narrower terminal does not show the settings' help
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def settings(*names: str) -> Callable[[F], F]:
-    """Give a command the flags of these settings, or of all, and --config."""
+def setting_options(*names: str) -> Callable[[F], F]:
+    """Add --config and the flags of these settings, or of all, to a command."""
     chosen = [s for s in SETTINGS if not s.secret and (not names or s.field in names)]
 
     def decorate(command: F) -> F:
@@ -35,11 +35,10 @@ def settings(*names: str) -> Callable[[F], F]:
     return decorate
 
 
-def loaded(flags: Mapping[str, object], file: str | None) -> tuple[Config, dict[str, str]]:
-    """Return the configuration and where it is from; of a variable nobody reads it is told."""
+def load_config(flags: Mapping[str, object], file: str | None) -> tuple[Config, dict[str, str]]:
+    """Warn about mistyped TICKWHEEL_ variables, then load the configuration and its sources."""
     for variable, near in mistyped(os.environ).items():
-        line = f"{variable} is no setting: did you mean {near}?"
-        tell_line(line, word="warning:", colour="yellow")
+        print_warning(f"{variable} is not a setting: did you mean {near}?")
     return load(flags, os.environ, file)
 
 
@@ -60,23 +59,24 @@ def _flag_of(setting: Setting) -> Callable[[F], F]:
         "tickwheel serve --store postgresql://tick@db/tick --listen 0.0.0.0:7380 --workers 4",
     )
 )
-@settings()
+@setting_options()
 def serve(config_file: str | None, **flags: object) -> int:
     """Run the service.
 
-    Flags count before the environment, that before the file, that before the defaults. It listens
-    on loopback unless told otherwise; elsewhere it wants tokens: see `tickwheel tokens`.
+    Flags override the environment, which overrides the file, which overrides the defaults. The
+    server listens on loopback by default; on other addresses it requires tokens: see
+    `tickwheel tokens`.
 
-    TICKWHEEL_SECRET_KEY, in the environment only, seals services' secrets in the store.
+    TICKWHEEL_SECRET_KEY, in the environment only, encrypts services' secrets in the store.
     """
-    config, _ = loaded(flags, config_file)
+    config, _ = load_config(flags, config_file)
     try:
-        from tickwheel.web.server import run  # noqa: PLC0415 - it brings the whole server
+        from tickwheel.web.server import run  # noqa: PLC0415 - imports the whole server
     except ImportError as missing:
         if (missing.name or "").startswith("tickwheel"):
             raise
         raise click.ClickException(
-            f"{missing}; for the server: pip install 'tickwheel[server]'"
+            f"{missing}; the server needs: pip install 'tickwheel[server]'"
         ) from missing
     return run(config)
 
@@ -88,21 +88,22 @@ def serve(config_file: str | None, **flags: object) -> int:
         "tickwheel config --config production.toml",
     )
 )
-@settings()
-@printing
+@setting_options()
+@with_output
 def config(out: Output, config_file: str | None, **flags: object) -> None:
-    """Show every setting of serve and where it is from.
+    """Show every setting of serve and its source.
 
-    It takes the flags of `tickwheel serve`, too, and says what would come of them; secrets are
-    masked. As JSON it has the values alone, as a file may have them. What each setting is, a wide
-    terminal shows here, and `tickwheel serve --help` everywhere.
+    It takes the flags of `tickwheel serve` and shows their effect; secrets are masked. JSON has
+    only the values, as a file may have them. A wide terminal also shows what each setting means,
+    as `tickwheel serve --help` does everywhere.
     """
-    made, origins = loaded(flags, config_file)
+    made, origins = load_config(flags, config_file)
     if out.as_json:
         out.value({s.name: s.shown(getattr(made, s.field)) for s in SETTINGS})
     else:
-        told = ["setting", "value", "from"] + (["what it is"] if console().width >= ROOMY else [])
-        out.text(told, [row[: len(told)] for row in _rows(made, origins)])
+        titles = ["setting", "value", "from"]
+        titles += ["what it is"] if console().width >= COLUMNS_FOR_HELP else []
+        out.text(titles, [row[: len(titles)] for row in _rows(made, origins)])
 
 
 def _rows(made: object, origins: dict[str, str]) -> Iterable[list[object]]:

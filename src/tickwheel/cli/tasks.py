@@ -1,4 +1,4 @@
-"""The verbs on tasks: submit, show, list, cancel, reschedule, feedback."""
+"""The commands on tasks: submit, show, list, cancel, reschedule, feedback."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli import exits
-from tickwheel.cli.frame import span
-from tickwheel.cli.output import Output, examples, plain, printing
-from tickwheel.cli.remote import limits, paged, remote, service_names
+from tickwheel.cli import exit_codes, messages
+from tickwheel.cli.output import Output, examples, to_plain, with_output
+from tickwheel.cli.remote import iterate_pages, page_options, service_names, with_client
+from tickwheel.cli.top_frame import format_duration
 from tickwheel.cli.types import DURATION, MOMENT, PAYLOAD
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ STATES = ("delay", "ready", "running", "finished", "failed", "cancelled")
 COLUMNS = ("id", "service", "state", "due_at", "key", "attempt", "failures", "error")
 
 
-def due(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --delay and --due-at, of which one may be given."""
+def due_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --delay and --due-at to a command; only one may be given."""
 
     @functools.wraps(command)
     def wrapped(*, delay: float | None, at: datetime | None, **options: Any) -> Any:
@@ -36,7 +36,7 @@ def due(command: Callable[..., Any]) -> Callable[..., Any]:
     wrapped = click.option(
         "--due-at", "--at", "at", type=MOMENT, help="When it is due: 2030-01-31T12:00:00Z."
     )(wrapped)
-    return click.option("--delay", type=DURATION, help="In how long it is due: 30s, 5m, 2h, 1d.")(
+    return click.option("--delay", type=DURATION, help="Time until it is due: 30s, 5m, 2h, 1d.")(
         wrapped
     )
 
@@ -50,20 +50,20 @@ def due(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("service", shell_complete=service_names)
 @click.argument("payload", type=PAYLOAD, required=False)
-@due
-@click.option("--key", help="A name that only one live task of the service may have.")
+@due_options
+@click.option("--key", help="A key that only one live task of the service may have.")
 @click.option(
     "--on-conflict", type=click.Choice(["reject", "replace", "keep"]),
     help="What to do when the key is taken.  [default: reject]",
 )  # fmt: skip
-@click.option("--max-attempts", type=click.IntRange(1), help="Calls in all.")
-@click.option("--priority", type=int, help="The higher goes first, within its service.")
+@click.option("--max-attempts", type=click.IntRange(1), help="The most calls.")
+@click.option("--priority", type=int, help="Higher goes first, within a service.")
 @click.option("--timeout", type=DURATION, help="How long one call may take.")
-@click.option("--deadline", type=MOMENT, help="After this time it is not called any more.")
-@click.option("--idempotency-key", help="The same one again, within a day, stores nothing.")
+@click.option("--deadline", type=MOMENT, help="After this time it is no longer called.")
+@click.option("--idempotency-key", help="A second submit with it, within a day, stores nothing.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the task's id and nothing else.")
-@printing
-@remote
+@with_output
+@with_client
 def submit(
     *, client: Client, out: Output, service: str, payload: Any, quiet: bool, **options: Any
 ) -> None:
@@ -73,9 +73,9 @@ def submit(
     """
     task = client.submit(service, payload, **options)
     if quiet:
-        exits.say(task.id)
+        messages.print_line(task.id)
     else:
-        out.said(task, f"{task.id} is due at {plain(task.due_at)}")
+        out.result(task, f"{task.id} is due at {to_plain(task.due_at)}")
 
 
 @click.command(
@@ -85,32 +85,32 @@ def submit(
     )
 )
 @click.argument("task_id", metavar="ID")
-@click.option("--attempts", is_flag=True, help="Show how each attempt ended, too.")
-@printing
-@remote
+@click.option("--attempts", is_flag=True, help="Also show how each attempt ended.")
+@with_output
+@with_client
 def show(*, client: Client, out: Output, task_id: str, attempts: bool) -> None:
     """Show a task, live or ended."""
     task = client.get(task_id)
     log = client.attempts(task_id) if attempts else []
     if out.as_json:
-        out.value(plain(task) | ({"attempts": plain(log)} if attempts else {}))
+        out.value(to_plain(task) | ({"attempts": to_plain(log)} if attempts else {}))
         return
     out.record(task)
     if attempts:
-        exits.say()
-        told_of(log, out)
+        messages.print_line()
+        print_attempts(log, out)
 
 
-def told_of(log: Sequence[Attempt], out: Output) -> None:
-    """Print a table of attempts; nodes and epochs when they differ."""
+def print_attempts(log: Sequence[Attempt], out: Output) -> None:
+    """Print a table of attempts, with nodes and epochs if they differ."""
     moved = len({(attempt.node, attempt.epoch) for attempt in log}) > 1
     where = ["node", "epoch"] if moved else []
     rows = []
     for attempt in log:
-        took = span((attempt.ended_at - attempt.started_at).total_seconds())
+        took = format_duration((attempt.ended_at - attempt.started_at).total_seconds())
         rest = [getattr(attempt, name) for name in where]
-        started = plain(attempt.started_at)
-        rows.append([attempt.attempt, plain(attempt.event), started, took, *rest, attempt.error])
+        started = to_plain(attempt.started_at)
+        rows.append([attempt.attempt, to_plain(attempt.event), started, took, *rest, attempt.error])
     out.table(["attempt", "event", "started_at", "took", *where, "error"], rows)
 
 
@@ -122,21 +122,21 @@ def told_of(log: Sequence[Attempt], out: Output) -> None:
         "tickwheel list --all --json | jq .id",
     ),
 )
-@click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
-@click.option("--service", shell_complete=service_names, help="Only those of this service.")
-@click.option("--key", help="Only those with this key.")
-@click.option("--due-before", type=MOMENT, help="Only those due before this time.")
-@limits
-@printing
-@remote
+@click.option("--state", type=click.Choice(STATES), help="Only tasks in this state.")
+@click.option("--service", shell_complete=service_names, help="Only tasks of this service.")
+@click.option("--key", help="Only tasks with this key.")
+@click.option("--due-before", type=MOMENT, help="Only tasks due before this time.")
+@page_options
+@with_output
+@with_client
 def list_tasks(
     *, client: Client, out: Output, limit: int | None, cursor: str | None, **asked: Any
 ) -> None:
     """List tasks, newest first.
 
-    As JSON it is one task per line. `tickwheel backlog list` has those that have ended only.
+    JSON has one task per line. `tickwheel backlog list` lists only those that have ended.
     """
-    out.items(paged(client.list, limit, cursor, **asked), COLUMNS)
+    out.items(iterate_pages(client.list, limit, cursor, **asked), COLUMNS)
 
 
 @click.command(
@@ -147,13 +147,13 @@ def list_tasks(
     )
 )
 @click.argument("task_ids", metavar="[ID]...", nargs=-1)
-@click.option("--key", help="All with this key.")
-@click.option("--service", shell_complete=service_names, help="All of this service.")
+@click.option("--key", help="All tasks with this key.")
+@click.option("--service", shell_complete=service_names, help="All tasks of this service.")
 @click.option("--state", type=click.Choice(STATES[:2]), help="Of these, only those in this state.")
 @click.option("--due-before", type=MOMENT, help="Of these, only those due before this time.")
-@click.option("--yes", "-y", is_flag=True, help="Cancel all of a service without asking.")
-@printing
-@remote
+@click.option("--yes", "-y", is_flag=True, help="Cancel all tasks of a service without asking.")
+@with_output
+@with_client
 def cancel(
     *,
     client: Client,
@@ -165,25 +165,27 @@ def cancel(
     due_before: datetime | None,
     yes: bool,
 ) -> int:
-    """Cancel tasks by id, or all with a key or of a service.
+    """Cancel tasks by id, key or service.
 
-    A task that runs or has ended is not cancelled: for an id the exit code is then 4. All of a
-    service are cancelled after a question; where nobody can be asked, --yes is needed.
+    A task that runs or has ended is not cancelled: for an id the exit code is then 4. Cancelling
+    all tasks of a service asks for confirmation; without a terminal it needs --yes.
     """
     if task_ids:
         if key or service or state or due_before:
             raise click.UsageError("give ids, or --key and --service, not both")
-        return verdicts(out, map(client.cancel, task_ids), "cancelled")
+        return print_verdicts(out, map(client.cancel, task_ids), "cancelled")
     if not (key or service):
-        raise click.UsageError("say which tasks: ids, --key or --service")
+        raise click.UsageError("give the tasks to cancel: ids, --key or --service")
     if key is None and not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("this cancels all such tasks of a service: give --yes")
-        if not click.confirm(f"Cancel all such tasks of {service}?", err=True):
-            return exits.OTHER
+            raise click.UsageError(
+                "this cancels all matching tasks of a service: confirm with --yes"
+            )
+        if not click.confirm(f"Cancel all matching tasks of {service}?", err=True):
+            return exit_codes.OTHER
     count = client.cancel_where(key=key, service=service, state=state, due_before=due_before)
-    out.said({"cancelled": count}, f"cancelled {count:,}")
-    return exits.OK
+    out.result({"cancelled": count}, f"cancelled {count:,}")
+    return exit_codes.OK
 
 
 @click.command(
@@ -193,19 +195,19 @@ def cancel(
     )
 )
 @click.argument("task_id", metavar="ID")
-@due
-@printing
-@remote
+@due_options
+@with_output
+@with_client
 def reschedule(
     *, client: Client, out: Output, task_id: str, delay: float | None, at: datetime | None
 ) -> int:
-    """Give a task another due time.
+    """Change a task's due time.
 
     A task that runs or has ended is not changed: the exit code is then 4.
     """
     if delay is None and at is None:
-        raise click.UsageError("give --delay or --due-at, one of them")
-    return verdicts(out, [client.reschedule(task_id, delay=delay, at=at)], "rescheduled")
+        raise click.UsageError("give either --delay or --due-at")
+    return print_verdicts(out, [client.reschedule(task_id, delay=delay, at=at)], "rescheduled")
 
 
 @click.command(
@@ -218,29 +220,31 @@ def reschedule(
 @click.argument("task_id", metavar="ID")
 @click.argument("outcome", type=click.Choice(["finished", "failed", "progress"]))
 @click.option(
-    "--attempt", type=click.IntRange(1), required=True, help="Of the call: tickwheel-attempt."
+    "--attempt", type=click.IntRange(1), required=True, help="The call's header tickwheel-attempt."
 )
-@click.option("--epoch", type=click.IntRange(0), help="Of the call: tickwheel-epoch.")
-@click.option("--result", type=PAYLOAD, help="What it finished with: JSON, @FILE or -.")
-@click.option("--error", help="Why it failed.")
-@click.option("--retry/--no-retry", default=None, help="Whether a failed one is tried again.")
-@printing
-@remote
-def feedback(*, client: Client, out: Output, task_id: str, outcome: str, **said: Any) -> int:
-    """Say how an accepted task ended, or goes on.
+@click.option("--epoch", type=click.IntRange(0), help="The call's header tickwheel-epoch.")
+@click.option("--result", type=PAYLOAD, help="The result of a finished task: JSON, @FILE or -.")
+@click.option("--error", help="Why the task failed.")
+@click.option("--retry/--no-retry", default=None, help="Whether to retry a failed task.")
+@with_output
+@with_client
+def feedback(*, client: Client, out: Output, task_id: str, outcome: str, **options: Any) -> int:
+    """Report the outcome of an accepted task.
 
-    For a callee that answered 202. Feedback for another attempt than the running one changes
-    nothing: the exit code is then 4.
+    This is for a callee that answered 202. Feedback for an attempt that is not the running one
+    changes nothing: the exit code is then 4.
     """
-    return verdicts(out, [client.feedback(task_id, outcome, **said)], f"took {outcome}")
+    return print_verdicts(
+        out, [client.feedback(task_id, outcome, **options)], f"reported as {outcome}"
+    )
 
 
-def verdicts(out: Output, given: Iterable[Verdict], done: str) -> int:
-    """Print who won, each as it is known, and return the exit code."""
-    code = exits.OK
-    for verdict in given:
-        code = code if verdict.won else exits.CONFLICT
-        state = plain(verdict.state)
+def print_verdicts(out: Output, verdicts: Iterable[Verdict], done: str) -> int:
+    """Print each verdict as it arrives, and return the exit code."""
+    code = exit_codes.OK
+    for verdict in verdicts:
+        code = code if verdict.won else exit_codes.CONFLICT
+        state = to_plain(verdict.state)
         sentence = f"{done}, now {state}" if verdict.won else f"not {done}: it is {state}"
-        out.said(verdict, f"{verdict.id} {sentence}")
+        out.result(verdict, f"{verdict.id} {sentence}")
     return code

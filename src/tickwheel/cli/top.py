@@ -1,4 +1,4 @@
-"""`top`: the service in the terminal, renewed each second: a look is fetched, a frame is drawn."""
+"""`top`: watch the service in the terminal; each second a snapshot is fetched and drawn."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli import exits
-from tickwheel.cli.frame import Look, drawn
-from tickwheel.cli.output import Output, console, examples, plain, printing
-from tickwheel.cli.remote import remote
+from tickwheel.cli import exit_codes
+from tickwheel.cli.output import Output, console, examples, to_plain, with_output
+from tickwheel.cli.remote import with_client
+from tickwheel.cli.top_frame import Snapshot, draw_frame
 from tickwheel.clock import SystemClock
 from tickwheel.errors import TickwheelError
 from tickwheel.keyboard import keys
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tickwheel.client import Client
 
+TEMPORARY = (exit_codes.UNAVAILABLE, exit_codes.RATE_LIMITED)
+
 
 @click.command(
     epilog=examples(
@@ -29,59 +31,59 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two refreshes.",
 )  # fmt: skip
-@click.option("--once", is_flag=True, help="Print one frame and stop; always so in a pipe.")
-@printing
-@remote
+@click.option("--once", is_flag=True, help="Print one frame and stop; the default in a pipe.")
+@with_output
+@with_client
 def top(*, client: Client, out: Output, interval: float, once: bool) -> int:
     """Watch the service: wheels, rates, lateness, services, nodes.
 
-    Rates and lateness are those between two looks. The figures are of the node that answers; q
-    leaves.
+    Rates and lateness are those since the last refresh. The figures are those of the node that
+    answers. Press q to leave.
     """
     now = SystemClock().time
-    before = looked(client, now)
+    before = take_snapshot(client, now)
     if once or out.as_json or not sys.stdout.isatty():
         time.sleep(min(interval, 1.0))
-        after = looked(client, now)
+        after = take_snapshot(client, now)
         if out.as_json:
             out.value(after.document(before))
         else:
-            console().print(drawn(client.server, before, after))
-        return exits.OK
+            console().print(draw_frame(client.server, before, after))
+        return exit_codes.OK
     with keys() as pressed:
         watch(client, before, interval, now, pressed)
-    return exits.OK
+    return exit_codes.OK
 
 
-def looked(client: Client, now: Callable[[], float]) -> Look:
-    """Ask the server for all that a frame shows."""
+def take_snapshot(client: Client, now: Callable[[], float]) -> Snapshot:
+    """Ask the server for everything that a frame shows."""
     stats, wheel = client.stats(), client.wheel()
-    services: list[dict[str, Any]] = plain(client.services())
-    nodes: list[dict[str, Any]] = plain(client.nodes())
-    return Look(now(), stats, wheel, services, nodes)
+    services: list[dict[str, Any]] = to_plain(client.services())
+    nodes: list[dict[str, Any]] = to_plain(client.nodes())
+    return Snapshot(now(), stats, wheel, services, nodes)
 
 
 def watch(
     client: Client,
-    before: Look,
+    before: Snapshot,
     interval: float,
     now: Callable[[], float],
     pressed: Callable[[float], bool],
 ) -> None:
-    """Draw frames until somebody leaves; a server that is away is waited for."""
+    """Draw frames until the user leaves; an unreachable server is asked again."""
     from rich.live import Live  # noqa: PLC0415 - only on a terminal
 
     screen, after, trouble = console(), before, ""
-    first = drawn(client.server, before, before)
+    first = draw_frame(client.server, before, before)
     with Live(first, console=screen, screen=True, auto_refresh=False) as live:
         while not pressed(interval):
             try:
-                before, after = after, looked(client, now)
+                before, after = after, take_snapshot(client, now)
                 trouble = ""
             except TickwheelError as error:
-                if exits.exit_code(error) not in (exits.UNAVAILABLE, exits.RATE_LIMITED):
+                if exit_codes.exit_code(error) not in TEMPORARY:
                     raise
                 before, trouble = after, str(error)
-            live.update(drawn(client.server, before, after, trouble), refresh=True)
+            live.update(draw_frame(client.server, before, after, trouble), refresh=True)

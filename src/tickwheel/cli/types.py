@@ -1,4 +1,4 @@
-"""What may be typed on the command line: durations, times, payloads."""
+"""Types of arguments on the command line: durations, times, payloads, secrets."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if seconds < 0:
-            self.fail(f"{value!r:.50} is in the past: a duration is 0 or more", param, ctx)
+            self.fail(f"{value!r:.50} is negative: a duration is 0 or more", param, ctx)
         return seconds
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]
-    """A time as RFC 3339 has it, with its offset: `2030-01-31T12:00:00Z`."""
+    """An RFC 3339 time with its offset: `2030-01-31T12:00:00Z`."""
 
     name = "time"
 
@@ -53,7 +53,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
             at = None
         if at is None or at.tzinfo is None or len(value) < 16:
             self.fail(
-                f"{value!r:.50} is no RFC 3339 time with its offset: 2030-01-31T12:00:00Z",
+                f"{value!r:.50} is not an RFC 3339 time with an offset: 2030-01-31T12:00:00Z",
                 param,
                 ctx,
             )
@@ -61,9 +61,9 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
 
 
 class Payload(click.ParamType):  # type: ignore[type-arg]
-    """JSON as typed, `@FILE` for what a file has, or `-` for stdin.
+    """JSON as typed, from `@FILE`, or from stdin (`-`).
 
-    It is checked here, and goes to the server as it was written: digits, blanks, doubled keys.
+    It is checked here and sent to the server byte for byte: digits, blanks, duplicate keys.
     """
 
     name = "json"
@@ -73,73 +73,73 @@ class Payload(click.ParamType):  # type: ignore[type-arg]
             return value
         from tickwheel.client import Json  # noqa: PLC0415 - not for --help
 
-        text = text_of(self, value, param, ctx)
+        text = read_text(self, value, param, ctx)
         try:
             return Json(text.strip(BLANKS))
         except ValueError as error:
-            self.fail(f"{error}{hint_on(value)}", param, ctx)
+            self.fail(f"{error}{json_hint(value)}", param, ctx)
 
 
 class Object(click.ParamType):  # type: ignore[type-arg]
-    """A JSON object, as typed, from `@FILE` or stdin (`-`): its fields are read."""
+    """A JSON object, as typed, from `@FILE` or from stdin (`-`)."""
 
     name = "object"
 
     def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
-        text = text_of(self, value, param, ctx)
+        text = read_text(self, value, param, ctx)
         try:
-            found = json.loads(text, parse_constant=refuse)
+            found = json.loads(text, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
-            self.fail(f"not JSON: {error}{hint_on(value, text=False)}", param, ctx)
+            self.fail(f"not JSON: {error}{json_hint(value, may_be_text=False)}", param, ctx)
         if not isinstance(found, dict):
-            self.fail("a JSON object is wanted", param, ctx)
+            self.fail("it must be a JSON object", param, ctx)
         return found
 
 
 class Secret(click.ParamType):  # type: ignore[type-arg]
-    """A secret from `@FILE` or stdin (`-`), so that it is in no list of processes; or as typed."""
+    """A secret from `@FILE` or stdin (`-`), which no list of processes shows, or as typed."""
 
     name = "secret"
 
     def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> str:
-        text = text_of(self, value, param, ctx).strip()
+        text = read_text(self, value, param, ctx).strip()
         if not text.isprintable() or not text:
-            self.fail("a secret is one line of printable characters", param, ctx)
+            self.fail("a secret must be one line of printable characters", param, ctx)
         return text
 
 
-def hint_on(value: str, *, text: bool = True) -> str:
-    """Return what may have been meant by a value that is no JSON: a file, or text if it may be."""
+def json_hint(value: str, *, may_be_text: bool = True) -> str:
+    """Return a hint for a value that is not JSON: a file without @, or text without quotes."""
     if value[:1] in ("@", "-"):
         return ""
     if FILE_NAME.search(value) or is_file(value):
-        return f"; a file is given as @{value}"
-    return "; a string needs its quotes: '\"text\"'" if text else ""
+        return f"; to read a file, type @{value}"
+    return "; a string needs its quotes: '\"text\"'" if may_be_text else ""
 
 
 def is_file(value: str) -> bool:
-    """Say whether a file is called so; it may be no name of a file at all."""
+    """Return whether a file has this name; the value may be no valid file name at all."""
     with suppress(OSError, ValueError):
         return Path(value).is_file()
     return False
 
 
 def stdin() -> TextIO:
-    """Return stdin as UTF-8, whatever the locale is: JSON is nothing else."""
+    """Return stdin as UTF-8, whatever the locale: JSON is always UTF-8."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     return sys.stdin
 
 
-def text_of(
+def read_text(
     kind: click.ParamType,  # type: ignore[type-arg]
     value: str,
     param: Parameter | None,
     ctx: Context | None,
 ) -> str:
-    """Return what a file (`@FILE`) or stdin (`-`) has, or the value itself."""
+    """Return the content of a file (`@FILE`) or stdin (`-`), or the value itself."""
     try:
         if value == "-":
             return stdin().read()
@@ -152,9 +152,9 @@ def text_of(
     return value
 
 
-def refuse(word: str) -> None:
-    """Refuse NaN and its like, which Python reads and JSON has not."""
-    raise ValueError(f"{word} is not JSON")
+def refuse_constant(constant: str) -> None:
+    """Refuse NaN and Infinity, which Python's parser accepts and JSON does not have."""
+    raise ValueError(f"{constant} is not JSON")
 
 
 DURATION, MOMENT, PAYLOAD = Duration(), Moment(), Payload()

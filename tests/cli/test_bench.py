@@ -7,8 +7,8 @@ import pytest
 
 from receivers import Receiver, answering, slow
 from tickwheel.cli.bench import Bench, Plan
-from tickwheel.cli.load import Load, Server, part
-from tickwheel.cli.sink import Sink
+from tickwheel.cli.bench_load import Load, Server, quantile
+from tickwheel.cli.bench_sink import Sink
 from tickwheel.client import ServerUnavailable
 from tickwheel.errors import KeyTaken
 from tickwheel.http import Pool
@@ -40,7 +40,7 @@ def called(*bodies, sink):
                 )
                 assert answer.status == 200
             await pool.close()
-            return await sink.filled(0.0)
+            return await sink.wait_until_complete(0.0)
 
     return asyncio.run(run())
 
@@ -63,8 +63,8 @@ def test_fewer_may_be_expected_after_all():
     sink = Sink(Clock())
     sink.expect(5)
     called(("a", b"0"), sink=sink)
-    sink.await_only(1)
-    assert asyncio.run(sink.filled(0.0))
+    sink.lower_expected(1)
+    assert asyncio.run(sink.wait_until_complete(0.0))
 
 
 def test_what_is_not_http_is_hung_up_on():
@@ -141,10 +141,10 @@ def test_what_the_server_refuses_is_raised_as_the_client_raises_it():
 
 def test_the_share_of_times_is_one_of_them():
     times = [float(n) for n in range(100)]
-    assert part(times, 0.5) == 50
-    assert part(times, 0.99) == 99
-    assert part([7.0], 0.99) == 7
-    assert part([], 0.5) is None
+    assert quantile(times, 0.5) == 50
+    assert quantile(times, 0.99) == 99
+    assert quantile([7.0], 0.99) == 7
+    assert quantile([], 0.5) is None
     assert Load(5, 0, 0.0, []).rate == 0
 
 

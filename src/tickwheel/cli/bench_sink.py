@@ -1,4 +1,4 @@
-"""The sink of `bench`: an HTTP server that answers 200 to everything and notes when it came."""
+"""The sink of `bench`: an HTTP server that answers every call with 200 and records its time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
 class Arrival(NamedTuple):
-    """A call that came: when, and how late, in seconds; the payload was the due time."""
+    """A call that arrived: when, and how late, in seconds; its payload is the due time."""
 
     at: float
     late: float
@@ -24,8 +24,8 @@ class Arrival(NamedTuple):
 class Sink:
     """An HTTP/1.1 server for callbacks whose payload is their due time, in milliseconds.
 
-    - `expect(count)` forgets what came and waits for that many; of a task called twice the first
-      call counts.
+    - `expect(count)` forgets earlier calls and waits for `count` new ones. If a task is called
+      twice, the first call counts.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -39,14 +39,14 @@ class Sink:
         self.repeated = 0
 
     async def start(self, host: str) -> int:
-        """Listen on any free port of this address, and return the port."""
+        """Listen on a free port of this address, and return the port."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Connection(self), host, 0, backlog=1024)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def stop(self) -> None:
-        """Listen no more, and close what is connected."""
+        """Stop listening, and close all connections."""
         if self._server is not None:
             self._server.close()
             for transport in list(self._open):
@@ -60,20 +60,20 @@ class Sink:
         await self.stop()
 
     def expect(self, count: int) -> None:
-        """Begin anew, with so many to come."""
+        """Forget earlier calls, and expect `count` new ones."""
         self.arrivals, self.repeated = [], 0
         self._ids.clear()
         self._expected = count
         self._full.clear()
 
-    def await_only(self, count: int) -> None:
-        """Expect so many after all; what came already counts."""
+    def lower_expected(self, count: int) -> None:
+        """Expect `count` calls instead; those that already arrived count."""
         self._expected = count
         if len(self.arrivals) >= count:
             self._full.set()
 
-    async def filled(self, seconds: float) -> bool:
-        """Wait until all have come that were expected, so long at most; whether they have."""
+    async def wait_until_complete(self, seconds: float) -> bool:
+        """Wait for all expected calls, and return False if `seconds` pass first."""
         try:
             async with asyncio.timeout(seconds):
                 await self._full.wait()
@@ -81,8 +81,8 @@ class Sink:
             return False
         return True
 
-    def took(self, task_id: bytes, body: bytes) -> None:
-        """Note a call."""
+    def record_call(self, task_id: bytes, body: bytes) -> None:
+        """Record a call."""
         if task_id in self._ids:
             self.repeated += 1
             return
@@ -93,12 +93,12 @@ class Sink:
         if len(self.arrivals) >= self._expected:
             self._full.set()
 
-    def connected(self, transport: asyncio.Transport) -> None:
-        """Note a connection that is open."""
+    def add_connection(self, transport: asyncio.Transport) -> None:
+        """Remember an open connection."""
         self._open.add(transport)
 
-    def lost(self, transport: asyncio.Transport) -> None:
-        """Note that it is not any more."""
+    def remove_connection(self, transport: asyncio.Transport) -> None:
+        """Forget a closed connection."""
         self._open.discard(transport)
 
 
@@ -113,11 +113,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
-        self._sink.connected(self._transport)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass
+        self._sink.add_connection(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._sink.lost(self._transport)
+        self._sink.remove_connection(self._transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         self._body += part
 
     def on_message_complete(self) -> None:
-        """Answer; the parser has seen the request's end."""
+        """Answer a request that the parser has read completely."""
         task_id, body, self._id, self._body = self._id, self._body, b"", b""
-        self._sink.took(task_id, body)
+        self._sink.record_call(task_id, body)
         self._transport.write(OK)

@@ -1,4 +1,4 @@
-"""The load of `bench`: submits over many connections at once, and how long each took."""
+"""The load of `bench`: submits over many connections at once, with the time of each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Self
 
-TIMEOUT = 30.0
+TIMEOUT_SECONDS = 30.0
 STORED = re.compile(rb'"stored":\s*(\d+),\s*"refused":\s*\d+\s*}\s*$')
 
 
 class Load(NamedTuple):
-    """How a load went: how many were acknowledged and refused, in how long, and each one's time."""
+    """The result of a load: tasks acknowledged and refused, total seconds, seconds per request."""
 
     done: int
     refused: int
@@ -28,15 +28,15 @@ class Load(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """How many were acknowledged per second."""
+        """Tasks acknowledged per second."""
         return self.done / self.seconds if self.seconds else 0.0
 
 
 class Server:
     """A server under load: raw requests, without the client's retries.
 
-    - `ask` is for what prepares and cleans up, and raises what the server refuses.
-    - `drive` sends bodies as fast as answers come, for a time at most, and counts.
+    - `ask` prepares and cleans up; it raises when the server refuses.
+    - `drive` sends bodies as fast as answers come, for a limited time, and counts.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Server:
         body = b"" if document is None else json.dumps(document).encode()
         try:
             answer = await self._pool.request(
-                method, self._url + path, headers=self._headers, body=body, timeout=TIMEOUT
+                method, self._url + path, headers=self._headers, body=body, timeout=TIMEOUT_SECONDS
             )
         except HttpError as error:
             raise ServerUnavailable(f"{self._url}: {error}") from error
@@ -72,7 +72,7 @@ class Server:
         return json.loads(answer.body) if answer.body else None
 
     async def drive(self, path: str, bodies: Iterable[tuple[int, bytes]], seconds: float) -> Load:
-        """POST bodies, each of so many tasks, by all connections; begin none after `seconds`."""
+        """POST (number of tasks, body) pairs on all connections; start none after `seconds`."""
         waiting = iter(bodies)
         started_at = self._now()
         until = started_at + seconds
@@ -81,31 +81,31 @@ class Server:
 
         async def work() -> None:
             nonlocal done, refused
-            for tasks, body in waiting:  # one iterator for all: each takes the next
-                begun = self._now()
-                if begun >= until:
+            for tasks, body in waiting:  # a shared iterator: each worker takes the next body
+                began = self._now()
+                if began >= until:
                     return
-                stored = await self._stored(path, tasks, body)
+                stored = await self._submit(path, tasks, body)
                 done, refused = done + stored, refused + tasks - stored
                 if stored:
-                    times.append(self._now() - begun)
+                    times.append(self._now() - began)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(self._connections):
                 group.create_task(work())
         return Load(done, refused, self._now() - started_at, times)
 
-    async def _stored(self, path: str, tasks: int, body: bytes) -> int:
+    async def _submit(self, path: str, tasks: int, body: bytes) -> int:
         """Send a body, and return how many of its tasks were acknowledged."""
         try:
             answer = await self._pool.request(
-                "POST", self._url + path, headers=self._headers, body=body, timeout=TIMEOUT
+                "POST", self._url + path, headers=self._headers, body=body, timeout=TIMEOUT_SECONDS
             )
         except HttpError:
             return 0
         if answer.status >= 300:
             return 0
-        summed = STORED.search(answer.body[-100:])  # of a batch; to parse all of it takes longer
+        summed = STORED.search(answer.body[-100:])  # a batch's totals; parsing it all takes longer
         return int(summed[1]) if summed else tasks
 
 
@@ -117,7 +117,7 @@ def _document(body: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def part(times: Iterable[float], share: float) -> float | None:
-    """Return the time that this share of them did not exceed; None when there are none."""
+def quantile(times: Iterable[float], share: float) -> float | None:
+    """Return the time that this share of `times` did not exceed; None if `times` is empty."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

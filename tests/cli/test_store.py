@@ -10,7 +10,7 @@ import pytest
 
 import servers
 from tickwheel.cli import stored as stored_commands
-from tickwheel.cli.stored import NAMESPACE, SCOPES, make_token, shown
+from tickwheel.cli.store import NAMESPACE, SCOPES, make_token, token_document
 from tickwheel.durable.scheduler import store_at
 from tickwheel.durable.stores.postgres import migration as postgres_migration
 from tickwheel.durable.stores.postgres import schema as postgres_schema
@@ -81,7 +81,7 @@ def test_a_token_of_a_year_that_no_date_has_can_be_listed_and_revoked():
     made = make_token(
         "odd", namespace="", scopes=("read",), rate=None, now_ms=1, lifetime=8_640_000_000_000.0
     )
-    assert shown(made.token)["expires_at"] == "9999-12-31T23:59:59.000Z"
+    assert token_document(made.token)["expires_at"] == "9999-12-31T23:59:59.000Z"
 
 
 def test_without_more_a_token_may_submit_and_read_in_the_default_namespace(run, store):
@@ -99,7 +99,7 @@ def test_quiet_prints_the_token_alone(run, store):
 def test_on_a_terminal_it_says_to_keep_the_token(run, store):
     ran = run("tokens", "create", "ci", "--table", "--store", store)
     assert re.search(r"^tw_\S+$", ran.out, re.MULTILINE)
-    assert "will not be shown again" in ran.out
+    assert "will not be token_document again" in ran.out
 
 
 def test_a_revoked_token_is_gone_and_a_second_revoke_does_not_find_it(run, store):

@@ -1,4 +1,4 @@
-"""`tokens` and `migrate`: what is done on the store itself, since no server may be there yet."""
+"""`tokens` and `migrate`: commands that open the store itself, because no server may run yet."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tickwheel.cli.exits import UnknownToken, say, tell_line
-from tickwheel.cli.output import Output, examples, moment_of_ms, printing
-from tickwheel.cli.serve import loaded, settings
+from tickwheel.cli.exit_codes import UnknownToken
+from tickwheel.cli.messages import print_line, print_message
+from tickwheel.cli.output import Output, examples, format_time_ms, with_output
+from tickwheel.cli.serve import load_config, setting_options
 from tickwheel.cli.types import DURATION
 from tickwheel.config import Config, ConfigError, without_password
 from tickwheel.durable.directory.tokens import ANY, NAMESPACE, SCOPES, new_token
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 ACTOR = "local"
-LONGEST = 100 * 365 * 86_400.0  # seconds that a token may live; for longer it needs no end
+MAX_LIFETIME_SECONDS = 100 * 365 * 86_400.0
 
 
-class Made(NamedTuple):
-    """A new token: what is stored of it, and the text that is shown once."""
+class NewToken(NamedTuple):
+    """A new token: its stored form, and its text, which is shown once."""
 
     token: Token
     text: str
@@ -41,30 +42,30 @@ def make_token(
     rate: float | None,
     now_ms: int,
     lifetime: float | None,
-) -> Made:
-    """Make a token: `tw_<id>_<secret>`, of which only the secret's digest is stored."""
+) -> NewToken:
+    """Make a token: `tw_<id>_<secret>`; only the digest of its secret is stored."""
     token_id, digest, text = new_token()
     expires = None if lifetime is None else now_ms + round(lifetime * 1000)
     token = Token(token_id, name, digest, namespace, scopes, rate, now_ms, expires)
-    return Made(token, text)
+    return NewToken(token, text)
 
 
-def shown(token: Token) -> dict[str, Any]:
-    """Return a token for people and programs; its digest is nobody's business."""
+def token_document(token: Token) -> dict[str, Any]:
+    """Return a token for output, without its digest."""
     return {
         "id": token.id,
         "name": token.name,
         "namespace": token.namespace or "default",
         "scopes": list(token.scopes),
         "rate": token.rate,
-        "created_at": moment_of_ms(token.created_at_ms),
-        "expires_at": moment_of_ms(token.expires_at_ms),
+        "created_at": format_time_ms(token.created_at_ms),
+        "expires_at": format_time_ms(token.expires_at_ms),
     }
 
 
 @asynccontextmanager
-async def opened(config: Config) -> AsyncIterator[Any]:
-    """Open the store that the configuration names; what is wrong with it is the user's to know."""
+async def open_store(config: Config) -> AsyncIterator[Any]:
+    """Open the store that the configuration names."""
     store = store_of(config)
     try:
         await store.open()
@@ -74,7 +75,7 @@ async def opened(config: Config) -> AsyncIterator[Any]:
 
 
 def store_of(config: Config) -> Any:
-    """Return the store, not open yet."""
+    """Return the store, not yet open; a wrong URL or a missing package is the user's error."""
     try:
         return store_at(config.store, shards=config.shards, clock=None)
     except ImportError as missing:
@@ -83,29 +84,29 @@ def store_of(config: Config) -> Any:
         raise ConfigError(str(error)) from error
 
 
-def namespace_of(_: click.Context, __: click.Parameter, value: str) -> str:
+def parse_namespace(_: click.Context, __: click.Parameter, value: str) -> str:
     """Return the namespace as it is stored: "" for the default one."""
     if value == "default":
         return ""
     if value != ANY and not NAMESPACE.fullmatch(value):
-        raise click.BadParameter(f"{value!r:.50} is none: 1 to 50 of A-Z a-z 0-9 . _ -, or *")
+        raise click.BadParameter(f"{value!r:.50} must be 1 to 50 of A-Z a-z 0-9 . _ -, or *")
     return value
 
 
-def lifetime_of(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    """Return for how long a token is to live; one that is void at once would be a mistake."""
-    if value is not None and not 1 <= value <= LONGEST:
+def check_lifetime(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """Return a token's lifetime in seconds; refuse one that would expire at once."""
+    if value is not None and not 1 <= value <= MAX_LIFETIME_SECONDS:
         raise click.BadParameter(f"it must be from 1s to 36500d, got {value:g} s")
     return value
 
 
 @click.group()
 def tokens() -> None:
-    """Make, list and revoke access tokens.
+    """Create, list and revoke access tokens.
 
-    These commands work on the store itself, not on a server: they make the first token, too. By
-    default it is the file that `tickwheel serve` has in this directory. A running server knows of a
-    change within a second or so.
+    These commands open the store itself and need no server, so that they can create the first
+    token. The default store is the file that `tickwheel serve` uses in this directory. A running
+    server picks up a change within about a second.
     """
 
 
@@ -119,22 +120,22 @@ def tokens() -> None:
 @click.argument("name")
 @click.option(
     "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), default=("submit", "read"),
-    help="What it allows; may be given several times.  [default: submit and read]",
+    help="What the token allows; may be given several times.  [default: submit and read]",
 )  # fmt: skip
 @click.option(
-    "--namespace", default="default", show_default=True, callback=namespace_of,
-    help="The namespace that it sees; * is any.",
+    "--namespace", default="default", show_default=True, callback=parse_namespace,
+    help="The namespace that the token sees; * is any.",
 )  # fmt: skip
 @click.option(
-    "--rate", type=click.FloatRange(0.001, 1_000_000), help="Requests per second that it may make."
+    "--rate", type=click.FloatRange(0.001, 1_000_000), help="The most requests per second."
 )
 @click.option(
-    "--expires", type=DURATION, callback=lifetime_of,
-    help="After how long it is void, such as 90d.  [default: never]",
+    "--expires", type=DURATION, callback=check_lifetime,
+    help="The time until it expires, such as 90d.  [default: never]",
 )  # fmt: skip
 @click.option("--quiet", "-q", is_flag=True, help="Print the token and nothing else.")
-@settings("store")
-@printing
+@setting_options("store")
+@with_output
 def create(
     *,
     out: Output,
@@ -147,34 +148,34 @@ def create(
     expires: float | None,
     store: str | None,
 ) -> None:
-    """Make a token and print it, this one time."""
+    """Create a token and print it, this one time."""
     if not name.strip() or not name.isprintable() or len(name) > 200:
-        raise click.BadParameter("1 to 200 printable characters", param_hint="NAME")
-    config, _ = loaded({"store": store}, config_file)
+        raise click.BadParameter("it must be 1 to 200 printable characters", param_hint="NAME")
+    config, _ = load_config({"store": store}, config_file)
     scopes = tuple(scope for scope in SCOPES if scope in scopes)
 
-    async def put() -> Made:
-        if await missing(config):
-            where = place(config)
-            tell_line(f"{where} was not there: it is made", word="note:", colour="yellow")
-        async with opened(config) as there:
+    async def put() -> NewToken:
+        if await store_is_missing(config):
+            where = describe_store(config)
+            print_message(f"creating {where}", label="note:", colour="yellow")
+        async with open_store(config) as there:
             now_ms = int(there.now_ms())
             made = make_token(
                 name, namespace=namespace, scopes=scopes, rate=rate, now_ms=now_ms, lifetime=expires
             )
-            detail = changes({}, shown(made.token))
+            detail = changes({}, token_document(made.token))
             audit = Audit(now_ms, ACTOR, namespace, "token.create", made.token.id, detail=detail)
             await there.registry.put_token(made.token, audit)
             return made
 
     made = asyncio.run(put())
     if quiet:
-        say(made.text)
+        print_line(made.text)
     elif out.as_json:
-        out.value({"token": made.text, **shown(made.token)})
+        out.value({"token": made.text, **token_document(made.token)})
     else:
-        out.record(shown(made.token))
-        say(f"\n{made.text}\n\nKeep it now: it is not stored and will not be shown again.")
+        out.record(token_document(made.token))
+        print_line(f"\n{made.text}\n\nStore it now: it will not be shown again.")
 
 
 @tokens.command(
@@ -184,48 +185,48 @@ def create(
         "tickwheel tokens list --store postgresql://tick@db/tick --json",
     ),
 )
-@settings("store")
-@printing
+@setting_options("store")
+@with_output
 def list_tokens(out: Output, config_file: str | None, store: str | None) -> None:
     """List the tokens, oldest first."""
-    config, _ = loaded({"store": store}, config_file)
+    config, _ = load_config({"store": store}, config_file)
 
     async def read() -> list[Token]:
-        await require(config)
-        async with opened(config) as there:
+        await require_store(config)
+        async with open_store(config) as there:
             found: list[Token] = await there.registry.tokens()
             return found
 
     out.items(
-        map(shown, asyncio.run(read())),
+        map(token_document, asyncio.run(read())),
         ("id", "name", "namespace", "scopes", "rate", "created_at", "expires_at"),
     )
 
 
 @tokens.command(epilog=examples("tickwheel tokens revoke 3f9a0c1b2d4e"))
 @click.argument("token_id", metavar="ID")
-@settings("store")
-@printing
+@setting_options("store")
+@with_output
 def revoke(out: Output, token_id: str, config_file: str | None, store: str | None) -> None:
-    """Revoke a token by its id: what stands between tw_ and the next _."""
-    config, _ = loaded({"store": store}, config_file)
-    if token_id.startswith("tw_"):  # the whole token: its secret must get into no message
+    """Revoke a token by its id: the part between tw_ and the next _."""
+    config, _ = load_config({"store": store}, config_file)
+    if token_id.startswith("tw_"):  # the whole token: no message may contain its secret
         token_id = token_id.split("_")[1]
 
     async def delete() -> bool:
-        await require(config)
-        async with opened(config) as there:
+        await require_store(config)
+        async with open_store(config) as there:
             found = {token.id: token for token in await there.registry.tokens()}
             if token_id not in found:
                 return False
             token, now_ms = found[token_id], int(there.now_ms())
-            detail = changes(shown(token), {})
+            detail = changes(token_document(token), {})
             audit = Audit(now_ms, ACTOR, token.namespace, "token.revoke", token_id, detail=detail)
             return bool(await there.registry.delete_token(token_id, audit))
 
     if not asyncio.run(delete()):
-        raise UnknownToken(f"there is no token {token_id!r:.50}: see `tickwheel tokens list`")
-    out.said({"revoked": token_id}, f"revoked {token_id}")
+        raise UnknownToken(f"no token has the id {token_id!r:.50}: see `tickwheel tokens list`")
+    out.result({"revoked": token_id}, f"revoked {token_id}")
 
 
 @click.command(
@@ -234,58 +235,60 @@ def revoke(out: Output, token_id: str, config_file: str | None, store: str | Non
         "tickwheel migrate --store postgresql://tick@db/tick",
     )
 )
-@settings("store", "shards")
-@printing
+@setting_options("store", "shards")
+@with_output
 def migrate(out: Output, config_file: str | None, **flags: object) -> None:
-    """Bring a store's tables to this version's form.
+    """Migrate a store's tables to this version.
 
-    `serve` does this, too, when it starts; here it can be done before. A store that is not there is
-    made. On PostgreSQL nodes go on working while it runs. It waits for other transactions as long
-    as they take, and says which.
+    `serve` also does this when it starts; this command does it in advance. A missing store is
+    created. On PostgreSQL, nodes keep working during a migration. It waits for other transactions
+    without a limit, and prints which.
     """
-    config, _ = loaded(flags, config_file)
+    config, _ = load_config(flags, config_file)
 
-    async def bring() -> tuple[int, int]:
-        before = await version_of(config)
+    async def bring_up_to_date() -> tuple[int, int]:
+        before = await schema_version(config)
         if scheme_of(config.store) == "sqlite":
-            async with opened(config):
+            async with open_store(config):
                 pass
         else:
             await _migrate_postgres(config)
-        return before, await version_of(config)
+        return before, await schema_version(config)
 
-    before, after = asyncio.run(bring())
-    what = f"from version {before} to {after}" if before != after else f"at version {after} already"
-    out.said({"before": before, "after": after}, f"the tables are {what}")
-
-
-async def require(config: Config) -> None:
-    """Raise when there is no store: to look for tokens is no reason to make one."""
-    if await missing(config):
-        raise ConfigError(f"{place(config)} is not there: --store says which store is meant")
+    before, after = asyncio.run(bring_up_to_date())
+    line = f"migrated the tables from version {before} to {after}"
+    if before == after:
+        line = f"the tables are already at version {after}"
+    out.result({"before": before, "after": after}, line)
 
 
-async def missing(config: Config) -> bool:
-    """Say whether there is no store yet; what is wrong with one is said when it is opened."""
-    store_of(config)  # says what is wrong with its URL
+async def require_store(config: Config) -> None:
+    """Raise if there is no store: listing or revoking tokens must not create one."""
+    if await store_is_missing(config):
+        raise ConfigError(f"{describe_store(config)} does not exist: --store names another")
+
+
+async def store_is_missing(config: Config) -> bool:
+    """Return whether there is no store yet; opening it reports anything wrong with it."""
+    store_of(config)  # raises for a wrong URL
     if scheme_of(config.store) == "sqlite":
         return not sqlite_path(config.store).exists()
-    return not await version_of(config)
+    return not await schema_version(config)
 
 
-def place(config: Config) -> str:
-    """Return where the store is, for people."""
+def describe_store(config: Config) -> str:
+    """Return the store's location for a message, without its password."""
     if scheme_of(config.store) == "sqlite":
         return f"the store {sqlite_path(config.store).absolute()}"
     return f"a store in {without_password(config.store)}"
 
 
-async def version_of(config: Config) -> int:
-    """Return how many migrations a store has had, 0 when it is not there."""
+async def schema_version(config: Config) -> int:
+    """Return the number of migrations applied to a store; 0 if there is no store."""
     if scheme_of(config.store) == "sqlite":
         return await asyncio.to_thread(_sqlite_version, config)
-    store_of(config)  # says what is missing
-    # Only the migrations know of versions: the store's contract says nothing of them.
+    store_of(config)  # raises for a missing package
+    # The schema version is not part of the store's contract: only the migrations know it.
     from tickwheel.durable.stores.postgres.migration import version  # noqa: PLC0415
     from tickwheel.durable.stores.postgres.pool import Pool  # noqa: PLC0415
 
@@ -297,12 +300,12 @@ async def version_of(config: Config) -> int:
 
 
 async def _migrate_postgres(config: Config) -> None:
-    """Migrate without a limit of time."""
+    """Migrate, and wait for locks without a limit."""
     from tickwheel.durable.stores.postgres.migration import migrate  # noqa: PLC0415
     from tickwheel.durable.stores.postgres.pool import Pool  # noqa: PLC0415
 
     def notify(line: str) -> None:
-        tell_line(line, word="waiting:", colour="yellow")
+        print_message(line, label="waiting:", colour="yellow")
 
     pool = Pool(config.store)
     try:
@@ -321,6 +324,6 @@ def _sqlite_version(config: Config) -> int:
     try:
         return int(connection.execute("PRAGMA user_version").fetchone()[0])
     except sqlite3.Error:
-        return 0  # what is wrong with the file is said when it is opened
+        return 0  # opening the store reports what is wrong with the file
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""The picture that `top` draws, of two looks at a server. Pure: it asks neither server nor time."""
+"""The frame that `top` draws from two snapshots of a server. Pure: no requests, no clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.cli.exits import clean
+from tickwheel.cli.messages import escape_controls
 from tickwheel.cli.output import cell
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COUNTERS = ("submitted", "sent", "ended")
-SERVICES = 20  # lines; the busiest first
+MAX_SERVICES = 20  # lines; the busiest come first
 
 
-class Look(NamedTuple):
-    """What a server said at one moment; `at` is in seconds, on any clock."""
+class Snapshot(NamedTuple):
+    """The answers of a server at one moment; `at` is in seconds, on any clock."""
 
     at: float
     stats: dict[str, Any]
@@ -31,32 +31,32 @@ class Look(NamedTuple):
     services: list[dict[str, Any]]
     nodes: list[dict[str, Any]]
 
-    def rates(self, before: Look) -> dict[str, float | None]:
-        """Return how many per second were submitted, sent and ended since then."""
+    def rates(self, before: Snapshot) -> dict[str, float | None]:
+        """Return how many tasks per second were submitted, sent and ended since `before`."""
         return {name: self._rate(before, name) for name in COUNTERS}
 
-    def _rate(self, before: Look, name: str) -> float | None:
+    def _rate(self, before: Snapshot, name: str) -> float | None:
         passed = self.at - before.at
         if passed <= 0 or name not in self.stats:
             return None
         more = total(self.stats[name]) - total(before.stats.get(name, 0))
-        return max(0.0, more) / passed  # less than before: the server has been started anew
+        return max(0.0, more) / passed  # negative after the server has restarted
 
-    def lateness(self, before: Look, part: float) -> float | None:
-        """Return about how late, in seconds, that part was at most since then; None: unknown.
+    def lateness(self, before: Snapshot, share: float) -> float | None:
+        """Return an estimate of a quantile of lateness since `before`, in seconds; None: unknown.
 
-        When nothing was sent since then, it is over all that was ever sent.
+        If nothing was sent since `before`, the quantile covers everything ever sent.
         """
         now = buckets(self.stats)
         then = buckets(before.stats)
         if len(then) == len(now):
             since = [(bound, n - m) for (bound, n), (_, m) in zip(now, then, strict=True)]
             if since and since[-1][1] > 0 and all(n >= 0 for _, n in since):
-                return quantile(since, part)
-        return quantile(now, part) if now else told(self.stats, part)
+                return quantile(since, share)
+        return quantile(now, share) if now else reported_quantile(self.stats, share)
 
-    def document(self, before: Look) -> dict[str, Any]:
-        """Return all of it as JSON."""
+    def document(self, before: Snapshot) -> dict[str, Any]:
+        """Return the snapshot, with rates and lateness, as JSON."""
         return {
             "rates": self.rates(before),
             "lateness": {"p50": self.lateness(before, 0.5), "p99": self.lateness(before, 0.99)},
@@ -68,30 +68,30 @@ class Look(NamedTuple):
 
 
 def total(value: Any) -> float:
-    """Return a counter, or the sum of those of a dictionary."""
+    """Return a counter, or the sum of a dictionary of counters."""
     if isinstance(value, dict):
         return sum(map(total, value.values()))
     return float(value) if isinstance(value, int | float) else 0.0
 
 
 def buckets(stats: dict[str, Any]) -> list[tuple[float, int]]:
-    """Return the histogram of lateness: each bound, and how many did not exceed it."""
+    """Return the histogram of lateness: each bound, and the number of tasks within it."""
     lateness = stats.get("lateness")
     found = lateness.get("buckets") if isinstance(lateness, dict) else None
     return [(math.inf if bound is None else float(bound), int(n)) for bound, n in found or []]
 
 
-def told(stats: dict[str, Any], part: float) -> float | None:
-    """Return what the server says of lateness itself: over all that it ever sent."""
+def reported_quantile(stats: dict[str, Any], share: float) -> float | None:
+    """Return the server's own quantile of lateness, over everything that it ever sent."""
     lateness = stats.get("lateness")
-    return lateness.get(f"p{part * 100:g}") if isinstance(lateness, dict) else None
+    return lateness.get(f"p{share * 100:g}") if isinstance(lateness, dict) else None
 
 
-def quantile(cumulative: Sequence[tuple[float, int]], part: float) -> float | None:
-    """Return about how long that part took at most; beyond the last bound it is that bound."""
+def quantile(cumulative: Sequence[tuple[float, int]], share: float) -> float | None:
+    """Estimate a quantile of a cumulative histogram; the last finite bound is its maximum."""
     if not cumulative or not cumulative[-1][1]:
         return None
-    wanted = part * cumulative[-1][1]
+    wanted = share * cumulative[-1][1]
     for (low, below), (high, count) in pairwise([(0.0, 0), *cumulative]):
         if count > below and count >= wanted:
             if math.isinf(high):
@@ -100,14 +100,14 @@ def quantile(cumulative: Sequence[tuple[float, int]], part: float) -> float | No
     return cumulative[-1][0]
 
 
-def drawn(server: str, before: Look, after: Look, trouble: str = "") -> RenderableType:
-    """Return a frame."""
-    from rich.console import Group  # noqa: PLC0415 - nothing else needs it
+def draw_frame(server: str, before: Snapshot, after: Snapshot, trouble: str = "") -> RenderableType:
+    """Return one frame of `top`."""
+    from rich.console import Group  # noqa: PLC0415 - JSON does not need rich
     from rich.text import Text  # noqa: PLC0415
 
-    title = Text.assemble(("tickwheel top", "bold"), f"  {clean(server)}")
+    title = Text.assemble(("tickwheel top", "bold"), f"  {escape_controls(server)}")
     if trouble:
-        title.append(f"  {clean(trouble)}", "bold red")
+        title.append(f"  {escape_controls(trouble)}", "bold red")
     parts: list[RenderableType] = [title, Text(), figures(before, after), Text(), levels(after)]
     if after.services:
         parts += [Text(), services(after)]
@@ -116,17 +116,17 @@ def drawn(server: str, before: Look, after: Look, trouble: str = "") -> Renderab
     return Group(*parts)
 
 
-def figures(before: Look, after: Look) -> Text:
-    """Return the line of rates, the line of lateness and what is held."""
+def figures(before: Snapshot, after: Snapshot) -> Text:
+    """Return the lines with rates, lateness and numbers of tasks."""
     from rich.text import Text  # noqa: PLC0415
 
     text = Text()
     for name, rate in after.rates(before).items():
         _add(text, f"{name} ", "–" if rate is None else f"{rate:,.0f}/s")
-    for name, part in (("p50", 0.5), ("p99", 0.99)):
-        _add(text, f"late {name} ", span(after.lateness(before, part)))
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        _add(text, f"late {name} ", format_duration(after.lateness(before, share)))
     if "uptime" in after.stats:
-        _add(text, "up ", span(after.stats["uptime"]))
+        _add(text, "up ", format_duration(after.stats["uptime"]))
     text.append("\n")
     for name in ("held", "waiting", "running", "owned"):
         if name in after.stats:
@@ -139,11 +139,11 @@ def figures(before: Look, after: Look) -> Text:
 
 
 def _add(text: Text, name: str, value: str) -> None:
-    text.append(clean(name), "bright_black")
-    text.append(f"{clean(value)}   ", "bold")
+    text.append(escape_controls(name), "bright_black")
+    text.append(f"{escape_controls(value)}   ", "bold")
 
 
-def span(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Return a time span for people."""
     if seconds is None:
         return "–"
@@ -156,7 +156,7 @@ def span(seconds: float | None) -> str:
 
 
 class Bars:
-    """The slots of a level, in one line or in as few of one length as have room."""
+    """The slots of a level, on one line, or wrapped into the fewest lines of equal length."""
 
     def __init__(self, slots: Text) -> None:
         self._slots = slots
@@ -170,47 +170,47 @@ class Bars:
             yield line
 
     def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        from rich.measure import Measurement  # noqa: PLC0415 - nothing else needs it
+        from rich.measure import Measurement  # noqa: PLC0415
 
         return Measurement(1, max(1, len(self._slots)))
 
 
-def levels(look: Look) -> Table:
-    """Return the wheel: a bar for each slot of a level, and the slot that its pointer is at."""
+def levels(snapshot: Snapshot) -> Table:
+    """Return the wheel: for each level a bar per slot, with the pointer's slot highlighted."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     table = Table.grid(padding=(0, 2))
-    for level in look.wheel.get("levels") or look.stats.get("wheel") or []:
+    for level in snapshot.wheel.get("levels") or snapshot.stats.get("wheel") or []:
         counts, pointer = list(level.get("counts", ())), int(level.get("pointer", 0))
         most = max(counts, default=0)
         bars = Text()
         for slot, count in enumerate(counts):
             style = "black on green" if slot == pointer else "cyan" if count else "bright_black"
             bars.append(block(count, most) if count or slot == pointer else "·", style)
-        held = Text(f"{sum(counts):,}", justify="right")
-        name = Text(clean(f"level {level.get('level', '?')}"), style="bold")
-        table.add_row(name, Text(f"tick {tick_of(level.get('tick'))}"), held, Bars(bars))
+        tasks = Text(f"{sum(counts):,}", justify="right")
+        name = Text(escape_controls(f"level {level.get('level', '?')}"), style="bold")
+        table.add_row(name, Text(f"tick {format_tick(level.get('tick'))}"), tasks, Bars(bars))
     if not table.row_count:
         table.add_row(Text("the wheel is empty", style="bright_black"))
     return table
 
 
-def tick_of(tick_ms: int | None) -> str:
-    """Return a level's tick, which the server has in milliseconds, for people."""
+def format_tick(tick_ms: int | None) -> str:
+    """Return a level's tick, given in milliseconds, for people."""
     if tick_ms is None:
         return "?"
-    return f"{tick_ms} ms" if tick_ms < 1000 else span(tick_ms / 1000)
+    return f"{tick_ms} ms" if tick_ms < 1000 else format_duration(tick_ms / 1000)
 
 
 def block(count: int, most: int) -> str:
-    """Return a block as high as a count is beside the most."""
+    """Return a block whose height is proportional to a count."""
     return BLOCKS[0 if not count else max(1, round(count / most * (len(BLOCKS) - 1)))]
 
 
-def services(look: Look) -> Table:
-    """Return the services, those with most under way and waiting first."""
-    live = look.stats.get("services")
+def services(snapshot: Snapshot) -> Table:
+    """Return the services, those with the most running and waiting tasks first."""
+    live = snapshot.stats.get("services")
     states: dict[str, Any] = live if isinstance(live, dict) else {}
 
     def busy(service: dict[str, Any]) -> tuple[float, str]:
@@ -219,8 +219,8 @@ def services(look: Look) -> Table:
         return -load, str(service.get("name"))
 
     table = _table("service", "", "breaker", "running", "waiting", "concurrency", "rate")
-    ordered = sorted(look.services, key=busy)
-    for service in ordered[:SERVICES]:
+    ordered = sorted(snapshot.services, key=busy)
+    for service in ordered[:MAX_SERVICES]:
         state = states.get(service.get("name", ""), {})
         enabled = "enabled" if service.get("enabled", True) else "disabled"
         asked = [state.get(name) for name in ("breaker", "running", "waiting")]
@@ -232,19 +232,19 @@ def services(look: Look) -> Table:
             service.get("rate"),
         ]
         table.add_row(*map(cell, row))
-    if len(ordered) > SERVICES:
-        table.add_row(cell(f"and {len(ordered) - SERVICES:,} more"))
+    if len(ordered) > MAX_SERVICES:
+        table.add_row(cell(f"and {len(ordered) - MAX_SERVICES:,} more"))
     return table
 
 
-def nodes(look: Look) -> Table:
-    """Return the nodes and how many shards each owns; a node that is alone has no lease."""
+def nodes(snapshot: Snapshot) -> Table:
+    """Return the nodes and how many shards each owns; a single node has no lease."""
     titles = {"name": "node", "shards": "shards", "started_at": "started"}
     titles |= {"lease_until": "lease until"}
-    told = [name for name in titles if any(node.get(name) is not None for node in look.nodes)]
-    table = _table(*(titles[name] for name in told))
-    for node in look.nodes:
-        table.add_row(*(cell(node.get(name)) for name in told))
+    known = [name for name in titles if any(node.get(name) is not None for node in snapshot.nodes)]
+    table = _table(*(titles[name] for name in known))
+    for node in snapshot.nodes:
+        table.add_row(*(cell(node.get(name)) for name in known))
     return table
 
 

@@ -1,4 +1,4 @@
-"""The picture of `top`: drawn from two looks, whatever they lack."""
+"""The picture of `top`: draw_frame from two looks, whatever they lack."""
 
 import io
 import math
@@ -8,13 +8,20 @@ from rich.console import Console
 
 import tickwheel
 from tickwheel.cli import top as top_command
-from tickwheel.cli.frame import Look, block, drawn, quantile, span, tick_of
+from tickwheel.cli.top_frame import (
+    Snapshot,
+    block,
+    draw_frame,
+    format_duration,
+    format_tick,
+    quantile,
+)
 from tickwheel.durable.metrics import Histogram
 
 
 def look(at=0.0, **more):
     parts = {"stats": {}, "wheel": {}, "services": [], "nodes": []} | more
-    return Look(at, **parts)
+    return Snapshot(at, **parts)
 
 
 def text_of(frame, width=120):
@@ -24,7 +31,7 @@ def text_of(frame, width=120):
 
 
 def test_a_server_that_says_nothing_can_be_drawn():
-    text = text_of(drawn("http://h", look(), look(1.0)))
+    text = text_of(draw_frame("http://h", look(), look(1.0)))
     assert "submitted –" in text
     assert "late p50 –" in text
     assert "the wheel is empty" in text
@@ -73,14 +80,14 @@ def test_quantiles_are_those_of_the_servers_own_histogram():
 def test_without_a_histogram_the_servers_own_figures_are_shown():
     after = look(1.0, stats={"lateness": {"p50": 0.001, "p99": 0.25}})
     assert after.lateness(look(), 0.5) == 0.001
-    assert "late p99 250.0 ms" in text_of(drawn("http://h", look(), after))
+    assert "late p99 250.0 ms" in text_of(draw_frame("http://h", look(), after))
 
 
 def test_a_wheel_is_drawn_level_by_level():
     wheel = tickwheel.Wheel(tick=1, size=8)
     for expiry in (5, 5, 5, 6, 60):
         wheel.schedule(expiry, None)
-    text = text_of(drawn("http://h", look(), look(wheel={"levels": wheel.snapshot()})))
+    text = text_of(draw_frame("http://h", look(), look(wheel={"levels": wheel.snapshot()})))
     first, second = (line for line in text.splitlines() if line.startswith("level"))
     assert first.split()[:5] == ["level", "1", "tick", "1", "ms"]
     assert "·····"[1:] + "█▃·" in first
@@ -91,7 +98,7 @@ def test_a_wheel_is_drawn_level_by_level():
 @pytest.mark.parametrize("pointer", [0, 7, 31, 40])
 def test_a_level_that_is_wider_than_the_terminal_has_lines_of_one_length(width, pointer):
     level = {"level": 1, "tick": 1, "pointer": pointer, "counts": [0] * 64}
-    frame = drawn("http://h", look(), look(wheel={"levels": [level]}))
+    frame = draw_frame("http://h", look(), look(wheel={"levels": [level]}))
     lines = text_of(frame, width).splitlines()[5:]
     start = len("level 1  tick 1 ms  0  ")
     bars = [line[start:].rstrip() for line in lines if "·" in line]
@@ -106,7 +113,7 @@ def test_the_busiest_services_come_first_and_control_characters_are_harmless():
     services = [{"name": f"s{n:02}", "enabled": True} for n in range(30)]
     services[29]["name"] = "busy\x1b[2J"
     stats = {"services": {"busy\x1b[2J": {"breaker": "open", "running": 2, "waiting": 9}}}
-    text = text_of(drawn("http://h", look(), look(services=services, stats=stats)))
+    text = text_of(draw_frame("http://h", look(), look(services=services, stats=stats)))
     assert text.index("busy\\x1b") < text.index("s00")
     assert "\x1b" not in text
     assert "and 10 more" in text
@@ -114,18 +121,18 @@ def test_the_busiest_services_come_first_and_control_characters_are_harmless():
 
 def test_a_node_and_trouble_are_shown():
     nodes = [{"name": "n-1", "shards": 64, "started_at": None, "lease_until": None}]
-    text = text_of(drawn("http://h", look(), look(nodes=nodes), "connection refused"))
+    text = text_of(draw_frame("http://h", look(), look(nodes=nodes), "connection refused"))
     assert "n-1" in text
     assert "connection refused" in text
     assert "lease" not in text
     nodes[0] |= {"started_at": "2030-01-31T12:00:00.000Z", "lease_until": None}
-    text = text_of(drawn("http://h", look(), look(nodes=nodes, stats={"uptime": 7300.0})))
+    text = text_of(draw_frame("http://h", look(), look(nodes=nodes, stats={"uptime": 7300.0})))
     assert "2030-01-31" in text
     assert "up 2 h" in text
 
 
 def test_a_tick_has_its_unit():
-    assert [tick_of(tick) for tick in (None, 1, 64, 4096, 64**3)] == [
+    assert [format_tick(tick) for tick in (None, 1, 64, 4096, 64**3)] == [
         "?", "1 ms", "64 ms", "4.1 s", "4 min",
     ]  # fmt: skip
 
@@ -143,7 +150,7 @@ def test_a_tick_has_its_unit():
     ],
 )
 def test_a_span_is_for_people(seconds, text):
-    assert span(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_block_is_as_high_as_its_share():
@@ -154,7 +161,7 @@ def test_a_block_is_as_high_as_its_share():
 def test_watching_goes_on_when_the_server_is_away_for_a_while(client, monkeypatch):
     client.answers |= {"stats": {"submitted": 1}, "wheel": {}, "nodes": []}
     frames = []
-    monkeypatch.setattr(top_command, "drawn", lambda *args: frames.append(args[3:]) or "")
+    monkeypatch.setattr(top_command, "draw_frame", lambda *args: frames.append(args[3:]) or "")
     steps = iter(["ok", "away", "ok", "leave"])
 
     def pressed(_):
@@ -164,7 +171,7 @@ def test_watching_goes_on_when_the_server_is_away_for_a_while(client, monkeypatc
         return step == "leave"
 
     monkeypatch.setattr(top_command, "console", lambda: Console(file=io.StringIO()))
-    first = top_command.looked(client, lambda: 0.0)
+    first = top_command.take_snapshot(client, lambda: 0.0)
     top_command.watch(client, first, 1.0, lambda: 1.0, pressed)
     assert frames == [(), ("",), ("away",), ("",)]
 
