@@ -59,7 +59,9 @@ REFERENCE = page("reference/client")
 
 def test_every_code_is_in_the_table_with_its_status_and_exit_code():
     told = {row[0]: (int(row[1]), int(row[2])) for row in rows(ERRORS, "<!-- codes -->")}
-    assert told == {code: (status, exit_codes.exit_code_of_status(status)) for code, status in STATUS.items()}
+    assert told == {
+        code: (status, exit_codes.exit_code_of_status(status)) for code, status in STATUS.items()
+    }
 
 
 def test_every_code_of_the_command_line_is_in_one_of_the_tables():

@@ -1,4 +1,4 @@
-"""The command line in this process: `run(...)` gives what a shell would have got."""
+"""The command line in this process: `run(...)` returns exit code, stdout and stderr."""
 
 import json
 from typing import NamedTuple
@@ -26,10 +26,10 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_the_machine(monkeypatch, tmp_path):
+def _clear_environment(monkeypatch, tmp_path):
     for name in ("SERVER", "TOKEN", "NAMESPACE", "STORE", "CONFIG"):
         monkeypatch.delenv(f"TICKWHEEL_{name}", raising=False)
-    monkeypatch.delenv("COLUMNS", raising=False)  # which who runs the tests may have set
+    monkeypatch.delenv("COLUMNS", raising=False)  # the shell may have set it
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A client that asks nobody, and the values that it answers with."""
+"""A fake client, and the values that it returns."""
 
 from datetime import UTC, datetime
 
@@ -67,7 +67,7 @@ ANSWERS = {
 
 
 class FakeClient:
-    """A client whose answers are set by the test, and which notes what it was asked."""
+    """A client whose answers a test sets, and which records its calls."""
 
     def __init__(self):
         self.answers = dict(ANSWERS)
@@ -93,7 +93,7 @@ class FakeClient:
             given = {
                 name: value
                 for name, value in options.items()
-                if value is not None or name == "secret"  # of which None is said on purpose
+                if value is not None or name == "secret"  # whose None means something
             }
             self.calls.append((verb, args, given))
             answer = self.answers[verb]

@@ -42,7 +42,7 @@ def _asked(server, monkeypatch):
 
 @pytest.fixture
 def ok(run):
-    """Run a command that must go well."""
+    """Run a command that must succeed."""
 
     def ok(*words, **options):
         ran = run(*words, **options)
@@ -66,7 +66,7 @@ def process(*words, **options):
     return subprocess.Popen(argv, text=True, **options)
 
 
-def state_of(ok, task_id, *states):
+def wait_for_state(ok, task_id, *states):
     """Ask until the task is in one of these states."""
     limit = time.monotonic() + WATCHDOG
     while True:
@@ -77,7 +77,7 @@ def state_of(ok, task_id, *states):
         time.sleep(0.01)
 
 
-def test_a_task_is_submitted_shown_listed_moved_and_cancelled(ok, run, name):
+def test_submit_show_list_reschedule_and_cancel(ok, run, name):
     task = ok("submit", name, '{"order": "o-1"}', "--delay", "1h", "--key", "o-1").json
     assert (task["state"], task["payload"], task["key"]) == ("delay", {"order": "o-1"}, "o-1")
     assert ok("show", task["id"]).json == task
@@ -92,7 +92,7 @@ def test_a_task_is_submitted_shown_listed_moved_and_cancelled(ok, run, name):
     assert run("reschedule", task["id"], "--delay", "1").code == 4
 
 
-def test_the_same_in_tables(ok, name):
+def test_submit_show_list_and_cancel_print_tables(ok, name):
     out = ok("submit", name, "1", "--delay", "1h", "--table").out
     task_id = out.split()[0]
     assert re.fullmatch(rf"{task_id} is due at \S+Z\n", out)
@@ -111,33 +111,33 @@ def test_a_payload_arrives_as_it_was_typed(ok, run, name, receiver, text):
     line = f'{{"service": "{name}", "payload": {text}}}'
     two = run("submit-many", "-", "--json", stdin=line).lines[0]["id"]
     for task_id in (one, two):
-        assert state_of(ok, task_id, "finished")
+        assert wait_for_state(ok, task_id, "finished")
         bodies = [r.body for r in receiver.requests if r.header("webhook-id") == task_id]
         assert bodies == [text.encode()]
 
 
 def test_a_task_is_called_and_its_attempts_are_shown(ok, name, receiver):
     task_id = ok("submit", name, '{"a": 1}', "-q").out.strip()
-    task = state_of(ok, task_id, "finished")
+    task = wait_for_state(ok, task_id, "finished")
     assert task["result"] == {"done": True}
     assert [r.body for r in receiver.requests if r.header("webhook-id") == task_id] == [b'{"a": 1}']
     [attempt] = ok("show", task_id, "--attempts").json["attempts"]
     assert attempt["attempt"] == 1
 
 
-def test_feedback_ends_what_was_accepted_and_comes_once(ok, run, name, receiver):
+def test_feedback_ends_an_accepted_task_and_counts_once(ok, run, name, receiver):
     ok("services", "put", name, "--endpoint", receiver.url("/accepted"))
     task_id = ok("submit", name, "-q").out.strip()
     receiver.wait(lambda: any(r.header("webhook-id") == task_id for r in receiver.requests))
     assert ok("feedback", task_id, "progress", "--attempt", "1").json["won"]
-    said = ok("feedback", task_id, "finished", "--attempt", "1", "--result", "[7]").json
-    assert (said["won"], said["state"]) == (True, "finished")
+    verdict = ok("feedback", task_id, "finished", "--attempt", "1", "--result", "[7]").json
+    assert (verdict["won"], verdict["state"]) == (True, "finished")
     assert ok("show", task_id).json["result"] == [7]
     late = run("feedback", task_id, "finished", "--attempt", "1", "--json")
     assert (late.code, json.loads(late.err)["code"]) == (4, "attempt_over")
 
 
-def test_what_ended_is_in_the_backlog_and_is_replayed(ok, run, name):
+def test_an_ended_task_is_in_the_backlog_and_can_be_replayed(ok, run, name):
     task_id = ok("submit", name, "--delay", "1h", "-q").out.strip()
     ok("cancel", task_id)
     [line] = ok("backlog", "list", "--service", name, "--state", "cancelled").lines
@@ -150,7 +150,7 @@ def test_what_ended_is_in_the_backlog_and_is_replayed(ok, run, name):
     assert ok("backlog", "replay", "--service", name, "--state", "cancelled").json["replayed"] == 2
 
 
-def test_services_are_put_shown_switched_and_deleted(ok, run, receiver):
+def test_put_show_enable_disable_and_delete_a_service(ok, run, receiver):
     made = ok("services", "put", "svc", "--endpoint", receiver.url(), "--generate-secret").json
     assert made["secret"].startswith("whsec_")
     assert ok("services", "show", "svc").json["secret"] == "********"
@@ -184,7 +184,7 @@ def test_services_are_put_shown_switched_and_deleted(ok, run, receiver):
     assert run("services", "show", "svc").code == 3
 
 
-def test_schedules_are_put_shown_and_deleted(ok, run, name):
+def test_put_show_and_delete_a_schedule(ok, run, name):
     words = ["--cron", "0 3 * * *", "--tz", "Europe/Berlin", "--missed", "skip"]
     made = ok("schedules", "put", "nightly", name, '{"a": 1}', *words).json
     assert (made["cron"], made["tz"], made["missed"]) == ("0 3 * * *", "Europe/Berlin", "skip")
@@ -209,7 +209,7 @@ def test_nodes_shards_and_the_audit_log_are_listed(ok, name):
     assert "service.put" in ok("audit", "--all", "--table").out
 
 
-def test_many_are_submitted_from_lines_and_from_an_array(run, ok, name, tmp_path):
+def test_submit_many_reads_lines_and_arrays(run, ok, name, tmp_path):
     lines = [{"service": name, "payload": n, "delay": 3600} for n in range(2500)]
     (tmp_path / "t.ndjson").write_text("\n".join(map(json.dumps, lines)))
     ran = run("submit-many", tmp_path / "t.ndjson")
@@ -240,7 +240,7 @@ def test_many_are_submitted_from_lines_and_from_an_array(run, ok, name, tmp_path
         (["list", "--server", "http://127.0.0.1:9"], 7, "server_unavailable"),
     ],
 )
-def test_what_goes_wrong_is_a_problem_with_its_exit_code(run, words, code, problem):
+def test_an_error_is_a_problem_document_with_its_exit_code(run, words, code, problem):
     ran = run(*words, "--json")
     assert (ran.code, ran.out) == (code, "")
     told = json.loads(ran.err)
@@ -266,20 +266,20 @@ def test_bench_measures_and_leaves_nothing_behind(ok):
     assert [measure["refused"] for measure in measures] == [0] * 4
     assert all(measure["rate"] > 0 for measure in measures)
     assert measures[3]["p50"] >= 0
-    assert not benches(ok)
+    assert not bench_services(ok)
 
 
-def benches(ok):
-    """The services that a bench has made."""
+def bench_services(ok):
+    """Return the services that benches have created."""
     return [line for line in ok("services", "list").lines if line["name"].startswith("bench-")]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_bench_that_is_interrupted_cleans_up_as_well(ok, number, code):
+def test_an_interrupted_bench_cleans_up(ok, number, code):
     limit = time.monotonic() + WATCHDOG
     with process("bench", "--count", "1000000", "--seconds", "600") as running:
         try:
-            while not benches(ok):
+            while not bench_services(ok):
                 assert running.poll() is None
                 assert time.monotonic() < limit
             running.send_signal(number)
@@ -288,10 +288,10 @@ def test_a_bench_that_is_interrupted_cleans_up_as_well(ok, number, code):
             running.kill()
     assert running.returncode == code
     assert "Traceback" not in "".join(told)
-    assert not benches(ok)
+    assert not bench_services(ok)
 
 
-def test_tokens_open_the_door_and_say_who_may_do_what(run, ok, tmp_path):
+def test_a_token_grants_access_by_its_scopes(run, ok, tmp_path):
     store = f"sqlite:///{tmp_path}/tasks.db"
     made = {}
     for scope in ("submit", "read", "admin"):
@@ -306,7 +306,7 @@ def test_tokens_open_the_door_and_say_who_may_do_what(run, ok, tmp_path):
         assert {line["action"] for line in lines} == {"token.create"}
 
 
-def test_a_list_is_piped_line_by_line_and_the_reader_may_leave(ok, name):
+def test_a_list_is_written_line_by_line_and_its_reader_may_stop_early(ok, name):
     lines = "\n".join('{"payload": "%s", "delay": 3600}' % ("x" * 1000) for _ in range(1500))
     with process("submit-many", "-", "--service", name, stdin=subprocess.PIPE) as filling:
         filling.communicate(lines, timeout=WATCHDOG)
@@ -324,7 +324,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path):
     pipe = tmp_path / "tasks.ndjson"
     os.mkfifo(pipe)
     with process("submit-many", pipe) as waiting:
-        writing = opened_by(waiting, pipe)
+        writing = open_pipe_of(waiting, pipe)
         waiting.send_signal(signal.SIGINT)
         told = waiting.communicate(timeout=WATCHDOG)
         os.close(writing)
@@ -332,13 +332,13 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path):
     assert "Traceback" not in "".join(told)
 
 
-def opened_by(command, pipe):
-    """Open a pipe for writing as soon as the command has opened its end."""
+def open_pipe_of(command, pipe):
+    """Open a pipe for writing as soon as the command reads from it."""
     limit = time.monotonic() + WATCHDOG
     while True:
         try:
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # nobody reads yet
+        except OSError:  # the reading end is not open yet
             assert command.poll() is None, command.stderr.read()
             assert time.monotonic() < limit
             time.sleep(0.005)
@@ -346,12 +346,12 @@ def opened_by(command, pipe):
 
 def test_on_a_terminal_top_draws_until_q_and_lists_are_tables(server):
     drawn = on_terminal(["top", "--interval", "0.1"], b"tickwheel top", b"q")
-    assert b"\x1b[?1049h" in drawn  # the other screen
+    assert b"\x1b[?1049h" in drawn  # the alternate screen
     assert b"\x1b[?1049l" in drawn  # and back
     assert b"shards" in on_terminal(["nodes", "list"], b"", b"")
 
 
-def test_on_a_terminal_many_are_submitted_under_a_bar(ok, name, tmp_path):
+def test_submit_many_shows_a_progress_bar_on_a_terminal(ok, name, tmp_path):
     lines = [json.dumps({"service": name, "payload": n, "delay": 3600}) for n in range(3000)]
     (tmp_path / "t.ndjson").write_text("\n".join(lines))
     shown = on_terminal(["submit-many", tmp_path / "t.ndjson"], b"", b"")
@@ -360,7 +360,7 @@ def test_on_a_terminal_many_are_submitted_under_a_bar(ok, name, tmp_path):
     ok("cancel", "--yes", "--service", name)
 
 
-def test_on_a_terminal_it_is_asked_before_all_tasks_of_a_service_are_cancelled(ok, run, name):
+def test_cancelling_all_tasks_of_a_service_asks_on_a_terminal(ok, run, name):
     ok("submit", name, "--delay", "1h")
     shown = on_terminal(["cancel", "--service", name], b"[y/N]", b"n\n", code=1)
     assert b"Cancel all such tasks" in shown
@@ -369,7 +369,7 @@ def test_on_a_terminal_it_is_asked_before_all_tasks_of_a_service_are_cancelled(o
 
 
 def on_terminal(words, awaited, keys, code=0):
-    """Run a command on a terminal; press the keys once it has shown what is awaited."""
+    """Run a command on a terminal; press `keys` once it has printed `awaited`."""
     master, slave = pty.openpty()
     environ = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     options = {"stdin": slave, "stdout": slave, "stderr": slave, "env": environ}

@@ -1,4 +1,4 @@
-"""The two ends of `bench`: the sink that is called, and the load that submits."""
+"""The two ends of `bench`: the sink that receives calls, and the load that submits."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ WATCHDOG = 30.0
 
 
 class Clock:
-    """Moves by a second at each look."""
+    """A clock that moves by a second at each reading."""
 
     now = 0.0
 
@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
 
-def called(*bodies, sink):
+def call_sink(*bodies, sink):
     """Call a sink with these (id, body) over one connection after the other."""
 
     async def run():
@@ -45,29 +45,29 @@ def called(*bodies, sink):
     return asyncio.run(run())
 
 
-def test_the_sink_notes_when_each_task_came_and_how_late():
+def test_the_sink_records_when_each_call_arrived_and_how_late():
     sink = Sink(Clock())
     sink.expect(2)
-    assert called(("a", b"500"), ("b", b"1000"), sink=sink)
+    assert call_sink(("a", b"500"), ("b", b"1000"), sink=sink)
     assert [(arrival.at, arrival.late) for arrival in sink.arrivals] == [(1.0, 0.5), (2.0, 1.0)]
 
 
-def test_of_a_task_that_is_called_twice_the_first_call_counts():
+def test_only_the_first_call_of_a_task_counts():
     sink = Sink(Clock())
     sink.expect(2)
-    assert not called(("a", b"0"), ("a", b"0"), sink=sink)
+    assert not call_sink(("a", b"0"), ("a", b"0"), sink=sink)
     assert (len(sink.arrivals), sink.repeated) == (1, 1)
 
 
-def test_fewer_may_be_expected_after_all():
+def test_the_expected_number_can_be_lowered():
     sink = Sink(Clock())
     sink.expect(5)
-    called(("a", b"0"), sink=sink)
+    call_sink(("a", b"0"), sink=sink)
     sink.lower_expected(1)
     assert asyncio.run(sink.wait_until_complete(0.0))
 
 
-def test_what_is_not_http_is_hung_up_on():
+def test_the_sink_closes_a_connection_that_does_not_speak_http():
     async def run():
         sink = Sink(Clock())
         async with asyncio.timeout(WATCHDOG), sink:
@@ -83,7 +83,7 @@ def test_what_is_not_http_is_hung_up_on():
     asyncio.run(run())
 
 
-def driven(url, work, connections=3):
+def drive(url, work, connections=3):
     async def run():
         async with (
             asyncio.timeout(WATCHDOG),
@@ -94,11 +94,11 @@ def driven(url, work, connections=3):
     return asyncio.run(run())
 
 
-def test_a_load_sends_each_body_once_and_counts_what_was_refused():
+def test_a_load_sends_each_body_once_and_counts_refusals():
     with Receiver() as receiver:
         receiver.on("/tasks", answering(201), answering(503), answering(201))
         bodies = [(1, str(n).encode()) for n in range(10)]
-        load = driven(receiver.url(""), lambda server: server.drive("/tasks", bodies, 1000))
+        load = drive(receiver.url(""), lambda server: server.drive("/tasks", bodies, 1000))
         sent = sorted(int(request.body) for request in receiver.requests)
         assert {request.header("x-who") for request in receiver.requests} == {"me"}
     assert sent == list(range(10))
@@ -106,40 +106,40 @@ def test_a_load_sends_each_body_once_and_counts_what_was_refused():
     assert load.rate == 9 / load.seconds
 
 
-def test_of_a_batch_only_what_was_stored_counts():
+def test_only_the_stored_tasks_of_a_batch_count():
     answer = json.dumps({"items": [{"status": 201}], "stored": 70, "refused": 30}).encode()
     with Receiver() as receiver:
         receiver.on("/tasks", answering(200, answer))
-        load = driven(receiver.url(""), lambda server: server.drive("/tasks", [(100, b"[]")], 1000))
+        load = drive(receiver.url(""), lambda server: server.drive("/tasks", [(100, b"[]")], 1000))
     assert (load.done, load.refused, len(load.times)) == (70, 30, 1)
 
 
-def test_no_request_begins_after_the_time_is_over():
+def test_no_request_starts_after_the_time_limit():
     with Receiver() as receiver:
         bodies = ((1, b"") for _ in iter(int, 1))  # without end
-        load = driven(receiver.url(""), lambda server: server.drive("/ok", bodies, 20), 1)
+        load = drive(receiver.url(""), lambda server: server.drive("/ok", bodies, 20), 1)
     assert 1 <= load.done <= 20
 
 
-def test_a_server_that_is_away_refuses_everything():
+def test_an_unreachable_server_counts_as_refusing_everything():
     url = "http://127.0.0.1:9"
-    load = driven(url, lambda server: server.drive("/tasks", [(1, b"")] * 3, 1000))
+    load = drive(url, lambda server: server.drive("/tasks", [(1, b"")] * 3, 1000))
     assert (load.done, load.refused) == (0, 3)
     with pytest.raises(ServerUnavailable):
-        driven(url, lambda server: server.ask("GET", "/"))
+        drive(url, lambda server: server.ask("GET", "/"))
 
 
-def test_what_the_server_refuses_is_raised_as_the_client_raises_it():
+def test_ask_raises_the_same_errors_as_the_client():
     problem = json.dumps({"code": "key_taken", "holder": "h", "detail": "d"}).encode()
     with Receiver() as receiver:
         receiver.on("/tasks", answering(409, problem), answering(200, b"[1]"))
         with pytest.raises(KeyTaken):
-            driven(receiver.url(""), lambda server: server.ask("POST", "/tasks", {"a": 1}))
-        assert driven(receiver.url(""), lambda server: server.ask("GET", "/tasks")) == [1]
+            drive(receiver.url(""), lambda server: server.ask("POST", "/tasks", {"a": 1}))
+        assert drive(receiver.url(""), lambda server: server.ask("GET", "/tasks")) == [1]
         assert receiver.requests[0].body == b'{"a": 1}'
 
 
-def test_the_share_of_times_is_one_of_them():
+def test_a_quantile_is_one_of_the_times():
     times = [float(n) for n in range(100)]
     assert quantile(times, 0.5) == 50
     assert quantile(times, 0.99) == 99
@@ -148,7 +148,7 @@ def test_the_share_of_times_is_one_of_them():
     assert Load(5, 0, 0.0, []).rate == 0
 
 
-def test_a_sink_that_cannot_listen_is_told_of(run):
+def test_a_sink_address_that_cannot_be_bound_is_reported(run):
     with Receiver() as receiver:
         ran = run("bench", "--server", receiver.url(""), "--sink", "192.0.2.1")
     assert ran.code == 1
@@ -160,7 +160,7 @@ def test_a_bench_without_a_server_is_exit_code_7_and_with_a_bad_url_2(run):
     assert run("bench", "--server", "nowhere").code == 2
 
 
-def test_a_bench_that_is_interrupted_while_its_service_is_made_deletes_it(monkeypatch):
+def test_a_bench_interrupted_while_creating_its_service_deletes_it(monkeypatch):
     monkeypatch.setattr("tickwheel.cli.bench.secrets.token_hex", lambda _: "0a")
     plan = Plan(count=1, connections=2, seconds=1.0, batch=1, rate=1, host="127.0.0.1")
 

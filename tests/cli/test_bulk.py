@@ -22,7 +22,7 @@ TASKS = st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=3), max_siz
 
 
 class Pieces:
-    """A stream that gives fewer characters than it is asked for, as a pipe does."""
+    """A stream that returns fewer characters than requested, as a pipe does."""
 
     def __init__(self, text, sizes):
         self._text = io.StringIO(text, newline="")
@@ -33,13 +33,13 @@ class Pieces:
 
 
 @given(TASKS, st.lists(st.integers(1, 9), max_size=100), st.sampled_from([None, 1]))
-def test_an_array_is_read_however_it_is_cut(tasks, sizes, indent):
+def test_an_array_may_arrive_in_pieces_of_any_size(tasks, sizes, indent):
     text = json.dumps(tasks, indent=indent, ensure_ascii=False)
     assert list(Reader(Pieces(text, sizes))) == tasks
 
 
 @given(TASKS, st.lists(st.integers(1, 9), max_size=100), st.sampled_from(["\n", "\r\n", "\n\n"]))
-def test_lines_are_read_however_they_are_cut(tasks, sizes, end):
+def test_lines_may_arrive_in_pieces_of_any_size(tasks, sizes, end):
     text = end.join(json.dumps(task) for task in tasks)
     assert list(Reader(Pieces(text, sizes))) == tasks
 
@@ -52,7 +52,7 @@ def test_lines_are_read_however_they_are_cut(tasks, sizes, end):
     st.sampled_from(["{%s}", '{"payload": 0, "delay": 1.5, %s}', ' { "a":{"payload":1} ,\t%s }\r']),
     st.sampled_from(['"payload": ', '"pay\\u006coad":']),
 )
-def test_a_payload_is_the_text_that_stands_there(payloads, form, task, name):
+def test_a_payload_keeps_its_text(payloads, form, task, name):
     texts = [task.replace("%s", name + payload) for payload in payloads]
     text = form.replace("{}", ",".join(texts)) if form == "[{}]" else "\n".join(texts)
     read = list(Reader(Pieces(text, [3] * 50)))
@@ -61,7 +61,7 @@ def test_a_payload_is_the_text_that_stands_there(payloads, form, task, name):
 
 
 @given(TASKS, st.data())
-def test_an_array_that_is_cut_short_gives_its_first_tasks_and_an_error(tasks, data):
+def test_a_truncated_array_yields_its_first_tasks_and_an_error(tasks, data):
     text = json.dumps(tasks)
     short = text[: data.draw(st.integers(1, len(text) - 1))]
     read = []
@@ -74,21 +74,21 @@ def test_an_array_that_is_cut_short_gives_its_first_tasks_and_an_error(tasks, da
 
 
 @pytest.mark.parametrize("text", ["", " \n", "[]", " [ ] ", "\ufeff[]", "\n\n\n"])
-def test_nothing_is_no_tasks(text):
+def test_empty_input_has_no_tasks(text):
     assert list(Reader(io.StringIO(text))) == []
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "task 1 cannot be read: a task is an object, and here stands '1]'"),
-        ("1", "line 1 cannot be read: it is no JSON object: 1"),
+        ("[1]", "task 1 cannot be read: a task must be a JSON object, not '1]'"),
+        ("1", "line 1 cannot be read: it is not a JSON object: 1"),
         ('{"a": 1} {"b": 2}', "line 1 cannot be read: Extra data, at column 10"),
         ('[{"a": 1} {"b": 2}]', "task 2 cannot be read"),
         ('[{"a": 1},]', "task 2 cannot be read"),
         ('[,{"a": 1}]', "task 1 cannot be read"),
-        ('[{"a": 1}', "task 2 cannot be read: the array has no end"),
-        ('[{"a": 1}] x', "task 2 cannot be read: the array has ended before it"),
+        ('[{"a": 1}', "task 2 cannot be read: the array does not end"),
+        ('[{"a": 1}] x', "task 2 cannot be read: the array has already ended"),
         ('[{"a": NaN}]', "task 1 cannot be read: NaN is not JSON"),
         ('{"a": Infinity}', "line 1 cannot be read: Infinity is not JSON"),
         ('[{"a": [' + "[" * 100_000, "task 1 cannot be read"),
@@ -97,20 +97,20 @@ def test_nothing_is_no_tasks(text):
         ("\n" * 100_000 + '{"a": 1}\n' * 20_000 + "oops\n", "line 120001 cannot be read"),
     ],
 )
-def test_what_is_no_task_is_said_to_be_none(text, message):
+def test_invalid_input_is_reported(text, message):
     with pytest.raises(InvalidTasks) as raised:
         list(Reader(io.StringIO(text)))
     assert message in str(raised.value)
 
 
-def test_what_is_not_utf_8_is_said_to_be_so():
+def test_input_that_is_not_utf_8_is_reported():
     stream = io.TextIOWrapper(io.BytesIO(b'{"a": "\xff"}'), encoding="utf-8")
     with pytest.raises(InvalidTasks, match="not UTF-8"):
         list(Reader(stream))
 
 
 @pytest.mark.parametrize("start", ["[", ""])
-def test_a_task_without_end_is_not_read_for_ever(start, monkeypatch):
+def test_a_task_over_the_size_limit_is_refused(start, monkeypatch):
     monkeypatch.setattr(bulk, "MAX_TASK_CHARACTERS", 200_000)
 
     class Endless:
@@ -127,7 +127,7 @@ def test_a_task_without_end_is_not_read_for_ever(start, monkeypatch):
     assert stream.given < 1_000_000
 
 
-def test_only_a_chunk_is_read_ahead():
+def test_the_reader_reads_only_one_chunk_ahead():
     line = '{"service": "s", "payload": "' + "x" * 1000 + '"}'
     for text in ("\n".join([line] * 1000), f"[{','.join([line] * 1000)}]"):
         stream = io.StringIO(text)
@@ -135,7 +135,7 @@ def test_only_a_chunk_is_read_ahead():
         assert stream.tell() <= 2 * bulk.CHUNK_CHARACTERS
 
 
-def test_it_knows_how_many_bytes_were_read():
+def test_the_reader_counts_bytes():
     text = json.dumps([{"a": "é"}], ensure_ascii=False)
     reader = Reader(io.StringIO(text))
     list(reader)

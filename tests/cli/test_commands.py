@@ -1,4 +1,4 @@
-"""What each command asks of the client, and what it prints of the answer."""
+"""The calls of the client that each command makes, and the output that it prints."""
 
 import json
 from datetime import UTC, datetime
@@ -87,7 +87,7 @@ def test_the_server_the_token_and_the_namespace_are_flags_or_variables(run, clie
     assert client.made[0] == ("http://b", "u", "m")
 
 
-def test_a_server_that_is_no_url_is_a_mistake_and_a_token_in_the_clear_a_warning(run):
+def test_an_invalid_server_is_a_usage_error_and_a_token_without_tls_a_warning(run):
     ran = run("list", "--server", "nowhere")
     assert ran.code == 2
     assert "http://HOST:PORT" in ran.err
@@ -97,7 +97,7 @@ def test_a_server_that_is_no_url_is_a_mistake_and_a_token_in_the_clear_a_warning
     assert "hunter2" not in ran.err
 
 
-def test_a_service_as_it_is_shown_can_be_put_under_another_name(run, client, tmp_path):
+def test_the_output_of_services_show_can_be_put_under_another_name(run, client, tmp_path):
     client.answers["get_service"] = service(endpoint="https://a.example/", problem="no key")
     shown = run("services", "show", "sums").out
     (tmp_path / "service.json").write_text(shown)
@@ -117,26 +117,26 @@ def test_a_payload_comes_from_a_file_or_stdin(run, client, tmp_path):
     assert [args[1] for _, args, _ in client.calls] == [Json('{"é": 1}'), Json("[2]")]
 
 
-def test_a_file_that_was_given_without_its_at_sign_is_recognised(run, client, tmp_path):
+def test_a_file_name_without_its_at_sign_gets_a_hint(run, client, tmp_path):
     (tmp_path / "service.json").write_text("{}")
     ran = run("services", "put", "s", "--from", "service.json")
     assert ran.code == 2
-    assert "a file is given as @service.json" in ran.err
+    assert "to read a file, type @service.json" in ran.err
     ran = run("services", "put", "s", "--from", "away.json")
-    assert ran.err.endswith("; a file is given as @away.json (try 'root services put --help')\n")
+    assert ran.err.endswith("; to read a file, type @away.json (try 'root services put --help')\n")
     assert "quotes" not in run("services", "put", "s", "--from", "text").err
     assert "needs its quotes" in run("submit", "s", "text").err
     assert "needs its quotes" in run("submit", "s", "x" * 5000).err
 
 
 @pytest.mark.parametrize("text", ["text", "NaN", "{'a': 1}", "@gone.json", "[" * 100_000])
-def test_a_payload_that_is_no_json_is_refused_before_the_server_is_asked(run, client, text):
+def test_an_invalid_payload_is_refused_without_a_request(run, client, text):
     ran = run("submit", "s", text)
     assert ran.code == 2
     assert not client.calls
 
 
-def test_json_is_what_the_server_sent_whatever_this_version_knows_of_it(run, client):
+def test_json_output_includes_fields_unknown_to_this_version(run, client):
     client.answers["get"] = task(news="from a later version")
     assert run("show", ID).json["news"] == "from a later version"
 
@@ -145,7 +145,7 @@ def test_quiet_prints_the_id(run, client):
     assert run("submit", "sums", "-q").out == f"{ID}\n"
 
 
-def test_a_table_shows_a_task_and_hides_control_characters(run, client):
+def test_a_table_escapes_control_characters_and_markup(run, client):
     client.answers["list"] = Page([task(key="k\x1b[2J", error="[bold]boom[/bold]")], None)
     out = run("list", "--table").out
     assert ID in out
@@ -154,12 +154,12 @@ def test_a_table_shows_a_task_and_hides_control_characters(run, client):
     assert "[bold]boom[/bold]" in out
 
 
-def test_a_control_character_in_a_key_is_seen(run, client):
+def test_a_control_character_in_a_key_is_shown_escaped(run, client):
     client.answers["list"] = Page([task(key="schedule:p\x1f17")], None)
     assert "schedule:p\\x1f17" in run("list", "--table").out
 
 
-def test_a_table_is_as_wide_as_the_terminal_and_nothing_of_it_is_cut(run, client, monkeypatch):
+def test_a_table_fits_the_terminal_without_cutting_anything(run, client, monkeypatch):
     error = "boom " * 50 + "bang"
     rows = [task(key="order:o-1", error=error, attempt=2), task(service="x" * 9), task()]
     client.answers["list"] = Page(rows, None)
@@ -175,7 +175,7 @@ def test_a_table_is_as_wide_as_the_terminal_and_nothing_of_it_is_cut(run, client
     assert ID in run("list", "--table").out
 
 
-def test_a_first_attempt_goes_without_saying(run, client, monkeypatch):
+def test_a_list_omits_the_attempt_column_when_all_are_1(run, client, monkeypatch):
     client.answers["list"] = Page([task(attempt=1, state="finished")] * 2, None)
     assert "attempt" not in run("list", "--table").out
     client.answers["list"] = Page([task(attempt=1), task(attempt=2)], None)
@@ -186,14 +186,14 @@ def test_a_first_attempt_goes_without_saying(run, client, monkeypatch):
     assert len(lines) == 5
 
 
-def test_where_nobody_knows_how_wide_it_is_a_row_is_one_line(run, client):
+def test_a_row_is_one_line_when_the_width_is_unknown(run, client):
     client.answers["list"] = Page([task(key="k" * 50, error="e" * 60, attempt=2)] * 2, None)
     lines = run("list", "--table").out.splitlines()
     assert len(lines) == 4
     assert lines[2].split()[-1] == "e" * 60
 
 
-def test_what_no_terminal_and_no_encoding_can_take_is_escaped_in_json(run, client):
+def test_json_escapes_what_a_terminal_or_utf_8_cannot_take(run, client):
     odd = "a\x1b\x9b\u202e\ud800é"
     client.answers["get"] = task(payload=odd)
     ran = run("show", ID)
@@ -208,7 +208,7 @@ def test_a_task_is_shown_with_its_attempts(run, client):
     assert "started_at" in run("show", ID, "--attempts", "--table").out
 
 
-def test_of_attempts_the_node_is_told_only_when_it_changed_and_the_error_whole(run, client):
+def test_attempts_show_the_node_only_if_it_changed_and_the_whole_error(run, client):
     error = "127.0.0.1 answered 409: " + "x" * 200 + " the bank is closed"
     row = {"event": "retry", "node": "n-1", "epoch": 1, "started_at": AT, "ended_at": AT}
     log = [Attempt.of(row | {"attempt": n, "error": error}) for n in (1, 2)]
@@ -222,7 +222,7 @@ def test_of_attempts_the_node_is_told_only_when_it_changed_and_the_error_whole(r
     assert "n-2" in out
 
 
-def test_a_verdict_that_did_not_win_is_exit_code_4(run, client):
+def test_a_lost_verdict_is_exit_code_4(run, client):
     client.answers["cancel"] = Verdict(ID, False, State.RUNNING)
     ran = run("cancel", ID)
     assert (ran.code, ran.json) == (4, {"id": ID, "won": False, "state": "running"})
@@ -230,7 +230,7 @@ def test_a_verdict_that_did_not_win_is_exit_code_4(run, client):
     assert (ran.code, ran.out) == (4, f"{ID} not cancelled: it is running\n")
 
 
-def test_all_of_a_service_are_cancelled_only_when_somebody_said_yes(run, client):
+def test_cancelling_all_tasks_of_a_service_needs_yes(run, client):
     ran = run("cancel", "--service", "s")
     assert ran.code == 2
     assert "--yes" in ran.err
@@ -238,7 +238,7 @@ def test_all_of_a_service_are_cancelled_only_when_somebody_said_yes(run, client)
     assert run("cancel", "--service", "s", "--yes").json == {"cancelled": 3}
 
 
-def test_a_due_time_is_given_in_one_way(run, client):
+def test_delay_and_due_at_exclude_each_other(run, client):
     for words in (["submit", "s"], ["reschedule", ID], ["backlog", "replay", ID]):
         ran = run(*words, "--delay", "5s", "--due-at", AT)
         assert ran.code == 2
@@ -250,7 +250,7 @@ def test_several_ids_are_cancelled_one_by_one(run, client):
     assert len(run("cancel", ID, "0" * 32, "--json").lines) == 2
 
 
-def test_what_was_cancelled_before_an_error_is_told(run, client):
+def test_cancelled_ids_are_printed_before_an_error(run, client):
     verdicts = iter([Verdict(ID, True, State.CANCELLED)])
     client.cancel = lambda _: next(verdicts, None) or client.get(_)
     client.answers["get"] = UnknownTask("no task")
@@ -262,7 +262,7 @@ def pages(count):
     return [Page([task(key=str(n))], str(n) if n < count else None) for n in range(1, count + 1)]
 
 
-def test_all_goes_through_every_page(run, client):
+def test_all_reads_every_page(run, client):
     client.answers["list"] = pages(3)
     ran = run("list", "--all")
     assert [line["key"] for line in ran.lines] == ["1", "2", "3"]
@@ -270,7 +270,7 @@ def test_all_goes_through_every_page(run, client):
     assert ran.err == ""
 
 
-def test_a_limit_ends_the_list_and_a_program_that_set_it_is_told_nothing(run, client):
+def test_a_limit_that_a_program_set_ends_the_list_silently(run, client):
     client.answers["list"] = pages(3)
     ran = run("list", "--limit", "2")
     assert len(ran.lines) == 2
@@ -278,7 +278,7 @@ def test_a_limit_ends_the_list_and_a_program_that_set_it_is_told_nothing(run, cl
     assert [call[2]["limit"] for call in client.calls] == [2, 1]
 
 
-def test_who_set_no_limit_is_told_that_there_are_more_after_the_table(run, client, monkeypatch):
+def test_without_a_limit_a_line_after_the_table_says_that_there_are_more(run, client, monkeypatch):
     client.answers["list"] = Page([task()] * 100, "c")
     assert run("list").err == "there are more: --cursor c, or --all\n"
     told = []
@@ -288,19 +288,19 @@ def test_who_set_no_limit_is_told_that_there_are_more_after_the_table(run, clien
     assert told == ["table", "more"]
 
 
-def test_on_a_terminal_a_list_that_goes_on_always_says_so(run, client, monkeypatch):
+def test_on_a_terminal_a_truncated_list_always_says_so(run, client, monkeypatch):
     client.answers["list"] = pages(3)
     monkeypatch.setattr(remote, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
     assert run("list", "--limit", "2").err == "there are more: --cursor 2, or --all\n"
 
 
-def test_the_limit_may_pass_what_one_page_can_hold(run, client):
+def test_the_limit_may_exceed_one_page(run, client):
     run("list", "--limit", "2500")
     assert client.calls[0][2]["limit"] == 1000
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_enable_and_disable_leave_the_rest_of_a_service_as_it_is(run, client, enabled):
+def test_enable_and_disable_keep_the_other_fields(run, client, enabled):
     client.answers["get_service"] = service(enabled=not enabled)
     assert run("services", "enable" if enabled else "disable", "sums").code == 0
     verb, args, config = client.calls[-1]
@@ -312,7 +312,7 @@ def test_enable_and_disable_leave_the_rest_of_a_service_as_it_is(run, client, en
 
 
 @pytest.mark.parametrize("words", [["disable", "sums"], ["put", "sums", "--disabled"]])
-def test_a_service_that_another_has_changed_meanwhile_is_read_again(run, client, words):
+def test_a_concurrent_change_of_a_service_is_kept(run, client, words):
     reads = [service(), service(version=2, rate=5)]
     client.get_service = lambda name: reads.pop(0)
     put = client.put_service
@@ -330,12 +330,12 @@ def test_a_service_that_another_has_changed_meanwhile_is_read_again(run, client,
     assert (second["rate"], second["enabled"]) == (5, False), "what the other has changed stays"
 
 
-def test_a_service_that_changes_all_the_time_is_given_up(run, client):
+def test_a_service_that_keeps_changing_ends_in_a_conflict(run, client):
     client.answers["put_service"] = ServiceChanged("it has version 7")
     assert run("services", "disable", "sums").code == 4
 
 
-def test_put_changes_what_is_given_and_keeps_the_rest(run, client):
+def test_put_changes_given_fields_and_keeps_the_others(run, client):
     run("services", "put", "sums", "--rate", "5", "--backoff-first", "2s")
     config = client.calls[-1][2]
     assert config["rate"] == 5
@@ -344,7 +344,7 @@ def test_put_changes_what_is_given_and_keeps_the_rest(run, client):
     assert config["secret"] == "********"
 
 
-def test_put_makes_a_service_that_is_not_there(run, client):
+def test_put_creates_a_missing_service(run, client):
     client.answers["get_service"] = UnknownService("none")
     words = ["--endpoint", "http://h/", "--breaker-failures", "3", "--header", "X-A: b: c"]
     run("services", "put", "new", *words)
@@ -359,7 +359,7 @@ def test_a_new_service_needs_an_endpoint(run, client):
     client.answers["get_service"] = UnknownService("none")
     ran = run("services", "put", "new", "--rate", "5")
     assert ran.code == 2
-    assert ran.err.startswith("error: a new service needs --endpoint")
+    assert ran.err.startswith("error: a new service, and --replace, need --endpoint")
     assert [call[0] for call in client.calls] == ["get_service"]
 
 
@@ -370,7 +370,7 @@ def test_put_with_replace_starts_from_the_defaults(run, client):
     assert client.calls == [("put_service", ("sums",), {"endpoint": "http://h/", "rate": 1.0})]
 
 
-def test_a_generated_secret_is_printed_once_and_the_old_one_may_go_on(run, client):
+def test_a_generated_secret_is_printed_and_may_keep_the_old_one(run, client):
     ran = run("services", "put", "sums", "--generate-secret")
     made = client.calls[-1][2]["secret"]
     assert made.startswith("whsec_")
@@ -381,7 +381,7 @@ def test_a_generated_secret_is_printed_once_and_the_old_one_may_go_on(run, clien
     assert old == "********"
 
 
-def test_secret_and_headers_are_removed_by_name_only(run, client):
+def test_only_no_secret_and_no_headers_remove_them(run, client):
     run("services", "put", "sums", "--no-secret")
     config = client.calls[-1][2]
     assert (config["secret"], config["headers"]) == (None, {"x-a": "********"})
@@ -401,7 +401,7 @@ def test_secret_and_headers_are_removed_by_name_only(run, client):
         ["--no-headers", "--header", "a: b"],
     ],
 )
-def test_what_is_removed_and_given_at_once_is_refused(run, client, words):
+def test_removing_and_setting_at_once_is_refused(run, client, words):
     assert run("services", "put", "sums", *words).code == 2
     assert client.calls == []
 
@@ -413,13 +413,13 @@ def test_a_secret_is_read_from_a_file(run, client, tmp_path):
     assert "whsec_abc" not in ran.out
 
 
-def test_a_value_that_the_client_refuses_is_a_mistake_in_the_command_line(run, client):
+def test_a_value_that_the_client_refuses_is_a_usage_error(run, client):
     client.answers["get"] = ValueError("'' is no name and no id")
     ran = run("show", "")
     assert (ran.code, ran.err.startswith("error: '' is no name")) == (2, True)
 
 
-def test_the_error_of_a_replay_is_told_after_what_was_done(run, client):
+def test_a_second_replay_is_exit_code_4(run, client):
     client.answers["replay"] = ApiError("twice", code="already_replayed", status=409)
     assert run("backlog", "replay", ID).code == 4
 
@@ -434,7 +434,7 @@ def test_submit_many_sends_lines_and_prints_an_answer_for_each(run, client):
     assert ran.err == "stored 2, refused 0\n"
 
 
-def test_submit_many_goes_on_after_a_refusal_and_ends_with_its_exit_code(run, client, tmp_path):
+def test_submit_many_continues_after_a_refusal_and_exits_with_its_code(run, client, tmp_path):
     problem = {"code": "key_taken", "status": 409, "detail": "d"}
     client.answers[Json("2")] = ApiError("taken", code="key_taken", status=409, problem=problem)
     tasks = tmp_path / "tasks.json"
@@ -448,7 +448,7 @@ def test_submit_many_goes_on_after_a_refusal_and_ends_with_its_exit_code(run, cl
     assert ran.err == "error: task 2: taken (key_taken)\n"
 
 
-def test_submit_many_sends_what_stands_before_a_line_that_cannot_be_read(run, client):
+def test_submit_many_sends_the_tasks_before_an_invalid_line(run, client):
     ran = run("submit-many", "-", stdin='{"service": "s"}\n\n{"service":\n{"service": "s"}\n')
     assert ran.code == 5
     assert len(ran.lines) == len(client.calls) == 1

@@ -1,4 +1,4 @@
-"""A server that nobody should trust: no terminal and no shell acts on what it says."""
+"""A hostile server: its text never reaches a terminal or a shell unescaped."""
 
 import ast
 import json
@@ -61,8 +61,8 @@ BATCH = {
 }
 
 
-def said(asked):
-    """What the server answers: everything that may be text is odd."""
+def answer_for(asked):
+    """Answer with the odd text in every field that may be text."""
     path, _, query = asked.path.partition("?")
     parts = path.removeprefix("/v1/").split("/")
     if "cursor" in query:
@@ -100,13 +100,13 @@ commands = pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.fixture
 def server(monkeypatch):
     with FakeServer() as fake:
-        fake.otherwise = said
+        fake.otherwise = answer_for
         monkeypatch.setenv("TICKWHEEL_SERVER", fake.url)
         yield fake
 
 
 def check(ran, form):
-    """Nothing acts on a terminal; as JSON it is still all there."""
+    """Check that nothing in the output acts on a terminal, and that JSON keeps everything."""
     for text in (ran.out, ran.err):
         assert not ACTS.search(text), repr(text)
     if form == "--json" and ran.code == 0 and ran.out.startswith("{"):
@@ -137,7 +137,7 @@ def test_no_refusal_reaches_a_terminal_raw(run, server, words, form):
         assert len(ran.err.splitlines()) == 1
 
 
-def test_a_cursor_is_shown_and_acts_on_nothing(run, server):
+def test_a_cursor_is_shown_escaped(run, server):
     server.otherwise = Reply(200, {"items": [TASK] * 100, "next_cursor": ODD})
     ran = run("list", "--table")
     assert ran.err == f"there are more: --cursor {escape_controls(ODD)}, or --all\n"
@@ -154,12 +154,12 @@ def test_a_name_that_a_shell_would_act_on_is_not_completed(server, names, path):
     assert [item.value for item in names(context, None, "")] == ["good-1.2:x"]
 
 
-def test_text_is_printed_in_one_place():
-    """Whatever a command prints goes through `exit_codes`, or is a cell of a table."""
+def test_only_messages_prints_text():
+    """A command prints through `messages`, or as a table cell."""
     found = set()
     for path in Path(tickwheel.cli.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if name in ("click.echo", "click.secho", "print", "sys.stdout.write"):
                 found.add(path.stem)
-    assert found == {"exits", "completion"}  # a script of click's own is printed as it is
+    assert found == {"messages", "completion"}  # completion prints click's own script

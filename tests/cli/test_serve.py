@@ -12,7 +12,7 @@ from tickwheel.config import SETTINGS
 
 @pytest.fixture
 def served(monkeypatch):
-    """What `serve` would have run with; the server itself is not started."""
+    """The configuration that `serve` would run with; no server is started."""
     configs = []
     module = types.ModuleType("tickwheel.web.server")
     module.run = lambda config: configs.append(config) or 0
@@ -37,7 +37,7 @@ def test_serve_runs_with_its_flags(run, served):
     assert config.grace == 5
 
 
-def test_serve_takes_the_environment_and_the_file(run, served, monkeypatch, tmp_path):
+def test_serve_reads_the_environment_and_the_file(run, served, monkeypatch, tmp_path):
     (tmp_path / "t.toml").write_text("cap = 7\nshards = 9")
     monkeypatch.setenv("TICKWHEEL_CAP", "8")
     run("serve", "--config", tmp_path / "t.toml")
@@ -49,7 +49,7 @@ def test_the_exit_code_of_serve_is_the_servers(run, served, monkeypatch):
     assert run("serve").code == 7
 
 
-def test_serve_has_a_flag_for_every_setting_that_is_no_secret(run):
+def test_serve_has_a_flag_for_every_setting_except_secrets(run):
     text = run("serve", "--help").out
     for setting in SETTINGS:
         assert (f"{setting.flag} " in text) == (not setting.secret)
@@ -71,7 +71,7 @@ def test_config_shows_every_setting_and_masks_secrets(run, monkeypatch):
     assert "hunter2" not in table
 
 
-def test_the_output_of_config_is_what_a_file_may_have(run, tmp_path):
+def test_the_output_of_config_is_a_valid_file(run, tmp_path):
     shown = run("config", "--allow-target", "10.0.0.0/8").json
     lines = []
     for name, value in shown.items():
@@ -96,7 +96,7 @@ def test_lab_draws_a_wheel():
     assert "level 1" in ran.stdout
 
 
-def test_a_narrow_terminal_is_shown_the_values_and_not_what_they_are(run, monkeypatch):
+def test_config_omits_the_help_on_a_narrow_terminal(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = run("config", "--table").out.splitlines()
     assert "what it is" not in lines[0]
@@ -105,8 +105,8 @@ def test_a_narrow_terminal_is_shown_the_values_and_not_what_they_are(run, monkey
     assert "what it is" in run("config", "--table").out
 
 
-def test_a_mistyped_variable_is_told_of(run, monkeypatch, served):
+def test_a_mistyped_variable_is_a_warning(run, monkeypatch, served):
     monkeypatch.setenv("TICKWHEEL_LISTN", "127.0.0.1:1")
-    told = "warning: TICKWHEEL_LISTN is no setting: did you mean TICKWHEEL_LISTEN?\n"
-    assert run("serve").err == told
-    assert run("config").err == told
+    warning = "warning: TICKWHEEL_LISTN is not a setting: did you mean TICKWHEEL_LISTEN?\n"
+    assert run("serve").err == warning
+    assert run("config").err == warning

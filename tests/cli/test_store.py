@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import servers
-from tickwheel.cli import stored as stored_commands
+from tickwheel.cli import store as store_commands
 from tickwheel.cli.store import NAMESPACE, SCOPES, make_token, token_document
 from tickwheel.durable.scheduler import store_at
 from tickwheel.durable.stores.postgres import migration as postgres_migration
@@ -25,8 +25,8 @@ def store(request, tmp_path):
     return f"sqlite:///{tmp_path}/tasks.db"
 
 
-def stored(url, read):
-    async def look():
+def read_registry(url, read):
+    async def open_and_read():
         store = store_at(url, shards=64, clock=None)
         await store.open()
         try:
@@ -34,7 +34,7 @@ def stored(url, read):
         finally:
             await store.close()
 
-    return asyncio.run(look())
+    return asyncio.run(open_and_read())
 
 
 def test_a_token_is_shown_once_and_only_its_digest_is_stored(run, store):
@@ -42,7 +42,7 @@ def test_a_token_is_shown_once_and_only_its_digest_is_stored(run, store):
     assert ran.code == 0
     text = ran.json["token"]
     match = re.fullmatch(r"tw_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", text)
-    [token] = stored(store, lambda registry: registry.tokens())
+    [token] = read_registry(store, lambda registry: registry.tokens())
     assert token.id == match[1] == ran.json["id"]
     assert token.digest == hashlib.sha256(match[2].encode()).hexdigest()
     assert token.scopes == ("admin",)
@@ -50,7 +50,7 @@ def test_a_token_is_shown_once_and_only_its_digest_is_stored(run, store):
     assert match[2] not in repr(token)
 
 
-def test_it_is_a_token_as_the_server_knows_them():
+def test_the_server_accepts_the_token():
     made = make_token("ci", namespace="shop", scopes=("read",), rate=None, now_ms=5, lifetime=1.0)
     token_id, secret = access.TOKEN.fullmatch(made.text).groups()
     assert made.token.id == token_id
@@ -60,7 +60,7 @@ def test_it_is_a_token_as_the_server_knows_them():
     assert SCOPES == access.SCOPES
 
 
-def test_a_token_has_what_was_asked_for(run, store):
+def test_a_token_has_the_given_options(run, store):
     words = ["--scope", "read", "--scope", "submit", "--namespace", "shop", "--rate", "5"]
     run("tokens", "create", "orders", *words, "--expires", "90d", "--store", store)
     [token] = run("tokens", "list", "--store", store).lines
@@ -70,21 +70,21 @@ def test_a_token_has_what_was_asked_for(run, store):
 
 
 @pytest.mark.parametrize("span", ["0", "500ms", "100000000d", "1e300"])
-def test_a_token_lives_a_second_at_least_and_a_century_at_most(run, store, span):
+def test_a_token_lives_from_a_second_to_a_century(run, store, span):
     ran = run("tokens", "create", "odd", "--expires", span, "--store", store)
     assert ran.code == 2
     assert "must be from 1s to 36500d" in ran.err
     assert run("tokens", "create", "odd", "--expires", "36500d", "--store", store).code == 0
 
 
-def test_a_token_of_a_year_that_no_date_has_can_be_listed_and_revoked():
+def test_an_expiry_after_the_year_9999_can_be_shown():
     made = make_token(
         "odd", namespace="", scopes=("read",), rate=None, now_ms=1, lifetime=8_640_000_000_000.0
     )
     assert token_document(made.token)["expires_at"] == "9999-12-31T23:59:59.000Z"
 
 
-def test_without_more_a_token_may_submit_and_read_in_the_default_namespace(run, store):
+def test_by_default_a_token_may_submit_and_read_in_the_default_namespace(run, store):
     made = run("tokens", "create", "plain", "--store", store).json
     assert made["scopes"] == ["submit", "read"]
     assert made["namespace"] == "default"
@@ -96,13 +96,13 @@ def test_quiet_prints_the_token_alone(run, store):
     assert re.fullmatch(r"tw_\S+\n", ran.out)
 
 
-def test_on_a_terminal_it_says_to_keep_the_token(run, store):
+def test_create_says_to_store_the_token(run, store):
     ran = run("tokens", "create", "ci", "--table", "--store", store)
     assert re.search(r"^tw_\S+$", ran.out, re.MULTILINE)
-    assert "will not be token_document again" in ran.out
+    assert "will not be shown again" in ran.out
 
 
-def test_a_revoked_token_is_gone_and_a_second_revoke_does_not_find_it(run, store):
+def test_a_second_revoke_does_not_find_the_token(run, store):
     token = run("tokens", "create", "ci", "--store", store).json
     assert run("tokens", "revoke", token["id"], "--store", store).json == {"revoked": token["id"]}
     assert run("tokens", "list", "--store", store).out == ""
@@ -120,11 +120,11 @@ def test_revoke_takes_the_whole_token_and_shows_nothing_of_its_secret(run, store
     assert token["token"].split("_", 2)[2] not in ran.err
 
 
-def test_to_look_for_tokens_makes_no_store(run, store, tmp_path):
+def test_list_and_revoke_do_not_create_a_store(run, store, tmp_path):
     for words in (["list"], ["revoke", "3f9a0c1b2d4e"]):
         ran = run("tokens", *words, "--store", store)
         assert ran.code == 2
-        assert "is not there" in ran.err
+        assert "does not exist" in ran.err
     assert not list(tmp_path.glob("*.db"))
     assert run("migrate", "--store", store).json["before"] == 0
 
@@ -137,11 +137,11 @@ def test_the_first_token_says_that_its_store_is_new(run, store):
     assert run("tokens", "create", "two", "-q", "--store", store).err == ""
 
 
-def test_who_made_and_revoked_tokens_is_in_the_audit_log(run, store):
+def test_creating_and_revoking_tokens_is_in_the_audit_log(run, store):
     token = run("tokens", "create", "ci", "--rate", "5", "--store", store).json
     run("tokens", "revoke", token["id"], "--store", store)
     read = lambda registry: registry.audit(namespace=None, cursor=None, limit=10)  # noqa: E731
-    lines, _ = stored(store, read)
+    lines, _ = read_registry(store, read)
     assert [(line.action, line.target, line.actor) for line in lines] == [
         ("token.revoke", token["id"], "local"),
         ("token.create", token["id"], "local"),
@@ -164,7 +164,7 @@ def test_the_store_is_the_one_that_serve_would_use(run, store, monkeypatch, tmp_
     ]
 
 
-def test_migrate_says_the_version_before_and_after(run, store):
+def test_migrate_prints_the_version_before_and_after(run, store):
     first = run("migrate", "--store", store).json
     assert first["before"] == 0
     assert first["after"] >= 2
@@ -173,24 +173,26 @@ def test_migrate_says_the_version_before_and_after(run, store):
     assert "already" in run("migrate", "--store", store, "--table").out
 
 
-def test_migrate_waits_for_others_without_a_limit_and_says_for_whom(run, postgres_url, monkeypatch):
+def test_migrate_waits_for_other_transactions_without_a_limit_and_names_them(
+    run, postgres_url, monkeypatch
+):
     run("migrate", "--store", postgres_url)
     for name in ("PATIENCE_SECONDS", "REPORT_AFTER_SECONDS", "REPORT_AGAIN_SECONDS"):
         monkeypatch.setattr(postgres_migration, name, 0.01)
     version = len(postgres_schema.MIGRATIONS)
     monkeypatch.setattr(postgres_schema, "MIGRATIONS", [*postgres_schema.MIGRATIONS, []])
-    said = []
+    lines = []
     with psycopg.connect(postgres_url) as user:
         user.execute("LOCK TABLE setting IN SHARE MODE")
 
-        def tell_line(line, **_):
-            said.append(line)
-            if len(said) == 3:  # a node would have given up at the first
+        def print_message(line, **_):
+            lines.append(line)
+            if len(lines) == 3:  # a node would have given up at the first
                 user.commit()
 
-        monkeypatch.setattr(stored_commands, "tell_line", tell_line)
+        monkeypatch.setattr(store_commands, "print_message", print_message)
         ran = run("migrate", "--store", postgres_url)
-        assert f"waits for session {user.info.backend_pid} (" in said[0]
+        assert f"waits for session {user.info.backend_pid} (" in lines[0]
     assert (ran.code, ran.json) == (0, {"before": version, "after": version + 1})
 
 
@@ -207,7 +209,7 @@ def test_migrate_names_a_pooler_that_shares_connections(
 
 
 @pytest.mark.parametrize("url", ["postgresql://h/d?schema=A", "postgresql://h/d?search_path=a"])
-def test_a_schema_that_cannot_be_is_refused_in_one_line(run, url):
+def test_an_invalid_schema_name_is_refused_in_one_line(run, url):
     ran = run("migrate", "--store", url)
     assert ran.code == 2
     assert "?schema=" in ran.err or "the schema of a store's URL" in ran.err

@@ -1,4 +1,4 @@
-"""The picture of `top`: draw_frame from two looks, whatever they lack."""
+"""The frame of `top`: drawn from two snapshots, whatever they lack."""
 
 import io
 import math
@@ -19,7 +19,7 @@ from tickwheel.cli.top_frame import (
 from tickwheel.durable.metrics import Histogram
 
 
-def look(at=0.0, **more):
+def make_snapshot(at=0.0, **more):
     parts = {"stats": {}, "wheel": {}, "services": [], "nodes": []} | more
     return Snapshot(at, **parts)
 
@@ -30,21 +30,28 @@ def text_of(frame, width=120):
     return out.getvalue()
 
 
-def test_a_server_that_says_nothing_can_be_drawn():
-    text = text_of(draw_frame("http://h", look(), look(1.0)))
+def test_an_empty_answer_can_be_drawn():
+    text = text_of(draw_frame("http://h", make_snapshot(), make_snapshot(1.0)))
     assert "submitted –" in text
     assert "late p50 –" in text
     assert "the wheel is empty" in text
 
 
-def test_rates_are_of_the_time_between_two_looks():
-    before = look(10.0, stats={"submitted": 100, "sent": 5, "ended": {"finish": 1, "retry": 1}})
-    after = look(12.0, stats={"submitted": 300, "sent": 5, "ended": {"finish": 4, "retry": 2}})
+def test_rates_cover_the_time_between_two_snapshots():
+    before = make_snapshot(
+        10.0, stats={"submitted": 100, "sent": 5, "ended": {"finish": 1, "retry": 1}}
+    )
+    after = make_snapshot(
+        12.0, stats={"submitted": 300, "sent": 5, "ended": {"finish": 4, "retry": 2}}
+    )
     assert after.rates(before) == {"submitted": 100.0, "sent": 0.0, "ended": 2.0}
 
 
-def test_a_server_that_was_started_anew_has_no_negative_rate():
-    before, after = look(0.0, stats={"submitted": 100}), look(1.0, stats={"submitted": 1})
+def test_a_restarted_server_has_no_negative_rate():
+    before, after = (
+        make_snapshot(0.0, stats={"submitted": 100}),
+        make_snapshot(1.0, stats={"submitted": 1}),
+    )
     assert after.rates(before)["submitted"] == 0
     assert before.rates(before)["submitted"] is None
 
@@ -54,20 +61,20 @@ def lateness(histogram):
     return {"lateness": {"count": histogram.count, "sum": histogram.sum, "buckets": buckets}}
 
 
-def test_lateness_is_of_what_was_sent_between_two_looks():
+def test_lateness_covers_calls_between_two_snapshots():
     histogram = Histogram()
     for _ in range(100):
         histogram.observe(10.0)
-    before = look(0.0, stats=lateness(histogram))
+    before = make_snapshot(0.0, stats=lateness(histogram))
     assert before.lateness(before, 0.5) == pytest.approx(histogram.quantile(0.5))
     for _ in range(10):
         histogram.observe(0.003)
-    after = look(1.0, stats=lateness(histogram))
+    after = make_snapshot(1.0, stats=lateness(histogram))
     assert after.lateness(before, 0.99) <= 0.005
-    assert after.lateness(look(), 0.5) > 1
+    assert after.lateness(make_snapshot(), 0.5) > 1
 
 
-def test_quantiles_are_those_of_the_servers_own_histogram():
+def test_quantiles_match_the_servers_histogram():
     histogram = Histogram()
     for number in range(1000):
         histogram.observe(number / 700)
@@ -77,56 +84,66 @@ def test_quantiles_are_those_of_the_servers_own_histogram():
     assert quantile(Histogram().cumulative(), 0.5) is None
 
 
-def test_without_a_histogram_the_servers_own_figures_are_shown():
-    after = look(1.0, stats={"lateness": {"p50": 0.001, "p99": 0.25}})
-    assert after.lateness(look(), 0.5) == 0.001
-    assert "late p99 250.0 ms" in text_of(draw_frame("http://h", look(), after))
+def test_without_a_histogram_the_servers_quantiles_are_shown():
+    after = make_snapshot(1.0, stats={"lateness": {"p50": 0.001, "p99": 0.25}})
+    assert after.lateness(make_snapshot(), 0.5) == 0.001
+    assert "late p99 250.0 ms" in text_of(draw_frame("http://h", make_snapshot(), after))
 
 
 def test_a_wheel_is_drawn_level_by_level():
     wheel = tickwheel.Wheel(tick=1, size=8)
     for expiry in (5, 5, 5, 6, 60):
         wheel.schedule(expiry, None)
-    text = text_of(draw_frame("http://h", look(), look(wheel={"levels": wheel.snapshot()})))
+    text = text_of(
+        draw_frame("http://h", make_snapshot(), make_snapshot(wheel={"levels": wheel.snapshot()}))
+    )
     first, second = (line for line in text.splitlines() if line.startswith("level"))
     assert first.split()[:5] == ["level", "1", "tick", "1", "ms"]
     assert "·····"[1:] + "█▃·" in first
     assert second.split()[3:6] == ["8", "ms", "1"]
 
 
-@pytest.mark.parametrize("width", [120, 80, 60, 40])
-@pytest.mark.parametrize("pointer", [0, 7, 31, 40])
-def test_a_level_that_is_wider_than_the_terminal_has_lines_of_one_length(width, pointer):
+@pytest.mark.parametrize(
+    ("width", "pointer", "count"), [(120, 0, 1), (80, 7, 2), (60, 31, 2), (40, 40, 4)]
+)
+def test_a_level_wider_than_the_terminal_wraps_into_equal_lines(width, pointer, count):
     level = {"level": 1, "tick": 1, "pointer": pointer, "counts": [0] * 64}
-    frame = draw_frame("http://h", look(), look(wheel={"levels": [level]}))
+    frame = draw_frame("http://h", make_snapshot(), make_snapshot(wheel={"levels": [level]}))
     lines = text_of(frame, width).splitlines()[5:]
     start = len("level 1  tick 1 ms  0  ")
     bars = [line[start:].rstrip() for line in lines if "·" in line]
     assert sum(bar.count("·") for bar in bars) == 63
     assert max(map(len, lines)) <= width
-    count = {120: 1, 80: 2, 60: 2, 40: 4}[width]
     assert len(bars) == count
     assert max(map(len, bars)) == 64 // count
 
 
-def test_the_busiest_services_come_first_and_control_characters_are_harmless():
+def test_the_busiest_services_come_first_with_control_characters_escaped():
     services = [{"name": f"s{n:02}", "enabled": True} for n in range(30)]
     services[29]["name"] = "busy\x1b[2J"
     stats = {"services": {"busy\x1b[2J": {"breaker": "open", "running": 2, "waiting": 9}}}
-    text = text_of(draw_frame("http://h", look(), look(services=services, stats=stats)))
+    text = text_of(
+        draw_frame("http://h", make_snapshot(), make_snapshot(services=services, stats=stats))
+    )
     assert text.index("busy\\x1b") < text.index("s00")
     assert "\x1b" not in text
     assert "and 10 more" in text
 
 
-def test_a_node_and_trouble_are_shown():
+def test_nodes_and_errors_are_shown():
     nodes = [{"name": "n-1", "shards": 64, "started_at": None, "lease_until": None}]
-    text = text_of(draw_frame("http://h", look(), look(nodes=nodes), "connection refused"))
+    text = text_of(
+        draw_frame("http://h", make_snapshot(), make_snapshot(nodes=nodes), "connection refused")
+    )
     assert "n-1" in text
     assert "connection refused" in text
     assert "lease" not in text
     nodes[0] |= {"started_at": "2030-01-31T12:00:00.000Z", "lease_until": None}
-    text = text_of(draw_frame("http://h", look(), look(nodes=nodes, stats={"uptime": 7300.0})))
+    text = text_of(
+        draw_frame(
+            "http://h", make_snapshot(), make_snapshot(nodes=nodes, stats={"uptime": 7300.0})
+        )
+    )
     assert "2030-01-31" in text
     assert "up 2 h" in text
 
@@ -149,16 +166,16 @@ def test_a_tick_has_its_unit():
         (300_000.0, "3 d"),
     ],
 )
-def test_a_span_is_for_people(seconds, text):
+def test_a_duration_is_formatted_for_people(seconds, text):
     assert format_duration(seconds) == text
 
 
-def test_a_block_is_as_high_as_its_share():
+def test_a_blocks_height_is_proportional():
     assert [block(n, 8) for n in range(9)] == list(" ▁▂▃▄▅▆▇█")
     assert block(1, 1_000_000) == "▁"
 
 
-def test_watching_goes_on_when_the_server_is_away_for_a_while(client, monkeypatch):
+def test_top_continues_while_the_server_is_unreachable(client, monkeypatch):
     client.answers |= {"stats": {"submitted": 1}, "wheel": {}, "nodes": []}
     frames = []
     monkeypatch.setattr(top_command, "draw_frame", lambda *args: frames.append(args[3:]) or "")
