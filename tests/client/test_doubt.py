@@ -8,7 +8,7 @@ import pytest
 from client.fake import CLOSE, HANG, RESET, TASK, Reply, problem
 from tickwheel.client import ApiError, ServerTimedOut, ServerUnavailable, State, Verdict
 from tickwheel.client.requests import Answer, Request
-from tickwheel.client.tries import IN_DOUBT, Tries
+from tickwheel.client.retries import MAY_BE_DONE, Retries
 from tickwheel.errors import (
     AlreadyReplayed,
     AttemptOver,
@@ -69,7 +69,7 @@ def test_what_was_never_there_is_said_to_be_unknown(client, server, verb, error)
         server.say(*before, problem(404, error.code))
         with pytest.raises(error) as caught:
             getattr(client, verb)("x")
-        assert IN_DOUBT not in getattr(caught.value, "__notes__", ())
+        assert MAY_BE_DONE not in getattr(caught.value, "__notes__", ())
 
 
 def test_a_delete_that_is_refused_for_another_reason_is_refused(client, server):
@@ -77,7 +77,7 @@ def test_a_delete_that_is_refused_for_another_reason_is_refused(client, server):
     with pytest.raises(Exception, match="it is so") as caught:
         client.delete_service("x")
     assert caught.value.code == "service_in_use"
-    assert IN_DOUBT in caught.value.__notes__
+    assert MAY_BE_DONE in caught.value.__notes__
 
 
 @pytest.mark.parametrize("refusal", ["already_replayed", "key_taken"])
@@ -106,7 +106,7 @@ def test_a_task_that_was_replayed_long_ago_is_not_replayed_by_a_first_try(client
     )
     with pytest.raises(AlreadyReplayed) as caught:
         client.replay(ID)
-    assert IN_DOUBT in caught.value.__notes__
+    assert MAY_BE_DONE in caught.value.__notes__
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_replay_that_cannot_be_shown_is_refused_as_the_server_said(client, ser
     server.say(CLOSE, problem(409, error.code, holder=OTHER), look)
     with pytest.raises(error) as caught:
         client.replay(ID)
-    assert IN_DOUBT in caught.value.__notes__
+    assert MAY_BE_DONE in caught.value.__notes__
 
 
 def test_a_replay_without_a_lost_answer_looks_for_nothing(client, server):
@@ -161,7 +161,7 @@ def test_feedback_for_an_attempt_that_ended_otherwise_is_too_late(
     server.say(CLOSE, problem(409, "attempt_over"), rows(*found))
     with pytest.raises(AttemptOver) as caught:
         client.feedback(ID, outcome, attempt=2, **options)
-    assert IN_DOUBT in caught.value.__notes__
+    assert MAY_BE_DONE in caught.value.__notes__
 
 
 def test_a_cancel_whose_answer_was_lost_finds_the_task_cancelled(client, server, connected):
@@ -190,7 +190,7 @@ def test_any_other_refusal_after_a_lost_answer_says_so(client, server):
     server.say(CLOSE, problem(404, "unknown_task"))
     with pytest.raises(UnknownTask) as caught:
         client.reschedule(ID, delay=1)
-    assert IN_DOUBT in caught.value.__notes__
+    assert MAY_BE_DONE in caught.value.__notes__
 
 
 class Late:
@@ -231,7 +231,7 @@ def test_what_a_stranger_answered_last_is_told_by_its_status(make, server):
 
 
 def test_a_request_that_was_sent_once_may_have_been_done_whatever_the_last_try_was():
-    tries = Tries(5, 10.0, now=0.0)
+    tries = Retries(5, 10.0, now=0.0)
     tries.begin(0.0)
     tries.after_failure(SAFE, True, 0.0)
     failure = ServerUnavailable("refused", sent=False)
@@ -241,7 +241,7 @@ def test_a_request_that_was_sent_once_may_have_been_done_whatever_the_last_try_w
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_the_last_try_of_all_is_no_earlier_one(sent):
-    tries = Tries(0, 10.0, now=0.0)
+    tries = Retries(0, 10.0, now=0.0)
     tries.begin(0.0)
     assert tries.after_failure(SAFE, sent, 0.0) is None
     assert not tries.doubt
@@ -249,12 +249,12 @@ def test_the_last_try_of_all_is_no_earlier_one(sent):
 
 @pytest.mark.parametrize("date", ["", "noon", "Sun, 99 Nov 2026 12:00:00 GMT"])
 def test_without_a_server_s_clock_nothing_is_known_of_when_a_call_began(date):
-    assert Tries(0, 10.0, now=0.0).began_at(Answer(409, {"date": date}, b""), 1.0) is None
+    assert Retries(0, 10.0, now=0.0).began_at(Answer(409, {"date": date}, b""), 1.0) is None
 
 
 def test_when_a_call_began_is_reckoned_by_the_server_s_clock():
     answer = Answer(409, {"date": "Sun, 15 Nov 2026 12:00:30 GMT"}, b"")
-    began = Tries(0, 60.0, now=100.0).began_at(answer, 120.0)
+    began = Retries(0, 60.0, now=100.0).began_at(answer, 120.0)
     assert began == datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
 
 

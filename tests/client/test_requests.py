@@ -5,9 +5,9 @@ import traceback
 import pytest
 
 from tickwheel.client import calls, errors
-from tickwheel.client.bulk import HEAVY, Cutter, cut
+from tickwheel.client.bulk import FULL_BATCH_BYTES, Batcher, cut
 from tickwheel.client.requests import Answer, Request, is_loopback, parsed, retry_after
-from tickwheel.client.tries import Tries
+from tickwheel.client.retries import Retries
 
 SAFE = Request("GET", "/")
 UNSAFE = Request("POST", "/", safe=False)
@@ -28,20 +28,20 @@ def waits(tries, request=SAFE):
 
 
 def test_waits_double_up_to_eight_seconds_with_chance():
-    found = waits(Tries(10, 1e6, 0.0))
+    found = waits(Retries(10, 1e6, 0.0))
     most = [0.25, 0.5, 1, 2, 4, 8, 8, 8, 8, 8]
     assert len(found) == len(most)
     for wait, limit in zip(found, most, strict=True):
         assert limit / 2 <= wait <= limit
-    assert found != waits(Tries(10, 1e6, 0.0))
+    assert found != waits(Retries(10, 1e6, 0.0))
 
 
 def test_five_retries_outlast_a_restart_of_some_seconds():
-    assert min(sum(waits(Tries(5, 30, 0.0))) for _ in range(100)) > 3.8
+    assert min(sum(waits(Retries(5, 30, 0.0))) for _ in range(100)) > 3.8
 
 
 def test_no_wait_is_begun_that_the_timeout_would_cut_short():
-    tries = Tries(100, 10.0, now=100.0)
+    tries = Retries(100, 10.0, now=100.0)
     tries.begin(100.0)
     assert tries.after_failure(SAFE, True, 109.99) is None
     assert tries.after_answer(SAFE, busy(retry_after="5"), 106.0, WALL) is None
@@ -49,7 +49,7 @@ def test_no_wait_is_begun_that_the_timeout_would_cut_short():
 
 
 def test_a_try_has_the_time_that_is_left():
-    tries = Tries(5, 10.0, now=100.0)
+    tries = Retries(5, 10.0, now=100.0)
     assert tries.begin(100.0) == 10.0
     assert tries.begin(107.5) == 2.5
     assert 0 < tries.begin(200.0) < 0.01
@@ -57,7 +57,7 @@ def test_a_try_has_the_time_that_is_left():
 
 
 def test_what_is_not_safe_is_tried_again_only_when_it_was_surely_not_done():
-    tries = Tries(100, 1e6, 0.0)
+    tries = Retries(100, 1e6, 0.0)
     tries.begin(0.0)
     assert tries.after_failure(UNSAFE, False, 0.0) is not None
     assert tries.after_failure(UNSAFE, True, 0.0) is None
@@ -121,7 +121,7 @@ def test_what_may_be_a_password_is_not(url):
 
 def test_nor_is_it_shown_by_a_traceback():
     url = "http://u:hunter2"
-    with pytest.raises(ValueError, match="this is no URL") as refused:
+    with pytest.raises(ValueError, match="this is not a URL") as refused:
         parsed(url)
     assert "hunter2" not in "".join(traceback.format_exception(refused.value))
 
@@ -139,16 +139,20 @@ def test_a_replay_of_many_must_say_which():
 
 def test_what_is_no_mapping_is_refused_by_its_number():
     with pytest.raises(TypeError, match="request 1 of submit_many must be a mapping") as raised:
-        list(cut([{"service": "a"}, "expire"], Cutter(10)))
+        list(cut([{"service": "a"}, "expire"], Batcher(10)))
     assert "'expire'" in str(raised.value)
 
 
 def test_batches_are_as_large_as_asked_and_not_heavier_than_need_be():
     light = [{"service": "a"}] * 25
-    assert [len(batch) for batch in cut(light, Cutter(10))] == [10, 10, 5]
-    assert list(cut([], Cutter(10))) == []
-    alone = [{"service": "a"}, {"service": "a", "payload": "x" * HEAVY}, {"service": "a"}]
-    assert [len(batch) for batch in cut(alone, Cutter(10))] == [1, 1, 1]
+    assert [len(batch) for batch in cut(light, Batcher(10))] == [10, 10, 5]
+    assert list(cut([], Batcher(10))) == []
+    alone = [
+        {"service": "a"},
+        {"service": "a", "payload": "x" * FULL_BATCH_BYTES},
+        {"service": "a"},
+    ]
+    assert [len(batch) for batch in cut(alone, Batcher(10))] == [1, 1, 1]
 
 
 def test_a_problem_of_nothing_still_says_its_status():

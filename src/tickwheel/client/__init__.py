@@ -1,6 +1,6 @@
-"""`Client` and `AsyncClient`: a tickwheel server from Python.
+"""`Client` and `AsyncClient`: use a tickwheel server from Python.
 
-`Client` needs nothing but the package; `AsyncClient` needs `pip install 'tickwheel[client]'`.
+`Client` needs no other package; `AsyncClient` needs `pip install 'tickwheel[client]'`.
 """
 
 from importlib import import_module
@@ -53,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # It needs packages from elsewhere, which programs with the other one may lack.
+    # Imported lazily: it needs packages that programs with only `Client` may lack.
     if name != "AsyncClient":
         raise AttributeError(f"module 'tickwheel.client' has no attribute {name!r}")
     value = import_module("tickwheel.client.aio").AsyncClient

@@ -1,4 +1,4 @@
-"""`AsyncClient`: the verbs of a server for asyncio, over a pool of kept connections."""
+"""`AsyncClient`: the API's operations for asyncio, over a pool of connections."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tickwheel.arguments import bounded
-from tickwheel.client import calls
-from tickwheel.client.bulk import BATCH, IN_FLIGHT, Cutter, Progress, Stored, Unread
+from tickwheel.client import operations
+from tickwheel.client.bulk import BATCH, IN_FLIGHT, Batcher, Progress, Stored, WarnIfUnread
 from tickwheel.client.errors import ServerTimedOut, ServerUnavailable
+from tickwheel.client.methods import document_as, document_as_pages, name_methods
 from tickwheel.client.requests import (
-    CONNECT_TIMEOUT,
-    MAX_ANSWER,
+    CONNECT_TIMEOUT_SECONDS,
+    MAX_ANSWER_BYTES,
     Answer,
     Call,
     Options,
     Request,
     Server,
-    too_long,
+    answer_too_large,
 )
-from tickwheel.client.tries import IN_DOUBT, Tries, tell_of_count, tell_of_wait
-from tickwheel.client.verbs import told_as_pages, told_by, with_names
+from tickwheel.client.retries import MAY_BE_DONE, Retries, log_incomplete_count, log_retry
 from tickwheel.clock import SystemClock, WallClock, forkable
 from tickwheel.errors import TickwheelError
 from tickwheel.progress import show_progress
@@ -40,7 +40,7 @@ from tickwheel.progress import show_progress
 try:
     from tickwheel.http import ConnectFailed, HttpError, Pool, TimedOut, Unanswered
 except ImportError as missing:
-    raise ImportError(f"{missing}; for AsyncClient: pip install 'tickwheel[client]'") from missing
+    raise ImportError(f"{missing}; AsyncClient needs: pip install 'tickwheel[client]'") from missing
 
 if TYPE_CHECKING:
     import ssl
@@ -52,26 +52,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Requests = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-Batch = list[Stored]  # inside the class `list` is a verb
+Batch = list[Stored]  # inside the class `list` is a method
 Attempts = list["Attempt"]
 Schedules = list["Schedule"]
 
 
-def awaited(
+def awaitable(
     call: Callable[P, Call[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Return a verb that sends a call, and is awaited for its answer."""
+    """Return a coroutine method that sends a call and returns its answer."""
 
     async def verb(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._do(call(*args, **kwargs))
 
-    return told_by(call, verb)
+    return document_as(call, verb)
 
 
-def turning(
+def paging(
     call: Callable[P, Call[Page[T]]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """Return a verb that goes through all pages of a list."""
+    """Return a method that iterates over all pages of a list."""
 
     async def verb(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         while True:
@@ -82,16 +82,16 @@ def turning(
                 return
             kwargs["cursor"] = page.next_cursor
 
-    return told_as_pages(call, verb, "AsyncIterator")
+    return document_as_pages(call, verb, "AsyncIterator")
 
 
-@with_names
+@name_methods
 class AsyncClient:
-    """A tickwheel server, for asyncio: `async with AsyncClient() as client`.
+    """A client of a tickwheel server for asyncio: `async with AsyncClient() as client`.
 
-    Options, verbs, retries and errors are those of `Client`, and each verb is awaited. It belongs
-    to one event loop; in the child of a fork, or once that loop is closed, it goes on with
-    connections of its own. A verb that is cancelled may have been done.
+    Options, methods, retries and errors are those of `Client`; each method is awaited. A client
+    belongs to one event loop; in the child of a fork, or once that loop is closed, it opens new
+    connections. A cancelled call may have succeeded.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class AsyncClient:
 
     @property
     def server(self) -> str:
-        """Where the server is."""
+        """The server's URL."""
         return self._server.url
 
     async def close(self) -> None:
@@ -139,28 +139,30 @@ class AsyncClient:
         return f"<AsyncClient {self.server}>"
 
     def _forked(self) -> None:
-        """In the child of a fork: the parent's pool is kept, so that nothing of it is closed."""
+        """In the child of a fork, keep the parent's pool alive, so that nothing closes it."""
         if self._pool is not None:
             self._left_behind.append(self._pool)
         self._pool = self._loop = None
 
-    def _kept(self) -> Pool:
+    def _pool_of_loop(self) -> Pool:
         """Return the pool of the running loop."""
         loop = asyncio.get_running_loop()
         if self._closed:
             raise RuntimeError("the client is closed")
         if self._pool is None or self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed() and self._pool is not None:
-                raise RuntimeError("the client is used on another event loop: make one for each")
+                raise RuntimeError("the client belongs to another event loop: make one for each")
             self._pool, self._loop = self._new_pool(), loop
         return self._pool
 
     def _new_pool(self) -> Pool:
-        return Pool(connect_timeout=CONNECT_TIMEOUT, max_body=MAX_ANSWER, ssl=self._ssl)
+        return Pool(
+            connect_timeout=CONNECT_TIMEOUT_SECONDS, max_body=MAX_ANSWER_BYTES, ssl=self._ssl
+        )
 
     async def _send(self, request: Request, timeout: float) -> Answer:
-        kept = self._kept()
-        if not request.safe:  # over a kept connection it may be lost, and must not be sent again
+        pool = self._pool_of_loop()
+        if not request.safe:  # a reused connection may lose it, and it must not be sent again
             fresh = self._new_pool()
             try:
                 return await self._exchange(fresh, request, timeout)
@@ -168,17 +170,17 @@ class AsyncClient:
                 await fresh.close()
         until = self._clock.time() + timeout
         try:
-            return await self._exchange(kept, request, timeout)
+            return await self._exchange(pool, request, timeout)
         except ServerUnavailable as failure:
             unanswered = failure.__cause__
             if not (isinstance(unanswered, Unanswered) and unanswered.again):
                 raise
         try:
-            answer = await self._exchange(kept, request, max(until - self._clock.time(), 0.001))
+            answer = await self._exchange(pool, request, max(until - self._clock.time(), 0.001))
         except ServerUnavailable as failure:
-            failure.sent = True  # the first one may have been received
+            failure.sent = True  # the first try may have been received
             raise
-        return answer._replace(again=True)
+        return answer._replace(resent=True)
 
     async def _exchange(self, pool: Pool, request: Request, timeout: float) -> Answer:
         server = self._server
@@ -198,87 +200,89 @@ class AsyncClient:
         except HttpError as error:
             raise ServerUnavailable(str(error), sent=True) from error
         if not response.whole:
-            raise too_long(response.status)
+            raise answer_too_large(response.status)
         return Answer(response.status, dict(response.headers), response.body)
 
     async def _do(self, call: Call[T], timeout: float | None = None) -> T:
         request = call.request
-        tries = Tries(self._options.retries, timeout or self._options.timeout, self._clock.time())
+        timeout = timeout or self._options.timeout
+        retries = Retries(self._options.retries, timeout, self._clock.time())
         while True:
             try:
-                answer = await self._send(request, tries.begin(self._clock.time()))
+                answer = await self._send(request, retries.begin(self._clock.time()))
             except ServerUnavailable as failure:
                 reason = str(failure)
-                wait = tries.after_failure(request, failure.sent, self._clock.time())
+                wait = retries.after_failure(request, failure.sent, self._clock.time())
                 if wait is None:
-                    tries.tell(failure)
+                    retries.annotate(failure)
                     raise
             else:
                 reason = f"status {answer.status}"
                 wall = self._wall.time()
-                wait = tries.after_answer(request, answer, self._clock.time(), wall)
+                wait = retries.after_answer(request, answer, self._clock.time(), wall)
                 if wait is None:
                     break
-            tell_of_wait(request, reason, wait)
+            log_retry(request, reason, wait)
             await self._sleep(wait)
-        if not tries.doubt:
+        if not retries.may_be_done:
             return call.result(answer, wall, self.server)
-        return await self._settled(call, answer, wall, tries)
+        return await self._settle(call, answer, wall, retries)
 
-    async def _settled(self, call: Call[T], answer: Answer, wall: float, tries: Tries) -> T:
-        """Return what a call has come to, when an earlier try of it may have been done."""
+    async def _settle(self, call: Call[T], answer: Answer, wall: float, retries: Retries) -> T:
+        """Return the result of a call when an earlier try of it may have succeeded."""
         try:
             result = call.result(answer, wall, self.server)
         except TickwheelError as error:
-            error.add_note(IN_DOUBT)
+            error.add_note(MAY_BE_DONE)
             if call.settle is None:
                 raise
-            steps = call.settle(error, tries.began_at(answer, self._clock.time()))
+            steps = call.settle(error, retries.began_at(answer, self._clock.time()))
             try:
                 step = next(steps)
                 while True:
-                    step = steps.send(await self._do(step, tries.left(self._clock.time())))
+                    left = retries.seconds_left(self._clock.time())
+                    step = steps.send(await self._do(step, left))
             except StopIteration as end:
                 return cast("T", end.value)
             except TickwheelError:
                 raise error from None
         if call.counts:
-            tell_of_count(call.request)
+            log_incomplete_count(call.request)
         return result
 
-    submit = awaited(calls.submit)
-    get = awaited(calls.get)
-    attempts_page = awaited(calls.attempts_page)
-    iterate_attempts = turning(calls.attempts_page)
-    list = awaited(calls.tasks)
-    iterate = turning(calls.tasks)
-    cancel = awaited(calls.cancel)
-    cancel_key = awaited(calls.cancel_key)
-    cancel_where = awaited(calls.cancel_where)
-    reschedule = awaited(calls.reschedule)
-    feedback = awaited(calls.feedback)
-    services = awaited(calls.services)
-    get_service = awaited(calls.get_service)
-    put_service = awaited(calls.put_service)
-    delete_service = awaited(calls.delete_service)
-    backlog = awaited(calls.backlog)
-    iterate_backlog = turning(calls.backlog)
-    replay = awaited(calls.replay)
-    replay_where = awaited(calls.replay_where)
-    schedules_page = awaited(calls.schedules_page)
-    iterate_schedules = turning(calls.schedules_page)
-    get_schedule = awaited(calls.get_schedule)
-    put_schedule = awaited(calls.put_schedule)
-    delete_schedule = awaited(calls.delete_schedule)
-    nodes = awaited(calls.nodes)
-    shards = awaited(calls.shards)
-    wheel = awaited(calls.wheel)
-    stats = awaited(calls.stats)
-    audit = awaited(calls.audit)
-    health = awaited(calls.health)
+    submit = awaitable(operations.submit)
+    get = awaitable(operations.get)
+    attempts_page = awaitable(operations.attempts_page)
+    iterate_attempts = paging(operations.attempts_page)
+    list = awaitable(operations.tasks)
+    iterate = paging(operations.tasks)
+    cancel = awaitable(operations.cancel)
+    cancel_key = awaitable(operations.cancel_key)
+    cancel_where = awaitable(operations.cancel_where)
+    reschedule = awaitable(operations.reschedule)
+    feedback = awaitable(operations.feedback)
+    services = awaitable(operations.services)
+    get_service = awaitable(operations.get_service)
+    put_service = awaitable(operations.put_service)
+    delete_service = awaitable(operations.delete_service)
+    backlog = awaitable(operations.backlog)
+    iterate_backlog = paging(operations.backlog)
+    replay = awaitable(operations.replay)
+    replay_where = awaitable(operations.replay_where)
+    schedules_page = awaitable(operations.schedules_page)
+    iterate_schedules = paging(operations.schedules_page)
+    get_schedule = awaitable(operations.get_schedule)
+    put_schedule = awaitable(operations.put_schedule)
+    delete_schedule = awaitable(operations.delete_schedule)
+    nodes = awaitable(operations.nodes)
+    shards = awaitable(operations.shards)
+    wheel = awaitable(operations.wheel)
+    stats = awaitable(operations.stats)
+    audit = awaitable(operations.audit)
+    health = awaitable(operations.health)
 
     async def attempts(self, task_id: str) -> Attempts:
-        """Return the execution log of a task: one row for each attempt that has ended."""
+        """Return a task's execution log: one row for each attempt that has ended."""
         return [one async for one in self.iterate_attempts(task_id, limit=1_000)]
 
     async def schedules(self) -> Schedules:
@@ -295,7 +299,7 @@ class AsyncClient:
     ) -> Batch:
         """Store any number of tasks, and return their answers in order.
 
-        `Client.submit_many` has the promises. Requests may come from an async iterator, too.
+        See `Client.submit_many`. Requests may also come from an async iterator.
         """
         stream = self.submit_stream(requests, batch=batch, in_flight=in_flight, progress=progress)
         async with aclosing(stream):
@@ -309,29 +313,29 @@ class AsyncClient:
         in_flight: int = IN_FLIGHT,
         progress: Progress = False,
     ) -> AsyncBulk:
-        """Store any number of tasks, and yield their answers in order, while they are being stored.
+        """Store any number of tasks, and yield their answers in order as they are stored.
 
-        `async for answer in client.submit_stream(…)`; `Client.submit_stream` has the promises.
+        `async for answer in client.submit_stream(…)`; see `Client.submit_stream`.
         """
         bounded("in_flight", in_flight, 1, 64)
-        return AsyncBulk(self, requests, Cutter(batch), in_flight, progress)
+        return AsyncBulk(self, requests, Batcher(batch), in_flight, progress)
 
 
-class AsyncBulk(Unread, AsyncIterator[Stored]):
+class AsyncBulk(WarnIfUnread, AsyncIterator[Stored]):
     """The answers of `submit_stream`, in order."""
 
     def __init__(
         self,
         client: AsyncClient,
         requests: Requests,
-        cutter: Cutter,
+        batcher: Batcher,
         in_flight: int,
         progress: Progress,
     ) -> None:
         super().__init__()
         self._client = client
         self._requests = requests
-        self._cutter = cutter
+        self._batcher = batcher
         self._in_flight = in_flight
         self._progress = progress
         self._answers: AsyncGenerator[Stored, None] | None = None
@@ -339,13 +343,13 @@ class AsyncBulk(Unread, AsyncIterator[Stored]):
     async def __anext__(self) -> Stored:
         if self._answers is None:
             if self.begun:
-                raise StopAsyncIteration  # closed before the first
+                raise StopAsyncIteration  # closed before the first answer
             self.begun = True
             self._answers = self._run()
         return await anext(self._answers)
 
     async def aclose(self) -> None:
-        """Take no more requests; batches that are on their way may still be stored."""
+        """Take no more requests; batches in flight may still be stored."""
         self.begun = True
         if self._answers is not None:
             await self._answers.aclose()
@@ -373,32 +377,32 @@ class AsyncBulk(Unread, AsyncIterator[Stored]):
     async def _send(self, sending: deque[asyncio.Task[Batch]]) -> AsyncGenerator[Batch, None]:
         async with aclosing(self._batches()) as batches:
             async for items in batches:
-                sending.append(asyncio.ensure_future(self._client._do(calls.batch(items))))
+                sending.append(asyncio.ensure_future(self._client._do(operations.batch(items))))
                 while len(sending) >= self._in_flight or (sending and sending[0].done()):
-                    yield await taken(sending)
+                    yield await take_first(sending)
         while sending:
-            yield await taken(sending)
+            yield await take_first(sending)
 
     async def _batches(self) -> AsyncGenerator[list[bytes], None]:
         requests = self._requests
         if isinstance(requests, AsyncIterable):
             async for request in requests:
-                full = self._cutter.add(request)
+                full = self._batcher.add(request)
                 if full is not None:
                     yield full
         else:
             for request in requests:
-                full = self._cutter.add(request)
+                full = self._batcher.add(request)
                 if full is not None:
                     yield full
-                    await asyncio.sleep(0)  # for the batch to be sent while the next is made
-        rest = self._cutter.rest()
+                    await asyncio.sleep(0)  # so that the batch is sent while the next is built
+        rest = self._batcher.rest()
         if rest:
             yield rest
 
 
-async def taken(sending: deque[asyncio.Task[Batch]]) -> Batch:
-    """Wait for the first that is on its way; it stays there until it is done, or cancelled."""
+async def take_first(sending: deque[asyncio.Task[Batch]]) -> Batch:
+    """Wait for the first batch in flight; it stays in `sending` until it is done."""
     answers = await asyncio.shield(sending[0])
     sending.popleft()
     return answers

@@ -1,6 +1,6 @@
-"""Many submits as a stream: cut into batches here, sent by the clients. No network.
+"""Split a stream of submits into batches, which the clients send. No network.
 
-A batch is sent again like any request: each of its tasks has an idempotency key of its own.
+A batch is retried like any request: each of its tasks has its own idempotency key.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import bounded
-from tickwheel.client.calls import batch_item
+from tickwheel.client.operations import batch_item
 from tickwheel.client.values import Submitted
 from tickwheel.errors import TickwheelError
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 BATCH = 1_000
-MAX_BATCH = 10_000  # as the server has it
-HEAVY = 4 << 20  # bytes after which a batch is full, a quarter of what the server takes
+MAX_BATCH_TASKS = 10_000  # the server's default limit
+FULL_BATCH_BYTES = 4 << 20  # a quarter of the server's default limit
 IN_FLIGHT = 4
 
 Progress = bool | Callable[[int], object]
 Stored = Submitted | TickwheelError
 
 
-class Cutter:
-    """Makes batches of requests: `size` tasks at most, and not more bytes than need be."""
+class Batcher:
+    """Collects requests into batches of at most `size` tasks and about `FULL_BATCH_BYTES`."""
 
     def __init__(self, size: int) -> None:
-        self._size = bounded("batch", size, 1, MAX_BATCH)
+        self._size = bounded("batch", size, 1, MAX_BATCH_TASKS)
         self._name = uuid.uuid4().hex
         self._count = 0
         self._items: list[bytes] = []
         self._weight = 0
 
     def add(self, request: Mapping[str, Any]) -> list[bytes] | None:
-        """Add a task; return the batch that is full now, if one is."""
+        """Add a task, and return the batch that is now full, if any."""
         if not isinstance(request, Mapping):
             raise TypeError(
                 f"request {self._count} of submit_many must be a mapping with a service and a"
@@ -50,7 +50,7 @@ class Cutter:
             error.add_note(f"in request {self._count} of submit_many")
             raise
         self._count += 1
-        full = self.rest() if self._weight + len(item) > HEAVY and self._items else None
+        full = self.rest() if self._weight + len(item) > FULL_BATCH_BYTES and self._items else None
         self._items.append(item)
         self._weight += len(item)
         if full is None and len(self._items) == self._size:
@@ -58,24 +58,24 @@ class Cutter:
         return full
 
     def rest(self) -> list[bytes]:
-        """Return what has been added since the last batch."""
+        """Return the tasks added since the last batch."""
         items, self._items, self._weight = self._items, [], 0
         return items
 
 
-def cut(requests: Iterable[Mapping[str, Any]], cutter: Cutter) -> Iterator[list[bytes]]:
-    """Cut requests into batches."""
+def split_batches(requests: Iterable[Mapping[str, Any]], batcher: Batcher) -> Iterator[list[bytes]]:
+    """Split requests into batches."""
     for request in requests:
-        full = cutter.add(request)
+        full = batcher.add(request)
         if full is not None:
             yield full
-    rest = cutter.rest()
+    rest = batcher.rest()
     if rest:
         yield rest
 
 
-class Unread:
-    """Warns of a stream that was never read: it has submitted nothing."""
+class WarnIfUnread:
+    """Warn about a stream that was never read, and has submitted nothing."""
 
     def __init__(self) -> None:
         self.begun = False

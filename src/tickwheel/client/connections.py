@@ -1,4 +1,4 @@
-"""Kept connections of the sync client: `http.client`, and a list of those that are free."""
+"""The sync client's connections: `http.client`, with a list of idle connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from ssl import SSLCertVerificationError
 from typing import TYPE_CHECKING
 
 from tickwheel.client.errors import ServerTimedOut, ServerUnavailable
-from tickwheel.client.requests import CONNECT_TIMEOUT, MAX_ANSWER, Answer, too_long
+from tickwheel.client.requests import (
+    CONNECT_TIMEOUT_SECONDS,
+    MAX_ANSWER_BYTES,
+    Answer,
+    answer_too_large,
+)
 from tickwheel.clock import SystemClock, forkable
 
 if TYPE_CHECKING:
@@ -25,23 +30,23 @@ if TYPE_CHECKING:
 
     from tickwheel.client.requests import Request, Server
 
-KEPT = 16
-KEPT_SECONDS = 60.0  # after which a firewall on the way may have forgotten it, and tells nobody
-PIECE = 1 << 18
+MAX_IDLE_CONNECTIONS = 16
+MAX_IDLE_SECONDS = 60.0  # a firewall may silently drop a connection that is idle for longer
+READ_BYTES = 1 << 18
 
 
 class Connections:
-    """Sends requests of any thread over connections that are kept for the next.
+    """Send requests from any thread over connections that are kept for reuse.
 
-    - A kept connection that the server has closed is not used: it is looked at before.
-    - One that breaks before an answer began is replaced by a fresh one at once, when the request is
-      safe to repeat: the server may have closed it while the request was on its way.
-    - In the child of a fork there are none yet: the parent's are left to the parent.
+    - Before reuse, a connection is checked: one that the server has closed is not used.
+    - If a reused connection breaks before an answer begins, and the request is safe to repeat, it
+      is sent again at once on a new one: the server may have closed it just then.
+    - The child of a fork starts without connections: the parent's are left to the parent.
     """
 
     def __init__(self, server: Server, context: ssl.SSLContext | None) -> None:
         self._server = server
-        self._context = context  # made when it is needed: reading the authorities takes a while
+        self._context = context  # created on first use: loading certificates is slow
         self._clock = SystemClock()
         self._lock = threading.Lock()
         self._free: list[tuple[HTTPConnection, float]] = []
@@ -49,7 +54,7 @@ class Connections:
         forkable.add(self)
 
     def send(self, request: Request, timeout: float) -> Answer:
-        """Send a request and return its answer; else `ServerUnavailable`."""
+        """Send a request and return its answer, or raise `ServerUnavailable`."""
         until = self._clock.time() + timeout
         kept = self._take() if request.safe else None
         if kept is None:
@@ -63,9 +68,9 @@ class Connections:
         try:
             answer = self._exchange(self._connect(until), request, until)
         except ServerUnavailable as failure:
-            failure.sent = True  # the first was
+            failure.sent = True  # the first try was sent
             raise
-        return answer._replace(again=True)
+        return answer._replace(resent=True)
 
     def _take(self) -> HTTPConnection | None:
         while True:
@@ -75,13 +80,14 @@ class Connections:
                 if not self._free:
                     return None
                 connection, since = self._free.pop()
-            if self._clock.time() - since < KEPT_SECONDS and is_quiet(connection.sock):
+            fresh = self._clock.time() - since < MAX_IDLE_SECONDS
+            if fresh and has_nothing_to_read(connection.sock):
                 return connection
             connection.close()
 
     def _keep(self, connection: HTTPConnection) -> None:
         with self._lock:
-            if not self._closed and len(self._free) < KEPT:
+            if not self._closed and len(self._free) < MAX_IDLE_CONNECTIONS:
                 self._free.append((connection, self._clock.time()))
                 return
         connection.close()
@@ -90,7 +96,7 @@ class Connections:
         if self._closed:
             raise RuntimeError("the client is closed")
         server = self._server
-        timeout = min(CONNECT_TIMEOUT, max(until - self._clock.time(), 0.001))
+        timeout = min(CONNECT_TIMEOUT_SECONDS, max(until - self._clock.time(), 0.001))
         connection: HTTPConnection
         if server.scheme == "https":
             if self._context is None:
@@ -112,7 +118,7 @@ class Connections:
 
     def _exchange(self, connection: HTTPConnection, request: Request, until: float) -> Answer:
         try:
-            answer, kept = self._talk(connection, request, until)
+            answer, kept = self._send_and_receive(connection, request, until)
         except BaseException as error:
             connection.close()
             url = self._server.url
@@ -132,10 +138,10 @@ class Connections:
             connection.close()
         return answer
 
-    def _talk(
+    def _send_and_receive(
         self, connection: HTTPConnection, request: Request, until: float
     ) -> tuple[Answer, bool]:
-        """Send and receive; the answer, and whether the connection is as good as new."""
+        """Send and receive; return the answer, and whether the connection can be reused."""
         server, sock = self._server, connection.sock
         sock.settimeout(self._left(until))
         connection.putrequest(
@@ -149,10 +155,10 @@ class Connections:
             body = bytearray()
             while not response.isclosed():
                 sock.settimeout(self._left(until))
-                body += response.read(PIECE)
-                if len(body) > MAX_ANSWER:
-                    raise too_long(response.status)
-            if response.length:  # read() of a part does not tell that the rest never came
+                body += response.read(READ_BYTES)
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise answer_too_large(response.status)
+            if response.length:  # read(n) does not report a truncated body
                 raise IncompleteRead(bytes(body), response.length)
             headers = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, headers, bytes(body)), not response.will_close
@@ -164,7 +170,7 @@ class Connections:
         return left
 
     def close(self) -> None:
-        """Close all that are free; those in use are closed after their answer."""
+        """Close idle connections; those in use are closed after their answer."""
         with self._lock:
             self._closed = True
             free, self._free = self._free, []
@@ -172,7 +178,7 @@ class Connections:
             connection.close()
 
     def _forked(self) -> None:
-        """In the child of a fork: close our ends, which the parent does not notice."""
+        """In the child of a fork, close our copies; the parent's connections stay open."""
         self._lock = threading.Lock()
         free, self._free = self._free, []
         for connection, _ in free:
@@ -180,11 +186,11 @@ class Connections:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says, without what a server may have sent: its type says enough."""
+    """Return an error's reason, or its type's name, without text that a server may have sent."""
     if isinstance(error, TimeoutError):
-        return "no connection in time"
+        return "timed out"
     if isinstance(error, SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}"
+        return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
         return "it does not speak https; does it speak http?"
     return getattr(error, "strerror", None) or type(error).__name__
@@ -196,8 +202,8 @@ def put_headers(connection: HTTPConnection, headers: Sequence[tuple[str, str]]) 
         connection.putheader(name, value)
 
 
-def is_quiet(sock: socket.socket) -> bool:
-    """Say whether a connection that waits has nothing to read: an end, or what nobody asked for."""
+def has_nothing_to_read(sock: socket.socket) -> bool:
+    """Return whether an idle connection is still usable: no end of stream, no unexpected data."""
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(sock, select.POLLIN)

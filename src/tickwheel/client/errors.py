@@ -1,4 +1,4 @@
-"""What a server's problem document becomes: the error of its code, else an `ApiError`."""
+"""Errors of the client: a problem document becomes the error of its code, or an `ApiError`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class ApiError(TickwheelError):
-    """The server refused a request, for a reason that has no class of its own.
+    """The server refused a request with a code that has no class of its own.
 
-    - `code` is the problem's, `status` the HTTP status, `detail` what the server says about it.
-    - `problem` is the whole document; `retry_after` says when to try again, in seconds, or None.
-    - The code "bad_answer" is the client's: what came was no answer of this API.
+    - `code` and `detail` are those of the problem document, `status` is the HTTP status.
+    - `problem` is the whole document; `retry_after` is the wait before a retry in seconds, or None.
+    - The client itself sets the code "bad_answer": the answer did not come from this API.
     """
 
     code = "api_error"
@@ -41,7 +41,7 @@ class ApiError(TickwheelError):
 class ServerUnavailable(TickwheelError, ConnectionError):
     """The server cannot be reached, or the connection broke before an answer came.
 
-    `sent`: whether the request may have reached the server, and may have been done.
+    `sent`: whether the request may have reached the server, and may have succeeded.
     """
 
     code = "server_unavailable"
@@ -52,10 +52,10 @@ class ServerUnavailable(TickwheelError, ConnectionError):
 
 
 class ServerTimedOut(ServerUnavailable, TimeoutError):
-    """No answer came in time; what was asked for may have been done."""
+    """No answer came in time; the request may have succeeded."""
 
 
-# The rest are made of their message alone.
+# All other errors take only a message.
 _WITH_MORE: dict[str, Callable[[str, Mapping[str, Any], float | None], TickwheelError]] = {
     "key_taken": lambda detail, problem, _: errors.KeyTaken(detail, str(problem.get("holder", ""))),
     "overloaded": lambda detail, _, after: errors.Overloaded(
@@ -85,7 +85,7 @@ _PLAIN: dict[str, type[TickwheelError]] = {
 def error_of(
     problem: Mapping[str, Any], status: int, retry_after: float | None = None
 ) -> TickwheelError:
-    """Return what to raise for a problem document; `problem_of` gives that document back."""
+    """Return the error to raise for a problem document; `problem_of` returns the document."""
     code = str(problem.get("code") or "bad_answer")
     detail = str(problem.get("detail") or problem.get("title") or f"HTTP status {status}")
     if code in _WITH_MORE:
@@ -99,6 +99,6 @@ def error_of(
 
 
 def problem_of(error: BaseException) -> dict[str, Any] | None:
-    """Return the problem document that an error was made of; None when no server sent one."""
+    """Return the problem document of an error; None if no server sent one."""
     problem = vars(error).get("problem")
     return problem if isinstance(problem, dict) and problem else None

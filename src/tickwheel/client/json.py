@@ -1,4 +1,4 @@
-"""`Json`: a text that is JSON already, and is sent as it is."""
+"""`Json`: a text that already is JSON, and is sent unchanged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tickwheel.values.json import call as serial
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A payload, or a result, that is JSON already: sent as it is, byte for byte.
+    """A payload or result that already is JSON: sent unchanged, byte for byte.
 
-    For what Python would write otherwise: numbers to their last digit (`1.10`, `1e400`), spaces,
-    keys that come twice. ValueError, with the position, for a text that is not JSON.
+    Use it to keep what Python's encoder would change: digits (`1.10`, `1e400`), spaces, duplicate
+    keys. Raises ValueError, with the position, for a text that is not JSON.
     """
 
     text: str
@@ -28,26 +28,26 @@ class Json:
             place = f"line {error.lineno} column {error.colno} (character {error.pos})"
             raise ValueError(f"not JSON: {error.msg} at {place}") from None
         except UnicodeEncodeError as error:
-            text = f"not JSON: half a character (a lone surrogate) at character {error.start}"
+            text = f"not JSON: a lone surrogate at character {error.start}"
             raise ValueError(text) from None
         except RecursionError:
-            raise ValueError("not sent: this JSON is nested too deeply") from None
+            raise ValueError("this JSON is nested too deeply") from None
 
     def __repr__(self) -> str:
         return f"Json({self.text!r:.100})"
 
 
-def refuse(word: str) -> None:
-    """Refuse what Python reads and JSON does not have."""
-    raise ValueError(f"not JSON: {word}")
+def refuse_constant(constant: str) -> None:
+    """Refuse NaN and Infinity, which Python's parser accepts and JSON does not have."""
+    raise ValueError(f"not JSON: {constant}")
 
 
-# Numbers are not read: one of ten thousand digits is JSON, too.
-_CHECKER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=refuse)
+# Numbers stay text: a number of ten thousand digits is JSON, too.
+_CHECKER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=refuse_constant)
 
 
-def written(options: dict[str, object]) -> bytes:
-    """Return an object as JSON; a value of it that is `Json` goes as it is."""
+def encode_object(options: dict[str, object]) -> bytes:
+    """Return an object as JSON; a `Json` value in it is written unchanged."""
     texts = {name: value.text for name, value in options.items() if isinstance(value, Json)}
     if not texts:
         return serial.encode(options)

@@ -1,7 +1,7 @@
-"""Requests, their answers, and where the server is: all of the client that needs no network.
+"""Requests, answers, and the server's address: the parts of the client that need no network.
 
-A `Call` is a request and how its answer is read; `tries` says when it is sent again. The clients
-send, receive and sleep, nothing more.
+A `Call` is a request with the reader of its answer; `retries` decides when to send it again. The
+clients only send, receive and sleep.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_SERVER = "http://127.0.0.1:7380"
-MAX_ANSWER = 256 << 20  # bytes: more than any sane page, less than what would end this process
-CONNECT_TIMEOUT = 5.0
+MAX_ANSWER_BYTES = 256 << 20  # more than any sane page, less than would exhaust memory
+CONNECT_TIMEOUT_SECONDS = 5.0
 
 
 class InsecureToken(UserWarning):
-    """A token goes over plain HTTP to another machine: whoever is between can read it."""
+    """A token is sent over plain HTTP to another machine: anyone on the path can read it."""
 
 
 class Secret:
-    """A text that shows itself to nobody who prints it."""
+    """A text that printing does not reveal."""
 
     __slots__ = ("text",)
 
@@ -51,10 +51,10 @@ class Secret:
 
 
 class Request(NamedTuple):
-    """What is sent, but for the token.
+    """A request, without the token.
 
-    `safe`: it may be sent again when an earlier one may have reached the server. `probe`: whatever
-    is answered is the answer, at once.
+    `safe`: it may be sent again after an earlier one may have reached the server. `probe`: any
+    answer is final, whatever its status.
     """
 
     method: str
@@ -66,30 +66,32 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back; the names of headers are lower case.
+    """An answer; the names of its headers are lower case.
 
-    `again`: the request was sent before, over a connection that broke, and may have been done then.
+    `resent`: the request was first sent over a connection that broke, and may have succeeded there.
     """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
-    again: bool = False
+    resent: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether it says that what was asked for is done."""
+        """Whether the request succeeded."""
         return 200 <= self.status < 300
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request, and how to read the document that answers it; of a probe, the whole answer.
+    """A request, and `read`, which turns the answer's document into a result.
 
-    - `settle`, for a refusal after an earlier try that may have been done: calls that show whether
-      it was, and then what it answered; it raises the refusal otherwise. It is told the refusal,
-      and the server's time when the call began, or None.
-    - `counts`: the answer is a number, in which what an earlier try has done is missing.
+    For a probe, `read` gets the whole answer.
+
+    - `settle` handles a refusal after an earlier try that may have succeeded. It takes the refusal
+      and the server's time at the start of the call, or None; it yields further calls to find out
+      whether the try succeeded, and returns that try's result or raises the refusal.
+    - `counts`: the answer is a number, which lacks what an earlier try has done.
     """
 
     request: Request
@@ -98,54 +100,54 @@ class Call(Generic[T]):
     counts: bool = False
 
     def result(self, answer: Answer, now: float, server: str) -> T:
-        """Return what the answer says, or raise the error that it is.
+        """Return the answer's result, or raise its error.
 
-        `now` is the time of day, `server` who answered.
+        `now` is the wall-clock time, `server` the URL for messages.
         """
         if not answer.ok and not self.request.probe:
             raise refusal(answer, now, server)
         try:
-            return self.read(answer if self.request.probe else document_of(answer))
+            return self.read(answer if self.request.probe else decode_body(answer))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error!s:.200}"
-            raise stranger(server, answer.status, why) from error
+            raise bad_answer(server, answer.status, why) from error
 
 
 Settle = Callable[[TickwheelError, datetime | None], Generator[Call[Any], Any, T]]
 
 
-def stranger(server: str, status: int, why: str, retry_after: float | None = None) -> ApiError:
-    """Return the error for an answer of something else: a proxy, or another program."""
+def bad_answer(server: str, status: int, why: str, retry_after: float | None = None) -> ApiError:
+    """Return the error for an answer of something else, such as a proxy or another program."""
     return ApiError(
-        f"what {server} sent is no answer of a tickwheel server: {why}",
+        f"the answer of {server} is not from a tickwheel server: {why}",
         code="bad_answer",
         status=status,
         retry_after=retry_after,
     )
 
 
-def too_long(status: int) -> ApiError:
-    """Return the error for an answer that is not read to its end."""
+def answer_too_large(status: int) -> ApiError:
+    """Return the error for an answer over the size limit."""
     return ApiError(
-        f"the answer has more than {MAX_ANSWER >> 20} MiB; ask for fewer with limit=...",
+        f"the answer has more than {MAX_ANSWER_BYTES >> 20} MiB; ask for fewer with limit=...",
         code="bad_answer",
         status=status,
     )
 
 
-def document_of(answer: Answer) -> Any:
-    """Return the JSON of an answer, None for none; ValueError for what is not JSON."""
+def decode_body(answer: Answer) -> Any:
+    """Return an answer's JSON, None for an empty body; ValueError if it is not JSON."""
     return serial.decode(answer.body) if answer.body else None
 
 
 def refusal(answer: Answer, now: float, server: str) -> TickwheelError:
-    """Return the error that an answer is."""
+    """Return the error for an answer that is not a success."""
     problem: Any = None
-    with suppress(ValueError):  # a proxy's page, say: the status has to do
-        problem = document_of(answer)
+    with suppress(ValueError):  # for example a proxy's page: only its status counts
+        problem = decode_body(answer)
     after = retry_after(answer, now)
     if not isinstance(problem, dict) or not problem.get("code"):
-        return stranger(server, answer.status, f"HTTP status {answer.status}", after)
+        return bad_answer(server, answer.status, f"HTTP status {answer.status}", after)
     error = error_of(problem, answer.status, after)
     request_id = answer.headers.get("x-request-id")
     if request_id:
@@ -154,7 +156,7 @@ def refusal(answer: Answer, now: float, server: str) -> TickwheelError:
 
 
 def retry_after(answer: Answer, now: float) -> float | None:
-    """Return how many seconds the server asks to wait, or None; `now` is the time of day."""
+    """Return the seconds to wait by Retry-After, or None; `now` is the wall-clock time."""
     text = answer.headers.get("retry-after", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)
@@ -168,15 +170,15 @@ def retry_after(answer: Answer, now: float) -> float | None:
 
 
 class Server:
-    """Where the server is, and the headers that every request has."""
+    """The server's address, and the headers of every request."""
 
     def __init__(self, url: str | None, token: str | None, namespace: str | None) -> None:
         environ = os.environ
         url = url or environ.get("TICKWHEEL_SERVER") or DEFAULT_SERVER
         token = token or environ.get("TICKWHEEL_TOKEN") or None
-        if namespace is None:  # an empty one is an error, and never the default namespace
+        if namespace is None:  # an empty string is an error, not the default namespace
             namespace = environ.get("TICKWHEEL_NAMESPACE") or None
-        self.scheme, self.host, self.port, self.prefix = parsed(url)
+        self.scheme, self.host, self.port, self.prefix = parse_url(url)
         bracketed = f"[{self.host}]" if ":" in self.host else self.host
         self.origin = f"{self.scheme}://{bracketed}:{self.port}"
         self.url = self.origin + self.prefix
@@ -189,7 +191,7 @@ class Server:
         self._token = None if token is None else Secret(header_text("token", token))
 
     def headers(self, request: Request) -> list[tuple[str, str]]:
-        """Return all headers to send: only here the token is among them."""
+        """Return all headers of a request; the token appears only here."""
         headers = [*self._headers, *request.headers]
         if request.body and not any(name == "content-type" for name, _ in headers):
             headers.append(("content-type", "application/json"))
@@ -198,42 +200,44 @@ class Server:
         return headers
 
     def warn_if_insecure(self, stacklevel: int) -> None:
-        """Warn of a token that others could read on its way."""
+        """Warn about a token that others could read on the network."""
         if self._token is not None and self.scheme == "http" and not is_loopback(self.host):
             warnings.warn(
-                f"the token goes to {self.url} in the clear: use https://",
+                f"the token is sent to {self.url} without encryption: use https://",
                 InsecureToken,
                 stacklevel=stacklevel + 1,
             )
 
 
-def parsed(url: str) -> tuple[str, str, int, str]:
-    """Return scheme, host, port and path of a server's URL; no message shows a password."""
+def parse_url(url: str) -> tuple[str, str, int, str]:
+    """Return scheme, host, port and path of a server's URL; messages never show a password."""
     if not isinstance(url, str):
         raise TypeError(f"server must be a URL, got a {type(url).__name__}")
-    right = "a server is http://HOST:PORT or https://HOST:PORT"
+    right = "a server must be http://HOST:PORT or https://HOST:PORT"
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise ValueError(f"{right}; this is no URL") from None
+        raise ValueError(f"{right}; this is not a URL") from None
     if parts.scheme not in ("http", "https") or not host:
         shown = f", got {url!r:.100}" if not re.search("[@?#]", url) else ""
         raise ValueError(right + shown)
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError(f"{right}, without a user, a query or a fragment; the token is token=...")
+        raise ValueError(
+            f"{right}, without a user, a query or a fragment; give a token as token=..."
+        )
     if not re.fullmatch(r"[!-~]*", parts.path + host):
         raise ValueError(f"{right}, in printable ASCII")
-    return parts.scheme, host, port or {"http": 80, "https": 443}[parts.scheme], path_of(parts.path)
-
-
-def path_of(path: str) -> str:
-    """Return a prefix for paths, without the slash at its end."""
-    return path.rstrip("/")
+    return (
+        parts.scheme,
+        host,
+        port or {"http": 80, "https": 443}[parts.scheme],
+        parts.path.rstrip("/"),
+    )
 
 
 def header_text(what: str, text: str) -> str:
-    """Return a text that can be a header's value; a message never shows it."""
+    """Return a text if it is valid as a header's value; messages never show it."""
     if not isinstance(text, str):
         raise TypeError(f"{what} must be a str, got a {type(text).__name__}")
     if not re.fullmatch(r"[!-~]{1,4096}", text):
@@ -242,7 +246,7 @@ def header_text(what: str, text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine for sure."""
+    """Return whether a host is certainly this machine."""
     try:
         return ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -250,7 +254,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Options(NamedTuple):
-    """What a client was told, checked."""
+    """The checked options of a client."""
 
     retries: int
     timeout: float

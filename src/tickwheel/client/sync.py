@@ -1,4 +1,4 @@
-"""`Client`: the verbs of a server for any program, over connections that are kept."""
+"""`Client`: the API's operations as blocking methods, over reused connections."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tickwheel.arguments import bounded
-from tickwheel.client import calls
-from tickwheel.client.bulk import BATCH, IN_FLIGHT, Cutter, Progress, Stored, Unread, cut
+from tickwheel.client import operations
+from tickwheel.client.bulk import (
+    BATCH,
+    IN_FLIGHT,
+    Batcher,
+    Progress,
+    Stored,
+    WarnIfUnread,
+    split_batches,
+)
 from tickwheel.client.connections import Connections
 from tickwheel.client.errors import ServerUnavailable
+from tickwheel.client.methods import document_as, document_as_pages, name_methods
 from tickwheel.client.requests import Call, Options, Server
-from tickwheel.client.tries import IN_DOUBT, Tries, tell_of_count, tell_of_wait
-from tickwheel.client.verbs import told_as_pages, told_by, with_names
+from tickwheel.client.retries import MAY_BE_DONE, Retries, log_incomplete_count, log_retry
 from tickwheel.clock import SystemClock, WallClock
 from tickwheel.errors import TickwheelError
 from tickwheel.progress import show_progress
@@ -30,22 +38,22 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Batch = list[Stored]  # inside the class `list` is a verb
+Batch = list[Stored]  # inside the class `list` is a method
 Attempts = list["Attempt"]
 Schedules = list["Schedule"]
 
 
 def blocking(call: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """Return a verb that sends a call, and waits for its answer."""
+    """Return a method that sends a call and waits for its answer."""
 
     def verb(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._do(call(*args, **kwargs))
 
-    return told_by(call, verb)
+    return document_as(call, verb)
 
 
-def turning(call: Callable[P, Call[Page[T]]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """Return a verb that goes through all pages of a list."""
+def paging(call: Callable[P, Call[Page[T]]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """Return a method that iterates over all pages of a list."""
 
     def verb(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         while True:
@@ -55,24 +63,26 @@ def turning(call: Callable[P, Call[Page[T]]]) -> Callable[Concatenate[Client, P]
                 return
             kwargs["cursor"] = page.next_cursor
 
-    return told_as_pages(call, verb, "Iterator")
+    return document_as_pages(call, verb, "Iterator")
 
 
-@with_names
+@name_methods
 class Client:
-    """A tickwheel server, for programs without an event loop: `with Client() as client`.
+    """A client of a tickwheel server, for programs without an event loop.
 
-    - `server`, `token`, `namespace`: else TICKWHEEL_SERVER, TICKWHEEL_TOKEN, TICKWHEEL_NAMESPACE;
-      else http://127.0.0.1:7380, without a token.
-    - `timeout`: seconds that one verb may take in all, its tries and the waits between them
-      included. `retries`: how often it is tried again at most: after a connection that failed or
-      broke, and after 429, 502, 503 and 504, not sooner than Retry-After says. The waits grow from
-      0.25 s to 8 s; five retries outlast a restart of some 4 s.
-    - A submit that is tried again stores one task: it carries an idempotency key.
-    - What the server refuses is raised as the error of its code, `KeyTaken` say, else `ApiError`;
-      a server that is not there, or does not answer, as `ServerUnavailable`.
-    - Threads may share a client; in the child of a fork it goes on with connections of its own.
-    - `ssl`: a context, for a certificate authority of your own.
+    Use it as `with Client() as client`.
+
+    - `server`, `token`, `namespace` default to TICKWHEEL_SERVER, TICKWHEEL_TOKEN and
+      TICKWHEEL_NAMESPACE, and then to http://127.0.0.1:7380 without a token.
+    - `timeout`: the most seconds for one call, including its retries and the waits between them.
+      `retries`: the most retries, after a failed or broken connection and after 429, 502, 503 and
+      504, not sooner than Retry-After. The waits grow from 0.25 s to 8 s; five retries outlast a
+      restart of about 4 s.
+    - A retried submit stores one task: it carries an idempotency key.
+    - A refusal raises the error of its code, such as `KeyTaken`, or `ApiError`; a server that
+      cannot be reached or does not answer raises `ServerUnavailable`.
+    - Threads may share a client; in the child of a fork it opens new connections.
+    - `ssl`: a context, for example with your own certificate authority.
     """
 
     def __init__(
@@ -95,7 +105,7 @@ class Client:
 
     @property
     def server(self) -> str:
-        """Where the server is."""
+        """The server's URL."""
         return self._server.url
 
     def close(self) -> None:
@@ -117,82 +127,83 @@ class Client:
 
     def _do(self, call: Call[T], timeout: float | None = None) -> T:
         request = call.request
-        tries = Tries(self._options.retries, timeout or self._options.timeout, self._clock.time())
+        timeout = timeout or self._options.timeout
+        retries = Retries(self._options.retries, timeout, self._clock.time())
         while True:
             try:
-                answer = self._connections.send(request, tries.begin(self._clock.time()))
+                answer = self._connections.send(request, retries.begin(self._clock.time()))
             except ServerUnavailable as failure:
                 reason = str(failure)
-                wait = tries.after_failure(request, failure.sent, self._clock.time())
+                wait = retries.after_failure(request, failure.sent, self._clock.time())
                 if wait is None:
-                    tries.tell(failure)
+                    retries.annotate(failure)
                     raise
             else:
                 reason = f"status {answer.status}"
                 wall = self._wall.time()
-                wait = tries.after_answer(request, answer, self._clock.time(), wall)
+                wait = retries.after_answer(request, answer, self._clock.time(), wall)
                 if wait is None:
                     break
-            tell_of_wait(request, reason, wait)
+            log_retry(request, reason, wait)
             self._sleep(wait)
-        if not tries.doubt:
+        if not retries.may_be_done:
             return call.result(answer, wall, self.server)
-        return self._settled(call, answer, wall, tries)
+        return self._settle(call, answer, wall, retries)
 
-    def _settled(self, call: Call[T], answer: Answer, wall: float, tries: Tries) -> T:
-        """Return what a call has come to, when an earlier try of it may have been done."""
+    def _settle(self, call: Call[T], answer: Answer, wall: float, retries: Retries) -> T:
+        """Return the result of a call when an earlier try of it may have succeeded."""
         try:
             result = call.result(answer, wall, self.server)
         except TickwheelError as error:
-            error.add_note(IN_DOUBT)
+            error.add_note(MAY_BE_DONE)
             if call.settle is None:
                 raise
-            steps = call.settle(error, tries.began_at(answer, self._clock.time()))
+            steps = call.settle(error, retries.began_at(answer, self._clock.time()))
             try:
                 step = next(steps)
                 while True:
-                    step = steps.send(self._do(step, tries.left(self._clock.time())))
+                    step = steps.send(self._do(step, retries.seconds_left(self._clock.time())))
             except StopIteration as end:
                 return cast("T", end.value)
             except TickwheelError:
                 raise error from None
         if call.counts:
-            tell_of_count(call.request)
+            log_incomplete_count(call.request)
         return result
 
-    submit = blocking(calls.submit)
-    get = blocking(calls.get)
-    attempts_page = blocking(calls.attempts_page)
-    iterate_attempts = turning(calls.attempts_page)
-    list = blocking(calls.tasks)
-    iterate = turning(calls.tasks)
-    cancel = blocking(calls.cancel)
-    cancel_key = blocking(calls.cancel_key)
-    cancel_where = blocking(calls.cancel_where)
-    reschedule = blocking(calls.reschedule)
-    feedback = blocking(calls.feedback)
-    services = blocking(calls.services)
-    get_service = blocking(calls.get_service)
-    put_service = blocking(calls.put_service)
-    delete_service = blocking(calls.delete_service)
-    backlog = blocking(calls.backlog)
-    iterate_backlog = turning(calls.backlog)
-    replay = blocking(calls.replay)
-    replay_where = blocking(calls.replay_where)
-    schedules_page = blocking(calls.schedules_page)
-    iterate_schedules = turning(calls.schedules_page)
-    get_schedule = blocking(calls.get_schedule)
-    put_schedule = blocking(calls.put_schedule)
-    delete_schedule = blocking(calls.delete_schedule)
-    nodes = blocking(calls.nodes)
-    shards = blocking(calls.shards)
-    wheel = blocking(calls.wheel)
-    stats = blocking(calls.stats)
-    audit = blocking(calls.audit)
-    health = blocking(calls.health)
+    submit = blocking(operations.submit)
+    get = blocking(operations.get)
+    attempts_page = blocking(operations.attempts_page)
+    iterate_attempts = paging(operations.attempts_page)
+    list = blocking(operations.tasks)
+    iterate = paging(operations.tasks)
+    cancel = blocking(operations.cancel)
+    cancel_key = blocking(operations.cancel_key)
+    cancel_where = blocking(operations.cancel_where)
+    reschedule = blocking(operations.reschedule)
+    feedback = blocking(operations.feedback)
+    services = blocking(operations.services)
+    get_service = blocking(operations.get_service)
+    put_service = blocking(operations.put_service)
+    delete_service = blocking(operations.delete_service)
+    backlog = blocking(operations.backlog)
+    iterate_backlog = paging(operations.backlog)
+    replay = blocking(operations.replay)
+    replay_where = blocking(operations.replay_where)
+    schedules_page = blocking(operations.schedules_page)
+    iterate_schedules = paging(operations.schedules_page)
+    get_schedule = blocking(operations.get_schedule)
+    put_schedule = blocking(operations.put_schedule)
+    delete_schedule = blocking(operations.delete_schedule)
+    nodes = blocking(operations.nodes)
+    shards = blocking(operations.shards)
+    wheel = blocking(operations.wheel)
+    stats = blocking(operations.stats)
+    audit = blocking(operations.audit)
+    health = blocking(operations.health)
 
     def attempts(self, task_id: str) -> Attempts:
-        """Return the execution log of a task: one row for each attempt that has ended."""
+        """Return a task's execution log: one row for each attempt that has ended."""
         return [*self.iterate_attempts(task_id, limit=1_000)]
 
     def schedules(self) -> Schedules:
@@ -209,14 +220,14 @@ class Client:
     ) -> Batch:
         """Store any number of tasks, and return their answers in order.
 
-        - A request is a mapping: "service", "payload", and options as `submit` has them.
-        - An answer is the task as stored (id, state, due time), or the error that refused it:
-          `KeyTaken`, say. A batch that cannot be sent, whatever the retries, raises.
-        - `in_flight` batches are sent at once, so that of two tasks with one key either may be
-          first; with 1 they are stored in order.
+        - A request is a mapping: "service", "payload", and the options of `submit`.
+        - An answer is the task as stored (id, state, due time), or the error that refused it, such
+          as `KeyTaken`. A batch that cannot be sent after all retries raises.
+        - Up to `in_flight` batches are sent at once, so that either of two tasks with the same key
+          may be stored first; with 1 they are stored in order.
         - `progress`: True for a bar on a terminal, or a function that takes the count of answers.
 
-        `submit_stream` does the same for more tasks than fit into memory.
+        `submit_stream` does the same for more tasks than fit in memory.
         """
         stream = self.submit_stream(requests, batch=batch, in_flight=in_flight, progress=progress)
         return [*stream]
@@ -229,17 +240,17 @@ class Client:
         in_flight: int = IN_FLIGHT,
         progress: Progress = False,
     ) -> Bulk:
-        """Store any number of tasks, and yield their answers in order, while they are being stored.
+        """Store any number of tasks, and yield their answers in order as they are stored.
 
-        `submit_many` has the promises. Requests are taken as batches are sent: some thousands are
-        in memory, never all. Nothing is sent before the first answer is read:
+        See `submit_many`. Requests are consumed as batches are sent: a few thousand are in memory,
+        never all. Nothing is sent before the first answer is read:
         `for answer in client.submit_stream(…)`.
         """
         bounded("in_flight", in_flight, 1, 64)
-        return Bulk(self, requests, cut(requests, Cutter(batch)), in_flight, progress)
+        return Bulk(self, requests, split_batches(requests, Batcher(batch)), in_flight, progress)
 
 
-class Bulk(Unread, Iterator[Stored]):
+class Bulk(WarnIfUnread, Iterator[Stored]):
     """The answers of `submit_stream`, in order."""
 
     def __init__(
@@ -261,13 +272,13 @@ class Bulk(Unread, Iterator[Stored]):
     def __next__(self) -> Stored:
         if self._answers is None:
             if self.begun:
-                raise StopIteration  # closed before the first
+                raise StopIteration  # closed before the first answer
             self.begun = True
             self._answers = self._run()
         return next(self._answers)
 
     def close(self) -> None:
-        """Take no more requests; batches that are on their way are waited for."""
+        """Take no more requests, and wait for batches in flight."""
         self.begun = True
         if self._answers is not None:
             self._answers.close()
@@ -291,7 +302,7 @@ class Bulk(Unread, Iterator[Stored]):
 
     def _send(self, threads: ThreadPoolExecutor, sending: deque[Future[Batch]]) -> Iterator[Batch]:
         for items in self._batches:
-            sending.append(threads.submit(self._client._do, calls.batch(items)))
+            sending.append(threads.submit(self._client._do, operations.batch(items)))
             while len(sending) >= self._in_flight or (sending and sending[0].done()):
                 yield sending.popleft().result()
         while sending:

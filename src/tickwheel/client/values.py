@@ -1,7 +1,7 @@
-"""What the verbs of a client return: frozen values, with times as aware datetimes.
+"""The values that a client's methods return: frozen, with times as aware datetimes.
 
-Each keeps its `document`, the JSON object that it was read from: whatever a newer server adds is
-found there.
+Each keeps its `document`, the JSON object that it was read from, with fields that a newer server
+adds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task as the server has it. `attempt` counts calls, `failures` those that went wrong."""
+    """A task as stored by the server. `attempt` counts calls, `failures` those that failed."""
 
     id: str
     service: str
@@ -49,7 +49,7 @@ class Task:
 
     @property
     def final(self) -> bool:
-        """Whether its life has ended."""
+        """Whether the task has ended."""
         return self.state in FINAL
 
     @classmethod
@@ -83,7 +83,7 @@ class Task:
 
 
 class Submitted(NamedTuple):
-    """A task that `submit_many` has stored, or found with its key when it was to be kept."""
+    """A task that `submit_many` stored, or the holder of its key with "keep"."""
 
     id: str
     state: State
@@ -96,7 +96,7 @@ class Submitted(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The answer to a cancel, a reschedule or feedback: whether it won, and the state now."""
+    """The answer to a cancel, a reschedule or feedback: whether it won, and the current state."""
 
     id: str
     won: bool
@@ -105,7 +105,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One row of the execution log; `event` says how the attempt ended."""
+    """A row of the execution log; `event` is how the attempt ended."""
 
     attempt: int
     event: Event
@@ -133,7 +133,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """A part of a list, and the cursor of the next part (None: that was all)."""
+    """A page of a list, and the cursor of the next page; None: this is the last."""
 
     items: list[T]
     next_cursor: str | None
@@ -141,10 +141,10 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Whom the server calls, and how. The secret and the values of headers are shown as asterisks.
+    """A service that the server calls; its secret and its headers' values are asterisks.
 
-    `problem`: why the node that answered cannot use it, or None.
-    `config` is what `put_service` takes: given back with the asterisks, it keeps what is stored.
+    `problem`: why the node that answered cannot use the service, or None.
+    `config` is what `put_service` takes: asterisks keep the stored secret and headers.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Service:
 
     @property
     def config(self) -> Document:
-        """The configuration alone."""
+        """The configuration without read-only fields."""
         read_only = ("name", "version", "updated_at", "problem")
         return {name: value for name, value in self.document.items() if name not in read_only}
 
@@ -196,7 +196,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When to submit what: one of `cron` and `interval` (seconds) is given."""
+    """A recurring task: either `cron` or `interval` (seconds) is set."""
 
     name: str
     service: str
@@ -243,7 +243,7 @@ class Node:
     started_at: datetime | None
     lease_until: datetime | None
     shards: int
-    this: bool  # whether it is the one that answered
+    this: bool  # whether this node answered
     document: Document = field(repr=False, compare=False)
 
     @classmethod
@@ -261,7 +261,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard, who owns it, and its epoch."""
+    """A shard, its owner, and its epoch."""
 
     shard: int
     owner: str | None
@@ -276,7 +276,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One line of the audit log: who did what, to which thing."""
+    """A line of the audit log: who did what, to which target."""
 
     at: datetime
     actor: str
@@ -305,7 +305,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the server takes requests now; the document says more."""
+    """Whether the server takes requests now; `document` has details."""
 
     ready: bool
     document: Document = field(repr=False, compare=False)
@@ -317,5 +317,5 @@ def moment(text: str) -> datetime:
 
 
 def moment_or_none(text: str | None) -> datetime | None:
-    """Return a time that may be missing."""
+    """Return an optional time."""
     return None if text is None else moment(text)

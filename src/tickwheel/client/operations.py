@@ -1,7 +1,7 @@
-"""The verbs, each as a `Call`: what is asked of the server, and what its answer is read as.
+"""The operations of the API, each a function that returns a `Call`: its request and its reader.
 
-`Client` and `AsyncClient` make their methods of these functions, which touch no network. What
-cannot be right whatever the server thinks (both times, a time without a zone) is refused here.
+`Client` and `AsyncClient` turn these functions into methods; nothing here touches the network.
+Arguments that no server can accept (both times, a time without a zone) are refused here.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.arguments import bounded
 from tickwheel.client.encoding import (
     Seconds,
-    all_of,
-    asked,
-    document,
-    due,
-    given,
-    nothing,
-    page_of,
-    segment,
-    stamp,
-    stamp_or_none,
+    due_fields,
+    encode_given,
+    format_time,
+    format_time_or_none,
+    list_reader,
+    page_reader,
+    path_segment,
+    path_with_query,
+    read_document,
+    read_nothing,
     state_or_none,
-    verdict_on,
+    verdict_reader,
 )
 from tickwheel.client.errors import error_of
-from tickwheel.client.json import written
-from tickwheel.client.requests import Answer, Call, Request, document_of, header_text
+from tickwheel.client.json import encode_object
+from tickwheel.client.requests import Answer, Call, Request, decode_body, header_text
 from tickwheel.client.values import (
     Attempt,
     Audit,
@@ -79,34 +79,34 @@ def submit(
 ) -> Call[Task]:
     """Store a task, and return it once the server has committed it.
 
-    - `payload` is what JSON can hold; `Json(text)` is sent as it is, byte for byte.
+    - `payload` is any JSON value; `Json(text)` is sent unchanged, byte for byte.
     - `delay` (seconds or a timedelta) or `at` (an aware datetime); with neither it is due now.
-    - `key`, unique among the live tasks of a service; `on_conflict` says what to do when it is
+    - `key`, unique among the live tasks of a service; `on_conflict` decides what happens if it is
       taken: "reject" raises `KeyTaken`, "keep" returns the holder, "replace" changes it.
     - `priority` (higher first), `timeout` (of one attempt, at most the service's),
-      `max_attempts`, `deadline` (an aware datetime, after which it is not run any more).
-    - `idempotency_key`: the same one again, within a day, stores nothing and returns the same task.
-      Without it each call has one of its own, so that tries of one call store one task.
+      `max_attempts`, `deadline` (an aware datetime, after which the task no longer runs).
+    - `idempotency_key`: a second submit with the same key, within a day, stores nothing and
+      returns the same task. By default each call gets a key, so that its retries store one task.
     """
     check_name("service", service)
     options = {
         "service": service,
         "payload": payload,
-        **due(delay, at),
+        **due_fields(delay, at),
         "key": key,
         "on_conflict": on_conflict,
         "max_attempts": max_attempts,
         "priority": priority,
         "timeout": timeout,
-        "deadline": stamp_or_none("deadline", deadline),
+        "deadline": format_time_or_none("deadline", deadline),
     }
     name = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
     headers = (("idempotency-key", header_text("idempotency_key", name)),)
-    return Call(Request("POST", "/v1/tasks", given(options), headers), Task.of)
+    return Call(Request("POST", "/v1/tasks", encode_given(options), headers), Task.of)
 
 
 def batch(items: Iterable[bytes]) -> Call[list[Submitted | TickwheelError]]:
-    """Store many tasks, each as `batch_item` made it; for each the task, or why it was refused."""
+    """Store many tasks, encoded by `batch_item`; return for each the task or its error."""
     body = b"[" + b",".join(items) + b"]"
 
     def read(document: Document) -> list[Submitted | TickwheelError]:
@@ -118,20 +118,20 @@ def batch(items: Iterable[bytes]) -> Call[list[Submitted | TickwheelError]]:
 def batch_item(request: Mapping[str, Any], idempotency_key: str) -> bytes:
     """Return one task of a batch as JSON: "service", "payload", and the options of `submit`.
 
-    A key of its own is what makes it safe to send the batch again. What the server does not know is
-    the server's to refuse, in the item's place.
+    Its idempotency key makes it safe to send the batch again. Unknown options are left to the
+    server, which refuses only this task.
     """
     options = {"idempotency_key": idempotency_key, **request}
     if isinstance(options.get("at"), datetime):
-        options["due_at"] = stamp("at", options.pop("at"))
+        options["due_at"] = format_time("at", options.pop("at"))
     for name in ("due_at", "deadline"):
         if isinstance(options.get(name), datetime):
-            options[name] = stamp(name, options[name])
-    return written(options)
+            options[name] = format_time(name, options[name])
+    return encode_object(options)
 
 
 def batch_answer(item: Document) -> Submitted | TickwheelError:
-    """Read what became of one task of a batch."""
+    """Read the answer to one task of a batch."""
     if "problem" in item:
         return error_of(item["problem"], item["status"])
     return Submitted.of(item)
@@ -139,20 +139,20 @@ def batch_answer(item: Document) -> Submitted | TickwheelError:
 
 def get(task_id: str) -> Call[Task]:
     """Return a task, live or final."""
-    return Call(Request("GET", f"/v1/tasks/{segment(task_id)}"), Task.of)
+    return Call(Request("GET", f"/v1/tasks/{path_segment(task_id)}"), Task.of)
 
 
 def attempts_page(
     task_id: str, *, cursor: int | None = None, limit: int = 100
 ) -> Call[Page[Attempt]]:
-    """Return a part of the execution log of a task: one row for each attempt that has ended.
+    """Return a page of a task's execution log: one row for each attempt that has ended.
 
-    `next_cursor` of a page is the `cursor` of the next. A page ends earlier than `limit` says when
-    its errors are long. A cursor is the number of an attempt: the page begins behind it.
+    `next_cursor` of a page is the `cursor` of the next. A page with long errors has fewer than
+    `limit` rows. A cursor is the number of an attempt: the page starts after it.
     """
     query = {"cursor": cursor, "limit": bounded("limit", limit, 1, 1_000)}
-    path = f"/v1/tasks/{segment(task_id)}/attempts"
-    return Call(Request("GET", asked(path, query)), page_of(Attempt.of))
+    path = f"/v1/tasks/{path_segment(task_id)}/attempts"
+    return Call(Request("GET", path_with_query(path, query)), page_reader(Attempt.of))
 
 
 def tasks(
@@ -169,11 +169,11 @@ def tasks(
         "state": state_or_none(state),
         "service": service,
         "key": key,
-        "due_before": stamp_or_none("due_before", due_before),
+        "due_before": format_time_or_none("due_before", due_before),
         "cursor": cursor,
         "limit": bounded("limit", limit, 1, 1_000),
     }
-    return Call(Request("GET", asked("/v1/tasks", query)), page_of(Task.of))
+    return Call(Request("GET", path_with_query("/v1/tasks", query)), page_reader(Task.of))
 
 
 def backlog(
@@ -192,22 +192,23 @@ def backlog(
         "cursor": cursor,
         "limit": bounded("limit", limit, 1, 1_000),
     }
-    return Call(Request("GET", asked("/v1/backlog", query)), page_of(Task.of))
+    return Call(Request("GET", path_with_query("/v1/backlog", query)), page_reader(Task.of))
 
 
 def cancel(task_id: str) -> Call[Verdict]:
-    """Cancel a task that is not running; the answer says whether this won, and its state.
+    """Cancel a task that is not running; return whether this won, and the task's state.
 
-    When the answer to a first try was lost, the second finds the task cancelled, and has not won.
+    If the answer to a first try was lost, the retry finds the task cancelled, and has not won.
     """
-    return Call(Request("POST", f"/v1/tasks/{segment(task_id)}/cancel"), verdict_on(task_id))
+    path = f"/v1/tasks/{path_segment(task_id)}/cancel"
+    return Call(Request("POST", path), verdict_reader(task_id))
 
 
 def cancel_key(key: str, service: str | None = None) -> Call[int]:
-    """Cancel the unclaimed tasks that have this key, of one service or of all; return how many.
+    """Cancel the unclaimed tasks with this key, of one service or of all; return how many.
 
-    When the answer to a first try was lost, those that it cancelled are not counted, which is
-    logged as a warning.
+    If the answer to a first try was lost, the tasks that it cancelled are not counted, and a
+    warning is logged.
     """
     return cancel_where(key=key, service=service)
 
@@ -219,19 +220,19 @@ def cancel_where(
     state: State | str | None = None,
     due_before: datetime | None = None,
 ) -> Call[int]:
-    """Cancel all unclaimed tasks of a service, or with a key, that match; return how many.
+    """Cancel all matching unclaimed tasks of a service, or with a key; return how many.
 
-    When the answer to a first try was lost, those that it cancelled are not counted, which is
-    logged as a warning.
+    If the answer to a first try was lost, the tasks that it cancelled are not counted, and a
+    warning is logged.
     """
     if service is None and key is None:
-        raise ValueError("say which tasks: give service or key")
-    body = given(
+        raise ValueError("give service or key, to choose the tasks")
+    body = encode_given(
         {
             "key": key,
             "service": service,
             "state": state_or_none(state),
-            "due_before": stamp_or_none("due_before", due_before),
+            "due_before": format_time_or_none("due_before", due_before),
         }
     )
     request = Request("POST", "/v1/tasks/cancel", body)
@@ -241,11 +242,11 @@ def cancel_where(
 def reschedule(
     task_id: str, *, delay: Seconds | None = None, at: datetime | None = None
 ) -> Call[Verdict]:
-    """Make a task that is not running due at another time; whether this won, and its state."""
+    """Change the due time of a task that is not running; return whether this won, and its state."""
     if delay is None and at is None:
-        raise ValueError("give delay or at, one of them: got neither")
-    path = f"/v1/tasks/{segment(task_id)}/reschedule"
-    return Call(Request("POST", path, given(due(delay, at))), verdict_on(task_id))
+        raise ValueError("give either delay or at: got neither")
+    path = f"/v1/tasks/{path_segment(task_id)}/reschedule"
+    return Call(Request("POST", path, encode_given(due_fields(delay, at))), verdict_reader(task_id))
 
 
 def feedback(
@@ -258,17 +259,17 @@ def feedback(
     error: str | None = None,
     retry: bool | None = None,
 ) -> Call[Verdict]:
-    """Say how an attempt that was accepted has ended: "finished", "failed", or is in "progress".
+    """Report the outcome of an accepted attempt: "finished", "failed" or still in "progress".
 
-    - `attempt` and `epoch` are those of the call; for another attempt than the running one it
-      raises `AttemptOver`. When the answer to a first try was lost, the second looks into the
-      execution log: an attempt that has ended as told is a success.
-    - "finished" takes `result`; "failed" takes `error`, and is tried again unless `retry` is False;
-      "progress" gives it the feedback timeout once more.
+    - `attempt` and `epoch` are those of the call; an attempt that is not the running one raises
+      `AttemptOver`. If the answer to a first try was lost, the retry looks into the execution
+      log: an attempt that has ended as reported is a success.
+    - "finished" takes `result`; "failed" takes `error`, and is retried unless `retry` is False;
+      "progress" restarts the feedback timeout.
     """
     if outcome not in OUTCOMES:
         raise ValueError(f"outcome must be one of {OUTCOMES}, got {outcome!r:.100}")
-    body = given(
+    body = encode_given(
         {
             "outcome": outcome,
             "attempt": bounded("attempt", attempt, 1, 2**31),
@@ -278,40 +279,40 @@ def feedback(
             "retry": retry,
         }
     )
-    path = f"/v1/tasks/{segment(task_id)}/feedback"
-    settle = ended_so(task_id, attempt, outcome, final=retry is False)
-    return Call(Request("POST", path, body), verdict_on(task_id), settle)
+    path = f"/v1/tasks/{path_segment(task_id)}/feedback"
+    settle = find_ended_attempt(task_id, attempt, outcome, final=retry is False)
+    return Call(Request("POST", path, body), verdict_reader(task_id), settle)
 
 
 def services() -> Call[list[Service]]:
     """Return all services, by name."""
-    return Call(Request("GET", "/v1/services"), all_of(Service.of))
+    return Call(Request("GET", "/v1/services"), list_reader(Service.of))
 
 
 def get_service(name: str) -> Call[Service]:
     """Return a service."""
-    return Call(Request("GET", f"/v1/services/{segment(name)}"), Service.of)
+    return Call(Request("GET", f"/v1/services/{path_segment(name)}"), Service.of)
 
 
 def put_service(name: str, *, version: int | None = None, **config: object) -> Call[Service]:
-    """Make a service, or change the one of this name: `config` is all of its configuration.
+    """Create or replace a service: `config` is its whole configuration.
 
     `endpoint`, `timeout`, `max_attempts`, `backoff`, `concurrency`, `rate`, `secret`, `headers`,
-    `feedback_timeout`, `breaker`, `enabled`, …: what is left out is the server's default, except
+    `feedback_timeout`, `breaker`, `enabled`, …: an omitted field gets the server's default, except
     that `secret` and `headers` stay; None removes them. An `endpoint` on another origin needs both
-    given again. To change one thing: read it, and put
+    given again. To change one field, read the service and put
     `**service.config | {"enabled": False}, version=service.version`.
 
-    With `version` only while that is the stored one, 0: while there is none of this name; otherwise
-    `ServiceChanged` is raised, and another's change is not undone.
+    `version` makes the change conditional: it must be the stored version, or 0 if no service has
+    this name. Otherwise `ServiceChanged` is raised, so that no one else's change is undone.
     """
     body = serial.encode(config)
-    headers = () if version is None else (condition(version),)
-    return Call(Request("PUT", f"/v1/services/{segment(name)}", body, headers), Service.of)
+    headers = () if version is None else (version_condition(version),)
+    return Call(Request("PUT", f"/v1/services/{path_segment(name)}", body, headers), Service.of)
 
 
-def condition(version: int) -> tuple[str, str]:
-    """Return the header that makes a change one of this version only, 0: of none."""
+def version_condition(version: int) -> tuple[str, str]:
+    """Return the header that requires this stored version; 0: the service must not exist."""
     bounded("version", version, 0, 2**63 - 1)
     return ("if-match", f'"{version}"') if version else ("if-none-match", "*")
 
@@ -319,10 +320,10 @@ def condition(version: int) -> tuple[str, str]:
 def delete_service(name: str) -> Call[None]:
     """Delete a service that has no live tasks.
 
-    When the answer to a first try was lost, and the second finds none, it has been deleted.
+    If the answer to a first try was lost and the retry finds no service, the call succeeds.
     """
-    request = Request("DELETE", f"/v1/services/{segment(name)}")
-    return Call(request, nothing, done_if(UnknownService))
+    request = Request("DELETE", f"/v1/services/{path_segment(name)}")
+    return Call(request, read_nothing, done_if_gone(UnknownService))
 
 
 def replay(
@@ -334,12 +335,12 @@ def replay(
 ) -> Call[Task]:
     """Run a final task again, as a new one; a second time only with `force`.
 
-    - When the answer to a first try was lost, the second returns the task that the first has made.
-    - With `force` it is not tried again once it was sent: that might run the task twice.
+    - If the answer to a first try was lost, the retry returns the task that the first created.
+    - With `force` there is no retry once the request was sent: it might run the task twice.
     """
-    body = given({**due(delay, at), "force": force or None})
-    path = f"/v1/backlog/{segment(task_id)}/replay"
-    return Call(Request("POST", path, body, safe=not force), Task.of, replayed_now(task_id))
+    body = encode_given({**due_fields(delay, at), "force": force or None})
+    path = f"/v1/backlog/{path_segment(task_id)}/replay"
+    return Call(Request("POST", path, body, safe=not force), Task.of, find_replay(task_id))
 
 
 def replay_where(
@@ -351,14 +352,14 @@ def replay_where(
 ) -> Call[int]:
     """Replay all final tasks that match; return how many.
 
-    One of `state`, `service` and `key` must say which; without a state it is the failed ones.
-    When the answer to a first try was lost, those that it replayed are not counted, which is
-    logged as a warning. With `force` it is not tried again once it was sent.
+    At least one of `state`, `service` and `key` is required; `state` defaults to failed. If the
+    answer to a first try was lost, the tasks that it replayed are not counted, and a warning is
+    logged. With `force` there is no retry once the request was sent.
     """
     if state is None and service is None and key is None:
-        raise ValueError("say which tasks: give state, service or key")
+        raise ValueError("give state, service or key, to choose the tasks")
     options = {"state": state_or_none(state), "service": service, "key": key}
-    body = given({**options, "force": force or None})
+    body = encode_given({**options, "force": force or None})
     request = Request("POST", "/v1/backlog/replay", body, safe=not force)
     return Call(request, lambda answer: int(answer["replayed"]), counts=True)
 
@@ -366,15 +367,15 @@ def replay_where(
 def schedules_page(*, cursor: str | None = None, limit: int = 100) -> Call[Page[Schedule]]:
     """Return schedules, by name; `next_cursor` of a page is the `cursor` of the next.
 
-    A page ends earlier than `limit` says when its payloads are large.
+    A page with large payloads has fewer than `limit` schedules.
     """
     query = {"cursor": cursor, "limit": bounded("limit", limit, 1, 1_000)}
-    return Call(Request("GET", asked("/v1/schedules", query)), page_of(Schedule.of))
+    return Call(Request("GET", path_with_query("/v1/schedules", query)), page_reader(Schedule.of))
 
 
 def get_schedule(name: str) -> Call[Schedule]:
     """Return a schedule."""
-    return Call(Request("GET", f"/v1/schedules/{segment(name)}"), Schedule.of)
+    return Call(Request("GET", f"/v1/schedules/{path_segment(name)}"), Schedule.of)
 
 
 def put_schedule(
@@ -391,15 +392,15 @@ def put_schedule(
     timeout: Seconds | None = None,
     max_attempts: int | None = None,
 ) -> Call[Schedule]:
-    """Make a schedule, or change the one of this name; as it was before, nothing happens.
+    """Create or replace a schedule; putting an unchanged one is a no-op.
 
-    - One of `cron` (five fields, in the zone `tz`) and `interval` (seconds or a timedelta).
-    - `missed`: what to do about firings that no node was there for: run "once" for all of them,
-      run "all", or "skip" them.
+    - Either `cron` (five fields, in the zone `tz`) or `interval` (seconds or a timedelta).
+    - `missed`: what to do about firings missed while no node was running: run "once" for all of
+      them, run "all", or "skip" them.
     """
     if (cron is None) == (interval is None):
-        raise ValueError(f"give cron or interval, one of them: got {cron!r} and {interval!r}")
-    body = given(
+        raise ValueError(f"give either cron or interval: got {cron!r} and {interval!r}")
+    body = encode_given(
         {
             "service": service,
             "payload": payload,
@@ -413,54 +414,54 @@ def put_schedule(
             "max_attempts": max_attempts,
         }
     )
-    return Call(Request("PUT", f"/v1/schedules/{segment(name)}", body), Schedule.of)
+    return Call(Request("PUT", f"/v1/schedules/{path_segment(name)}", body), Schedule.of)
 
 
 def delete_schedule(name: str) -> Call[None]:
-    """Delete a schedule; a firing of it that is still to come is cancelled with it.
+    """Delete a schedule, and cancel its next firing.
 
-    When the answer to a first try was lost, and the second finds none, it has been deleted.
+    If the answer to a first try was lost and the retry finds no schedule, the call succeeds.
     """
-    request = Request("DELETE", f"/v1/schedules/{segment(name)}")
-    return Call(request, nothing, done_if(UnknownSchedule))
+    request = Request("DELETE", f"/v1/schedules/{path_segment(name)}")
+    return Call(request, read_nothing, done_if_gone(UnknownSchedule))
 
 
 def nodes() -> Call[list[Node]]:
-    """Return the nodes that are known, by name."""
-    return Call(Request("GET", "/v1/nodes"), all_of(Node.of))
+    """Return the known nodes, by name."""
+    return Call(Request("GET", "/v1/nodes"), list_reader(Node.of))
 
 
 def shards() -> Call[list[Shard]]:
     """Return all shards."""
-    return Call(Request("GET", "/v1/shards"), all_of(Shard.of))
+    return Call(Request("GET", "/v1/shards"), list_reader(Shard.of))
 
 
 def wheel() -> Call[Document]:
-    """Return the wheel of the node that answers: its levels, and how many it holds."""
-    return Call(Request("GET", "/v1/wheel"), document)
+    """Return the wheel of the node that answers: its levels, and how many tasks it holds."""
+    return Call(Request("GET", "/v1/wheel"), read_document)
 
 
 def stats() -> Call[Document]:
-    """Return what the node that answers holds and has done."""
-    return Call(Request("GET", "/v1/stats"), document)
+    """Return the figures of the node that answers: what it holds and has done."""
+    return Call(Request("GET", "/v1/stats"), read_document)
 
 
 def audit(*, cursor: str | None = None, limit: int = 100) -> Call[Page[Audit]]:
-    """Return lines of the audit log, newest first."""
+    """Return a page of the audit log, newest first."""
     query = {"cursor": cursor, "limit": bounded("limit", limit, 1, 1_000)}
-    return Call(Request("GET", asked("/v1/audit", query)), page_of(Audit.of))
+    return Call(Request("GET", path_with_query("/v1/audit", query)), page_reader(Audit.of))
 
 
 def health() -> Call[Health]:
-    """Return whether the server takes requests now; one try, whatever the answer."""
+    """Return whether the server takes requests now; there are no retries."""
     return Call(Request("GET", "/readyz", probe=True), read_health)
 
 
-# Refusals after a try that may have been done, and what shows that it was.
+# A refusal after a try that may have succeeded: how to find out whether it did.
 
 
-def done_if(gone: type[TickwheelError]) -> Settle[None]:
-    """Take it that what is not there any more was deleted by that try."""
+def done_if_gone(gone: type[TickwheelError]) -> Settle[None]:
+    """Accept that the earlier try deleted it, if it is gone."""
 
     def settle(error: TickwheelError, _: datetime | None) -> Generator[Call[Any], Any, None]:
         yield from ()
@@ -470,8 +471,8 @@ def done_if(gone: type[TickwheelError]) -> Settle[None]:
     return settle
 
 
-def replayed_now(task_id: str) -> Settle[Task]:
-    """Find the task that was made of another since the call began."""
+def find_replay(task_id: str) -> Settle[Task]:
+    """Find the replay that was created since the call began."""
 
     def settle(error: TickwheelError, since: datetime | None) -> Generator[Call[Any], Any, Task]:
         if since is None or not isinstance(error, AlreadyReplayed | KeyTaken):
@@ -487,8 +488,8 @@ def replayed_now(task_id: str) -> Settle[Task]:
     return settle
 
 
-def ended_so(task_id: str, attempt: int, outcome: str, *, final: bool) -> Settle[Verdict]:
-    """Find in the execution log that an attempt has ended as it was told."""
+def find_ended_attempt(task_id: str, attempt: int, outcome: str, *, final: bool) -> Settle[Verdict]:
+    """Find in the execution log that an attempt has ended as reported."""
     events = {"finished": [Event.FINISH], "failed": [Event.FAIL], "progress": []}[outcome]
     if outcome == "failed" and not final:
         events.append(Event.RETRY)
@@ -506,5 +507,5 @@ def ended_so(task_id: str, attempt: int, outcome: str, *, final: bool) -> Settle
 
 
 def read_health(answer: Answer) -> Health:
-    """Read an answer that is one whatever its status."""
-    return Health(answer.ok, document(document_of(answer)))
+    """Read an answer of any status."""
+    return Health(answer.ok, read_document(decode_body(answer)))

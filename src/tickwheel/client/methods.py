@@ -1,4 +1,4 @@
-"""How a function that makes a `Call` becomes a method of a client: signature, docstring, name."""
+"""Turn a function that returns a `Call` into a client's method: signature, docstring, name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 K = TypeVar("K", bound=type)
 
-THROUGH_PAGES = """Go through every page of a list, and give its items one by one.
+PAGES_DOC = """Iterate over the items of a list, page by page.
 
-The options are the list's: `limit` is how many are asked for at once. What is added meanwhile may
-be left out.
+The options are those of the list; `limit` is the page size. Items added during the iteration may
+be missing.
 """
 
 
-def told_by(call: Callable[..., Any], method: F) -> F:
-    """Give a method the docstring and the signature of the function that it stands for."""
+def document_as(call: Callable[..., Any], method: F) -> F:
+    """Give a method the docstring and signature of the function that it calls."""
     method.__doc__ = call.__doc__
     method.__signature__ = signature_of(call)  # type: ignore[attr-defined]
     return method
 
 
-def told_as_pages(call: Callable[..., Any], method: F, iterator: str) -> F:
-    """Do the same for a method that goes through the pages that the function asks for."""
-    method.__doc__ = THROUGH_PAGES
+def document_as_pages(call: Callable[..., Any], method: F, iterator: str) -> F:
+    """Give a method that iterates over a function's pages its docstring and signature."""
+    method.__doc__ = PAGES_DOC
     signature = signature_of(call)
     item = signature.return_annotation.removeprefix("Page")
     method.__signature__ = signature.replace(  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ def told_as_pages(call: Callable[..., Any], method: F, iterator: str) -> F:
 
 
 def signature_of(call: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a function that returns a `Call`, as a method that returns its T."""
+    """Return the signature of a function returning `Call[T]`, as a method returning `T`."""
     signature = inspect.signature(call)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     returned = str(signature.return_annotation).removeprefix("Call[").removesuffix("]")
@@ -46,8 +46,8 @@ def signature_of(call: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=parameters, return_annotation=returned)
 
 
-def with_names(kind: K) -> K:
-    """Name the verbs of a client as the class calls them."""
+def name_methods(kind: K) -> K:
+    """Give each method of a client the name of its class attribute."""
     for name, verb in vars(kind).items():
         if isinstance(verb, FunctionType) and verb.__name__ == "verb":
             verb.__name__ = name
