@@ -1,4 +1,4 @@
-"""Both clients, as one: the async one's verbs are run on a loop of its own, one by one."""
+"""Both clients behind one interface: the async client's methods run on its own loop."""
 
 import asyncio
 import inspect
@@ -12,7 +12,7 @@ from tickwheel.client import AsyncClient, Client
 
 @pytest.fixture(autouse=True)
 def watched():
-    """Ends the test when it hangs."""
+    """End a test that hangs."""
     with watchdog():
         yield
 
@@ -29,8 +29,8 @@ def server():
         yield fake
 
 
-class Sync:
-    """A `Client`; `waits` are the seconds that it would have slept."""
+class SyncClient:
+    """A `Client`; `waits` records the seconds that it would have slept."""
 
     kind = Client
 
@@ -50,8 +50,8 @@ class Sync:
         self.client.close()
 
 
-class Awaited:
-    """An `AsyncClient` whose verbs are waited for."""
+class AwaitedClient:
+    """An `AsyncClient` with blocking methods."""
 
     kind = AsyncClient
 
@@ -90,9 +90,9 @@ class Awaited:
         self.runner.close()
 
 
-@pytest.fixture(params=[Sync, Awaited], ids=["sync", "async"])
+@pytest.fixture(params=[SyncClient, AwaitedClient], ids=["sync", "async"])
 def make(request):
-    """Makes clients of either kind, and closes them."""
+    """Make clients of either kind, and close them."""
     made = []
 
     def make(*args, **kwargs):

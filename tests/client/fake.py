@@ -1,4 +1,4 @@
-"""A server on a real socket that answers by a script, and misbehaves when told to."""
+"""A server on a real socket that answers by a script, and can misbehave."""
 
 import json
 import socket
@@ -34,7 +34,7 @@ TASK = {
 
 
 class Asked(NamedTuple):
-    """A request as it came."""
+    """A request as received."""
 
     method: str
     path: str
@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 
 
 def problem(status, code, detail="it is so", headers=None, **extra):
-    """An answer that refuses."""
+    """Return a problem document as an answer."""
     document = {"type": f"urn:tickwheel:problem:{code}", "title": "No", "status": status}
     return Reply(status, {**document, "detail": detail, "code": code, **extra}, headers or {})
 
@@ -139,7 +139,7 @@ class Server(ThreadingHTTPServer):
 
 
 class FakeServer:
-    """Answers from `script`, in order, and then `otherwise`; keeps what was asked."""
+    """Answers from `script`, in order, then `otherwise`; `asked` records the requests."""
 
     def __init__(self, tls=None):
         self._tls = tls
@@ -157,7 +157,7 @@ class FakeServer:
         return f"https://localhost:{self.port}" if self._tls else f"http://127.0.0.1:{self.port}"
 
     def say(self, *replies):
-        """Put answers into the script."""
+        """Append answers to the script."""
         self.script.extend(replies)
 
     def start(self):
@@ -174,7 +174,7 @@ class FakeServer:
         self._thread.start()
 
     def stop(self):
-        """Vanish as a killed process does, with all its connections."""
+        """Stop like a killed process, with all connections."""
         self.stopping.set()
         self._server.shutdown()
         self._thread.join()
@@ -182,14 +182,14 @@ class FakeServer:
         self._server.server_close()
 
     def hang_up(self):
-        """Close every connection from this side, and return when the threads have let go."""
+        """Close every connection from this side, and wait for their threads."""
         with self.lock:
             connections = list(self.open)
         for connection in connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it is closed already
+                pass  # already closed
 
     def __enter__(self):
         return self

@@ -19,7 +19,7 @@ PATIENCE = 50.0
 
 
 def until(condition):
-    """Wait for what another process does; return what the condition gave."""
+    """Wait until a condition on another process is true; return its value."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         found = condition()
@@ -30,7 +30,7 @@ def until(condition):
 
 
 class Service:
-    """`tickwheel serve` on SQLite, on one port through kills and restarts."""
+    """`tickwheel serve` on SQLite, on the same port through kills and restarts."""
 
     def __init__(self, folder):
         self._store = f"sqlite:///{folder}/tasks.db"
@@ -146,7 +146,7 @@ class Forwarder(BaseHTTPRequestHandler):
 
 
 class Lossy:
-    """What stands between a client and a server, and loses an answer when it is told to."""
+    """A proxy between a client and a server that can lose an answer."""
 
     def __init__(self, port):
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Forwarder)
@@ -158,7 +158,7 @@ class Lossy:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def lose_one(self):
-        """Have the next request done, and hang up on its client."""
+        """Forward the next request, and close the client's connection without the answer."""
         self._server.lose = True
 
     def close(self):

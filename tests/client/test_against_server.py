@@ -1,4 +1,4 @@
-"""Every verb of both clients against the real server, which calls a real receiver."""
+"""Every operation of both clients against a real server, which calls a real receiver."""
 
 import threading
 import urllib.request
@@ -31,7 +31,7 @@ def callee():
 
 @pytest.fixture
 def client(make, service, callee):
-    """A client, and three services: what is submitted to them stays for this test."""
+    """A client with three services; their tasks belong to this test."""
     client = make(service.url)
     options = {"secret": callee.secret, "max_attempts": 1, "timeout": 10, "breaker": None}
     for name in ("double", "accept", "fail"):
@@ -41,8 +41,8 @@ def client(make, service, callee):
         client.cancel_where(service=name)
 
 
-def ended(client, task_id):
-    """The task once it is final."""
+def wait_until_final(client, task_id):
+    """Return the task once it is final."""
 
     def final():
         task = client.get(task_id)
@@ -51,18 +51,18 @@ def ended(client, task_id):
     return until(final)
 
 
-def test_a_task_is_called_and_its_result_kept(client):
+def test_a_task_is_called_and_its_result_stored(client):
     task = client.submit("double", [1, "ü"], key="k", priority=2, timeout=5, max_attempts=3)
     assert (task.service, task.payload, task.key) == ("double", [1, "ü"], "k")
     assert (task.priority, task.timeout, task.max_attempts) == (2, 5, 3)
-    done = ended(client, task.id)
+    done = wait_until_final(client, task.id)
     assert (done.state, done.result, done.attempt) == (State.FINISHED, [1, "ü", 1, "ü"], 1)
     (attempt,) = client.attempts(task.id)
     assert (attempt.attempt, attempt.event, attempt.error) == (1, Event.FINISH, None)
     assert attempt.started_at <= attempt.ended_at
 
 
-def test_a_payload_that_is_json_already_is_kept_byte_for_byte(client, service):
+def test_a_json_payload_is_stored_byte_for_byte(client, service):
     text = '{"amount": 12345678901234567.89, "rate": 1.10, "rate":1e400}'
     one = client.submit("double", Json(text), delay=3600)
     request = {"service": "double", "payload": Json(text), "delay": 3600}
@@ -72,7 +72,7 @@ def test_a_payload_that_is_json_already_is_kept_byte_for_byte(client, service):
             assert text.encode() in answer.read()
 
 
-def test_times_come_back_as_they_were_given(client):
+def test_times_survive_a_round_trip(client):
     due = datetime.now(UTC).replace(microsecond=123_000) + HOUR
     task = client.submit("double", at=due, deadline=due + HOUR)
     assert (task.due_at, task.deadline_at, task.state) == (due, due + HOUR, State.DELAY)
@@ -99,7 +99,7 @@ def test_an_idempotency_key_stores_one_task(client, make):
         client.submit("double", 2, delay=3600, idempotency_key=key)
 
 
-def test_cancel_and_reschedule_say_who_won(client):
+def test_cancel_and_reschedule_return_who_won(client):
     task = client.submit("double", delay=3600)
     due = datetime.now(UTC).replace(microsecond=0) + 2 * HOUR
     moved = client.reschedule(task.id, at=due)
@@ -111,7 +111,7 @@ def test_cancel_and_reschedule_say_who_won(client):
     assert client.reschedule(task.id, delay=1) == (task.id, False, State.CANCELLED)
 
 
-def test_many_are_cancelled_by_key_or_filter(client):
+def test_cancel_many_by_key_or_filter(client):
     for number in range(3):
         client.submit("double", delay=3600, key=f"c-{number}")
     assert client.cancel_key("c-0") == 1
@@ -121,7 +121,7 @@ def test_many_are_cancelled_by_key_or_filter(client):
     assert client.cancel_where(service="double", state="delay") == 2
 
 
-def test_lists_are_pages_and_can_be_gone_through(client):
+def test_lists_have_pages_and_can_be_iterated(client):
     ids = sorted(client.submit("accept", number, delay=3600).id for number in range(5))
     page = client.list(service="accept", state="delay", limit=2)
     assert [task.id for task in page.items] == ids[:-3:-1]
@@ -132,7 +132,7 @@ def test_lists_are_pages_and_can_be_gone_through(client):
     assert [task.id for task in everything] == ids[::-1]
 
 
-def test_feedback_ends_what_was_accepted(client, callee):
+def test_feedback_ends_an_accepted_task(client, callee):
     task = client.submit("accept", 1)
     delivery = until(lambda: callee.accepted.get(task.id))
     with pytest.raises(errors.AttemptOver):
@@ -158,7 +158,7 @@ def test_feedback_may_fail_a_task_for_good(client, callee):
 
 def test_failed_tasks_are_in_the_backlog_and_replayed(client):
     task = client.submit("fail", 1)
-    assert ended(client, task.id).state == State.FAILED
+    assert wait_until_final(client, task.id).state == State.FAILED
     assert client.backlog(service="fail", state="failed", limit=1).items[0].id == task.id
     assert task.id in [one.id for one in client.all(client.iterate_backlog(service="fail"))]
     again = client.replay(task.id, delay=3600)
@@ -170,13 +170,13 @@ def test_failed_tasks_are_in_the_backlog_and_replayed(client):
 
 
 def test_failed_tasks_are_replayed_all_at_once(client):
-    before = [ended(client, client.submit("fail", number).id).id for number in range(3)]
+    before = [wait_until_final(client, client.submit("fail", number).id).id for number in range(3)]
     assert client.replay_where(service="fail") >= 3
     assert client.replay_where(service="double", state="failed") == 0
     assert all(client.get(task_id).replayed_as for task_id in before)
 
 
-def test_services_are_put_read_and_deleted(client, callee):
+def test_put_read_and_delete_a_service(client, callee):
     made = client.put_service(
         "extra", endpoint=callee.endpoint("double"), secret=callee.secret, headers={"x-a": "b"},
         rate=10, backoff={"first": 2.0},
@@ -208,7 +208,7 @@ def test_services_are_put_read_and_deleted(client, callee):
         client.get_service("extra")
 
 
-def test_schedules_are_put_read_and_deleted(client):
+def test_put_read_and_delete_a_schedule(client):
     cron = client.put_schedule("nightly", "double", [1], cron="0 3 * * *", tz="Europe/Paris")
     assert (cron.name, cron.payload, cron.tz, cron.interval) == (
         "nightly",
@@ -234,7 +234,7 @@ def test_schedules_are_put_read_and_deleted(client):
             client.get_schedule(name)
 
 
-def test_the_service_shows_itself(client):
+def test_nodes_shards_wheel_stats_audit_and_health(client):
     assert client.health().ready
     (node,) = client.nodes()
     assert node.this
@@ -265,19 +265,19 @@ def test_the_service_shows_itself(client):
         ),
     ],
 )
-def test_refusals_are_the_errors_of_the_library(client, call, error):
+def test_a_refusal_raises_the_librarys_error(client, call, error):
     with pytest.raises(error) as refused:
         call(client)
     assert type(refused.value) is error
 
 
-def test_what_is_invalid_says_what(client):
+def test_an_invalid_request_names_the_field(client):
     with pytest.raises(ApiError, match="priority") as refused:
         client.submit("double", priority=10**6)
     assert (refused.value.status, refused.value.code) == (422, "invalid")
 
 
-def test_many_are_submitted_and_the_bad_ones_refused_in_their_place(client):
+def test_submit_many_returns_refusals_in_place(client):
     requests = [{"service": "double", "payload": n, "delay": 3600} for n in range(250)]
     requests[10] = {"service": "nobody"}
     requests[20] = {"service": "double", "delay": -1}
@@ -292,7 +292,7 @@ def test_many_are_submitted_and_the_bad_ones_refused_in_their_place(client):
     assert client.get(answers[249].id).payload == 249
 
 
-def test_a_batch_that_is_sent_again_stores_nothing_twice(client):
+def test_a_repeated_batch_stores_nothing_twice(client):
     client.cancel_where(service="accept")
     requests = [
         {"service": "accept", "delay": 3600, "idempotency_key": f"b-{id(client)}-{number}"}
@@ -310,9 +310,9 @@ def lossy(service):
     lossy.close()
 
 
-def test_what_was_done_is_not_refused_when_its_answer_was_lost(client, make, lossy, callee):
+def test_a_retry_after_a_lost_answer_is_not_refused(client, make, lossy, callee):
     patient = make(lossy.url)
-    failed = ended(client, client.submit("fail", 1, key="lost").id)
+    failed = wait_until_final(client, client.submit("fail", 1, key="lost").id)
     accepted = client.submit("accept", 1, max_attempts=5)
     attempt = until(lambda: callee.accepted.get(accepted.id)).attempt
     client.put_service("passing", endpoint=callee.endpoint("fail"))
@@ -330,7 +330,7 @@ def test_what_was_done_is_not_refused_when_its_answer_was_lost(client, make, los
         patient.delete_service("passing")
 
 
-def test_a_namespace_sees_its_own_tasks_only(client, make, service, callee):
+def test_a_namespace_sees_only_its_own_tasks(client, make, service, callee):
     acme = make(service.url, namespace="acme")
     acme.put_service("double", endpoint=callee.endpoint("double"), secret=callee.secret)
     task = acme.submit("double", 1, delay=3600)
@@ -340,9 +340,7 @@ def test_a_namespace_sees_its_own_tasks_only(client, make, service, callee):
     assert acme.cancel_where(service="double") == 1
 
 
-def test_no_acknowledged_task_is_lost_when_the_server_is_killed_and_clients_find_it_again(
-    make, tmp_path, callee
-):
+def test_a_killed_server_loses_no_acknowledged_task_and_clients_reconnect(make, tmp_path, callee):
     service = Service(tmp_path)
     client = make(service.url, retries=30, timeout=50)
     client.client._sleep = client.really_sleep

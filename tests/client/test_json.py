@@ -1,4 +1,4 @@
-"""Payloads that are JSON already."""
+"""Payloads that already are JSON."""
 
 import copy
 import json
@@ -8,7 +8,7 @@ import pytest
 
 from client.fake import TASK, Reply
 from tickwheel.client import Json, State
-from tickwheel.client.json import written
+from tickwheel.client.json import encode_object
 
 ODD = [
     '{"amount": 12345678901234567.89, "rate": 1.10}',
@@ -24,7 +24,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_a_payload_goes_as_it_was_written(client, server, text):
+def test_a_payload_is_sent_unchanged(client, server, text):
     server.say(Reply(201, TASK))
     client.submit("mail", Json(text), key="k")
     (asked,) = server.asked
@@ -32,13 +32,13 @@ def test_a_payload_goes_as_it_was_written(client, server, text):
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_so_do_those_of_a_batch(client, server, text):
+def test_payloads_of_a_batch_are_sent_unchanged(client, server, text):
     server.say(Reply(200, {"items": []}))
     client.submit_many([{"service": "mail", "payload": Json(text)}, {"service": "b"}])
     assert b'"payload":' + text.encode() + b"}" in server.asked[0].body
 
 
-def test_so_do_results_and_the_payloads_of_schedules(client, server):
+def test_results_and_payloads_of_schedules_are_sent_unchanged(client, server):
     server.say(Reply(200, {"won": True, "state": State.FINISHED}))
     client.feedback("x", "finished", attempt=1, result=Json("1.10"))
     assert server.asked[0].body.endswith(b'"result":1.10}')
@@ -60,30 +60,30 @@ def test_so_do_results_and_the_payloads_of_schedules(client, server):
         ("NaN", "not JSON: NaN"),
         ("[-Infinity]", "not JSON: -Infinity"),
         ('"a\nb"', "not JSON: Invalid control character"),
-        ('"\ud83d"', "half a character"),
+        ('"\ud83d"', "lone surrogate"),
         ("\ufeff1", "not JSON"),
         ("[" * 200_000, "nested too deeply|not JSON"),
     ],
 )
-def test_a_text_that_is_not_json_is_refused_before_anything_is_sent(text, message):
+def test_a_text_that_is_not_json_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         Json(text)
 
 
 @pytest.mark.parametrize("value", [b"1", 1, None, {}])
-def test_what_is_no_text_is_refused(value):
+def test_a_value_that_is_not_text_is_refused(value):
     with pytest.raises(TypeError, match="Json takes a str"):
         Json(value)
 
 
-def test_it_is_a_value():
+def test_json_is_a_hashable_value():
     assert Json("1") == Json("1") != Json("1 ")
     assert {Json("1"), Json("1")} == {Json("1")}
     assert pickle.loads(pickle.dumps(Json("[1]"))) == copy.deepcopy(Json("[1]")) == Json("[1]")
     assert len(repr(Json("9" * 1_000))) < 120
 
 
-def test_an_object_of_nothing_else_is_written_too():
-    assert written({"a": Json("1.0")}) == b'{"a":1.0}'
-    assert written({"a": Json("1.0"), "b": 2, "c": Json("[]")}) == b'{"b":2,"a":1.0,"c":[]}'
-    assert json.loads(written({"b": 2})) == {"b": 2}
+def test_an_object_of_json_values_only_is_encoded():
+    assert encode_object({"a": Json("1.0")}) == b'{"a":1.0}'
+    assert encode_object({"a": Json("1.0"), "b": 2, "c": Json("[]")}) == b'{"b":2,"a":1.0,"c":[]}'
+    assert json.loads(encode_object({"b": 2})) == {"b": 2}

@@ -1,12 +1,12 @@
-"""What needs no network: tries and waits, Retry-After, cutting into batches."""
+"""The client's parts without a network: retries and waits, Retry-After, URLs, batches."""
 
 import traceback
 
 import pytest
 
-from tickwheel.client import calls, errors
-from tickwheel.client.bulk import FULL_BATCH_BYTES, Batcher, cut
-from tickwheel.client.requests import Answer, Request, is_loopback, parsed, retry_after
+from tickwheel.client import errors, operations
+from tickwheel.client.bulk import FULL_BATCH_BYTES, Batcher, split_batches
+from tickwheel.client.requests import Answer, Request, is_loopback, parse_url, retry_after
 from tickwheel.client.retries import Retries
 
 SAFE = Request("GET", "/")
@@ -18,16 +18,16 @@ def busy(status=503, **headers):
     return Answer(status, {name.replace("_", "-"): text for name, text in headers.items()}, b"")
 
 
-def waits(tries, request=SAFE):
+def waits(retries, request=SAFE):
     found = []
-    tries.begin(0.0)
-    while (wait := tries.after_failure(request, True, 0.0)) is not None:
+    retries.begin(0.0)
+    while (wait := retries.after_failure(request, True, 0.0)) is not None:
         found.append(wait)
-        tries.begin(0.0)
+        retries.begin(0.0)
     return found
 
 
-def test_waits_double_up_to_eight_seconds_with_chance():
+def test_waits_double_up_to_eight_seconds_with_jitter():
     found = waits(Retries(10, 1e6, 0.0))
     most = [0.25, 0.5, 1, 2, 4, 8, 8, 8, 8, 8]
     assert len(found) == len(most)
@@ -40,31 +40,31 @@ def test_five_retries_outlast_a_restart_of_some_seconds():
     assert min(sum(waits(Retries(5, 30, 0.0))) for _ in range(100)) > 3.8
 
 
-def test_no_wait_is_begun_that_the_timeout_would_cut_short():
-    tries = Retries(100, 10.0, now=100.0)
-    tries.begin(100.0)
-    assert tries.after_failure(SAFE, True, 109.99) is None
-    assert tries.after_answer(SAFE, busy(retry_after="5"), 106.0, WALL) is None
-    assert tries.after_answer(SAFE, busy(retry_after="5"), 104.0, WALL) == 5.0
+def test_a_wait_beyond_the_timeout_ends_the_retries():
+    retries = Retries(100, 10.0, now=100.0)
+    retries.begin(100.0)
+    assert retries.after_failure(SAFE, True, 109.99) is None
+    assert retries.after_answer(SAFE, busy(retry_after="5"), 106.0, WALL) is None
+    assert retries.after_answer(SAFE, busy(retry_after="5"), 104.0, WALL) == 5.0
 
 
-def test_a_try_has_the_time_that_is_left():
-    tries = Retries(5, 10.0, now=100.0)
-    assert tries.begin(100.0) == 10.0
-    assert tries.begin(107.5) == 2.5
-    assert 0 < tries.begin(200.0) < 0.01
-    assert tries.made == 3
+def test_a_try_gets_the_remaining_time():
+    retries = Retries(5, 10.0, now=100.0)
+    assert retries.begin(100.0) == 10.0
+    assert retries.begin(107.5) == 2.5
+    assert 0 < retries.begin(200.0) < 0.01
+    assert retries.tries == 3
 
 
-def test_what_is_not_safe_is_tried_again_only_when_it_was_surely_not_done():
-    tries = Retries(100, 1e6, 0.0)
-    tries.begin(0.0)
-    assert tries.after_failure(UNSAFE, False, 0.0) is not None
-    assert tries.after_failure(UNSAFE, True, 0.0) is None
-    assert tries.after_answer(UNSAFE, busy(429), 0.0, WALL) is not None
+def test_an_unsafe_request_is_retried_only_if_it_certainly_did_nothing():
+    retries = Retries(100, 1e6, 0.0)
+    retries.begin(0.0)
+    assert retries.after_failure(UNSAFE, False, 0.0) is not None
+    assert retries.after_failure(UNSAFE, True, 0.0) is None
+    assert retries.after_answer(UNSAFE, busy(429), 0.0, WALL) is not None
     for status in (502, 503, 504):
-        assert tries.after_answer(UNSAFE, busy(status), 0.0, WALL) is None
-        assert tries.after_answer(SAFE, busy(status), 0.0, WALL) is not None
+        assert retries.after_answer(UNSAFE, busy(status), 0.0, WALL) is None
+        assert retries.after_answer(SAFE, busy(status), 0.0, WALL) is not None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_not_safe_is_tried_again_only_when_it_was_surely_not_done():
         ("Sun, 99 Nov 2026 12:00:30 GMT", None),
     ],
 )
-def test_retry_after_is_read_in_both_forms_and_garbage_is_none(text, seconds):
+def test_retry_after_is_read_in_both_forms_and_garbage_ignored(text, seconds):
     assert retry_after(busy(retry_after=text), WALL) == seconds
 
 
@@ -101,61 +101,61 @@ def test_retry_after_is_read_in_both_forms_and_garbage_is_none(text, seconds):
         ("127.0.0.1.example", False),
     ],
 )
-def test_loopback_is_what_surely_is(host, here):
+def test_is_loopback(host, here):
     assert is_loopback(host) is here
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:7399", "nowhere", "ftp://h/", "http:///"])
-def test_what_is_no_url_is_shown(url):
+def test_an_invalid_url_is_shown_in_the_error(url):
     with pytest.raises(ValueError, match="http://HOST:PORT") as refused:
-        parsed(url)
+        parse_url(url)
     assert repr(url) in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["u:hunter2@h", "ftp://u:hunter2@h", "h?token=hunter2"])
-def test_what_may_be_a_password_is_not(url):
+def test_an_invalid_url_that_may_be_a_password_is_not_shown(url):
     with pytest.raises(ValueError, match="http://HOST:PORT") as refused:
-        parsed(url)
+        parse_url(url)
     assert "hunter2" not in str(refused.value)
 
 
-def test_nor_is_it_shown_by_a_traceback():
+def test_an_invalid_url_is_not_shown_by_a_traceback():
     url = "http://u:hunter2"
     with pytest.raises(ValueError, match="this is not a URL") as refused:
-        parsed(url)
+        parse_url(url)
     assert "hunter2" not in "".join(traceback.format_exception(refused.value))
 
 
-@pytest.mark.parametrize("call", [calls.tasks, calls.backlog, calls.replay_where])
-def test_a_state_that_there_is_not_is_refused_with_those_that_there_are(call):
+@pytest.mark.parametrize("call", [operations.tasks, operations.backlog, operations.replay_where])
+def test_an_unknown_state_is_refused_with_the_known_ones(call):
     with pytest.raises(ValueError, match=r"'delay', .*'cancelled'.*, got 'done'"):
         call(state="done")
 
 
-def test_a_replay_of_many_must_say_which():
+def test_replay_where_needs_a_filter():
     with pytest.raises(ValueError, match="give state, service or key"):
-        calls.replay_where(force=True)
+        operations.replay_where(force=True)
 
 
-def test_what_is_no_mapping_is_refused_by_its_number():
+def test_a_request_that_is_not_a_mapping_is_refused_with_its_number():
     with pytest.raises(TypeError, match="request 1 of submit_many must be a mapping") as raised:
-        list(cut([{"service": "a"}, "expire"], Batcher(10)))
+        list(split_batches([{"service": "a"}, "expire"], Batcher(10)))
     assert "'expire'" in str(raised.value)
 
 
-def test_batches_are_as_large_as_asked_and_not_heavier_than_need_be():
+def test_batches_are_limited_by_count_and_bytes():
     light = [{"service": "a"}] * 25
-    assert [len(batch) for batch in cut(light, Batcher(10))] == [10, 10, 5]
-    assert list(cut([], Batcher(10))) == []
+    assert [len(batch) for batch in split_batches(light, Batcher(10))] == [10, 10, 5]
+    assert list(split_batches([], Batcher(10))) == []
     alone = [
         {"service": "a"},
         {"service": "a", "payload": "x" * FULL_BATCH_BYTES},
         {"service": "a"},
     ]
-    assert [len(batch) for batch in cut(alone, Batcher(10))] == [1, 1, 1]
+    assert [len(batch) for batch in split_batches(alone, Batcher(10))] == [1, 1, 1]
 
 
-def test_a_problem_of_nothing_still_says_its_status():
+def test_an_empty_problem_still_has_its_status():
     error = errors.error_of({}, 418)
     assert (error.code, str(error), error.status) == ("bad_answer", "HTTP status 418", 418)
     assert errors.problem_of(error) is None

@@ -1,4 +1,4 @@
-"""Both clients over TLS: whom they believe."""
+"""Both clients over TLS: which certificates they accept."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ from tickwheel.client import Client, ServerUnavailable
 
 
 def certificate(folder, name):
-    """A file with a certificate for `name`, signed by itself, and its key."""
+    """Write a self-signed certificate for `name`, with its key, to a file."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
@@ -35,15 +35,15 @@ def certificate(folder, name):
     return path
 
 
-def serving(path):
+def serve(path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
     return FakeServer(context)
 
 
-def test_a_server_is_believed_by_the_authority_that_was_given(make, tmp_path):
+def test_a_given_certificate_authority_is_trusted(make, tmp_path):
     path = certificate(tmp_path, "localhost")
-    with serving(path) as server:
+    with serve(path) as server:
         client = make(server.url, "a-token", ssl=ssl.create_default_context(cafile=path))
         for _ in range(3):
             client.list()
@@ -51,8 +51,8 @@ def test_a_server_is_believed_by_the_authority_that_was_given(make, tmp_path):
         assert server.asked[0].headers["authorization"] == "Bearer a-token"
 
 
-def test_a_server_that_nobody_vouches_for_hears_nothing(make, tmp_path):
-    with serving(certificate(tmp_path, "localhost")) as server:
+def test_an_untrusted_server_gets_no_request(make, tmp_path):
+    with serve(certificate(tmp_path, "localhost")) as server:
         client = make(server.url, "a-token", retries=0)
         with pytest.raises(ServerUnavailable, match="certificate is refused") as refused:
             client.list()
@@ -60,16 +60,16 @@ def test_a_server_that_nobody_vouches_for_hears_nothing(make, tmp_path):
         assert server.asked == []
 
 
-def test_a_server_with_anothers_name_hears_nothing(make, tmp_path):
+def test_a_certificate_for_another_name_is_refused(make, tmp_path):
     path = certificate(tmp_path, "elsewhere")
-    with serving(path) as server:
+    with serve(path) as server:
         client = make(server.url, retries=0, ssl=ssl.create_default_context(cafile=path))
         with pytest.raises(ServerUnavailable, match="certificate is refused"):
             client.list()
         assert server.asked == []
 
 
-def test_a_server_that_speaks_plain_http_is_told_of_as_that():
+def test_a_server_that_speaks_plain_http_is_reported():
     with FakeServer() as plain:
         client = Client(plain.url.replace("http:", "https:"), retries=0)
         with pytest.raises(ServerUnavailable, match=r"does it speak http\?"):
