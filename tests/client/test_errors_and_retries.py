@@ -71,7 +71,7 @@ def test_a_refusal_that_is_not_from_tickwheel_is_a_bad_answer(client, server, bo
     server.say(Reply(501, body))
     with pytest.raises(ApiError, match="not from a tickwheel server: HTTP status 501") as refused:
         client.get(ID)
-    assert (refused.value.code, told.value.status) == ("bad_answer", 501)
+    assert (refused.value.code, refused.value.status) == ("bad_answer", 501)
     assert server.url in str(refused.value)
 
 
