@@ -91,5 +91,5 @@ async def test_whatever_fails_no_place_is_lost(stage, seed, connections):
     await storm(pool, server.url(), draw, 400)
     for origin in pool._origins.values():
         origin._check()
-        assert origin._places == len(origin.idle)
+        assert origin._slots == len(origin.idle)
         assert not origin._waiters

@@ -194,7 +194,7 @@ async def cancelled(app, call, begun):
 
 
 async def ended():
-    while core._going_on:
+    while core._background_tasks:
         await asyncio.sleep(0.001)
 
 

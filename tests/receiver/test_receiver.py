@@ -32,7 +32,7 @@ def receiver(secret):
     return Receiver(secret)
 
 
-def told(reply):
+def problem_of(reply):
     return json.loads(reply.body)
 
 
@@ -54,7 +54,7 @@ def test_a_call_by_somebody_else_is_not_believed(receiver):
     with pytest.raises(InvalidSignature, match="no signature by a known secret"):
         receiver.receive(headers, body)
     reply = receiver.answer(headers, body, pytest.fail)
-    assert (reply.status, told(reply)["code"]) == (401, "invalid_signature")
+    assert (reply.status, problem_of(reply)["code"]) == (401, "invalid_signature")
 
 
 def test_a_body_that_was_changed_on_the_way_is_not_believed(receiver, call):
@@ -117,12 +117,12 @@ def test_a_call_of_a_task_without_an_id_is_refused(call):
 def test_a_body_that_is_not_json_is_refused(receiver, call):
     headers, body = call(body=b"{")
     reply = receiver.answer(headers, body, pytest.fail)
-    assert (reply.status, told(reply)["code"]) == (400, "bad_delivery")
+    assert (reply.status, problem_of(reply)["code"]) == (400, "bad_delivery")
 
 
 def test_the_result_of_the_handler_is_answered(receiver, call):
     reply = receiver.answer(*call([1, 2]), lambda delivery: {"sum": sum(delivery.payload)})
-    assert (reply.status, told(reply)) == (200, {"sum": 3})
+    assert (reply.status, problem_of(reply)) == (200, {"sum": 3})
     assert dict(reply.headers)["content-type"] == "application/json"
 
 
@@ -164,7 +164,7 @@ def test_a_task_that_is_under_way_is_asked_for_again_later(receiver, call):
     assert receiver.answer(*call(1), handle).status == 204
     (reply,) = replies
     assert (reply.status, dict(reply.headers)["retry-after"]) == (409, "1")
-    assert told(reply)["code"] == "in_progress"
+    assert problem_of(reply)["code"] == "in_progress"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_by_hand_a_task_is_begun_and_then_done_or_forgotten(receiver, call):
 def test_a_result_that_the_server_does_not_keep_is_warned_of(receiver, call, caplog):
     with caplog.at_level(logging.WARNING, "tickwheel.receiver"):
         receiver.answer(*call(), lambda _: "x" * 70_000)
-    assert "70002 bytes is not kept" in caplog.text
+    assert "70002 bytes is not stored" in caplog.text
 
 
 def test_of_calls_at_once_one_is_handled(receiver, call):
@@ -420,7 +420,7 @@ def test_a_mark_is_made_though_whoever_waits_for_it_is_cancelled(secret, call, e
         assert waiting.cancelled()
         assert seen.begin(TASK_ID) is True
         seen.go_on.set()
-        while core._going_on:
+        while core._background_tasks:
             await asyncio.sleep(0)
         return seen.begin(TASK_ID)
 

@@ -4,8 +4,8 @@
     response = await pool.request("POST", "https://shop.example/hook", body=b"{}", timeout=30)
     await pool.close()
 
-It follows no redirect, keeps no cookie, reads no proxy from the environment and decompresses
-nothing: what comes back is what was sent. It knows nothing of tasks.
+It follows no redirects, keeps no cookies, reads no proxy from the environment and decompresses
+nothing: a response is what the server sent. It knows nothing about tasks.
 """
 
 from tickwheel.http.connect import Address

@@ -1,8 +1,7 @@
-"""From a host's name to an open connection.
+"""Open a connection to a host: resolve its name, connect, start TLS.
 
-Every host goes through `resolve`, a numeric one as well, and only the addresses that it returned
-are connected to: it is the place for a guard. The name in the URL is the one that the certificate
-must be for.
+Every host goes through `resolve`, even a numeric one, and only the addresses that it returns are
+connected to: a guard belongs there. The certificate must be for the name in the URL.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from tickwheel.http.errors import ConnectFailed, NoRoom
 if TYPE_CHECKING:
     from tickwheel.http.url import Target
 
-GOODBYE = 1.0  # seconds for the other side to confirm the end of TLS
+TLS_SHUTDOWN_SECONDS = 1.0  # for the peer to confirm the end of TLS
 
 
 class Address(NamedTuple):
-    """What is connected to: a numeric address."""
+    """A numeric address to connect to."""
 
     host: str
     port: int
     family: int
 
 
-# Errors that say nothing of the target: this process, or this machine, has no room for a socket.
+# Errors that are not the target's: this process or machine has no resources for a socket.
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
 
 
-async def resolved(host: str, port: int) -> list[Address]:
+async def resolve_with_system(host: str, port: int) -> list[Address]:
     """Return a host's addresses, in the system's order."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -47,13 +46,13 @@ async def resolved(host: str, port: int) -> list[Address]:
 
 
 class Connector:
-    """Makes connections: name, address, TCP, TLS.
+    """Open connections: name, address, TCP, TLS.
 
-    - All of that has `timeout` seconds. Addresses are tried in turn, each with an equal share of
-      what is left, so that one that does not answer leaves time for the next.
-    - `open` counts the connections that are made or being made and not yet closed. From `total` on
-      an idle one is closed before another is made, by `drop_idle`.
-    - Without a TLS context the system's authorities are trusted.
+    - All of that takes at most `timeout` seconds. Addresses are tried in turn, each with an equal
+      share of the remaining time, so that a silent one leaves time for the next.
+    - `open` counts connections that are open or being opened. At `total`, `drop_idle` closes an
+      idle one before another is opened.
+    - Without a TLS context, the system's certificate authorities are trusted.
     """
 
     def __init__(
@@ -67,16 +66,16 @@ class Connector:
         self.open = 0
         self.drop_idle: Callable[[], asyncio.Future[None] | None] = lambda: None
         self._total = total
-        self._resolve = resolve or resolved
+        self._resolve = resolve or resolve_with_system
         self._timeout = timeout
         self._max_body = max_body
         self._tls = tls
 
     async def connect(self, target: Target) -> Connection:
-        """Return a connection for requests to a target's origin; ConnectFailed without one.
+        """Return a connection for requests to a target's origin, or raise ConnectFailed.
 
-        NoRoom is the one that says nothing of the target: this process has no descriptor left,
-        this machine no port or memory.
+        NoRoom is not the target's fault: this process has no file descriptor left, or this machine
+        no port or memory.
         """
         while self._total is not None and self.open >= self._total:
             closing = self.drop_idle()
@@ -89,7 +88,7 @@ class Connector:
         except BaseException:
             self.open -= 1
             raise
-        connection.gone.add_done_callback(self._ended)
+        connection.closed.add_done_callback(self._ended)
         return connection
 
     def _ended(self, _: asyncio.Future[None]) -> None:
@@ -106,7 +105,7 @@ class Connector:
                 async with asyncio.timeout(share):
                     return await self._open(target, address)
             except TimeoutError:
-                reason = f"no connection in {self._timeout:g} s"
+                reason = f"timed out after {self._timeout:g} s"
             except OSError as error:
                 reason = reason_of(error)
                 if error.errno in NO_ROOM:
@@ -118,9 +117,9 @@ class Connector:
             async with asyncio.timeout(self._timeout):
                 return await self._resolve(target.host, target.port)
         except TickwheelError:
-            raise  # a guard's refusal is the guard's to word
+            raise  # a guard's refusal keeps its own message
         except TimeoutError:
-            reason = f"its name was not resolved in {self._timeout:g} s"
+            reason = f"its name was not resolved within {self._timeout:g} s"
         except (OSError, UnicodeError) as error:
             reason = reason_of(error)
             if isinstance(error, OSError) and error.errno in NO_ROOM:
@@ -142,18 +141,18 @@ class Connector:
                 family=address.family,
                 ssl=self._context(),
                 server_hostname=target.host.removesuffix("."),
-                ssl_shutdown_timeout=GOODBYE,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS,
             )
         return connection
 
     def _context(self) -> ssl.SSLContext:
-        if self._tls is None:  # reading the authorities takes a while, and may never be needed
+        if self._tls is None:  # created on first use: loading certificates is slow
             self._tls = ssl.create_default_context()
         return self._tls
 
 
 def reason_of(error: OSError | UnicodeError) -> str:
-    """Return what an error says, without what it was said of."""
+    """Return an error's reason, without the address that it names."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -161,7 +160,7 @@ def reason_of(error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
         return "its name cannot be encoded"
     if error.errno is not None and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno)  # asyncio's own text names the address as well
+        return os.strerror(error.errno)  # asyncio's own text also names the address
     if isinstance(error, ConnectionError) and error.errno is None:
         return "it closed the connection"  # during TLS
     return error.strerror or str(error) or type(error).__name__

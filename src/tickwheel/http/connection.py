@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection: a request at a time, parsed by httptools.
 
-It knows nothing of the pool, except its `keeper`: the origin that it belongs to.
+It knows nothing about the pool except the `origin` that it belongs to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from tickwheel.http.errors import BadAnswer, HttpError, Unanswered
-from tickwheel.http.message import Response, received
+from tickwheel.http.message import Response, decode_headers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from tickwheel.http.message import Request
     from tickwheel.http.origin import Origin
 
-# Bytes that are not body: status line and headers, with all 1xx before them; then the lines of
-# chunks, and trailers, beyond what the body makes up for.
-MAX_HEAD = 1 << 16
-FRAMING = 16  # bytes of it that each byte of the body makes up for: the smallest chunk has 5
-PORTION = 1 << 16  # bytes of a piece after which others in the loop have their turn
-JOINED = 1 << 16  # a longer body is not copied to be sent with its head
-BODILESS = (204, 304)
+# Limit on bytes that are not body: status line and headers, including all 1xx answers before them;
+# then chunk lines and trailers, less the allowance that the body earns.
+MAX_HEAD_BYTES = 1 << 16
+FRAMING_PER_BODY_BYTE = 16  # that allowance; the smallest chunk needs 5
+YIELD_AFTER_BYTES = 1 << 16  # after a read of this size, the loop runs other callbacks
+MAX_JOINED_BODY_BYTES = 1 << 16  # a longer body is not copied to be sent with its head
+STATUSES_WITHOUT_BODY = (204, 304)
 
 
 class Connection(asyncio.Protocol):
     """A connection, and the exchange that it carries.
 
-    - `send` begins an exchange, `release` ends it: whoever is between the two has the connection.
-    - An exchange that is released before its answer is whole costs the connection.
-    - After an answer that forbids it, or a stray byte, `usable` is False for good.
-    - An answer cannot keep the loop: after each long piece others have their turn, and what it has
-      beside its body is bounded.
+    - `send` begins an exchange, `release` ends it: between the two, the caller owns the connection.
+    - Releasing an exchange before its answer is complete closes the connection.
+    - After an answer that forbids reuse, or a stray byte, `usable` stays False.
+    - An answer cannot block the loop: after each large read other callbacks run, and the bytes
+      outside its body are limited.
     """
 
     __slots__ = (
@@ -57,9 +57,9 @@ class Connection(asyncio.Protocol):
         "_streaming",
         "_transport",
         "_where",
-        "gone",
+        "closed",
         "idle_since",
-        "keeper",
+        "origin",
         "reused",
         "usable",
     )
@@ -73,19 +73,19 @@ class Connection(asyncio.Protocol):
         self._resumed: asyncio.Future[None] | None = None
         self._streaming = False
         self._clear()
-        self.gone: asyncio.Future[None] = self._loop.create_future()
-        self.keeper: Origin | None = None
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.origin: Origin | None = None
         self.idle_since = 0.0
         self.reused = False
         self.usable = True
 
     def _clear(self) -> None:
-        self._begun = False  # a byte of the answer came
-        self._complete = False  # the answer is whole, or as much of it as is wanted
-        self._parsed = False  # and the parser knows it, too
+        self._begun = False  # the first byte of the answer came
+        self._complete = False  # the answer is complete, or `max_body` is reached
+        self._parsed = False  # the parser has seen the answer's end, too
         self._keep = False
         self._status = 0
-        self._framing = 0  # bytes since the end of the head that no body makes up for, at least
+        self._framing = 0  # a lower bound of bytes outside the body, less the body's allowance
         self._size = 0
         self._fields: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
@@ -93,12 +93,12 @@ class Connection(asyncio.Protocol):
     # The exchange.
 
     def send(self, request: Request) -> asyncio.Future[Response]:
-        """Send a request, with its body unless that is streamed; return its answer to be."""
+        """Send a request, with its body unless that is streamed; return the future answer."""
         self._answer = answer = self._loop.create_future()
         self._head_only = request.method == "HEAD"
         self._streaming = request.chunks is not None
         body = request.body
-        if len(body) <= JOINED:
+        if len(body) <= MAX_JOINED_BODY_BYTES:
             self._transport.write(head_of(request) + body)
         else:
             self._transport.write(head_of(request))
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         return answer
 
     async def pump(self, chunks: AsyncIterator[bytes]) -> None:
-        """Send a streamed body, no faster than it is taken."""
+        """Send a streamed body, no faster than the server reads it."""
         async for chunk in chunks:
             if not self.usable:
                 return
@@ -119,65 +119,65 @@ class Connection(asyncio.Protocol):
             self._streaming = False
 
     def fail(self, error: BaseException) -> None:
-        """End the exchange with an error, unless it has ended."""
+        """End the exchange with an error, unless it has already ended."""
         answer = self._answer
         if answer is not None and not answer.done():
             answer.set_exception(error)
         self.drop()
 
     def release(self) -> None:
-        """Give the connection back."""
+        """Return the connection to its origin."""
         if self._answer is not None or self._streaming:
             self._answer = None
             self.drop()
         self.reused = True
-        if self.keeper is not None:
-            self.keeper.give(self)
+        if self.origin is not None:
+            self.origin.give(self)
 
     def drop(self) -> None:
-        """Close it at once; what was not sent yet never is."""
+        """Close the connection at once; unsent data is discarded."""
         self.usable = False
         self._transport.abort()
 
     def close(self) -> None:
-        """Close it; over TLS the other side is told."""
+        """Close the connection, over TLS with a shutdown alert."""
         self.usable = False
         self._transport.close()
 
-    # What the loop calls.
+    # Callbacks from the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None or answer.done():  # nobody asked, or nobody waits any more
-            self._unwanted()
+        if answer is None or answer.done():  # no request, or its caller has gone
+            self._reject_data()
             return
         self._begun = True
         size = len(data)
-        if size >= PORTION:
+        if size >= YIELD_AFTER_BYTES:
             self._pause()
-        self._framing += size  # until the parser finds an end of the head, or body, in it
+        self._framing += size  # until the parser finds the end of the head, or body, in it
         error: HttpError | None = None
         try:
             self._parser.feed_data(data)  # type: ignore[union-attr]
         except HttpParserUpgrade:
-            error = BadAnswer(f"{self._where} changed to another protocol, unasked")
+            error = BadAnswer(f"{self._where} switched to another protocol without a request")
         except HttpParserError as wrong:
             error = BadAnswer(f"{self._where} did not answer in HTTP/1.1: {wrong}")
         if self._complete:
             self._keep = self._keep and error is None
             self._finish(answer)
-        elif self._framing > MAX_HEAD:
-            self.fail(too_long(self._where))
+        elif self._framing > MAX_HEAD_BYTES:
+            self.fail(head_too_large(self._where))
         elif error is not None:
             self.fail(error)
 
     def eof_received(self) -> None:
         self.usable = False
-        if self._answer is None and self.keeper is not None:
-            self.keeper.lost(self)
+        if self._answer is None and self.origin is not None:
+            self.origin.lost(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
@@ -185,7 +185,9 @@ class Connection(asyncio.Protocol):
         if answer is not None and not answer.done():
             if not self._begun:
                 answer.set_exception(
-                    Unanswered(f"{self._where} closed the connection unanswered", self.reused)
+                    Unanswered(
+                        f"{self._where} closed the connection without an answer", self.reused
+                    )
                 )
             elif exc is None and self._until_closed():
                 self._finish(answer)
@@ -194,12 +196,12 @@ class Connection(asyncio.Protocol):
                     BadAnswer(f"{self._where} closed the connection in the middle of its answer")
                 )
         self.resume_writing()
-        self._parser = None  # the two refer to each other
-        if not self.gone.done():
-            self.gone.set_result(None)
-        if self.keeper is not None:
-            self.keeper.lost(self)
-            self.keeper.ended(self)
+        self._parser = None  # breaks the reference cycle
+        if not self.closed.done():
+            self.closed.set_result(None)
+        if self.origin is not None:
+            self.origin.lost(self)
+            self.origin.ended(self)
 
     def pause_writing(self) -> None:
         self._resumed = self._loop.create_future()
@@ -209,14 +211,14 @@ class Connection(asyncio.Protocol):
             self._resumed.set_result(None)
         self._resumed = None
 
-    # What the parser calls.
+    # Callbacks from the parser.
 
     def on_message_begin(self) -> None:
         if self._complete:
             raise ValueError("a second answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._status:  # what comes after the body is nothing to us
+        if not self._status:  # trailers are ignored
             self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -227,11 +229,11 @@ class Connection(asyncio.Protocol):
         if status < 200:
             self._fields.clear()
             return
-        if self._framing > MAX_HEAD and size_of(self._fields) > MAX_HEAD:
+        if self._framing > MAX_HEAD_BYTES and size_of(self._fields) > MAX_HEAD_BYTES:
             raise ValueError("the head is too long")
         self._status = status
         self._framing = 0
-        if self._head_only or status in BODILESS:
+        if self._head_only or status in STATUSES_WITHOUT_BODY:
             self._complete = True
             self._keep = parser.should_keep_alive()
 
@@ -239,8 +241,8 @@ class Connection(asyncio.Protocol):
         if not self._status:
             raise ValueError("an interim answer with a body")
         size = len(data)
-        self._framing = max(self._framing - FRAMING * size, 0)
-        if self._complete:  # of an answer that has none, or more than is wanted
+        self._framing = max(self._framing - FRAMING_PER_BODY_BYTE * size, 0)
+        if self._complete:  # a body that must not be there, or beyond `max_body`
             self._keep = False
             return
         self._body.append(data)
@@ -251,34 +253,34 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if not self._status:
-            return  # of a 1xx; the answer is yet to come
+            return  # a 1xx; the final answer follows
         self._parsed = True
         if not self._complete:
             self._complete = True
             self._keep = cast("HttpResponseParser", self._parser).should_keep_alive()
 
-    # The rest.
+    # Internals.
 
     def _finish(self, answer: asyncio.Future[Response]) -> None:
-        """Hand out the answer, and be ready for the next."""
+        """Deliver the answer, and prepare for the next exchange."""
         pieces = self._body
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         whole = self._size <= self._max_body
         if not whole:
             body = body[: self._max_body]
-        response = Response(self._status, received(self._fields), body, whole)
+        response = Response(self._status, decode_headers(self._fields), body, whole)
         if not whole:
             self.drop()
         elif not self._keep:
             self.usable = False
         elif not self._parsed:
-            self._parser = HttpResponseParser(self)  # the old one waits for a body
+            self._parser = HttpResponseParser(self)  # the old one still expects a body
         self._answer = None
         self._clear()
         answer.set_result(response)
 
     def _pause(self) -> None:
-        """Read on in the loop's next pass: uvloop would read many such pieces in this one."""
+        """Pause reading until the loop's next pass: uvloop would read many times in this one."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
             self._loop.call_soon(self._read_on)
@@ -287,19 +289,19 @@ class Connection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _unwanted(self) -> None:
+    def _reject_data(self) -> None:
         self.drop()
-        if self._answer is None and self.keeper is not None:
-            self.keeper.lost(self)
+        if self._answer is None and self.origin is not None:
+            self.origin.lost(self)
 
     def _until_closed(self) -> bool:
-        """Say whether the answer's end is the connection's."""
+        """Return whether the answer ends with the connection."""
         framed = (b"content-length", b"transfer-encoding")
         return bool(self._status) and not any(name.lower() in framed for name, _ in self._fields)
 
 
 def head_of(request: Request) -> bytes:
-    """Return a request's first line and headers."""
+    """Return a request's request line and headers."""
     target = request.target
     length = request.length
     if length is not None:
@@ -313,10 +315,12 @@ def head_of(request: Request) -> bytes:
 
 
 def size_of(fields: list[tuple[bytes, bytes]]) -> int:
-    """Return about how many bytes the headers had."""
+    """Return the approximate size of the headers in bytes."""
     return sum(len(name) + len(value) + 4 for name, value in fields)
 
 
-def too_long(where: str) -> BadAnswer:
-    """Return the error for a head, a chunk's line or trailers that do not end."""
-    return BadAnswer(f"{where} answered with more than {MAX_HEAD} bytes of headers or framing")
+def head_too_large(where: str) -> BadAnswer:
+    """Return the error for a head, chunk lines or trailers over the limit."""
+    return BadAnswer(
+        f"{where} answered with more than {MAX_HEAD_BYTES} bytes of headers or framing"
+    )

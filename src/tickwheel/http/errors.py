@@ -1,4 +1,4 @@
-"""What can go wrong with a request that was well formed: the world's errors.
+"""Errors of well-formed requests: connecting, sending, receiving.
 
 A message names host and port, never a header, a query or a body.
 """
@@ -9,36 +9,36 @@ from tickwheel.errors import TickwheelError
 
 
 class HttpError(TickwheelError, ConnectionError):
-    """A request that got no whole answer."""
+    """A request got no complete answer."""
 
     code = "http_error"
 
 
 class ConnectFailed(HttpError):
-    """No connection could be made: nothing was sent."""
+    """The connection could not be opened: nothing was sent."""
 
 
 class NoRoom(ConnectFailed):
-    """No connection could be made for want of something here: nothing is known of the server."""
+    """The connection needs a resource that this machine lacks; the server may be fine."""
 
 
 class NotSent(HttpError):
-    """The caller's `may_send` said no, just before it would have been sent, first or again."""
+    """The caller's `may_send` returned False just before the request was sent or resent."""
 
 
 class TimedOut(HttpError, TimeoutError):
-    """The request's time ran out; it may have been received."""
+    """The request timed out; the server may have received it."""
 
 
 class BadAnswer(HttpError):
-    """What came is not HTTP, or it ended in the middle; the request may have been received."""
+    """The answer is not HTTP, or incomplete; the server may have received the request."""
 
 
 class Unanswered(BadAnswer):
-    """The connection was closed before a byte of an answer came.
+    """The connection was closed before the first byte of an answer.
 
-    - `again`: the server has most likely not seen the request, since the connection had been idle.
-      It may be sent once more.
+    - `again`: the connection had been idle, so that the server most likely has not seen the
+      request. It may be sent once more.
     """
 
     def __init__(self, message: str, again: bool) -> None:

@@ -1,7 +1,7 @@
 """Requests and responses as values; nothing here reads or writes a socket.
 
-A request is checked when it is made: what could be read as a second header, or a second request,
-never reaches a connection.
+A request is checked when it is created: a value that would inject a second header, or a second
+request, never reaches a connection.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ RESERVED = frozenset(
         "upgrade",
     )
 )
-"""Headers that are the client's own: a caller's would contradict what is sent."""
+"""Headers that only the client may set: a caller's could contradict what is sent."""
 
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-WITH_BODY = frozenset(("PATCH", "POST", "PUT"))  # these say so when their body is empty
-REMEMBERED = 1_000  # words of each kind
-LONGEST_REMEMBERED = 40  # bytes of a name that a server chose
+WITH_BODY = frozenset(("PATCH", "POST", "PUT"))  # these send a content-length of 0
+MAX_CACHED_NAMES = 1_000  # in each cache
+MAX_CACHED_NAME_BYTES = 40  # of a name received from a server
 
-_methods: set[str] = set()  # that were checked before
-_names: set[str] = set()  # of headers that were checked before
-_received: dict[bytes, str] = {}  # names as they came: in lower case
+_methods: set[str] = set()  # valid methods
+_names: set[str] = set()  # valid header names
+_received_names: dict[bytes, str] = {}  # names as received -> in lower case
 
 
 class Response(NamedTuple):
-    """An answer, with its whole body, or the body's beginning."""
+    """An answer with its body, or the beginning of its body."""
 
     status: int
     headers: list[tuple[str, str]]
-    """Names in lower case, in the order in which they came."""
+    """Names in lower case, in the order received."""
     body: bytes
     whole: bool
-    """False: the body was longer than the pool's `max_body`, and was cut there."""
+    """False if the body was longer than the pool's `max_body`, and truncated there."""
 
     def header(self, name: str) -> str | None:
-        """Return the first value of a header, by its name in any case, or None."""
+        """Return the first value of a header, or None; names are case-insensitive."""
         name = name.lower()
         for each, value in self.headers:
             if each == name:
@@ -61,11 +61,11 @@ class Response(NamedTuple):
 
 
 class Request:
-    """A request that may be sent as it is: ValueError where it may not.
+    """A valid request; an invalid one raises ValueError.
 
-    - `chunks` is what a streamed body comes from, or None; `body` is empty then.
-    - `ends_at` is when its time runs out, in the loop's time, or None.
-    - `may_send()` is asked each time just before it is sent.
+    - `chunks` is the iterator of a streamed body, or None; with it, `body` is empty.
+    - `ends_at` is the deadline in the loop's time, or None.
+    - `may_send()` is called each time just before the request is sent.
     """
 
     __slots__ = ("body", "chunks", "ends_at", "fields", "headers", "may_send", "method", "target",
@@ -89,7 +89,7 @@ class Request:
         self.ends_at = ends_at
         self.may_send = may_send
         self.headers = headers
-        self.fields = lines_of(headers)
+        self.fields = format_headers(headers)
         self.chunks: AsyncIterator[bytes] | None = None
         if isinstance(body, (bytes, bytearray, memoryview)):
             self.body = bytes(body)
@@ -101,18 +101,18 @@ class Request:
 
     @property
     def length(self) -> int | None:
-        """The content-length to send, or None: a streamed body, or a GET without one."""
+        """The content-length to send; None for a streamed body, or a GET without a body."""
         if self.chunks is None and (self.body or self.method in WITH_BODY):
             return len(self.body)
         return None
 
     def timed_out(self) -> TimedOut:
         """Return the error for an answer that did not come in time."""
-        return TimedOut(f"{self.target.where} has not answered in {self.timeout:g} s")
+        return TimedOut(f"{self.target.where} did not answer within {self.timeout:g} s")
 
 
-def lines_of(headers: Sequence[tuple[str, str]]) -> str:
-    """Return the headers as HTTP/1.1 has them, after a check of each."""
+def format_headers(headers: Sequence[tuple[str, str]]) -> str:
+    """Check headers, and return them as lines of HTTP/1.1."""
     lines = []
     values = []
     for name, value in headers:
@@ -121,53 +121,55 @@ def lines_of(headers: Sequence[tuple[str, str]]) -> str:
         lines.append(f"{name}: {value}\r\n")
         values.append(value)
     text = "".join(values)
-    if not (text.isascii() and text.isprintable()):  # most are; a tab is not, and may be sent
+    if not (
+        text.isascii() and text.isprintable()
+    ):  # the fast path; a tab is valid, but not printable
         check_values(headers)
     return "".join(lines)
 
 
 def check_method(method: str) -> None:
-    """Raise ValueError where a method could not be sent; remember it where it can."""
+    """Raise ValueError for an invalid method; cache a valid one."""
     if TOKEN.fullmatch(method) is None or method.upper() == "CONNECT":
-        raise ValueError("method must be a word such as POST, and not CONNECT")
-    if len(_methods) < REMEMBERED:
+        raise ValueError("method must be a token such as POST, and not CONNECT")
+    if len(_methods) < MAX_CACHED_NAMES:
         _methods.add(method)
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError where a header's name could not be sent; remember it where it can."""
+    """Raise ValueError for an invalid header name; cache a valid one."""
     if TOKEN.fullmatch(name) is None:
         raise ValueError("a header's name must be letters, digits and - only")
     if name.lower() in RESERVED:
         raise ValueError(f"the header {name.lower()} is set by the client itself")
-    if len(_names) < REMEMBERED:
+    if len(_names) < MAX_CACHED_NAMES:
         _names.add(name)
 
 
 def check_values(headers: Iterable[tuple[str, str]]) -> None:
-    """Raise ValueError for a value that could not be sent; it names the header, not the value."""
+    """Raise ValueError for an invalid value; the message names the header, not the value."""
     for name, value in headers:
         if FORBIDDEN.search(value):
-            raise ValueError(f"the header {name} must not hold line ends or control characters")
+            raise ValueError(f"the header {name} must not contain line ends or control characters")
         try:
             value.encode("latin-1")
         except UnicodeError:
-            raise ValueError(f"the header {name} must be of latin-1 characters") from None
+            raise ValueError(f"the header {name} must contain only latin-1 characters") from None
 
 
-def received(fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Return headers as they are handed out."""
-    names = _received
+def decode_headers(fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Return received headers as text, their names in lower case."""
+    names = _received_names
     return [
-        (names.get(name) or remembered(name), value.decode("latin-1")) for name, value in fields
+        (names.get(name) or cached_name(name), value.decode("latin-1")) for name, value in fields
     ]
 
 
-def remembered(name: bytes) -> str:
-    """Return a header's name in lower case; servers say the same few again and again."""
+def cached_name(name: bytes) -> str:
+    """Return a header's name in lower case, and cache it: servers repeat the same few."""
     text = name.decode("latin-1").lower()
-    if len(name) <= LONGEST_REMEMBERED:
-        if len(_received) >= REMEMBERED:
-            _received.clear()  # so that no server can use it up for the others
-        _received[name] = text
+    if len(name) <= MAX_CACHED_NAME_BYTES:
+        if len(_received_names) >= MAX_CACHED_NAMES:
+            _received_names.clear()  # so that one server cannot fill the cache for good
+        _received_names[name] = text
     return text

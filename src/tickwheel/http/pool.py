@@ -1,11 +1,11 @@
-"""The pool: requests over connections that are kept, per origin."""
+"""The pool: requests over reused connections, per origin."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from tickwheel.http.connect import GOODBYE, Connector
+from tickwheel.http.connect import TLS_SHUTDOWN_SECONDS, Connector
 from tickwheel.http.errors import ConnectFailed, HttpError, NotSent, Unanswered
 from tickwheel.http.message import Request
 from tickwheel.http.origin import Origin
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
     from tickwheel.http.message import Response
     from tickwheel.http.url import Target
 
-URLS = 1_024  # that are remembered, taken apart
+MAX_CACHED_URLS = 1_024  # parsed
 
 
 class Pool:
-    """An HTTP client that keeps its connections, for one event loop.
+    """An HTTP client that reuses its connections, for one event loop.
 
-    - `connections` is the most that one origin may have; who comes later waits, first come, first
-      served.
-    - `total` is for all origins: from there on an idle connection is closed for each new one. It
-      is not waited for: the caller bounds how many requests are under way.
-    - `resolve(host, port)` says which addresses may be connected to; what it raises on its own
-      account (a `TickwheelError`) is raised by `request`.
-    - `connect_timeout` is for resolving, connecting and TLS; `idle_timeout` for a connection that
-      nobody uses.
-    - `ssl` is a context to trust others than the system's authorities.
+    - `connections` is the limit for one origin; further requests wait, first come, first served.
+    - `total` is the limit for all origins: beyond it, each new connection first closes an idle one.
+      Requests never wait for it: the caller limits how many are in flight.
+    - `resolve(host, port)` returns the addresses that may be connected to; `request` raises its
+      `TickwheelError`.
+    - `connect_timeout` covers resolving, connecting and TLS; `idle_timeout` closes unused
+      connections.
+    - `ssl` is a context, for other certificate authorities than the system's.
     - No redirects, cookies, proxies or compression.
     """
 
@@ -58,7 +57,7 @@ class Pool:
         self._limit = connections
         self._idle_timeout = idle_timeout
         self._origins: dict[tuple[str, str, int], Origin] = {}
-        self._resting: dict[Origin, None] = {}  # those with idle connections, by the last of them
+        self._idle_origins: dict[Origin, None] = {}  # by when a connection last became idle
         self._targets: dict[str, Target] = {}
         self._closed = False
         self._requests = 0
@@ -77,18 +76,18 @@ class Pool:
     ) -> Response:
         """Send a request and return its answer, whatever its status.
 
-        - `timeout` covers everything: a place, the name, TCP, TLS, the answer's last byte.
-        - `body` is sent as it is; an async iterator is sent in chunks, on a connection that was
-          not idle before, because it cannot be sent twice.
-        - A body longer than `max_body` is cut there: `whole` is False, the rest is never read.
-        - A request may be sent twice: when a connection that was used before is closed by the
-          server before a byte of the answer, it goes once more, over a new one. Whatever is
-          asked for has to bear that. With `again=False` that is an `Unanswered` whose `again` is
-          true, for the caller to send it anew.
-        - `may_send()` is asked just before each time that it is sent; no: it raises `NotSent`.
-        - A caller that is cancelled leaves nothing behind: the connection is closed.
-        - ValueError: the URL, the method or a header cannot be sent. ConnectFailed: nothing was
-          sent. TimedOut, BadAnswer: it may have been received.
+        - `timeout` covers everything: the wait for a slot, the name, TCP, TLS, the whole answer.
+        - `body` is sent unchanged; an async iterator is sent in chunks, on a new connection,
+          because it cannot be sent twice.
+        - An answer's body is truncated at `max_body`: `whole` is False, the rest is never read.
+        - A request may be sent twice: if the server closes a reused connection before the first
+          byte of the answer, the request is sent once more over a new one. It must be safe to
+          repeat. `again=False` raises `Unanswered` instead, whose `again` is true if the caller
+          may send it once more.
+        - `may_send()` is called just before each send; False raises `NotSent`.
+        - Cancelling the caller closes the connection.
+        - ValueError: the URL, the method or a header is invalid. ConnectFailed: nothing was sent.
+          TimedOut, BadAnswer: the server may have received the request.
         """
         if self._closed:
             raise RuntimeError("the pool is closed")
@@ -99,10 +98,10 @@ class Pool:
             raise request.timed_out()
         origin = self._origins.get(target.origin) or self._origin(target)
         if request.chunks is not None:
-            return await self._streamed(origin, request, request.chunks)
+            return await self._send_stream(origin, request, request.chunks)
         connection = origin.take()
         if connection is None:
-            connection = await in_time(request, origin.acquire())
+            connection = await within_timeout(request, origin.acquire())
         try:
             response = await self._answer(connection, request)
         except Unanswered as error:
@@ -115,27 +114,25 @@ class Pool:
         else:
             connection.release()
             return response
-        return await self._again(request)
+        return await self._resend(request)
 
     async def close(self) -> None:
-        """Close every connection; requests that are under way or wait fail."""
+        """Close every connection; requests in flight or waiting fail."""
         self._closed = True
         origins = list(self._origins.values())
         connections: list[Connection] = [each for one in origins for each in one.connections]
         for origin in origins:
             origin.close()
         if connections:
-            await asyncio.wait([each.gone for each in connections], timeout=GOODBYE)
-        if left := [each for each in connections if not each.gone.done()]:
+            await asyncio.wait([each.closed for each in connections], timeout=TLS_SHUTDOWN_SECONDS)
+        if left := [each for each in connections if not each.closed.done()]:
             for connection in left:
                 connection.drop()
-            await asyncio.wait([each.gone for each in left], timeout=GOODBYE)
-        await asyncio.sleep(0)  # the loop closes a socket after it has said so
+            await asyncio.wait([each.closed for each in left], timeout=TLS_SHUTDOWN_SECONDS)
+        await asyncio.sleep(0)  # the loop closes a socket only after connection_lost
 
     def stats(self) -> dict[str, int]:
-        """Return how many connections are open and idle, and, since the start, how many requests
-        were sent and how many of those on a connection that had been used before.
-        """
+        """Return counts: connections open and idle now, requests sent and on reused connections."""
         origins = self._origins.values()
         return {
             "connections": sum(len(each.connections) for each in origins),
@@ -152,42 +149,42 @@ class Pool:
 
     def _target(self, url: str) -> Target:
         target = parse(url)
-        if len(self._targets) >= URLS:
+        if len(self._targets) >= MAX_CACHED_URLS:
             self._targets.clear()
         self._targets[url] = target
         return target
 
     def _origin(self, target: Target) -> Origin:
-        if self._closed:  # while a request was about to be sent again
+        if self._closed:  # while a request was about to be resent
             raise ConnectFailed(f"cannot connect to {target.where}: the pool was closed")
         origin = self._origins[target.origin] = Origin(
-            target, self._connector, self._limit, self._idle_timeout, self._forget, self._rested
+            target, self._connector, self._limit, self._idle_timeout, self._forget, self._mark_idle
         )
         return origin
 
-    def _rested(self, origin: Origin) -> None:
-        """Note that an origin has an idle connection."""
-        self._resting.pop(origin, None)
-        self._resting[origin] = None
+    def _mark_idle(self, origin: Origin) -> None:
+        """Record that an origin has an idle connection."""
+        self._idle_origins.pop(origin, None)
+        self._idle_origins[origin] = None
 
     def _drop_idle(self) -> asyncio.Future[None] | None:
-        """Close a connection of the origin that has not been used for longest; return its end."""
-        while self._resting:
-            origin = next(iter(self._resting))
+        """Close an idle connection of the least recently used origin; return its end, or None."""
+        while self._idle_origins:
+            origin = next(iter(self._idle_origins))
             closing = origin.drop_idle()
             if closing is not None:
                 return closing
-            del self._resting[origin]
+            del self._idle_origins[origin]
         return None
 
     def _forget(self, origin: Origin) -> None:
-        self._resting.pop(origin, None)
+        self._idle_origins.pop(origin, None)
         key = origin.target.origin
         if self._origins.get(key) is origin:
             del self._origins[key]
 
     async def _answer(self, connection: Connection, request: Request) -> Response:
-        """Send a request and wait for its answer; the connection stays the caller's."""
+        """Send a request and wait for its answer; the caller keeps the connection."""
         if request.may_send is not None and not request.may_send():
             raise NotSent(f"not sent to {request.target.where}: the caller no longer wants it")
         answer = connection.send(request)
@@ -202,26 +199,26 @@ class Pool:
         finally:
             timer.cancel()
 
-    async def _again(self, request: Request) -> Response:
-        """Send a request once more, on a new connection; the place of the old one is held."""
-        connection = await in_time(request, self._origins[request.target.origin].connect())
+    async def _resend(self, request: Request) -> Response:
+        """Resend a request on a new connection, in the slot of the old one."""
+        connection = await within_timeout(request, self._origins[request.target.origin].connect())
         try:
             return await self._answer(connection, request)
         finally:
             connection.release()
 
-    async def _streamed(
+    async def _send_stream(
         self, origin: Origin, request: Request, chunks: AsyncIterator[bytes]
     ) -> Response:
-        """Send a request whose body comes in pieces, and wait for its answer meanwhile."""
+        """Send a request with a streamed body while waiting for its answer."""
         pump: asyncio.Task[None] | None = None
         try:
-            connection = await in_time(request, origin.acquire(fresh=True))
+            connection = await within_timeout(request, origin.acquire(fresh=True))
             try:
                 answered = self._answer(connection, request)
                 pump = asyncio.create_task(connection.pump(chunks))
-                pump.add_done_callback(lambda done: broken(connection, done))
-                return await answered  # which sends the head before the pump begins
+                pump.add_done_callback(lambda done: fail_request(connection, done))
+                return await answered  # sends the head before the pump starts
             finally:
                 connection.release()
         finally:
@@ -232,8 +229,10 @@ class Pool:
                 await close()
 
 
-async def in_time(request: Request, connection: Coroutine[None, None, Connection]) -> Connection:
-    """Return the connection that comes, if it does before the request's time has run out."""
+async def within_timeout(
+    request: Request, connection: Coroutine[None, None, Connection]
+) -> Connection:
+    """Wait for a connection, at most until the request's deadline."""
     try:
         async with asyncio.timeout_at(request.ends_at):
             return await connection
@@ -244,11 +243,11 @@ async def in_time(request: Request, connection: Coroutine[None, None, Connection
 
 
 def expire(connection: Connection, request: Request) -> None:
-    """End a request whose time has run out."""
+    """Fail a request that timed out."""
     connection.fail(request.timed_out())
 
 
-def broken(connection: Connection, pump: asyncio.Task[None]) -> None:
-    """End a request whose body could not be had; the body's error is the request's."""
+def fail_request(connection: Connection, pump: asyncio.Task[None]) -> None:
+    """Fail a request whose streamed body raised, with the body's error."""
     if not pump.cancelled() and (error := pump.exception()) is not None:
         connection.fail(error)

@@ -1,4 +1,4 @@
-"""The receiver: for those whom a server calls. It verifies each call, and has each task done once.
+"""The receiver, for programs that a server calls: verifies each call, handles each task once.
 
     receiver = Receiver(os.environ["TICKWHEEL_WEBHOOK_SECRET"])
 
@@ -20,7 +20,7 @@ from tickwheel.receiver.core import (
     Receiver,
     Reply,
 )
-from tickwheel.receiver.seen import MemorySeen, Seen
+from tickwheel.receiver.dedupe import MemorySeen, Seen
 from tickwheel.values.outcome import Retry
 from tickwheel.values.signature import InvalidSignature
 

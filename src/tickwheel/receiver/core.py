@@ -1,6 +1,6 @@
-"""`Receiver`: from a request's headers and body to a `Delivery`, and from a result to a `Reply`.
+"""`Receiver`: turns headers and body into a `Delivery`, and a result into a `Reply`.
 
-Knows no framework; `starlette` and `flask` bring requests here and replies back.
+It knows no framework; `starlette` and `flask` adapt their requests and responses to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import Clock, WallClock
 from tickwheel.errors import TickwheelError
-from tickwheel.receiver.seen import Asked, Seen, seen_of
+from tickwheel.receiver.dedupe import PendingAnswer, Seen, make_seen
 from tickwheel.values.json import call as serial
 from tickwheel.values.outcome import Retry
 from tickwheel.values.signature import InvalidSignature, check_secret, verify
@@ -30,35 +30,35 @@ T = TypeVar("T")
 
 logger = logging.getLogger("tickwheel.receiver")
 
-MAX_BODY = 16 << 20
-MAX_RESULT = 64 << 10  # bytes that the server keeps of a result
+MAX_BODY_BYTES = 16 << 20
+MAX_RESULT_BYTES = 64 << 10  # the server stores no longer result
 JSON = ("content-type", "application/json")
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 Handler = Callable[["Delivery"], Any]
 
-_going_on: set[asyncio.Task[Any]] = set()  # a loop by itself holds its tasks weakly
+_background_tasks: set[asyncio.Task[Any]] = set()  # a loop holds only weak references to its tasks
 
 
 class BadDelivery(TickwheelError, ValueError):
-    """A call that no tickwheel server makes: a header is missing or wrong, or the body not JSON."""
+    """An invalid call: a header is missing or wrong, or the body is not JSON."""
 
     code = "bad_delivery"
 
 
 class InProgress(TickwheelError, RuntimeError):
-    """The task is being done already, for an earlier call: this one should come again later."""
+    """An earlier call's handler still runs for this task; the server should retry later."""
 
     code = "in_progress"
 
 
 class Delivery(NamedTuple):
-    """A call that was verified.
+    """A verified call.
 
     - `task_id` is the same on every attempt, and signed like the payload; the other headers are
       not signed.
-    - `attempt` and `epoch` are what feedback has to name.
-    - `duplicate`: the task was done already, for an earlier call whose answer got lost.
+    - `attempt` and `epoch` must be named in feedback.
+    - `duplicate`: the task is already done, by an earlier call whose answer was lost.
     """
 
     task_id: str
@@ -71,7 +71,7 @@ class Delivery(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What to answer."""
+    """An HTTP response for the server."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -80,38 +80,37 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """It will be done later, and feedback will say how it ended.
+    """The task will be done later, and feedback will report its outcome.
 
-    The task is not marked as done: when no feedback comes in time, the next attempt is handled
-    anew.
+    The task is not marked as done: if no feedback comes in time, the next attempt is handled as
+    new.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Nobody is here for this any more: the server disables the service, and keeps its tasks."""
+    """The service no longer exists here: the server disables it, and keeps its tasks."""
 
 
 class Receiver:
-    """Verifies calls, and has each task done once, as far as that can be promised.
+    """Verifies calls, and handles each task once as far as possible.
 
-    - `secrets`: the service's secret, or several while it is being replaced. `unsigned=True` takes
-      every call, without a secret: for a first try on one machine.
-    - `tolerance`: how many seconds the clocks of both sides may differ.
-    - `dedupe`: how many done tasks to remember in this process; or a function that says of a task
-      id whether it was done; or a `Seen` of your own.
+    - `secrets`: the service's secret, or several during a rotation. `unsigned=True` accepts every
+      call without a secret, for first experiments on one machine.
+    - `tolerance`: the largest difference between both clocks, in seconds.
+    - `dedupe`: how many done tasks to remember in this process; or a function that takes a task id
+      and returns whether the task is done; or your own `Seen`.
 
-    A handler is given a `Delivery`. What it returns is the task's result, None for none; or
-    `Accepted()`, `Retry(after)`, `Gone()`. When it raises, the framework answers 500, and the task
-    is tried again.
+    A handler takes a `Delivery`. It returns the task's result, or None; or `Accepted()`,
+    `Retry(after)`, `Gone()`. If it raises, the framework answers 500, and the task is retried.
 
-    A framework may cancel a request whose caller has gone. A coroutine function is cancelled with
-    it, and its task is tried again; a plain one cannot be stopped on its thread: its task stays
-    under way until it returns, and is done or not by how that ends.
+    A framework may cancel a request whose caller has disconnected. A coroutine function is
+    cancelled with it, and its task is retried. A plain function cannot be stopped on its thread:
+    its task stays in progress until it returns or raises, which then decides whether it is done.
 
-    At least once stays at least once: a task is marked as done after its handler, so that a process
-    that dies in between has it done again. Who cannot bear that writes the id in the transaction of
-    the work itself: see `Seen`.
+    Delivery is at least once: a task is marked as done after its handler, so that a process that
+    dies in between handles it again. To prevent that, write the task id in the transaction of the
+    work itself: see `Seen`.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Receiver:
         tolerance: float = 300.0,
         dedupe: int | Seen | Callable[[str], Any] = 10_000,
         unsigned: bool = False,
-        max_body: int = MAX_BODY,
+        max_body: int = MAX_BODY_BYTES,
         clock: Clock | None = None,
     ) -> None:
         self._secrets = [secrets] if isinstance(secrets, str) and secrets else [*(secrets or ())]
@@ -129,11 +128,11 @@ class Receiver:
             check_secret(secret)
         if bool(self._secrets) == unsigned:
             raise ValueError(
-                "give the service's secret; or unsigned=True, and none, to take calls of anybody"
+                "give the service's secret, or unsigned=True without a secret to accept any call"
             )
         nanoseconds("tolerance", tolerance)
         self._tolerance = tolerance
-        self._seen = seen_of(dedupe)
+        self._seen = make_seen(dedupe)
         self._clock = clock or WallClock()
         self.max_body = bounded("max_body", max_body, 1, 1 << 40)
 
@@ -141,7 +140,7 @@ class Receiver:
         return f"<Receiver with {len(self._secrets)} secrets>"
 
     def read(self, headers: Headers, body: bytes) -> Delivery:
-        """Verify a call, and return it; nothing is asked of or marked in `dedupe`."""
+        """Verify a call and return it, without using `dedupe`."""
         pairs = headers.items() if isinstance(headers, Mapping) else headers
         pairs = [(name.lower(), value) for name, value in pairs]
         if self._secrets:
@@ -153,50 +152,55 @@ class Receiver:
         except ValueError as error:
             raise BadDelivery(str(error)) from None
         return Delivery(
-            header(found, "webhook-id"),
-            header(found, "tickwheel-service"),
-            number(found, "tickwheel-attempt"),
-            number(found, "tickwheel-epoch"),
-            moment(found, "tickwheel-due-at"),
+            require_header(found, "webhook-id"),
+            require_header(found, "tickwheel-service"),
+            number_header(found, "tickwheel-attempt"),
+            number_header(found, "tickwheel-epoch"),
+            time_header(found, "tickwheel-due-at"),
             payload,
         )
 
     def receive(self, headers: Headers, body: bytes) -> Delivery:
-        """Verify a call, and begin its task: then call `done` or `forget`.
+        """Verify a call, and begin its task; afterwards call `done` or `forget`.
 
         - `InvalidSignature`: answer 401. `BadDelivery`: 400. `InProgress`: 409 with Retry-After.
-        - A `duplicate` was done before: answer 200, and call neither.
+        - A `duplicate` is already done: answer 200, and call neither.
         """
         delivery = self.read(headers, body)
-        known = checked(here(self._seen.begin(delivery.task_id)))
+        known = check_known(require_result(self._seen.begin(delivery.task_id)))
         if known is True:
-            raise InProgress(f"task {delivery.task_id} is being done")
+            raise InProgress(f"task {delivery.task_id} is in progress")
         return delivery if known is None else delivery._replace(duplicate=True)
 
     def done(self, delivery: Delivery, answer: bytes = b"") -> None:
-        """Mark a task as done; `answer` is what its duplicates get."""
-        here(self._seen.done(delivery.task_id, answer))
+        """Mark a task as done; its duplicates get `answer`."""
+        require_result(self._seen.done(delivery.task_id, answer))
 
     def forget(self, delivery: Delivery) -> None:
-        """Take back that a task was begun: its next attempt is new."""
-        here(self._seen.forget(delivery.task_id))
+        """Undo the begin of a task: its next attempt is handled as new."""
+        require_result(self._seen.forget(delivery.task_id))
 
     def answer(self, headers: Headers, body: bytes, handler: Handler) -> Reply:
-        """Do all there is to do with a call; what the handler raises is raised."""
+        """Verify a call, handle its task unless it is a duplicate, and return the reply.
+
+        An exception of the handler is raised.
+        """
         try:
             delivery = self.read(headers, body)
         except (InvalidSignature, BadDelivery) as error:
-            return refused(error)
+            return reply_to_refused(error)
         task_id = delivery.task_id
-        known = checked(here(self._seen.begin(task_id)))
+        known = check_known(require_result(self._seen.begin(task_id)))
         if known is not None:
-            return repeated(known, task_id)
+            return reply_to_duplicate(known, task_id)
         try:
-            reply, is_done = replied(here(handler(delivery)))
+            reply, is_done = reply_to_result(require_result(handler(delivery)))
         except BaseException:
-            here(self._seen.forget(task_id))
+            require_result(self._seen.forget(task_id))
             raise
-        here(self._seen.done(task_id, reply.body) if is_done else self._seen.forget(task_id))
+        require_result(
+            self._seen.done(task_id, reply.body) if is_done else self._seen.forget(task_id)
+        )
         return reply
 
     async def answer_async(
@@ -204,24 +208,24 @@ class Receiver:
     ) -> Reply:
         """Do the same on an event loop; handler and `dedupe` may be coroutine functions.
 
-        When it is cancelled, so is the handler. A handler that only waits for a thread must not be:
-        run this as a task of its own then, and `asyncio.shield` that.
+        Cancelling this cancels the handler. A handler that waits for a thread must not be
+        cancelled: run this as a separate task, and `asyncio.shield` it.
         """
         try:
             delivery = self.read(headers, body)
         except (InvalidSignature, BadDelivery) as error:
-            return refused(error)
+            return reply_to_refused(error)
         task_id = delivery.task_id
-        known = checked(await there(self._seen.begin(task_id)))
+        known = check_known(await await_result(self._seen.begin(task_id)))
         if known is not None:
-            return repeated(known, task_id)
+            return reply_to_duplicate(known, task_id)
         try:
-            reply, is_done = replied(await there(handler(delivery)))
+            reply, is_done = reply_to_result(await await_result(handler(delivery)))
         except BaseException:
-            await marked(self._seen.forget(task_id))
+            await finish_mark(self._seen.forget(task_id))
             raise
         seen = self._seen
-        await marked(seen.done(task_id, reply.body) if is_done else seen.forget(task_id))
+        await finish_mark(seen.done(task_id, reply.body) if is_done else seen.forget(task_id))
         return reply
 
     def starlette(self, handler: Handler) -> Any:
@@ -237,57 +241,58 @@ class Receiver:
         return view(self, handler)
 
 
-def replied(result: object) -> tuple[Reply, bool]:
-    """Return the reply that a handler's result is, and whether the task is done with it."""
+def reply_to_result(result: object) -> tuple[Reply, bool]:
+    """Return the reply for a handler's result, and whether the task is done."""
     if isinstance(result, Accepted):
         return Reply(202, [], b""), False
     if isinstance(result, Gone):
-        return problem(410, "gone", "nobody receives this any more"), False
+        return problem(410, "gone", "this service no longer exists"), False
     if isinstance(result, Retry):
         return problem(409, "retry", str(result.reason) or "try again", result.after), False
     body = b"" if result is None else serial.encode(result)
-    if len(body) > MAX_RESULT:
-        logger.warning("a result of %d bytes is not kept: %d are", len(body), MAX_RESULT)
-    return finished(body), True
+    if len(body) > MAX_RESULT_BYTES:
+        text = "a result of %d bytes is not stored: the limit is %d"
+        logger.warning(text, len(body), MAX_RESULT_BYTES)
+    return reply_done(body), True
 
 
-def finished(body: bytes) -> Reply:
-    """Return the reply of a task that is done."""
+def reply_done(body: bytes) -> Reply:
+    """Return the reply for a task that is done."""
     return Reply(200, [JSON], body) if body else Reply(204, [], b"")
 
 
-def checked(known: object) -> bytes | Literal[True] | None:
-    """Return what `begin` of a `Seen` said; TypeError for what it may not say.
+def check_known(known: object) -> bytes | Literal[True] | None:
+    """Return the answer of `Seen.begin`; TypeError for an invalid one.
 
-    Taken for "done", a False, or a coroutine that nobody awaited, would lose the task.
+    If False, or a coroutine that was never awaited, counted as "done", the task would be lost.
     """
     if known is None or known is True:
         return known
     if isinstance(known, bytes | bytearray | memoryview):
         return bytes(known)
     raise TypeError(
-        "dedupe: begin() must return None for a new task, True for one under way, or the answer of"
-        f" one done as bytes, got {known!r:.100} ({type(known).__name__})"
+        "dedupe: begin() must return None for a new task, True for one in progress, or bytes, the"
+        f" answer of one that is done, got {known!r:.100} ({type(known).__name__})"
     )
 
 
-def repeated(known: bytes | Literal[True], task_id: str) -> Reply:
-    """Return the reply to a call whose task is under way, or done."""
+def reply_to_duplicate(known: bytes | Literal[True], task_id: str) -> Reply:
+    """Return the reply to a call whose task is in progress, or done."""
     if known is True:
-        return problem(409, InProgress.code, f"task {task_id} is being done", 1)
-    reply = finished(known)
+        return problem(409, InProgress.code, f"task {task_id} is in progress", 1)
+    reply = reply_done(known)
     return reply._replace(headers=[*reply.headers, ("tickwheel-duplicate", "true")])
 
 
-def refused(error: TickwheelError) -> Reply:
-    """Return the reply to a call that is not believed, or not understood."""
+def reply_to_refused(error: TickwheelError) -> Reply:
+    """Return the reply to a call with an invalid signature, or an invalid call."""
     return problem(401 if isinstance(error, InvalidSignature) else 400, error.code, str(error))
 
 
 def problem(status: int, code: str, detail: str, after: float | timedelta | None = None) -> Reply:
-    """Return a problem document, with Retry-After when that is given.
+    """Return a problem document, with Retry-After if `after` is given.
 
-    Not with 429 or 503: with those the server would hold the whole service.
+    Never use status 429 or 503 here: the server would pause the whole service.
     """
     headers = [("content-type", "application/problem+json")]
     if after is not None:
@@ -297,71 +302,71 @@ def problem(status: int, code: str, detail: str, after: float | timedelta | None
     return Reply(status, headers, json.dumps(document | {"detail": detail}).encode())
 
 
-def here(answer: Any) -> Any:
-    """Return an answer that is there already."""
+def require_result(answer: Any) -> Any:
+    """Return a result that is available without awaiting; TypeError for an awaitable."""
     if inspect.isawaitable(answer):
-        if inspect.iscoroutine(answer) or isinstance(answer, Asked):
+        if inspect.iscoroutine(answer) or isinstance(answer, PendingAnswer):
             answer.close()
         raise TypeError("a coroutine function needs an event loop: use receiver.starlette(...)")
     return answer
 
 
-async def there(answer: Any) -> Any:
-    """Return an answer, once it is there."""
+async def await_result(answer: Any) -> Any:
+    """Return a result, awaiting it if necessary."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def marked(mark: Any) -> None:
-    """Wait for a mark in `dedupe`; it is made even when whoever waits is cancelled meanwhile."""
+async def finish_mark(mark: Any) -> None:
+    """Wait for `done` or `forget` of `dedupe`; it completes even if the waiter is cancelled."""
     if inspect.isawaitable(mark):
-        await to_its_end(there(mark))
+        await run_to_end(await_result(mark))
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; it goes on when whoever waits for it is cancelled."""
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, which continues even if the waiter is cancelled."""
     task = asyncio.get_running_loop().create_task(work)
-    _going_on.add(task)
-    task.add_done_callback(_going_on.discard)
+    _background_tasks.add(task)
+    task.add_done_callback(_background_tasks.discard)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
-        task.add_done_callback(ended_alone)
+        task.add_done_callback(log_late_failure)
         raise
     return task.result()
 
 
-def ended_alone(task: asyncio.Task[Any]) -> None:
-    """Log what went wrong after whoever should have heard of it was cancelled."""
+def log_late_failure(task: asyncio.Task[Any]) -> None:
+    """Log an exception that came after the waiter was cancelled."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("a call failed after its request had been cancelled", exc_info=error)
 
 
 def is_coroutine_function(handler: Handler) -> bool:
-    """Say whether a handler is awaited; an object may be called, too."""
+    """Return whether a handler, a function or a callable object, must be awaited."""
     call = getattr(handler, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
 
-def header(headers: Mapping[str, str], name: str) -> str:
-    """Return a header that must be there."""
+def require_header(headers: Mapping[str, str], name: str) -> str:
+    """Return a required header."""
     if text := headers.get(name):
         return text
     raise BadDelivery(f"the header {name} is {'missing' if name not in headers else 'empty'}")
 
 
-def number(headers: Mapping[str, str], name: str) -> int:
-    """Return a header that must be a number."""
-    text = header(headers, name)
+def number_header(headers: Mapping[str, str], name: str) -> int:
+    """Return a required header that is a whole number."""
+    text = require_header(headers, name)
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise BadDelivery(f"{name} must be a whole number, got {text!r:.50}")
     return int(text)
 
 
-def moment(headers: Mapping[str, str], name: str) -> datetime:
-    """Return a header that must be an RFC 3339 time."""
-    text = header(headers, name)
+def time_header(headers: Mapping[str, str], name: str) -> datetime:
+    """Return a required header that is an RFC 3339 time."""
+    text = require_header(headers, name)
     try:
         found = datetime.fromisoformat(text)
         return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):  # the zone may lead out of the years that there are
+    except (ValueError, OverflowError):  # the offset may lead beyond year 1 or 9999
         raise BadDelivery(f"{name} must be an RFC 3339 time, got {text!r:.50}") from None

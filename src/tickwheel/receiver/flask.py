@@ -1,4 +1,4 @@
-"""A receiver as a view of Flask."""
+"""A receiver as a Flask view."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def view(receiver: Receiver, handler: Handler) -> Callable[[], Response]:
-    """Return a view: for `app.post(path)` or `app.add_url_rule(path, view_func=...)`."""
+    """Return a view for `app.post(path)` or `app.add_url_rule(path, view_func=...)`."""
     if is_coroutine_function(handler):
         raise TypeError(f"{handler!r:.100} is a coroutine function: Flask needs a plain one")
 
     def receive() -> Response:
         body = request.stream.read(receiver.max_body + 1)
         if len(body) > receiver.max_body:
-            reply = problem(413, "too_large", f"a body may have {receiver.max_body} bytes")
+            reply = problem(413, "too_large", f"a body may have at most {receiver.max_body} bytes")
         else:
             reply = receiver.answer(request.headers.items(), body, handler)
         return Response(reply.body, reply.status, reply.headers)

@@ -1,4 +1,4 @@
-"""A receiver as an endpoint of Starlette or FastAPI."""
+"""A receiver as a Starlette or FastAPI endpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request  # noqa: TC002 - FastAPI reads the annotation
 from starlette.responses import Response
 
-from tickwheel.receiver.core import is_coroutine_function, problem, to_its_end
+from tickwheel.receiver.core import is_coroutine_function, problem, run_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def endpoint(receiver: Receiver, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Return a function of a request: for `Route`, `app.post(path)`, `app.add_route`."""
+    """Return an endpoint for `Route`, `app.post(path)` or `app.add_route`."""
     is_async = is_coroutine_function(handler)
-    call = handler if is_async else on_a_thread(handler)
+    call = handler if is_async else run_on_thread(handler)
 
     async def receive(request: Request) -> Response:
-        body = await body_of(request, receiver.max_body)
+        body = await read_body(request, receiver.max_body)
         if body is None:
-            reply = problem(413, "too_large", f"a body may have {receiver.max_body} bytes")
+            reply = problem(413, "too_large", f"a body may have at most {receiver.max_body} bytes")
         else:
             answering = receiver.answer_async(request.headers.items(), body, call)
-            # A thread goes on when its request is cancelled: so must the one that waits for it.
-            reply = await (answering if is_async else to_its_end(answering))
+            # A thread continues after its request is cancelled: so must the task that waits for it.
+            reply = await (answering if is_async else run_to_end(answering))
         return Response(reply.body, reply.status, dict(reply.headers))
 
     receive.__name__ = getattr(handler, "__name__", "receive")
@@ -36,8 +36,8 @@ def endpoint(receiver: Receiver, handler: Handler) -> Callable[[Request], Awaita
     return receive
 
 
-async def body_of(request: Request, most: int) -> bytes | None:
-    """Return the body as it came, None when it is too long: then it is not read to its end."""
+async def read_body(request: Request, most: int) -> bytes | None:
+    """Return the body, or None as soon as it is longer than `most` bytes."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -46,8 +46,8 @@ async def body_of(request: Request, most: int) -> bytes | None:
     return bytes(body)
 
 
-def on_a_thread(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
-    """Return a coroutine function that has a plain one run on a thread."""
+def run_on_thread(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
+    """Return a coroutine function that runs a plain handler on a thread."""
 
     async def call(delivery: Delivery) -> Any:
         return await run_in_threadpool(handler, delivery)

@@ -1,4 +1,4 @@
-"""Which tasks have been done: the contract, and the one that remembers in memory."""
+"""Remember which tasks are done, to handle each once: the contract `Seen`, and `MemorySeen`."""
 
 from __future__ import annotations
 
@@ -14,41 +14,42 @@ from tickwheel.clock import forkable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MOST_BYTES = 16 << 20  # of answers in memory
+MAX_ANSWER_BYTES = 16 << 20  # of all answers in memory
 
 
 class Seen(Protocol):
-    """What a receiver asks before and after it has a task done.
+    """The memory of done tasks that a receiver uses before and after each handler.
 
-    For one that outlives the process and counts for all of them, use the database that the work
-    itself is written to: `begin` looks whether the id is there, and the handler inserts it in the
-    transaction of its work. Then either both are there or neither, and `done` and `forget` have
-    nothing to do. The methods may be coroutine functions, under Starlette and FastAPI.
+    To share it between processes and keep it across restarts, use the database that the work
+    itself is written to: `begin` checks whether the id is stored, and the handler inserts it in the
+    transaction of its work. Then either both are stored or neither, and `done` and `forget` are
+    no-ops. Under Starlette and FastAPI the methods may be coroutine functions.
     """
 
     def begin(self, task_id: str) -> Any:
-        """Return None: it is new, and begins now; True: it is under way; or its answer, as bytes.
+        """Begin a task: return None if it is new, True if in progress, its answer if done.
 
-        Of two that begin at once, only one may hear None, unless the handler's transaction settles
-        it. The answer is what `done` was given; b"" when there was none, or it was not kept.
+        If two calls begin at once, only one may get None, unless the handler's transaction decides
+        between them. The answer is the bytes that `done` got; b"" if there was no answer, or it was
+        not kept.
 
-        Anything else, False say, is a TypeError, and the task is tried again: to take it for one
-        that was done would lose it.
+        Any other value, such as False, raises TypeError, and the task is retried: to count it as
+        done would lose the task.
         """
 
     def done(self, task_id: str, answer: bytes) -> Any:
-        """It was done, and answered so."""
+        """Mark a task as done, with its answer."""
 
     def forget(self, task_id: str) -> Any:
-        """It was begun and not done: the next one is new."""
+        """Undo `begin` of a task that was not done: the next call is new."""
 
 
 class MemorySeen:
-    """Remembers the last `size` tasks that this process has done, and those under way.
+    """Remembers the last `size` tasks done by this process, and those in progress.
 
-    - The longest unseen are forgotten first.
-    - Answers take 16 MiB at most: beyond that the longest unseen lose theirs, and stay done.
-    - Another process, or this one after a restart, knows nothing of them.
+    - The least recently seen task is forgotten first.
+    - Answers take at most 16 MiB: beyond that the least recently seen lose theirs, and stay done.
+    - Nothing is shared with other processes, or kept across a restart.
     """
 
     def __init__(self, size: int = 10_000) -> None:
@@ -56,12 +57,12 @@ class MemorySeen:
         self._lock = threading.Lock()
         self._running: set[str] = set()
         self._done: OrderedDict[str, None] = OrderedDict()
-        self._answers: OrderedDict[str, bytes] = OrderedDict()  # of done ones, in their order
+        self._answers: OrderedDict[str, bytes] = OrderedDict()  # of done tasks, in the same order
         self._bytes = 0
         forkable.add(self)
 
     def begin(self, task_id: str) -> bytes | bool | None:
-        """Return None for a new one, True for one that is under way, or the answer of one done."""
+        """Return None for a new task, True for one in progress, or the answer of a done one."""
         with self._lock:
             if task_id in self._done:
                 self._done.move_to_end(task_id)
@@ -75,15 +76,15 @@ class MemorySeen:
             return None
 
     def done(self, task_id: str, answer: bytes) -> None:
-        """Remember that it was done."""
+        """Remember that a task is done."""
         with self._lock:
             self._running.discard(task_id)
             self._drop(task_id)
             self._done[task_id] = None
-            if 0 < len(answer) <= MOST_BYTES:  # a longer one would cost all others theirs
+            if 0 < len(answer) <= MAX_ANSWER_BYTES:  # a longer one would evict all others
                 self._answers[task_id] = answer
                 self._bytes += len(answer)
-            while self._bytes > MOST_BYTES:
+            while self._bytes > MAX_ANSWER_BYTES:
                 self._bytes -= len(self._answers.popitem(last=False)[1])
             while len(self._done) > self._size:
                 self._drop(next(iter(self._done)))
@@ -93,7 +94,7 @@ class MemorySeen:
         self._bytes -= len(self._answers.pop(task_id, b""))
 
     def forget(self, task_id: str) -> None:
-        """Let the next one be new."""
+        """Let the next call of a task be new."""
         with self._lock:
             self._running.discard(task_id)
 
@@ -101,58 +102,58 @@ class MemorySeen:
         return len(self._done)
 
     def _forked(self) -> None:
-        """In the child of a fork: what is under way is under way in the parent."""
+        """In the child of a fork, forget tasks in progress: the parent runs them."""
         self._lock = threading.Lock()
         self._running = set()
 
 
-class AskedSeen:
-    """A function of the user's that says whether a task has been done; it keeps no marks."""
+class FunctionSeen:
+    """A user's function that returns whether a task is done; nothing is remembered here."""
 
     def __init__(self, is_done: Callable[[str], Any]) -> None:
         self._is_done = is_done
 
     def begin(self, task_id: str) -> Any:
-        """Ask; an answer that is yet to come is there when this is awaited."""
+        """Call the function; if its answer is awaitable, so is the result."""
         answer = self._is_done(task_id)
-        # Only the answer tells: a lambda or an object may return a coroutine, too.
-        return Asked(answer) if inspect.isawaitable(answer) else known_if(answer)
+        # Check the answer, not the function: a lambda or an object may also return a coroutine.
+        return PendingAnswer(answer) if inspect.isawaitable(answer) else known_answer(answer)
 
     def done(self, task_id: str, answer: bytes) -> None:
-        """It is the handler's to note."""
+        """Do nothing: the handler records it."""
 
     def forget(self, task_id: str) -> None:
-        """Nothing was noted."""
+        """Do nothing: nothing was recorded."""
 
 
-class Asked(Awaitable[bytes | None]):
-    """What `begin` returns while the user's function has not answered."""
+class PendingAnswer(Awaitable[bytes | None]):
+    """The result of `begin` while the user's function has not answered yet."""
 
     def __init__(self, answer: Awaitable[Any]) -> None:
         self._answer = answer
 
     def __await__(self) -> Generator[Any, Any, bytes | None]:
-        return known_if((yield from self._answer.__await__()))
+        return known_answer((yield from self._answer.__await__()))
 
     def close(self) -> None:
-        """Nobody will wait for it."""
+        """Close a coroutine that will not be awaited."""
         if inspect.iscoroutine(self._answer):
             self._answer.close()
 
 
-def known_if(is_done: object) -> bytes | None:
-    """Return what `begin` says of a task that is done, or is new."""
+def known_answer(is_done: object) -> bytes | None:
+    """Return the result of `begin` for a task that is done, or new."""
     return b"" if is_done else None
 
 
-def seen_of(dedupe: int | Seen | Callable[[str], Any]) -> Seen:
-    """Return what `dedupe` asks for."""
+def make_seen(dedupe: int | Seen | Callable[[str], Any]) -> Seen:
+    """Return the `Seen` for a receiver's option `dedupe`."""
     if isinstance(dedupe, int):
         return MemorySeen(dedupe)
     if all(hasattr(dedupe, name) for name in ("begin", "done", "forget")):
         return dedupe  # type: ignore[return-value]
     if callable(dedupe):
-        return AskedSeen(dedupe)
+        return FunctionSeen(dedupe)
     raise TypeError(
         "dedupe must be a number, a function of a task id, or have begin, done and forget, got"
         f" {dedupe!r:.100}"
