@@ -363,7 +363,7 @@ def test_submit_many_shows_a_progress_bar_on_a_terminal(ok, name, tmp_path):
 def test_cancelling_all_tasks_of_a_service_asks_on_a_terminal(ok, run, name):
     ok("submit", name, "--delay", "1h")
     shown = on_terminal(["cancel", "--service", name], b"[y/N]", b"n\n", code=1)
-    assert b"Cancel all such tasks" in shown
+    assert b"Cancel all matching tasks" in shown
     assert ok("list", "--service", name).lines
     assert b"cancelled 1" in on_terminal(["cancel", "--service", name], b"[y/N]", b"y\n")
 

@@ -1,7 +1,7 @@
 """Async tests of the HTTP client, each on asyncio's loop, on uvloop and on tickwheel's.
 
-A test is a coroutine function that takes a `stage`. What it opens on the stage is closed after it,
-and it fails when a task or a socket is left, or after 30 s.
+A test is a coroutine function that takes a `stage`. Servers and pools on the stage are closed after
+it; the test fails if a task or a socket is left, or after 30 s.
 """
 
 import asyncio
@@ -52,15 +52,15 @@ def pytest_pyfunc_call(pyfuncitem):
     stage = arguments["stage"]
     before = sockets()
     with asyncio.Runner(loop_factory=stage.new_loop) as runner:
-        runner.run(played(stage, test(**arguments)))
+        runner.run(run_and_check_leftovers(stage, test(**arguments)))
     del stage, arguments
-    gc.collect()  # what was not closed is warned of, and a warning is an error
+    gc.collect()  # an unclosed resource is a warning, and a warning is an error
     assert sockets() == before, "a socket is left open"
     return True
 
 
-async def played(stage, test):
-    """The test, its end and what may not be left of it."""
+async def run_and_check_leftovers(stage, test):
+    """Run a test, close its stage, and check that no task or error is left."""
     faults = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
     try:
@@ -72,7 +72,7 @@ async def played(stage, test):
         await asyncio.sleep(0)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, f"tasks are left: {left}"
-    assert not faults, f"errors that nobody saw: {faults}"
+    assert not faults, f"unhandled errors: {faults}"
 
 
 def links():
@@ -80,7 +80,7 @@ def links():
 
 
 def sockets():
-    """How many sockets this process has, where that can be told."""
+    """Return the number of sockets of this process, 0 if unknown."""
     try:
         return sum(str(each.readlink()).startswith("socket:") for each in links())
     except OSError:

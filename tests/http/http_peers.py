@@ -1,4 +1,4 @@
-"""What the HTTP client is tested against: servers on real sockets that do as they are told."""
+"""Scripted servers on real sockets, for tests of the HTTP client."""
 
 import asyncio
 import contextlib
@@ -29,14 +29,14 @@ class Stage:
         self._pools = []
 
     async def server(self, script=None, *, tls=None):
-        """A server that plays `script(connection)` on each connection; it begins by listening."""
-        server = Server(script or answering(OK), tls)
+        """Return a listening server that runs `script(connection)` on each connection."""
+        server = Server(script or answer_with(OK), tls)
         await server.start()
         self._servers.append(server)
         return server
 
     def pool(self, **options):
-        """A pool that trusts the authority, and takes every host for this one."""
+        """Return a pool that trusts the authority, and resolves every host to this one."""
         options.setdefault("resolve", loopback)
         options.setdefault("ssl", self.authority.client())
         pool = Pool(**options)
@@ -54,8 +54,8 @@ async def loopback(host, port):
     return [Address("127.0.0.1", port, socket.AF_INET)]
 
 
-def answering(*answers):
-    """A script: a request, an answer, in turn; the last one again and again."""
+def answer_with(*answers):
+    """Return a script that answers requests in turn, and repeats the last answer."""
 
     async def script(connection):
         turn = 0
@@ -67,7 +67,7 @@ def answering(*answers):
 
 
 class Server:
-    """A server of bare bytes."""
+    """A server that sends raw bytes."""
 
     def __init__(self, script, tls):
         self._script = script
@@ -117,7 +117,7 @@ class Connection:
         self.ended = asyncio.Event()
 
     async def request(self):
-        """The next request as (first line, headers, body), or None at the end."""
+        """Return the next request as (first line, headers, body), or None at the end."""
         try:
             head = await self.reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -144,17 +144,17 @@ class Connection:
     async def send(self, data):
         self.writer.write(data)
         await self.writer.drain()
-        await asyncio.sleep(0)  # drain() need not: a flood would never hear that nobody is there
+        await asyncio.sleep(0)  # drain() may not yield, and a flood would never see the close
 
     async def gone(self):
-        """Wait until the client has closed it."""
+        """Wait until the client has closed the connection."""
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(1 << 16):
                 pass
 
 
 def usage(signs):
-    """What a certificate's key is for; Python asks for that from 3.13 on."""
+    """Return the key usage of a certificate, which Python 3.13 and later check."""
     return x509.KeyUsage(
         digital_signature=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, key_cert_sign=signs, crl_sign=signs,
@@ -163,7 +163,7 @@ def usage(signs):
 
 
 class Authority:
-    """A certificate authority, made for one run of the tests."""
+    """A certificate authority for one test run."""
 
     def __init__(self):
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -171,11 +171,11 @@ class Authority:
         self.certificate = self._signed(self._name, self._key, x509.BasicConstraints(True, None))
 
     def client(self):
-        """What trusts this authority, and no other."""
+        """Return a client context that trusts only this authority."""
         return ssl.create_default_context(cadata=pem(self.certificate).decode())
 
     def context(self, *names):
-        """A server's context, with a certificate for these names and addresses."""
+        """Return a server context with a certificate for these names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
         alternatives = x509.SubjectAlternativeName([as_general(name) for name in names])

@@ -1,6 +1,6 @@
-"""Everything at once: requests that are cancelled, that run out of time, and servers that fail.
+"""Random faults: cancelled requests, timeouts and failing servers, drawn from a seed.
 
-What is drawn comes from a seed; whatever happens, each request ends, and the pool's books balance.
+Whatever happens, each request ends, and the pool's counts stay consistent.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ LAST = ("close", "garbage", "half", "say close", "two", "too long")
 
 
 def flaky(draw):
-    """A script: good answers for the most part, at any time one of the faults."""
+    """Return a script that mostly answers well, and at random has one of the faults."""
 
     async def script(connection):
         while await connection.request() is not None:
@@ -47,7 +47,7 @@ async def streamed(draw):
 
 
 async def call(pool, url, draw, ends):
-    """One request, which ends somehow; what became of it is counted."""
+    """Send one request, and count how it ended."""
     body = draw.choice((b"", b"body", bytes(50_000), None))
     body = streamed(draw) if body is None else body
     try:
@@ -60,7 +60,7 @@ async def call(pool, url, draw, ends):
 
 
 async def storm(pool, url, draw, requests):
-    """Send requests, a hundred at a time, and cancel some of them; then wait for a good one."""
+    """Send requests, a hundred at a time, cancel some, and then wait for a good one."""
     tasks, ends = set(), {}
     for _ in range(requests):
         task = asyncio.create_task(call(pool, url, draw, ends))
@@ -76,7 +76,7 @@ async def storm(pool, url, draw, requests):
             origin._check()
     while tasks:
         await asyncio.sleep(0)
-    assert sum(ends.values()) <= requests  # one that was cancelled before it began is not counted
+    assert sum(ends.values()) <= requests  # a request cancelled before it began is not counted
     ends.clear()
     while not ends.get("answered"):
         await call(pool, url, draw, ends)
@@ -84,7 +84,7 @@ async def storm(pool, url, draw, requests):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("connections", [1, 7])
-async def test_whatever_fails_no_place_is_lost(stage, seed, connections):
+async def test_faults_lose_no_slot(stage, seed, connections):
     draw = random.Random(seed)
     server = await stage.server(flaky(draw))
     pool = stage.pool(connections=connections, max_body=5_000)

@@ -1,9 +1,9 @@
-"""HTTP/1.1 on the wire: what is sent, and what is made of what comes back."""
+"""HTTP/1.1 on the wire: the bytes sent, and the parsing of answers."""
 
 import asyncio
 
 import pytest
-from http_peers import OK, answering
+from http_peers import OK, answer_with
 
 from tickwheel.http import BadAnswer, TimedOut
 
@@ -18,7 +18,7 @@ async def until(condition):
 
 
 def once(*pieces):
-    """A script: one request, these pieces, and the end of the connection."""
+    """Return a script that reads one request, sends these pieces and closes the connection."""
 
     async def script(connection):
         await connection.request()
@@ -37,7 +37,7 @@ async def bytewise(connection):
             await asyncio.sleep(0)
 
 
-async def test_a_request_is_sent_as_it_was_given(stage):
+async def test_a_request_is_sent_unchanged(stage):
     server, pool = await stage.server(), stage.pool()
     body = bytes(range(256))
     headers = [("X-Mixed", "a b"), ("x-tab", "a\tb"), ("x-latin", "grün")]
@@ -52,13 +52,13 @@ async def test_a_request_is_sent_as_it_was_given(stage):
     ("method", "length"),
     [("GET", None), ("HEAD", None), ("DELETE", None), ("POST", "0"), ("PUT", "0"), ("PATCH", "0")],
 )
-async def test_an_empty_body_has_a_length_where_one_is_expected(stage, method, length):
+async def test_an_empty_body_has_a_content_length_if_the_method_needs_one(stage, method, length):
     server, pool = await stage.server(), stage.pool()
     await pool.request(method, server.url())
     assert dict(server.requests[0][1]).get("content-length") == length
 
 
-async def test_a_body_of_a_megabyte_arrives_whole(stage):
+async def test_a_body_of_a_megabyte_arrives_complete(stage):
     server, pool = await stage.server(), stage.pool()
     body = bytes(range(256)) * 4096
     await pool.request("POST", server.url(), body=body)
@@ -82,7 +82,7 @@ async def test_a_streamed_body_is_sent_in_chunks(stage):
     assert len(server.connections) == 1
 
 
-async def test_a_streamed_body_goes_over_a_connection_that_was_not_idle(stage):
+async def test_a_streamed_body_never_reuses_an_idle_connection(stage):
     server, pool = await stage.server(), stage.pool(connections=1)
 
     async def chunks():
@@ -93,7 +93,7 @@ async def test_a_streamed_body_goes_over_a_connection_that_was_not_idle(stage):
     assert [connection.served for connection in server.connections] == [1, 1]
 
 
-async def test_a_streamed_body_is_made_no_faster_than_it_is_taken(stage):
+async def test_a_streamed_body_is_generated_no_faster_than_the_server_reads(stage):
     gate = asyncio.Event()
 
     async def slow(connection):
@@ -145,7 +145,7 @@ async def test_an_answer_before_the_end_of_a_streamed_body_ends_it(stage):
     assert pool.stats()["idle"] == 0
 
 
-async def test_an_error_in_a_streamed_body_is_the_request_s(stage):
+async def test_an_error_in_a_streamed_body_fails_the_request(stage):
     server, pool = await stage.server(), stage.pool()
 
     async def broken():
@@ -158,7 +158,7 @@ async def test_an_error_in_a_streamed_body_is_the_request_s(stage):
     assert not server.requests
 
 
-async def test_a_streamed_request_that_is_cancelled_closes_its_body(stage):
+async def test_cancelling_a_streamed_request_closes_its_body(stage):
     server, pool = await stage.server(), stage.pool()
     closed, begun = [], asyncio.Event()
 
@@ -178,7 +178,7 @@ async def test_a_streamed_request_that_is_cancelled_closes_its_body(stage):
     assert closed
 
 
-async def test_a_streamed_body_to_nowhere_is_closed(stage):
+async def test_a_streamed_body_is_closed_if_the_connect_fails(stage):
     async def resolve(host, port):
         raise OSError("nowhere")
 
@@ -197,10 +197,10 @@ async def test_a_body_that_is_neither_bytes_nor_a_stream_is_refused(stage):
         await stage.pool().request("POST", "http://a.example/", body="text")
 
 
-async def test_headers_come_back_in_lower_case_and_in_order(stage):
+async def test_received_headers_are_in_lower_case_and_in_order(stage):
     answer = HEAD + b"X-A: 1\r\nSet-Cookie: a\r\nset-cookie: b\r\nX-L: gr\xfcn\r\n"
     server, pool = (
-        await stage.server(answering(answer + b"content-length: 0\r\n\r\n")),
+        await stage.server(answer_with(answer + b"content-length: 0\r\n\r\n")),
         stage.pool(),
     )
     response = await pool.request("GET", server.url())
@@ -225,7 +225,7 @@ async def test_an_answer_may_come_byte_by_byte(stage):
 async def test_trailers_are_ignored(stage):
     trailers = b"x-sum: 1\r\nretry-after: 60\r\n"
     answer = CHUNKED + b"2\r\nok\r\n0\r\n" + trailers + b"\r\n"
-    server, pool = await stage.server(answering(answer)), stage.pool()
+    server, pool = await stage.server(answer_with(answer)), stage.pool()
     for _ in range(2):
         response = await pool.request("GET", server.url())
         assert response == (200, [("transfer-encoding", "chunked")], b"ok", True)
@@ -234,7 +234,7 @@ async def test_trailers_are_ignored(stage):
 
 async def test_interim_answers_are_skipped(stage):
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
-    server, pool = await stage.server(answering(interim + OK, OK)), stage.pool()
+    server, pool = await stage.server(answer_with(interim + OK, OK)), stage.pool()
     for _ in range(2):
         response = await pool.request("POST", server.url(), body=b"x")
         assert (response.status, response.headers) == (200, [("content-length", "2")])
@@ -243,14 +243,14 @@ async def test_interim_answers_are_skipped(stage):
 
 async def test_a_change_of_protocol_is_refused(stage):
     answer = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"
-    server, pool = await stage.server(answering(answer)), stage.pool()
+    server, pool = await stage.server(answer_with(answer)), stage.pool()
     with pytest.raises(BadAnswer):
         await pool.request("GET", server.url())
 
 
-async def test_the_answer_to_head_has_no_body_and_the_connection_goes_on(stage):
+async def test_the_answer_to_head_has_no_body_and_its_connection_is_reused(stage):
     head = HEAD + b"content-length: 1000\r\n\r\n"
-    server, pool = await stage.server(answering(head, OK, head, OK)), stage.pool()
+    server, pool = await stage.server(answer_with(head, OK, head, OK)), stage.pool()
     for method in ("HEAD", "GET", "HEAD", "GET"):
         response = await pool.request(method, server.url())
         assert response.body == (b"" if method == "HEAD" else b"ok")
@@ -261,38 +261,38 @@ async def test_the_answer_to_head_has_no_body_and_the_connection_goes_on(stage):
 @pytest.mark.parametrize("extra", [b"", b"content-length: 7\r\n"])
 async def test_some_answers_never_have_a_body(stage, status, extra):
     bare = b"HTTP/1.1 " + status + b"\r\n" + extra + b"\r\n"
-    server, pool = await stage.server(answering(bare, OK)), stage.pool()
+    server, pool = await stage.server(answer_with(bare, OK)), stage.pool()
     assert (await pool.request("GET", server.url())).body == b""
     assert (await pool.request("GET", server.url())).body == b"ok"
 
 
-async def test_an_answer_without_a_length_goes_on_to_the_end_of_the_connection(stage):
+async def test_an_answer_without_a_length_ends_with_the_connection(stage):
     server, pool = await stage.server(once(HEAD + b"\r\n", b"to the ", b"end")), stage.pool()
     response = await pool.request("GET", server.url())
     assert (response.body, response.whole) == (b"to the end", True)
     assert pool.stats()["idle"] == 0
 
 
-async def test_an_answer_of_http_1_0_is_taken_and_its_connection_closed(stage):
+async def test_an_http_1_0_answer_is_accepted_and_its_connection_closed(stage):
     answer = b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok"
-    server, pool = await stage.server(answering(answer)), stage.pool()
+    server, pool = await stage.server(answer_with(answer)), stage.pool()
     for _ in range(2):
         assert (await pool.request("GET", server.url())).body == b"ok"
     assert len(server.connections) == 2
 
 
-async def test_a_server_that_says_close_is_not_asked_again_on_that_connection(stage):
+async def test_a_connection_with_connection_close_is_not_reused(stage):
     answer = HEAD + b"connection: close\r\ncontent-length: 2\r\n\r\nok"
-    server, pool = await stage.server(answering(answer)), stage.pool()
+    server, pool = await stage.server(answer_with(answer)), stage.pool()
     for _ in range(2):
         assert (await pool.request("GET", server.url())).body == b"ok"
     assert len(server.connections) == 2
     await until(lambda: not pool.stats()["connections"])
 
 
-async def test_a_redirect_is_an_answer_like_any_other(stage):
+async def test_a_redirect_is_not_followed(stage):
     answer = b"HTTP/1.1 301 Moved\r\nlocation: http://b.example/\r\ncontent-length: 0\r\n\r\n"
-    server, pool = await stage.server(answering(answer)), stage.pool()
+    server, pool = await stage.server(answer_with(answer)), stage.pool()
     response = await pool.request("GET", server.url())
     assert (response.status, response.header("location")) == (301, "http://b.example/")
     assert len(server.requests) == 1
@@ -316,7 +316,7 @@ async def test_a_redirect_is_an_answer_like_any_other(stage):
     ],
 )
 async def test_garbage_is_a_bad_answer(stage, garbage):
-    server, pool = await stage.server(answering(garbage)), stage.pool()
+    server, pool = await stage.server(answer_with(garbage)), stage.pool()
     with pytest.raises(BadAnswer, match=f"localhost:{server.port}"):
         await pool.request("GET", server.url(), timeout=20)
     await server.connections[0].ended.wait()
@@ -334,7 +334,7 @@ async def test_garbage_is_a_bad_answer(stage, garbage):
         b"HTTP/1.1 100 Continue\r\n\r\n",
     ],
 )
-async def test_half_an_answer_is_a_bad_answer_and_the_request_is_not_sent_again(stage, half):
+async def test_an_incomplete_answer_is_a_bad_answer_and_the_request_is_not_resent(stage, half):
     async def script(connection):
         await connection.request()
         await connection.send(OK)
@@ -350,7 +350,7 @@ async def test_half_an_answer_is_a_bad_answer_and_the_request_is_not_sent_again(
     assert len(server.requests) == 2
 
 
-async def test_an_endless_body_is_cut_and_its_connection_dropped(stage):
+async def test_an_endless_body_is_truncated_and_its_connection_closed(stage):
     async def endless(connection):
         await connection.request()
         await connection.send(CHUNKED)
@@ -365,27 +365,27 @@ async def test_an_endless_body_is_cut_and_its_connection_dropped(stage):
 
 
 @pytest.mark.parametrize(("size", "whole"), [(99, True), (100, True), (101, False)])
-async def test_a_body_is_cut_only_when_it_is_longer_than_allowed(stage, size, whole):
+async def test_a_body_is_truncated_only_beyond_max_body(stage, size, whole):
     answer = HEAD + b"content-length: %d\r\n\r\n" % size + bytes(size)
-    server, pool = await stage.server(answering(answer)), stage.pool(max_body=100)
+    server, pool = await stage.server(answer_with(answer)), stage.pool(max_body=100)
     response = await pool.request("GET", server.url())
     assert (len(response.body), response.whole) == (min(size, 100), whole)
 
 
-async def test_a_body_may_be_forbidden_altogether(stage):
+async def test_max_body_may_be_zero(stage):
     server, pool = await stage.server(), stage.pool(max_body=0)
     response = await pool.request("GET", server.url())
     assert (response.body, response.whole) == (b"", False)
 
 
 @pytest.mark.parametrize("line", [b"x-a: " + b"a" * 70_000, b"x-b: b\r\n" * 10_000])
-async def test_headers_without_measure_are_a_bad_answer(stage, line):
-    server, pool = await stage.server(answering(HEAD + line + b"\r\n\r\n")), stage.pool()
+async def test_headers_over_the_limit_are_a_bad_answer(stage, line):
+    server, pool = await stage.server(answer_with(HEAD + line + b"\r\n\r\n")), stage.pool()
     with pytest.raises(BadAnswer, match="more than 65536 bytes of headers"):
         await pool.request("GET", server.url(), timeout=20)
 
 
-async def test_headers_and_interim_answers_without_end_are_a_bad_answer(stage):
+async def test_endless_interim_answers_are_a_bad_answer(stage):
     for piece in (b"x: y\r\n" * 50, b"\r\nHTTP/1.1 103 Early Hints\r\n" * 50):
 
         async def endless(connection, piece=piece):
@@ -405,9 +405,7 @@ async def test_headers_and_interim_answers_without_end_are_a_bad_answer(stage):
     [b"0\r\n" + b"x: y\r\n" * 50_000, b"0\r\nx: " + b"y" * 300_000, b"5;x=" + b"y" * 300_000],
     ids=["trailers", "a trailer", "a chunk's line"],
 )
-async def test_what_does_not_end_around_a_body_is_a_bad_answer_however_long_the_body(
-    stage, body, rest
-):
+async def test_endless_framing_is_a_bad_answer_however_long_the_body(stage, body, rest):
     async def unending(connection):
         await connection.request()
         for piece in (CHUNKED, body, rest):
@@ -421,22 +419,22 @@ async def test_what_does_not_end_around_a_body_is_a_bad_answer_however_long_the_
     await until(lambda: not pool.stats()["connections"])
 
 
-async def test_a_mebibyte_in_chunks_of_one_byte_is_taken(stage):
+async def test_a_mebibyte_in_chunks_of_one_byte_is_accepted(stage):
     answer = CHUNKED + b"1\r\nx\r\n" * (1 << 20) + b"0\r\n\r\n"
-    server, pool = await stage.server(answering(answer)), stage.pool()
+    server, pool = await stage.server(answer_with(answer)), stage.pool()
     response = await pool.request("GET", server.url(), timeout=30)
     assert (response.status, response.whole) == (200, True)
     assert response.body == b"x" * (1 << 20)
 
 
-async def test_each_chunk_may_say_something_about_itself(stage):
+async def test_chunks_may_have_extensions(stage):
     chunk = b"64;x=" + b"y" * 1_500 + b"\r\n" + b"x" * 100 + b"\r\n"
     answer = CHUNKED + chunk * 200 + b"0\r\n\r\n"
-    server, pool = await stage.server(answering(answer)), stage.pool()
+    server, pool = await stage.server(answer_with(answer)), stage.pool()
     assert (await pool.request("GET", server.url(), timeout=20)).body == b"x" * 20_000
 
 
-async def test_chunks_that_say_much_about_little_are_a_bad_answer(stage):
+async def test_long_extensions_of_small_chunks_are_a_bad_answer(stage):
     async def endless(connection):
         await connection.request()
         await connection.send(CHUNKED)
@@ -449,23 +447,23 @@ async def test_chunks_that_say_much_about_little_are_a_bad_answer(stage):
     await server.connections[0].ended.wait()
 
 
-async def test_long_headers_within_measure_are_taken(stage):
+async def test_long_headers_within_the_limit_are_accepted(stage):
     answer = HEAD + b"x-a: " + b"a" * 60_000 + b"\r\ncontent-length: 90000\r\n\r\n" + bytes(90_000)
-    server, pool = await stage.server(answering(answer)), stage.pool()
+    server, pool = await stage.server(answer_with(answer)), stage.pool()
     response = await pool.request("GET", server.url())
     assert len(response.header("x-a")) == 60_000
     assert len(response.body) == 90_000
 
 
-async def test_a_second_answer_that_nobody_asked_for_is_never_given_to_anybody(stage):
+async def test_an_unrequested_second_answer_is_never_delivered(stage):
     stray = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstray"
-    server, pool = await stage.server(answering(OK + stray)), stage.pool()
+    server, pool = await stage.server(answer_with(OK + stray)), stage.pool()
     for _ in range(3):
         assert (await pool.request("GET", server.url())).body == b"ok"
     assert len(server.connections) == 3
 
 
-async def test_a_stray_answer_while_idle_costs_the_connection(stage):
+async def test_a_stray_answer_while_idle_closes_the_connection(stage):
     gate = asyncio.Event()
 
     async def stray(connection):
@@ -482,15 +480,15 @@ async def test_a_stray_answer_while_idle_costs_the_connection(stage):
     assert not pool._origins
 
 
-async def test_an_answer_to_head_that_has_a_body_costs_the_connection(stage):
-    server, pool = await stage.server(answering(OK)), stage.pool()
+async def test_a_body_in_the_answer_to_head_closes_the_connection(stage):
+    server, pool = await stage.server(answer_with(OK)), stage.pool()
     assert (await pool.request("HEAD", server.url())).body == b""
     assert (await pool.request("GET", server.url())).body == b"ok"
 
 
 @pytest.mark.parametrize("where", ["name", "value"])
 @pytest.mark.parametrize("bad", ["\r\nx-evil: 1", "a\nb", "a\rb", "a\x00b"])
-async def test_what_could_be_read_as_a_second_header_is_refused(stage, where, bad):
+async def test_header_injection_is_refused(stage, where, bad):
     server, pool = await stage.server(), stage.pool()
     header = (bad, "v") if where == "name" else ("x-a", bad)
     with pytest.raises(ValueError, match="header") as caught:
@@ -499,7 +497,7 @@ async def test_what_could_be_read_as_a_second_header_is_refused(stage, where, ba
     assert not server.connections
 
 
-async def test_a_timeout_costs_the_connection(stage):
+async def test_a_timeout_closes_the_connection(stage):
     async def deaf(connection):
         await connection.request()
         await connection.send(OK)

@@ -1,4 +1,4 @@
-"""Requests: checked when they are made."""
+"""Requests are checked when they are created."""
 
 import pytest
 
@@ -18,34 +18,34 @@ TARGET = parse("http://a.example/")
 
 
 @pytest.mark.parametrize("method", ["", "GE T", "GET\r\n", "G\x00", "GÉT", "CONNECT", "connect"])
-def test_a_method_that_is_no_word_is_refused(method):
+def test_an_invalid_method_is_refused(method):
     for _ in range(2):
         with pytest.raises(ValueError, match="method"):
             Request(method, TARGET, (), b"")
 
 
-def test_a_header_that_was_seen_is_no_method():
+def test_a_cached_header_name_is_not_a_valid_method():
     Request("GET", TARGET, [("CONNECT", "1")], b"")
     with pytest.raises(ValueError, match="CONNECT"):
         Request("CONNECT", TARGET, (), b"")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:", "a\r\n", "ä", "(x)", "a\x00"])
-def test_a_header_s_name_that_is_no_word_is_refused(name):
+def test_an_invalid_header_name_is_refused(name):
     for _ in range(2):
         with pytest.raises(ValueError, match="name"):
             Request("GET", TARGET, [(name, "1")], b"")
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
-def test_a_header_that_is_the_client_s_own_is_refused(name):
+def test_a_reserved_header_is_refused(name):
     for each in (name, name.title(), name.upper()):
         with pytest.raises(ValueError, match=name):
             Request("GET", TARGET, [(each, "1")], b"")
 
 
 @pytest.mark.parametrize("value", ["a\r\nb", "\n", "\r", "\x00", "\x1f", "\x7f", "€", "\ud800"])
-def test_a_header_s_value_that_cannot_be_sent_is_refused(value):
+def test_an_invalid_header_value_is_refused(value):
     with pytest.raises(ValueError, match="x-bad") as caught:
         Request("GET", TARGET, [("x-good", "secret"), ("x-bad", value)], b"")
     assert "secret" not in str(caught.value)
@@ -56,7 +56,7 @@ def test_a_body_may_be_any_bytes(body):
     assert Request("POST", TARGET, (), body).body == b"abc"
 
 
-def test_names_that_are_remembered_are_bounded():
+def test_the_caches_of_names_are_bounded():
     for number in range(MAX_CACHED_NAMES + 100):
         Request("GET", TARGET, [(f"x-{number}", "1")], b"")
         assert decode_headers([(b"X-%d" % number, b"1")]) == [(f"x-{number}", "1")]
@@ -64,7 +64,7 @@ def test_names_that_are_remembered_are_bounded():
     assert len(_received_names) <= MAX_CACHED_NAMES
 
 
-def test_what_a_server_names_does_not_stay_nor_keep_usual_names_out():
+def test_a_servers_odd_names_do_not_fill_the_cache():
     long = b"x" * (MAX_CACHED_NAME_BYTES + 1)
     assert decode_headers([(long, b"1")]) == [(long.decode(), "1")]
     for number in range(MAX_CACHED_NAMES * 2):
@@ -74,7 +74,7 @@ def test_what_a_server_names_does_not_stay_nor_keep_usual_names_out():
     assert max(map(len, _received_names)) <= MAX_CACHED_NAME_BYTES
 
 
-def test_a_response_finds_its_headers_by_any_case():
+def test_a_responses_headers_are_found_in_any_case():
     response = Response(200, [("retry-after", "5"), ("retry-after", "6")], b"", True)
     assert response.header("Retry-After") == "5"
     assert response.header("x") is None

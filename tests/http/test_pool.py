@@ -1,10 +1,10 @@
-"""Connections: kept, shared out, given up."""
+"""The pool's connections: reused, limited, queued for, closed."""
 
 import asyncio
 import socket
 
 import pytest
-from http_peers import OK, answering
+from http_peers import OK, answer_with
 
 from tickwheel.errors import TargetRefused
 from tickwheel.http import (
@@ -19,8 +19,8 @@ from tickwheel.http import (
 )
 
 
-def holding(gate):
-    """A script that answers when it is allowed to."""
+def hold_answers(gate):
+    """Return a script that answers once the gate is open."""
 
     async def script(connection):
         while await connection.request() is not None:
@@ -40,7 +40,7 @@ async def until(condition):
         await asyncio.sleep(0)
 
 
-async def test_a_connection_is_used_again(stage):
+async def test_a_connection_is_reused(stage):
     server, pool = await stage.server(), stage.pool()
     for _ in range(3):
         response = await pool.request("GET", server.url())
@@ -56,9 +56,9 @@ async def test_origins_do_not_share_connections(stage):
     assert len(server.connections) == 2
 
 
-async def test_the_connection_that_was_used_last_is_used_next(stage):
+async def test_the_most_recently_used_connection_is_used_next(stage):
     gate = asyncio.Event()
-    server, pool = await stage.server(holding(gate)), stage.pool()
+    server, pool = await stage.server(hold_answers(gate)), stage.pool()
     first = asyncio.create_task(pool.request("GET", server.url("/1")))
     await until(lambda: len(server.requests) == 1)
     second = asyncio.create_task(pool.request("GET", server.url("/2")))
@@ -70,9 +70,9 @@ async def test_the_connection_that_was_used_last_is_used_next(stage):
     assert sorted(connection.served for connection in server.connections) == [1, 5]
 
 
-async def test_no_more_connections_are_made_than_allowed(stage):
+async def test_an_origin_has_at_most_its_limit_of_connections(stage):
     gate = asyncio.Event()
-    server, pool = await stage.server(holding(gate)), stage.pool(connections=2)
+    server, pool = await stage.server(hold_answers(gate)), stage.pool(connections=2)
     calls = [asyncio.create_task(pool.request("GET", server.url(f"/{n}"))) for n in range(6)]
     await until(lambda: len(server.requests) == 2)
     gate.set()
@@ -91,7 +91,7 @@ async def test_beyond_the_total_an_idle_connection_is_closed_for_each_new_one(st
     assert pool.stats()["reused"] == 3, "those that were used last are kept"
 
 
-async def test_requests_that_come_together_stay_within_the_total(stage):
+async def test_concurrent_requests_stay_within_the_total(stage):
     server, pool = await stage.server(), stage.pool(total=3)
     for turn in range(5):
         hosts = [f"{turn}-{number}.example" for number in range(3)]
@@ -99,9 +99,9 @@ async def test_requests_that_come_together_stay_within_the_total(stage):
         assert pool.stats()["connections"] == pool._connector.open == 3
 
 
-async def test_where_all_are_in_use_nobody_waits_for_the_total(stage):
+async def test_no_request_waits_for_the_total(stage):
     gate = asyncio.Event()
-    server, pool = await stage.server(holding(gate)), stage.pool(total=2)
+    server, pool = await stage.server(hold_answers(gate)), stage.pool(total=2)
     hosts = [f"{number}.example" for number in range(4)]
     calls = [asyncio.create_task(pool.request("GET", server.url(host=host))) for host in hosts]
     await until(lambda: len(server.requests) == 4)
@@ -111,7 +111,7 @@ async def test_where_all_are_in_use_nobody_waits_for_the_total(stage):
     assert pool.stats()["connections"] == 2
 
 
-async def test_a_connect_that_failed_or_was_cancelled_does_not_count(stage):
+async def test_a_failed_or_cancelled_connect_does_not_count(stage):
     pool = stage.pool(total=1)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -126,9 +126,9 @@ async def test_a_connect_that_failed_or_was_cancelled_does_not_count(stage):
     await until(lambda: not pool._connector.open)
 
 
-async def test_who_waits_is_served_in_turn(stage):
+async def test_waiters_are_served_in_order(stage):
     gate = asyncio.Event()
-    server, pool = await stage.server(holding(gate)), stage.pool(connections=1)
+    server, pool = await stage.server(hold_answers(gate)), stage.pool(connections=1)
     calls = [asyncio.create_task(pool.request("GET", server.url(f"/{n}"))) for n in range(6)]
     await until(lambda: len(server.requests) == 1)
     gate.set()
@@ -136,16 +136,16 @@ async def test_who_waits_is_served_in_turn(stage):
     assert [first.split()[1] for first, _, _ in server.requests] == [f"/{n}" for n in range(6)]
 
 
-async def test_a_newcomer_does_not_overtake_who_waits(stage):
+async def test_a_new_request_does_not_overtake_waiters(stage):
     gate = asyncio.Event()
-    server, pool = await stage.server(holding(gate)), stage.pool(connections=1)
+    server, pool = await stage.server(hold_answers(gate)), stage.pool(connections=1)
     order = []
 
     async def call(name, then=None):
         await pool.request("GET", server.url(f"/{name}"))
         order.append(name)
         if then is not None:
-            await call(then)  # at once, with the connection just given back
+            await call(then)  # at once, with the connection just released
 
     calls = [asyncio.create_task(call("a", then="c")), asyncio.create_task(call("b"))]
     await until(lambda: len(server.requests) == 1)
@@ -154,9 +154,9 @@ async def test_a_newcomer_does_not_overtake_who_waits(stage):
     assert order == ["a", "b", "c"]
 
 
-async def test_a_waiter_that_is_cancelled_leaves_the_queue(stage):
+async def test_a_cancelled_waiter_leaves_the_queue(stage):
     gate = asyncio.Event()
-    server, pool = await stage.server(holding(gate)), stage.pool(connections=1)
+    server, pool = await stage.server(hold_answers(gate)), stage.pool(connections=1)
     calls = [asyncio.create_task(pool.request("GET", server.url(f"/{n}"))) for n in range(4)]
     await until(lambda: len(server.requests) == 1)
     calls[1].cancel()
@@ -169,14 +169,14 @@ async def test_a_waiter_that_is_cancelled_leaves_the_queue(stage):
     assert [first.split()[1] for first, _, _ in server.requests] == ["/0", "/3"]
 
 
-async def test_a_waiter_that_is_cancelled_after_its_turn_came_hands_it_on(stage):
+async def test_a_waiter_cancelled_after_its_turn_passes_it_on(stage):
     gate = asyncio.Event()
-    server, pool = await stage.server(holding(gate)), stage.pool(connections=1)
+    server, pool = await stage.server(hold_answers(gate)), stage.pool(connections=1)
     calls = []
 
     async def first():
         await pool.request("GET", server.url("/0"))
-        calls[1].cancel()  # it has been given the connection, and has yet to wake up
+        calls[1].cancel()  # it was given the connection, but has not run yet
 
     calls.append(asyncio.create_task(first()))
     calls += [asyncio.create_task(pool.request("GET", server.url(f"/{n}"))) for n in (1, 2)]
@@ -189,7 +189,7 @@ async def test_a_waiter_that_is_cancelled_after_its_turn_came_hands_it_on(stage)
     assert len(server.connections) == 1
 
 
-async def test_a_place_whose_connect_failed_goes_to_the_next(stage):
+async def test_the_slot_of_a_failed_connect_goes_to_the_next_waiter(stage):
     server = await stage.server()
     tries = []
 
@@ -207,7 +207,7 @@ async def test_a_place_whose_connect_failed_goes_to_the_next(stage):
     assert calls[2].result().status == 200
 
 
-async def test_a_request_that_is_cancelled_costs_its_connection_and_nothing_else(stage):
+async def test_a_cancelled_request_closes_only_its_connection(stage):
     server, pool = await stage.server(silent), stage.pool(connections=1)
     call = asyncio.create_task(pool.request("GET", server.url()))
     await until(lambda: server.requests)
@@ -221,7 +221,7 @@ async def test_a_request_that_is_cancelled_costs_its_connection_and_nothing_else
     again.cancel()
 
 
-async def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing(stage):
+async def test_a_request_cancelled_while_connecting_leaves_nothing(stage):
     started = asyncio.Event()
 
     async def resolve(host, port):
@@ -238,7 +238,7 @@ async def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing(stag
     assert not pool._origins
 
 
-async def test_an_idle_connection_is_closed_after_its_time(stage):
+async def test_an_idle_connection_is_closed_after_idle_timeout(stage):
     server, pool = await stage.server(), stage.pool(idle_timeout=0.02)
     await pool.request("GET", server.url())
     await server.connections[0].ended.wait()
@@ -250,7 +250,7 @@ async def test_an_idle_connection_is_closed_after_its_time(stage):
 
 async def test_idle_connections_are_closed_oldest_first_by_one_timer(stage):
     gate = asyncio.Event()
-    server, pool = await stage.server(holding(gate)), stage.pool(idle_timeout=0.02)
+    server, pool = await stage.server(hold_answers(gate)), stage.pool(idle_timeout=0.02)
     calls = [asyncio.create_task(pool.request("GET", server.url())) for _ in range(5)]
     await until(lambda: len(server.requests) == 5)
     gate.set()
@@ -260,7 +260,7 @@ async def test_idle_connections_are_closed_oldest_first_by_one_timer(stage):
     await until(lambda: not pool._origins)
 
 
-async def test_a_connection_that_the_server_closed_while_idle_is_not_used(stage):
+async def test_an_idle_connection_closed_by_the_server_is_not_used(stage):
     async def once(connection):
         await connection.request()
         await connection.send(OK)
@@ -272,14 +272,14 @@ async def test_a_connection_that_the_server_closed_while_idle_is_not_used(stage)
     assert pool.stats()["reused"] == 0
 
 
-async def test_a_request_that_crosses_the_close_of_its_connection_is_sent_again(stage):
+async def test_a_request_that_crosses_the_close_of_its_connection_is_resent(stage):
     async def closes_on_the_second(connection):
         await connection.request()
         await connection.send(OK)
         if len(connection.server.connections) == 1:
-            await connection.request()  # and closes without a word
+            await connection.request()  # and closes without an answer
         else:
-            await answering(OK)(connection)
+            await answer_with(OK)(connection)
 
     server, pool = await stage.server(closes_on_the_second), stage.pool(connections=1)
     await pool.request("POST", server.url("/1"), body=b"one")
@@ -288,7 +288,7 @@ async def test_a_request_that_crosses_the_close_of_its_connection_is_sent_again(
     assert [body for _, _, body in server.requests] == [b"one", b"two", b"two"]
 
 
-async def test_a_request_is_not_sent_again_when_the_caller_would_rather_do_so(stage):
+async def test_again_false_raises_unanswered_instead_of_resending(stage):
     async def hasty(connection):
         await connection.request()
         await connection.send(OK)
@@ -303,7 +303,7 @@ async def test_a_request_is_not_sent_again_when_the_caller_would_rather_do_so(st
     assert (await pool.request("GET", server.url())).status == 200
 
 
-async def test_a_request_that_may_not_be_sent_any_more_is_not_sent_again(stage):
+async def test_may_send_can_stop_a_resend(stage):
     async def hasty(connection):
         await connection.request()
         await connection.send(OK)
@@ -318,7 +318,7 @@ async def test_a_request_that_may_not_be_sent_any_more_is_not_sent_again(stage):
     assert (await pool.request("POST", server.url(), body=b"three")).status == 200
 
 
-async def test_a_request_that_may_not_be_sent_leaves_its_connection_to_the_next(stage):
+async def test_a_request_stopped_by_may_send_leaves_its_connection_usable(stage):
     server, pool = await stage.server(), stage.pool(connections=1)
     for _ in range(3):
         with pytest.raises(NotSent):
@@ -328,7 +328,7 @@ async def test_a_request_that_may_not_be_sent_leaves_its_connection_to_the_next(
     assert [body for _, _, body in server.requests] == [b"yes"] * 3
 
 
-async def test_a_request_is_sent_again_once_only(stage):
+async def test_a_request_is_resent_only_once(stage):
     async def closes_on_all_but_the_first(connection):
         if await connection.request() and len(connection.server.requests) == 1:
             await connection.send(OK)
@@ -342,7 +342,7 @@ async def test_a_request_is_sent_again_once_only(stage):
     await until(lambda: pool.stats()["connections"] == 0)
 
 
-async def test_a_new_connection_that_is_closed_unanswered_is_an_error(stage):
+async def test_a_new_connection_closed_without_an_answer_is_an_error(stage):
     async def closes(connection):
         await connection.request()
 
@@ -352,7 +352,7 @@ async def test_a_new_connection_that_is_closed_unanswered_is_an_error(stage):
     assert len(server.requests) == 1
 
 
-async def test_the_time_runs_out_while_waiting_for_a_place(stage):
+async def test_timeout_while_waiting_for_a_slot(stage):
     server, pool = await stage.server(silent), stage.pool(connections=1)
     holder = asyncio.create_task(pool.request("GET", server.url()))
     await until(lambda: server.requests)
@@ -362,7 +362,7 @@ async def test_the_time_runs_out_while_waiting_for_a_place(stage):
     holder.cancel()
 
 
-async def test_the_time_runs_out_while_the_name_is_resolved(stage):
+async def test_timeout_while_resolving_the_name(stage):
     async def resolve(host, port):
         await asyncio.Event().wait()
 
@@ -372,7 +372,7 @@ async def test_the_time_runs_out_while_the_name_is_resolved(stage):
     assert not pool._origins
 
 
-async def test_the_time_runs_out_during_the_handshake_of_tls(stage):
+async def test_timeout_during_the_tls_handshake(stage):
     async def mute(connection):
         await connection.gone()
 
@@ -382,7 +382,7 @@ async def test_the_time_runs_out_during_the_handshake_of_tls(stage):
     await until(lambda: all(each.ended.is_set() for each in server.connections))
 
 
-async def test_the_time_runs_out_before_the_answer(stage):
+async def test_timeout_before_the_answer(stage):
     server, pool = await stage.server(silent), stage.pool()
     with pytest.raises(TimedOut) as caught:
         await pool.request("GET", server.url("/?token=secret"), timeout=0.05)
@@ -393,7 +393,7 @@ async def test_the_time_runs_out_before_the_answer(stage):
     await server.connections[0].ended.wait()
 
 
-async def test_the_time_runs_out_in_the_middle_of_the_answer(stage):
+async def test_timeout_in_the_middle_of_the_answer(stage):
     async def half(connection):
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhal")
@@ -404,14 +404,14 @@ async def test_the_time_runs_out_in_the_middle_of_the_answer(stage):
         await pool.request("GET", server.url(), timeout=0.05)
 
 
-async def test_the_time_that_has_run_out_already_sends_nothing(stage):
+async def test_a_timeout_of_zero_sends_nothing(stage):
     server, pool = await stage.server(), stage.pool()
     with pytest.raises(TimedOut):
         await pool.request("GET", server.url(), timeout=0)
     assert not server.connections
 
 
-async def test_connecting_has_a_time_of_its_own(stage):
+async def test_connecting_has_its_own_timeout(stage):
     async def mute(connection):
         await connection.gone()
 
@@ -420,7 +420,7 @@ async def test_connecting_has_a_time_of_its_own(stage):
         await pool.request("GET", f"https://localhost:{server.port}/", timeout=20)
 
 
-async def test_resolving_counts_as_connecting(stage):
+async def test_connect_timeout_includes_resolving(stage):
     async def resolve(host, port):
         await asyncio.Event().wait()
 
@@ -429,14 +429,14 @@ async def test_resolving_counts_as_connecting(stage):
         await pool.request("GET", "http://slow.example/")
 
 
-async def test_a_port_on_which_nobody_listens_is_connect_failed(stage):
+async def test_a_closed_port_is_connect_failed(stage):
     with socket.create_server(("127.0.0.1", 0)) as closing:
         port = closing.getsockname()[1]
     with pytest.raises(ConnectFailed, match=rf"localhost:{port}: Connection refused"):
         await stage.pool().request("GET", f"http://localhost:{port}/")
 
 
-async def test_a_name_that_does_not_exist_is_connect_failed(stage):
+async def test_an_unknown_name_is_connect_failed(stage):
     async def resolve(host, port):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -452,7 +452,7 @@ async def test_a_name_without_an_address_is_connect_failed(stage):
         await stage.pool(resolve=resolve).request("GET", "http://none.example/")
 
 
-async def test_the_guard_s_own_error_comes_through(stage):
+async def test_an_error_of_resolve_is_raised_by_request(stage):
     async def resolve(host, port):
         raise TargetRefused(f"{host} is private")
 
@@ -484,14 +484,14 @@ async def test_every_host_goes_through_resolve(stage):
     assert hosts == ["203.0.113.7", "[2001:db8::1]:8080", "2130706433", "xn--bcher-kva.example"]
 
 
-async def test_the_default_resolver_is_the_system_s(stage):
+async def test_the_default_resolver_is_the_systems(stage):
     server, pool = await stage.server(), stage.pool(resolve=None)
     assert (await pool.request("GET", server.url())).status == 200
     assert (await pool.request("GET", server.url(host="127.0.0.1"))).status == 200
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-async def test_the_next_address_is_tried_when_one_refuses(stage):
+async def test_the_next_address_is_tried_if_one_refuses(stage):
     with socket.create_server(("127.0.0.1", 0)) as closing:
         closed = closing.getsockname()[1]
     server = await stage.server()
@@ -502,7 +502,7 @@ async def test_the_next_address_is_tried_when_one_refuses(stage):
     assert (await stage.pool(resolve=resolve).request("GET", server.url())).status == 200
 
 
-async def test_the_next_address_is_tried_when_one_is_silent(stage):
+async def test_the_next_address_is_tried_if_one_is_silent(stage):
     async def mute(connection):
         await connection.gone()
 
@@ -517,7 +517,7 @@ async def test_the_next_address_is_tried_when_one_is_silent(stage):
     assert quiet.connections
 
 
-async def test_close_ends_what_is_idle_under_way_and_waiting(stage):
+async def test_close_ends_idle_connections_requests_in_flight_and_waiters(stage):
     server, pool = await stage.server(silent), stage.pool(connections=1)
     idle = await stage.server()
     await pool.request("GET", idle.url())
@@ -534,7 +534,7 @@ async def test_close_ends_what_is_idle_under_way_and_waiting(stage):
     await idle.connections[0].ended.wait()
 
 
-async def test_close_ends_what_is_connecting(stage):
+async def test_close_ends_a_connect_in_progress(stage):
     server = await stage.server()
     gate, started = asyncio.Event(), asyncio.Event()
 
@@ -552,7 +552,7 @@ async def test_close_ends_what_is_connecting(stage):
     assert isinstance(call.exception(), ConnectFailed)
 
 
-async def test_a_closed_pool_takes_no_request_even_where_one_still_connects(stage):
+async def test_a_closed_pool_refuses_requests_while_one_still_connects(stage):
     started = asyncio.Event()
 
     async def resolve(host, port):
@@ -568,13 +568,13 @@ async def test_a_closed_pool_takes_no_request_even_where_one_still_connects(stag
     call.cancel()
 
 
-async def test_close_may_be_called_twice_and_before_anything_was_sent(stage):
+async def test_close_may_be_called_twice_and_on_an_unused_pool(stage):
     pool = stage.pool()
     await pool.close()
     await pool.close()
 
 
-async def test_many_requests_at_once_all_get_their_own_answer(stage):
+async def test_concurrent_requests_get_their_own_answers(stage):
     async def echo(connection):
         while (request := await connection.request()) is not None:
             body = request[2]
@@ -591,8 +591,8 @@ async def test_many_requests_at_once_all_get_their_own_answer(stage):
     assert len(server.connections) == 8
 
 
-async def test_cancelling_at_any_moment_loses_no_place(stage):
-    """A request is cancelled after 0, 1, 2 … turns of the loop; the pool has one place."""
+async def test_cancelling_at_any_moment_loses_no_slot(stage):
+    """Cancel a request after 0, 1, 2 … passes of the loop; the pool has one slot."""
     server, pool = await stage.server(), stage.pool(connections=1)
     for turns in range(40):
         calls = [asyncio.create_task(pool.request("GET", server.url())) for _ in range(3)]
@@ -606,6 +606,6 @@ async def test_cancelling_at_any_moment_loses_no_place(stage):
 
 
 @pytest.mark.parametrize("options", [{"connections": 0}, {"max_body": -1}])
-def test_limits_that_make_no_sense_are_refused(options):
+def test_invalid_limits_are_refused(options):
     with pytest.raises(ValueError, match="must be at least"):
         Pool(**options)

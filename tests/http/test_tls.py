@@ -1,4 +1,4 @@
-"""TLS: the name in the URL is the one that counts, whatever address is connected to."""
+"""TLS: the certificate must be for the name in the URL, whatever the address."""
 
 import asyncio
 import ssl
@@ -9,7 +9,7 @@ from http_peers import Authority
 from tickwheel.http import ConnectFailed
 
 
-async def test_the_url_s_name_is_sent_and_checked(stage):
+async def test_the_urls_name_is_sent_and_checked(stage):
     tls = stage.authority.context("shop.example")
     asked = []
     tls.sni_callback = lambda _, name, __: asked.append(name)
@@ -43,7 +43,7 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(stage):
         await stage.pool().request("GET", server.url())
 
 
-async def test_the_system_s_authorities_are_the_default(stage):
+async def test_the_systems_authorities_are_the_default(stage):
     server = await stage.server(tls=stage.authority.context("localhost"))
     with pytest.raises(ConnectFailed, match="certificate is refused"):
         await stage.pool(ssl=None).request("GET", server.url())
@@ -69,14 +69,14 @@ async def test_a_server_of_an_old_protocol_is_connect_failed(stage):
         await pool.request("GET", server.url())
 
 
-async def test_connections_of_tls_are_kept_and_bounded(stage):
+async def test_tls_connections_are_reused_and_bounded(stage):
     server = await stage.server(tls=stage.authority.context("localhost"))
     pool = stage.pool(connections=2)
     await asyncio.gather(*(pool.request("GET", server.url()) for _ in range(10)))
     assert len(server.connections) <= 2
 
 
-async def test_an_idle_connection_of_tls_is_closed_in_good_order(stage):
+async def test_an_idle_tls_connection_is_closed_with_a_shutdown(stage):
     server = await stage.server(tls=stage.authority.context("localhost"))
     pool = stage.pool(idle_timeout=0.02)
     await pool.request("GET", server.url())
@@ -85,7 +85,7 @@ async def test_an_idle_connection_of_tls_is_closed_in_good_order(stage):
         await asyncio.sleep(0)
 
 
-async def test_cancelling_at_any_moment_of_connecting_leaves_nothing(stage):
+async def test_cancelling_at_any_moment_while_connecting_leaves_nothing(stage):
     server = await stage.server(tls=stage.authority.context("localhost"))
     for turns in range(40):
         pool = stage.pool(connections=1)

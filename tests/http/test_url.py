@@ -1,4 +1,4 @@
-"""URLs: what is taken, and what is refused."""
+"""The URL parser: valid and invalid URLs."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ from tickwheel.http.url import Target, parse
         ("http://a/x#part?q", ("http", "a", 80, "a", "/x")),
     ],
 )  # fmt: skip
-def test_a_url_is_taken_apart(url, target):
+def test_a_url_is_parsed(url, target):
     assert parse(url) == Target(*target)
 
 
@@ -90,14 +90,14 @@ def test_a_url_is_taken_apart(url, target):
         "http://a\uff20b.example/",
     ],
 )
-def test_other_urls_are_refused(url):
+def test_invalid_urls_are_refused(url):
     with pytest.raises(ValueError, match="URL") as caught:
         parse(url)
     assert "secret" not in str(caught.value)
 
 
 @given(st.text(max_size=60))
-def test_no_url_makes_a_request_line_of_two(text):
+def test_no_url_can_inject_a_second_request_line(text):
     for url in (f"http://a.example/{text}", f"http://{text}/", f"http://{text}"):
         try:
             target = parse(url)

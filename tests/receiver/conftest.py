@@ -1,4 +1,4 @@
-"""Calls as a server makes them, signed by an implementation that is not ours."""
+"""Calls like those of a server, signed by another implementation."""
 
 import json
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ TASK_ID = "0198c0de00007000a1b2c3d4e5f60718"
 
 @pytest.fixture(autouse=True)
 def watched():
-    """Ends the test when it hangs."""
+    """End a test that hangs."""
     with watchdog():
         yield
 

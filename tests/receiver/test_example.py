@@ -15,8 +15,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "http_receiver.py"
 
 
 @contextmanager
-def running(**environment):
-    """The example on a port of its own; gives how to call it, and what it prints."""
+def run_example(**environment):
+    """Run the example on a free port; yield the process, a way to call it, and its output."""
     command = [sys.executable, "-W", "error", str(EXAMPLE), "0"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TICKWHEEL_")}
     with subprocess.Popen(
@@ -43,37 +43,37 @@ def running(**environment):
 
 @pytest.fixture
 def signed(secret):
-    with running(TICKWHEEL_WEBHOOK_SECRET=secret) as example:
+    with run_example(TICKWHEEL_WEBHOOK_SECRET=secret) as example:
         yield example
 
 
-def test_it_prints_what_came_and_answers(signed, call):
+def test_the_example_prints_and_answers_a_call(signed, call):
     first, post, line = signed
     assert first.startswith("receiving signed calls on http://127.0.0.1:")
     assert post(*call({"to": "ada"})) == (200, b'{"received":{"to":"ada"}}')
     assert line().startswith("mail: {'to': 'ada'}, attempt 1 of task 0198c0de")
 
 
-def test_it_believes_signed_calls_only_when_it_has_a_secret(signed, call):
+def test_the_example_with_a_secret_accepts_only_signed_calls(signed, call):
     _, post, line = signed
     headers, body = call(1)
     assert post(headers | {"webhook-signature": "v1,AAAA"}, body)[0] == 401
     assert line().startswith("refused, 401")
     del headers["webhook-signature"]
-    with running() as (first, post, line):
+    with run_example() as (first, post, line):
         assert first.startswith("receiving any call, signed or not, on")
         assert post(headers, body) == (200, b'{"received":1}')
 
 
-def test_it_accepts_what_is_to_be_fed_back(signed, call):
+def test_the_example_accepts_tasks_for_feedback(signed, call):
     _, post, line = signed
     assert post(*call(1), path="/?feedback=1") == (202, b"")
     line()
     assert "tickwheel feedback 0198c0de" in line()
 
 
-def test_hundreds_of_calls_that_come_at_once_are_let_in(signed):
-    """While it does not get to accept them, as when it has no time."""
+def test_the_example_accepts_hundreds_of_calls_at_once(signed):
+    """The backlog holds them while the process cannot accept connections."""
     _, post, _ = signed
     os.kill(post.pid, signal.SIGSTOP)
     try:

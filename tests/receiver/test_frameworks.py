@@ -14,7 +14,7 @@ from tickwheel.receiver import Accepted, Receiver, Retry, core
 
 
 class Application:
-    """An ASGI or WSGI application, called with a body, as its server would call it."""
+    """An ASGI or WSGI application, called the way that its server would."""
 
     def __init__(self, app):
         self._app = app
@@ -116,7 +116,7 @@ def test_values_become_statuses(application, secret, call):
     assert app.post(*call(1))[0] == 202
 
 
-def test_what_a_handler_raises_is_the_frameworks_and_the_task_is_tried_again(
+def test_a_handlers_exception_goes_to_the_framework_and_the_task_is_retried(
     application, secret, call
 ):
     outcomes = [LookupError("no such order"), None]
@@ -132,13 +132,13 @@ def test_what_a_handler_raises_is_the_frameworks_and_the_task_is_tried_again(
     assert app.post(*call(1, attempt=2))[0] == 204
 
 
-def test_a_body_that_is_too_long_is_not_read(application, secret, call):
+def test_a_body_over_the_limit_is_not_read(application, secret, call):
     app = application(Receiver(secret, max_body=100), lambda _: None)
     assert app.post(*call("x" * 200))[0] == 413
     assert app.post(*call("x" * 98))[0] == 204
 
 
-def test_only_post_is_taken(application, secret, call):
+def test_only_post_is_accepted(application, secret, call):
     app = application(Receiver(secret), pytest.fail)
     assert app.post(*call(1), method="PUT")[0] == 405
 
@@ -167,8 +167,8 @@ def test_a_coroutine_function_runs_on_the_loop_and_a_plain_one_on_a_thread(make,
     assert [thread is main for thread in where] == [True, False, True]
 
 
-class Held:
-    """A plain handler that returns, or raises, when it is told to."""
+class BlockedHandler:
+    """A plain handler that blocks until the test lets it return or raise."""
 
     def __init__(self, outcome):
         self.outcome = outcome
@@ -184,7 +184,7 @@ class Held:
         return self.outcome
 
 
-async def cancelled(app, call, begun):
+async def cancel_call(app, call, begun):
     """Cancel a call once its handler has begun."""
     calling = asyncio.create_task(app._asgi(*call(1), "POST"))
     assert await asyncio.to_thread(begun.wait, 30)
@@ -193,24 +193,22 @@ async def cancelled(app, call, begun):
     assert calling.cancelled()
 
 
-async def ended():
+async def wait_for_background_tasks():
     while core._background_tasks:
         await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("make", [starlette_app, fastapi_app])
-def test_a_thread_whose_request_is_cancelled_stays_under_way_and_is_done_when_it_returns(
-    make, secret, call
-):
-    handler = Held("done")
+def test_a_thread_of_a_cancelled_request_stays_in_progress_until_it_returns(make, secret, call):
+    handler = BlockedHandler("done")
     app = make(Receiver(secret), handler)
 
     async def story():
-        await cancelled(app, call, handler.begun)
+        await cancel_call(app, call, handler.begun)
         status, headers, _ = await app._asgi(*call(1, attempt=2), "POST")
         assert (status, headers["retry-after"]) == (409, "1")
         handler.go_on.set()
-        await ended()
+        await wait_for_background_tasks()
         return await app._asgi(*call(1, attempt=3), "POST")
 
     status, headers, body = asyncio.run(story())
@@ -219,16 +217,16 @@ def test_a_thread_whose_request_is_cancelled_stays_under_way_and_is_done_when_it
 
 
 @pytest.mark.parametrize("outcome", [Retry(5), LookupError("no such order")])
-def test_a_thread_that_fails_after_its_request_was_cancelled_is_tried_again(
+def test_a_thread_that_fails_after_its_request_was_cancelled_is_retried(
     secret, call, caplog, outcome
 ):
-    handler = Held(outcome)
+    handler = BlockedHandler(outcome)
     app = starlette_app(Receiver(secret), handler)
 
     async def story():
-        await cancelled(app, call, handler.begun)
+        await cancel_call(app, call, handler.begun)
         handler.go_on.set()
-        await ended()
+        await wait_for_background_tasks()
         handler.outcome = None
         return await app._asgi(*call(1, attempt=2), "POST")
 
@@ -239,7 +237,7 @@ def test_a_thread_that_fails_after_its_request_was_cancelled_is_tried_again(
     assert logged == ([outcome] if isinstance(outcome, Exception) else [])
 
 
-def test_a_coroutine_function_is_cancelled_with_its_request_and_tried_again(secret, call):
+def test_a_coroutine_function_is_cancelled_with_its_request_and_retried(secret, call):
     begun, attempts = threading.Event(), []
 
     async def work(delivery):
@@ -251,7 +249,7 @@ def test_a_coroutine_function_is_cancelled_with_its_request_and_tried_again(secr
     app = starlette_app(Receiver(secret), work)
 
     async def story():
-        await cancelled(app, call, begun)
+        await cancel_call(app, call, begun)
         return await app._asgi(*call(1, attempt=2), "POST")
 
     assert asyncio.run(story())[0] == 204

@@ -1,4 +1,4 @@
-"""The receiver: who is believed, what is done once, and what is answered."""
+"""The receiver: signatures, duplicates and replies."""
 
 import asyncio
 import json
@@ -43,13 +43,13 @@ def test_a_signed_call_is_read(receiver, call):
     )
 
 
-def test_names_of_headers_count_in_any_case_and_come_as_pairs_or_a_mapping(receiver, call):
+def test_header_names_are_case_insensitive_in_pairs_or_a_mapping(receiver, call):
     headers, body = call(1)
     upper = {name.upper(): value for name, value in headers.items()}
     assert receiver.read(upper, body) == receiver.read(list(headers.items()), body)
 
 
-def test_a_call_by_somebody_else_is_not_believed(receiver):
+def test_a_call_with_another_secret_is_refused(receiver):
     headers, body = Caller(new_secret())({"to": "eve"})
     with pytest.raises(InvalidSignature, match="no signature by a known secret"):
         receiver.receive(headers, body)
@@ -57,7 +57,7 @@ def test_a_call_by_somebody_else_is_not_believed(receiver):
     assert (reply.status, problem_of(reply)["code"]) == (401, "invalid_signature")
 
 
-def test_a_body_that_was_changed_on_the_way_is_not_believed(receiver, call):
+def test_a_changed_body_is_refused(receiver, call):
     headers, body = call({"to": "ada"})
     with pytest.raises(InvalidSignature):
         receiver.receive(headers, body + b" ")
@@ -66,14 +66,14 @@ def test_a_body_that_was_changed_on_the_way_is_not_believed(receiver, call):
 
 
 @pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
-def test_a_call_without_a_part_of_its_signature_is_not_believed(receiver, call, name):
+def test_a_call_without_a_signature_header_is_refused(receiver, call, name):
     headers, body = call(1)
     del headers[name]
     with pytest.raises(InvalidSignature, match=name):
         receiver.receive(headers, body)
 
 
-def test_a_call_of_long_ago_is_not_believed(secret, call):
+def test_an_old_call_is_refused(secret, call):
     headers, body = call(1, at=datetime.now(UTC) - timedelta(minutes=6))
     with pytest.raises(InvalidSignature, match="too old"):
         Receiver(secret).receive(headers, body)
@@ -83,7 +83,7 @@ def test_a_call_of_long_ago_is_not_believed(secret, call):
         Receiver(secret).receive(headers, body)
 
 
-def test_while_a_secret_is_replaced_both_are_believed(secret, call):
+def test_during_a_rotation_both_secrets_are_accepted(secret, call):
     new = new_secret()
     receiver = Receiver([new, secret])
     assert receiver.receive(*call(1)).payload == 1
@@ -102,14 +102,14 @@ def test_while_a_secret_is_replaced_both_are_believed(secret, call):
         ({"tickwheel_service": ""}, "tickwheel-service is empty"),
     ],
 )
-def test_a_call_that_no_server_makes_is_refused(receiver, call, headers, message):
+def test_an_invalid_call_is_refused(receiver, call, headers, message):
     headers, body = call(1, **headers)
     with pytest.raises(BadDelivery, match=message):
         receiver.receive(headers, body)
     assert receiver.answer(headers, body, pytest.fail).status == 400
 
 
-def test_a_call_of_a_task_without_an_id_is_refused(call):
+def test_a_call_without_a_task_id_is_refused(call):
     headers, body = call(1, webhook_id="")
     assert Receiver(unsigned=True).answer(headers, body, pytest.fail).status == 400
 
@@ -130,7 +130,7 @@ def test_no_result_is_answered_without_a_body(receiver, call):
     assert receiver.answer(*call(), lambda _: None) == (204, [], b"")
 
 
-def test_a_duplicate_of_a_done_task_is_answered_alike_and_not_handled(receiver, call):
+def test_a_duplicate_gets_the_same_answer_and_is_not_handled(receiver, call):
     first = receiver.answer(*call(1), lambda _: "done")
     again = receiver.answer(*call(1, attempt=2), pytest.fail)
     assert (again.status, again.body) == (first.status, first.body) == (200, b'"done"')
@@ -147,13 +147,13 @@ def test_a_task_whose_handler_raised_is_handled_again(receiver, call):
     assert receiver.answer(*call(1, attempt=2), lambda _: 2).body == b"2"
 
 
-def test_a_task_whose_result_cannot_go_as_json_is_handled_again(receiver, call):
+def test_a_task_whose_result_is_not_json_is_handled_again(receiver, call):
     with pytest.raises(TypeError, match="cannot go as JSON"):
         receiver.answer(*call(1), lambda _: object())
     assert receiver.answer(*call(1), lambda _: 2).body == b"2"
 
 
-def test_a_task_that_is_under_way_is_asked_for_again_later(receiver, call):
+def test_a_task_in_progress_is_409_with_retry_after(receiver, call):
     replies = []
 
     def handle(_):
@@ -177,7 +177,7 @@ def test_a_task_that_is_under_way_is_asked_for_again_later(receiver, call):
         (Retry(timedelta(minutes=1), "later"), 409, "60"),
     ],
 )
-def test_a_handler_says_how_it_went_and_the_task_is_not_done(
+def test_accepted_retry_and_gone_do_not_mark_the_task_as_done(
     receiver, call, value, status, retry_after
 ):
     reply = receiver.answer(*call(1), lambda _: value)
@@ -185,7 +185,7 @@ def test_a_handler_says_how_it_went_and_the_task_is_not_done(
     assert receiver.answer(*call(1, attempt=2), lambda _: "anew").body == b'"anew"'
 
 
-def test_by_hand_a_task_is_begun_and_then_done_or_forgotten(receiver, call):
+def test_receive_then_done_or_forget(receiver, call):
     delivery = receiver.receive(*call(1))
     receiver.forget(delivery)
     delivery = receiver.receive(*call(1))
@@ -194,13 +194,13 @@ def test_by_hand_a_task_is_begun_and_then_done_or_forgotten(receiver, call):
     assert receiver.receive(*call(1)).duplicate
 
 
-def test_a_result_that_the_server_does_not_keep_is_warned_of(receiver, call, caplog):
+def test_a_result_over_the_servers_limit_is_logged_as_a_warning(receiver, call, caplog):
     with caplog.at_level(logging.WARNING, "tickwheel.receiver"):
         receiver.answer(*call(), lambda _: "x" * 70_000)
     assert "70002 bytes is not stored" in caplog.text
 
 
-def test_of_calls_at_once_one_is_handled(receiver, call):
+def test_one_of_several_concurrent_calls_is_handled(receiver, call):
     handled = []
     together = threading.Barrier(8)
     statuses = []
@@ -226,7 +226,7 @@ def test_of_calls_at_once_one_is_handled(receiver, call):
     assert sorted(statuses) == [204] + [409] * 7
 
 
-def test_memory_holds_so_many_and_forgets_the_longest_unseen():
+def test_memory_forgets_the_least_recently_seen_task():
     seen = MemorySeen(2)
     for task_id in "ab":
         assert seen.begin(task_id) is None
@@ -239,7 +239,7 @@ def test_memory_holds_so_many_and_forgets_the_longest_unseen():
     assert seen.begin("b") is None
 
 
-def test_memory_holds_no_more_than_sixteen_mebibytes_of_answers_and_all_the_ids():
+def test_memory_keeps_at_most_16_mib_of_answers_and_all_ids():
     seen = MemorySeen(1_000_000)
     for number in range(400):
         seen.begin(str(number))
@@ -251,7 +251,7 @@ def test_memory_holds_no_more_than_sixteen_mebibytes_of_answers_and_all_the_ids(
     assert seen.begin("399") == b"x" * 65_536
 
 
-def test_an_answer_that_is_too_long_to_keep_costs_no_other_one_and_its_task_stays_done():
+def test_an_answer_too_long_to_keep_evicts_no_other():
     seen = MemorySeen()
     for task_id, size in (("a", 3), ("b", (16 << 20) + 1), ("c", 3)):
         assert seen.begin(task_id) is None
@@ -259,7 +259,7 @@ def test_an_answer_that_is_too_long_to_keep_costs_no_other_one_and_its_task_stay
     assert [seen.begin(task_id) for task_id in "abc"] == [b"xxx", b"", b"xxx"]
 
 
-def test_a_task_that_is_done_again_has_its_new_answer():
+def test_a_task_done_twice_has_its_new_answer():
     seen = MemorySeen(1)
     for answer in (b"long ago", b"", b"now"):
         seen.done("a", answer)
@@ -269,7 +269,7 @@ def test_a_task_that_is_done_again_has_its_new_answer():
     assert (len(seen), seen._bytes) == (1, 0)
 
 
-def test_a_task_under_way_is_never_forgotten_by_itself():
+def test_a_task_in_progress_is_never_evicted():
     seen = MemorySeen(1)
     seen.begin("a")
     for task_id in "bcd":
@@ -278,7 +278,7 @@ def test_a_task_under_way_is_never_forgotten_by_itself():
     assert seen.begin("a") is True
 
 
-def test_a_store_of_the_users_own_is_asked(secret, call):
+def test_a_custom_seen_is_used(secret, call):
     noted = []
 
     class Table:
@@ -298,14 +298,14 @@ def test_a_store_of_the_users_own_is_asked(secret, call):
     assert noted == [("begin", TASK_ID), ("done", TASK_ID, b"7"), ("begin", TASK_ID)]
 
 
-def test_a_function_of_the_users_own_says_what_is_done(secret, call):
+def test_dedupe_may_be_a_function(secret, call):
     table = set()
     receiver = Receiver(secret, dedupe=table.__contains__)
     assert receiver.answer(*call(1), lambda d: table.add(d.task_id)).status == 204
     assert receiver.answer(*call(1), pytest.fail).status == 204
 
 
-def test_coroutine_functions_are_awaited_on_a_loop_and_refused_without_one(secret, call):
+def test_coroutine_functions_need_an_event_loop(secret, call):
     table = set()
 
     async def is_done(task_id):
@@ -337,7 +337,7 @@ class NewTo:
     "dedupe", [lambda task_id: is_new(task_id), partial(is_new), NewTo()],
     ids=["lambda", "partial", "object"],
 )  # fmt: skip
-def test_whatever_returns_a_coroutine_is_awaited_before_a_task_counts_as_done(secret, call, dedupe):
+def test_any_callable_that_returns_a_coroutine_is_awaited(secret, call, dedupe):
     async def handle(delivery):
         return delivery.payload
 
@@ -348,7 +348,7 @@ def test_whatever_returns_a_coroutine_is_awaited_before_a_task_counts_as_done(se
 
 
 @pytest.mark.parametrize("known", [False, 0, 1, "", "done", object(), ()])
-def test_what_a_store_may_not_say_of_a_task_is_an_error_and_not_an_answer(secret, call, known):
+def test_an_invalid_answer_of_begin_is_an_error(secret, call, known):
     class Table(MemorySeen):
         def begin(self, task_id):
             return known
@@ -363,7 +363,7 @@ def test_what_a_store_may_not_say_of_a_task_is_an_error_and_not_an_answer(secret
 
 
 @pytest.mark.parametrize("answer", [b"7", bytearray(b"7"), memoryview(b"7")])
-def test_a_store_s_answer_may_be_any_bytes(secret, call, answer):
+def test_the_answer_of_begin_may_be_any_bytes(secret, call, answer):
     class Table(MemorySeen):
         def begin(self, task_id):
             return answer
@@ -371,7 +371,7 @@ def test_a_store_s_answer_may_be_any_bytes(secret, call, answer):
     assert Receiver(secret, dedupe=Table()).answer(*call(1), pytest.fail).body == b"7"
 
 
-def test_a_handler_that_is_cancelled_has_not_done_its_task(receiver, call):
+def test_a_cancelled_handler_has_not_done_its_task(receiver, call):
     async def cancel(_):
         raise asyncio.CancelledError
 
@@ -387,7 +387,7 @@ def test_a_handler_that_is_cancelled_has_not_done_its_task(receiver, call):
 
 
 class SlowSeen(MemorySeen):
-    """Marks when it is told to go on."""
+    """Completes `done` and `forget` once the test lets it."""
 
     def __init__(self):
         super().__init__()
@@ -405,7 +405,7 @@ class SlowSeen(MemorySeen):
 
 
 @pytest.mark.parametrize(("error", "known"), [(None, b"1"), (LookupError, None)])
-def test_a_mark_is_made_though_whoever_waits_for_it_is_cancelled(secret, call, error, known):
+def test_done_and_forget_complete_even_if_the_waiter_is_cancelled(secret, call, error, known):
     async def handle(_):
         if error is not None:
             raise error
@@ -427,7 +427,7 @@ def test_a_mark_is_made_though_whoever_waits_for_it_is_cancelled(secret, call, e
     assert asyncio.run(cancel()) == known
 
 
-def test_without_a_secret_it_has_to_be_said_so(call):
+def test_without_a_secret_unsigned_must_be_given(call):
     for secrets in (None, "", (), []):
         with pytest.raises(ValueError, match="unsigned=True"):
             Receiver(secrets)
@@ -436,12 +436,12 @@ def test_without_a_secret_it_has_to_be_said_so(call):
     assert Receiver(unsigned=True).receive(headers, body).payload == 5
 
 
-def test_with_a_secret_unsigned_calls_are_refused_whatever_is_said(secret):
+def test_a_secret_and_unsigned_exclude_each_other(secret):
     with pytest.raises(ValueError, match="unsigned=True, and none"):
         Receiver(secret, unsigned=True)
 
 
-def test_what_is_no_secret_is_refused_and_not_shown(secret):
+def test_an_invalid_secret_is_refused_and_not_shown(secret):
     with pytest.raises(ValueError, match="whsec_") as wrong:
         Receiver("hunter2-hunter2")
     assert "hunter2" not in str(wrong.value)
@@ -449,17 +449,17 @@ def test_what_is_no_secret_is_refused_and_not_shown(secret):
 
 
 @pytest.mark.parametrize("options", [{"dedupe": -1}, {"tolerance": -1}, {"max_body": 0}])
-def test_options_that_cannot_be_are_refused(secret, options):
+def test_invalid_options_are_refused(secret, options):
     with pytest.raises(ValueError):
         Receiver(secret, **options)
 
 
-def test_what_cannot_remember_is_refused(secret):
+def test_an_invalid_dedupe_is_refused(secret):
     with pytest.raises(TypeError, match="begin, done and forget"):
         Receiver(secret, dedupe="redis")
 
 
-def test_the_receiver_needs_nothing_from_elsewhere():
+def test_the_receiver_imports_no_other_package():
     program = (
         "import sys, tickwheel.receiver; found = {'starlette', 'flask', 'httptools', 'msgspec',"
         " 'tickwheel.web', 'tickwheel.http', 'cryptography'} & set(sys.modules);"

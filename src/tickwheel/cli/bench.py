@@ -91,7 +91,7 @@ class Plan:
 def bench(
     *, out: Output, server: str, token: str | None, namespace: str | None, **options: Any
 ) -> int:
-    """Measurement a running server.
+    """Measure a running server.
 
     The bench creates a service bench-… and a sink that receives its calls; the server must be
     allowed to call it: `tickwheel serve --allow-private-targets`. At the end, also after Ctrl-C or

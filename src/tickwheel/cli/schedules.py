@@ -64,7 +64,7 @@ def show(*, client: Client, out: Output, name: str) -> None:
 )  # fmt: skip
 @click.option("--enabled/--disabled", default=True, help="Whether it fires.  [default: enabled]")
 @click.option("--max-attempts", type=click.IntRange(1), help="The most calls for each task.")
-@click.option("--priority", type=int, help="Higher goes first, within a service.")
+@click.option("--priority", type=int, help="Higher values go first, within a service.")
 @click.option("--timeout", type=DURATION, help="How long one call may take.")
 @with_output
 @with_client

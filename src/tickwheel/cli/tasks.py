@@ -56,8 +56,8 @@ def due_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--on-conflict", type=click.Choice(["reject", "replace", "keep"]),
     help="What to do when the key is taken.  [default: reject]",
 )  # fmt: skip
-@click.option("--max-attempts", type=click.IntRange(1), help="The most calls.")
-@click.option("--priority", type=int, help="Higher goes first, within a service.")
+@click.option("--max-attempts", type=click.IntRange(1), help="The most calls, retries included.")
+@click.option("--priority", type=int, help="Higher values go first, within a service.")
 @click.option("--timeout", type=DURATION, help="How long one call may take.")
 @click.option("--deadline", type=MOMENT, help="After this time it is no longer called.")
 @click.option("--idempotency-key", help="A second submit with it, within a day, stores nothing.")
