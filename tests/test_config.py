@@ -1,4 +1,4 @@
-"""The configuration: what counts before what, and what is said of a value that is wrong."""
+"""The configuration: precedence of its sources, and errors for invalid values."""
 
 import pickle
 from dataclasses import FrozenInstanceError
@@ -12,9 +12,9 @@ from tickwheel.config import (
     Config,
     ConfigError,
     Listen,
-    duration,
+    find_mistyped,
     load,
-    mistyped,
+    parse_duration,
     without_password,
 )
 
@@ -22,7 +22,7 @@ KEY = "hunter2" * 3
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
+def _empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -31,21 +31,21 @@ def write(text, name="tickwheel.toml"):
     return name
 
 
-def loaded(flags=None, environ=None, file=None):
+def load_config(flags=None, environ=None, file=None):
     return load(flags or {}, environ or {}, file)
 
 
-def test_without_anything_there_are_the_defaults():
-    config, origins = loaded()
+def test_the_defaults():
+    config, origins = load_config()
     assert config == Config()
     assert config.listen == ("127.0.0.1", 7380)
     assert set(origins.values()) == {"default"}
 
 
-def test_a_flag_counts_before_the_environment_that_before_the_file():
+def test_a_flag_overrides_the_environment_which_overrides_the_file():
     write('listen = "127.0.0.1:1"\nworkers = 1\nhorizon = 5\n')
     environ = {"TICKWHEEL_LISTEN": "127.0.0.1:2", "TICKWHEEL_HORIZON": "6"}
-    config, origins = loaded({"listen": "127.0.0.1:3"}, environ)
+    config, origins = load_config({"listen": "127.0.0.1:3"}, environ)
     assert config.listen.port == 3
     assert config.horizon == 6
     assert config.workers == 1
@@ -55,45 +55,43 @@ def test_a_flag_counts_before_the_environment_that_before_the_file():
     assert origins["cap"] == "default"
 
 
-def test_a_flag_can_turn_off_what_the_file_turns_on():
+def test_a_flag_can_turn_off_a_switch_of_the_file():
     write("submit_only = true")
-    assert loaded()[0].submit_only
-    assert not loaded({"submit_only": False})[0].submit_only
+    assert load_config()[0].submit_only
+    assert not load_config({"submit_only": False})[0].submit_only
 
 
-def test_the_file_is_the_named_one_then_the_environments_then_the_one_here():
+def test_the_file_is_the_given_one_then_the_environments_then_the_default():
     write("cap = 1")
     write("cap = 2", "two.toml")
     write("cap = 3", "three.toml")
-    assert loaded()[0].cap == 1
-    assert loaded({}, {"TICKWHEEL_CONFIG": "two.toml"})[0].cap == 2
-    assert loaded({}, {"TICKWHEEL_CONFIG": "two.toml"}, "three.toml")[0].cap == 3
+    assert load_config()[0].cap == 1
+    assert load_config({}, {"TICKWHEEL_CONFIG": "two.toml"})[0].cap == 2
+    assert load_config({}, {"TICKWHEEL_CONFIG": "two.toml"}, "three.toml")[0].cap == 3
 
 
-def test_a_file_that_was_named_must_be_there():
-    with pytest.raises(ConfigError, match=r"gone\.toml: there is no such file"):
-        loaded(file="gone.toml")
-    with pytest.raises(ConfigError, match=r"gone\.toml: there is no such file"):
-        loaded({}, {"TICKWHEEL_CONFIG": "gone.toml"})
+def test_a_named_file_must_exist():
+    with pytest.raises(ConfigError, match=r"gone\.toml: no such file"):
+        load_config(file="gone.toml")
+    with pytest.raises(ConfigError, match=r"gone\.toml: no such file"):
+        load_config({}, {"TICKWHEEL_CONFIG": "gone.toml"})
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match="directory"):
-        loaded(file=tmp_path)
+        load_config(file=tmp_path)
     Path("latin.toml").write_bytes(b"node = '\xe9'")
     with pytest.raises(ConfigError, match=r"latin\.toml: it is not UTF-8"):
-        loaded(file="latin.toml")
+        load_config(file="latin.toml")
     with pytest.raises(ConfigError, match="is not TOML: Invalid value"):
-        loaded(file=write("listen =", "bad.toml"))
+        load_config(file=write("listen =", "bad.toml"))
 
 
 def test_an_unknown_setting_is_named_with_the_nearest_known_one():
-    with pytest.raises(
-        ConfigError, match=r"tickwheel\.toml: there is no setting 'lisen'.*'listen'"
-    ):
-        loaded(file=write("lisen = 1"))
-    with pytest.raises(ConfigError, match="no setting 'zzz'; there are store, listen"):
-        loaded(file=write("zzz = 1"))
+    with pytest.raises(ConfigError, match=r"tickwheel\.toml: unknown setting 'lisen'.*'listen'"):
+        load_config(file=write("lisen = 1"))
+    with pytest.raises(ConfigError, match="unknown setting 'zzz'; settings are store, listen"):
+        load_config(file=write("zzz = 1"))
 
 
 @pytest.mark.parametrize(
@@ -115,9 +113,9 @@ def test_an_unknown_setting_is_named_with_the_nearest_known_one():
         ("max_body = -1", "max_body must be a number of bytes"),
     ],
 )
-def test_a_wrong_value_in_the_file_says_where_what_and_what_is_right(toml, message):
+def test_an_invalid_value_in_the_file_is_reported_with_what_would_be_valid(toml, message):
     with pytest.raises(ConfigError) as raised:
-        loaded(file=write(toml))
+        load_config(file=write(toml))
     assert str(raised.value).startswith("tickwheel.toml: ")
     assert message in str(raised.value)
 
@@ -148,17 +146,17 @@ def test_a_wrong_value_in_the_file_says_where_what_and_what_is_right(toml, messa
         ("OTLP_ENDPOINT", "collector:4318"),
     ],
 )
-def test_a_wrong_variable_is_named(name, value):
+def test_an_invalid_variable_is_named(name, value):
     with pytest.raises(ConfigError) as raised:
-        loaded({}, {f"TICKWHEEL_{name}": value})
+        load_config({}, {f"TICKWHEEL_{name}": value})
     assert str(raised.value).startswith(f"TICKWHEEL_{name} must be ")
     assert repr(value) in str(raised.value)
     assert raised.value.code == "config_error"
 
 
-def test_a_wrong_flag_is_named():
+def test_an_invalid_flag_is_named():
     with pytest.raises(ConfigError, match=r"^--workers must be a whole number.*got 'x'"):
-        loaded({"workers": "x"})
+        load_config({"workers": "x"})
 
 
 @pytest.mark.parametrize(
@@ -183,10 +181,10 @@ def test_a_wrong_flag_is_named():
 )
 def test_a_variable_is_read(name, text, value):
     variable = next(setting.variable for setting in SETTINGS if setting.field == name)
-    assert getattr(loaded({}, {variable: text})[0], name) == value
+    assert getattr(load_config({}, {variable: text})[0], name) == value
 
 
-def test_the_file_may_have_every_setting_but_secrets():
+def test_the_file_may_have_every_setting_except_secrets():
     write(
         """
         store = "postgresql://u@h/db"
@@ -217,7 +215,7 @@ def test_the_file_may_have_every_setting_but_secrets():
         otlp_endpoint = "http://collector:4318"
         """
     )
-    config, origins = loaded()
+    config, origins = load_config()
     assert {name for name, origin in origins.items() if origin == "default"} == {"secret_key"}
     assert config.open_access
     assert config.tls_cert == Path("c.pem")
@@ -225,25 +223,25 @@ def test_the_file_may_have_every_setting_but_secrets():
     assert Config().audit_retention is None
 
 
-def test_a_secret_may_be_in_the_environment_only():
+def test_a_secret_may_only_be_in_the_environment():
     two = f"{KEY} , {KEY}2"
-    assert loaded({}, {"TICKWHEEL_SECRET_KEY": two})[0].secret_key == f"{KEY},{KEY}2"
+    assert load_config({}, {"TICKWHEEL_SECRET_KEY": two})[0].secret_key == f"{KEY},{KEY}2"
     with pytest.raises(ConfigError, match="16 or more characters") as raised:
-        loaded({}, {"TICKWHEEL_SECRET_KEY": f"{KEY},hunter2"})
+        load_config({}, {"TICKWHEEL_SECRET_KEY": f"{KEY},hunter2"})
     assert "hunter2" not in str(raised.value)
     with pytest.raises(ConfigError, match="TICKWHEEL_SECRET_KEY in the environment") as raised:
-        loaded(file=write("secret_key = 'hunter2'"))
+        load_config(file=write("secret_key = 'hunter2'"))
     assert "hunter2" not in str(raised.value)
     assert all(setting.flag is None for setting in SETTINGS if setting.secret)
 
 
 def test_no_secret_is_shown():
-    config, _ = loaded(
+    config, _ = load_config(
         {"store": "postgresql://u:hunter2@h/db?password=hunter2"},
         {"TICKWHEEL_SECRET_KEY": KEY, "TICKWHEEL_OTLP_ENDPOINT": "http://u:hunter2@c/"},
     )
     assert "hunter2" not in repr(config)
-    assert "hunter2" not in repr([s.shown(getattr(config, s.field)) for s in SETTINGS])
+    assert "hunter2" not in repr([s.masked(getattr(config, s.field)) for s in SETTINGS])
     assert "hunter2" in config.store
     for store in (
         "postgresqll://u:hunter2@h/db",
@@ -252,13 +250,13 @@ def test_no_secret_is_shown():
         "u/hunter2@h",
     ):
         with pytest.raises(ConfigError, match=r"^TICKWHEEL_STORE must be sqlite://") as raised:
-            loaded({}, {"TICKWHEEL_STORE": store})
+            load_config({}, {"TICKWHEEL_STORE": store})
         assert "ter2" not in str(raised.value)
         with pytest.raises(ConfigError, match=r"^--store must be sqlite://") as raised:
-            loaded({"store": store})
+            load_config({"store": store})
         assert "ter2" not in str(raised.value)
     with pytest.raises(ConfigError) as raised:
-        loaded({}, {"TICKWHEEL_SECRET_KEY": KEY + "\x07"})
+        load_config({}, {"TICKWHEEL_SECRET_KEY": KEY + "\x07"})
     assert "hunter2" not in str(raised.value)
 
 
@@ -284,16 +282,16 @@ def test_a_url_is_shown_without_its_password(url, shown):
 
 
 def test_an_empty_variable_is_not_set():
-    config, origins = loaded({}, {"TICKWHEEL_LISTEN": "", "TICKWHEEL_NODE": "  "})
+    config, origins = load_config({}, {"TICKWHEEL_LISTEN": "", "TICKWHEEL_NODE": "  "})
     assert config == Config()
     assert origins["listen"] == "default"
 
 
-def test_a_repeated_flag_is_a_list_and_an_empty_one_is_not_given():
+def test_a_repeated_flag_is_a_list_and_an_empty_list_is_not_given():
     environ = {"TICKWHEEL_ALLOW_TARGET": "10.0.0.0/8"}
-    assert loaded({"allow_target": ()}, environ)[0].allow_target == ("10.0.0.0/8",)
+    assert load_config({"allow_target": ()}, environ)[0].allow_target == ("10.0.0.0/8",)
     two = ("192.168.0.0/16", "fd00::/8")
-    assert loaded({"allow_target": two}, environ)[0].allow_target == two
+    assert load_config({"allow_target": two}, environ)[0].allow_target == two
 
 
 @pytest.mark.parametrize(
@@ -302,11 +300,11 @@ def test_a_repeated_flag_is_a_list_and_an_empty_one_is_not_given():
         ({"tls_cert": Path("c")}, "tls_cert is set and tls_key is not"),
         ({"tls_key": Path("k")}, "tls_key is set and tls_cert is not"),
         ({"workers": 2}, "more than one worker needs a store on PostgreSQL"),
-        ({"coordinator": "postgres"}, "solo would be right"),
+        ({"coordinator": "postgres"}, "it must be solo"),
         ({"max_payload": 2 << 20, "max_body": 1024}, "max_payload is 2MiB and max_body is 1KiB"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(given, message):
+def test_contradicting_settings_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         Config(**given)
 
@@ -315,27 +313,27 @@ def test_settings_that_do_not_go_together_are_refused(given, message):
     ("variable", "meant"),
     [("LISTN", "LISTEN"), ("WORKER", "WORKERS"), ("LOGLEVEL", "LOG_LEVEL"), ("SERVERS", "SERVER")],
 )
-def test_a_variable_that_is_nearly_a_setting_is_told_of(variable, meant):
-    assert mistyped({f"TICKWHEEL_{variable}": "x"}) == {
+def test_a_mistyped_variable_is_found(variable, meant):
+    assert find_mistyped({f"TICKWHEEL_{variable}": "x"}) == {
         f"TICKWHEEL_{variable}": f"TICKWHEEL_{meant}"
     }
 
 
-def test_the_variables_of_others_are_their_own():
+def test_variables_of_other_programs_are_ignored():
     kubernetes = ("PORT", "SERVICE_HOST", "SERVICE_PORT", "PORT_7380_TCP", "PORT_7380_TCP_ADDR")
     names = [*(setting.variable for setting in SETTINGS), "PATH", "TICKWHEEL_WEBHOOK_SECRET"]
     names += [f"TICKWHEEL_{name}" for name in (*kubernetes, "TOKEN", "CONFIG", "TEST_CORE")]
-    assert mistyped(dict.fromkeys(names, "x")) == {}
+    assert find_mistyped(dict.fromkeys(names, "x")) == {}
 
 
-def test_it_is_frozen_and_can_be_sent_to_another_process():
+def test_a_config_is_frozen_and_can_be_pickled():
     config = Config(store="postgresql://h/db", workers=3)
     with pytest.raises(FrozenInstanceError):
         config.workers = 4
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_every_setting_says_what_it_is():
+def test_every_setting_has_help_and_a_variable():
     for setting in SETTINGS:
         assert setting.help.endswith(".")
         assert setting.variable.startswith("TICKWHEEL_")
@@ -343,13 +341,13 @@ def test_every_setting_says_what_it_is():
     assert {"--store", "--listen", "--allow-target", "--insecure-without-tokens"} <= names
 
 
-def test_every_default_is_right_by_its_own_rule():
+def test_every_default_is_valid():
     for setting in SETTINGS:
         if setting.default not in (None, ()):
             kind = setting.kind
-            shown = setting.shown(setting.default)
+            shown = setting.masked(setting.default)
             assert kind.of_file(shown) == setting.default
-            assert kind.of_text(setting.spelled(setting.default)) == setting.default
+            assert kind.of_text(setting.format(setting.default)) == setting.default
 
 
 @pytest.mark.parametrize(
@@ -361,9 +359,9 @@ def test_every_default_is_right_by_its_own_rule():
         ("allow_target", ("10.0.0.0/8", "fd00::/8"), "10.0.0.0/8, fd00::/8"),
     ],
 )  # fmt: skip
-def test_a_value_is_spelled_as_it_may_be_typed(name, value, text):
+def test_a_value_is_formatted_as_a_user_would_type_it(name, value, text):
     setting = next(setting for setting in SETTINGS if setting.field == name)
-    assert setting.spelled(value) == text
+    assert setting.format(value) == text
     assert setting.kind.of_text(text) == value
 
 
@@ -374,11 +372,11 @@ def test_a_value_is_spelled_as_it_may_be_typed(name, value, text):
         ("1d", 86_400), ("2w", 1_209_600), (" 2 H ", 7200), ("0", 0), ("1e3", 1000),
     ],
 )  # fmt: skip
-def test_a_duration_is_read(text, seconds):
-    assert duration(text) == seconds
+def test_a_duration_is_parsed(text, seconds):
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "5x", "5m 3", "1h-3m", "inf", "nan", "1..5s", "five"])
-def test_what_is_no_duration_is_said_to_be_none(text):
-    with pytest.raises(ValueError, match="no duration"):
-        duration(text)
+def test_an_invalid_duration_is_refused(text):
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)

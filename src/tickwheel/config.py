@@ -1,8 +1,7 @@
 """The configuration of the service: one frozen object, made from flags, environment and a file.
 
-Each setting says once what it is called, what it means and what is right for it; the command line,
-the environment, the file and their messages all come from that. Nothing here asks the time, or
-reads anything but the one file.
+Each setting declares its name, meaning and valid values once; flags, variables, the file, the help
+and the error messages all derive from that. Nothing here reads the clock, or any other file.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from tickwheel.errors import TickwheelError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-FILE = "tickwheel.toml"  # read from the working directory when it is there
+FILE = "tickwheel.toml"  # read from the working directory if it exists
 PREFIX = "TICKWHEEL_"  # of every variable
 FILE_VARIABLE = "TICKWHEEL_CONFIG"
-OTHERS = {"CONFIG", "SERVER", "TOKEN", "NAMESPACE", "PURE", "NATIVE"}  # read elsewhere
-NEAR = 0.75  # how alike names are, of 1, that may be one mistyped
+OTHER_VARIABLES = {"CONFIG", "SERVER", "TOKEN", "NAMESPACE", "PURE", "NATIVE"}  # read elsewhere
+MIN_SIMILARITY = 0.75  # of 1, between a mistyped name and a known one
 MASK = "********"
 DEFAULT = "default"
 
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-SIZES = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-SIZES |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3}
-WORDS = {"1": True, "true": True, "yes": True, "on": True}
-WORDS |= {"0": False, "false": False, "no": False, "off": False}
+UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+UNIT_BYTES = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+UNIT_BYTES |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3}
+BOOLEANS = {"1": True, "true": True, "yes": True, "on": True}
+BOOLEANS |= {"0": False, "false": False, "no": False, "off": False}
 DAY = 86_400.0
-PAYLOAD = 1 << 20  # bytes
+DEFAULT_MAX_PAYLOAD = 1 << 20  # bytes
 
 
 class ConfigError(TickwheelError, ValueError):
-    """A setting that cannot be used: where it is from, its value, and what would be right."""
+    """An invalid setting; the message names its source, its value and what would be valid."""
 
     code = "config_error"
 
 
 class Listen(NamedTuple):
-    """Where the server listens; port 0 is any free one."""
+    """The address that the server listens on; port 0 is any free port."""
 
     host: str
     port: int
@@ -53,32 +52,33 @@ class Listen(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a setting's values are.
+    """The type of a setting's values.
 
-    - `right` says in words what would be right; it ends the sentence "must be …".
-    - `parse` makes a value of a string, and `check` returns a value or raises ValueError.
-    - `native`: the types that the file may have for it besides a string, which is parsed only
-      where `text` says that the file writes it so.
+    - `expected` describes valid values; it completes the sentence "must be …".
+    - `parse` turns a string into a value, and `check` returns a value or raises ValueError.
+    - `native`: the TOML types that the file may use. A string in the file is parsed only if `text`
+      is true.
+    - `many`: a list of values.
     """
 
-    right: str
+    expected: str
     parse: Callable[[str], Any]
     check: Callable[[Any], Any] = lambda value: value
     native: tuple[type, ...] = ()
     text: bool = False
     many: bool = False
     metavar: str = "TEXT"
-    spell: Callable[[Any], str] = str  # back to what `parse` reads, for people
+    format: Callable[[Any], str] = str  # the inverse of `parse`
 
     def of_text(self, value: str) -> Any:
-        """Return the value that a flag or a variable spells."""
+        """Return the value of a flag's or variable's text."""
         if self.many:
             parts = (part.strip() for part in value.split(","))
             return tuple(self.check(self.parse(part)) for part in parts if part)
         return self.check(self.parse(value.strip()))
 
     def of_file(self, value: object) -> Any:
-        """Return the value that the file has."""
+        """Return the value of an entry in the file."""
         if self.many:
             if not isinstance(value, list):
                 raise ValueError
@@ -91,15 +91,15 @@ class Kind(NamedTuple):
         if isinstance(value, bool) and bool not in self.native:
             raise ValueError
         if not isinstance(value, self.native):
-            raise ValueError  # noqa: TRY004 - told with all that is wrong, in one form
+            raise ValueError  # noqa: TRY004 - callers report all errors alike
         return self.check(value)
 
 
 class Setting(NamedTuple):
-    """One field of `Config`, as users meet it."""
+    """One field of `Config`, as users see it."""
 
     field: str
-    name: str  # in the file; the flag and the variable are made of it
+    name: str  # in the file; the flag and the variable derive from it
     kind: Kind
     help: str
     default: Any
@@ -107,7 +107,7 @@ class Setting(NamedTuple):
 
     @property
     def flag(self) -> str | None:
-        """The flag of `serve`; a secret has none, since others can see a process's flags."""
+        """The flag of `serve`; None for a secret, because others can see a process's flags."""
         return None if self.secret else f"--{self.name.replace('_', '-')}"
 
     @property
@@ -115,8 +115,8 @@ class Setting(NamedTuple):
         """The name in the environment."""
         return f"{PREFIX}{self.name.upper()}"
 
-    def shown(self, value: object) -> Any:
-        """Return a value for people and for JSON: without secrets."""
+    def masked(self, value: object) -> Any:
+        """Return a value for output, also as JSON, without secrets."""
         if self.secret:
             return None if value is None else MASK
         if isinstance(value, str):
@@ -125,55 +125,57 @@ class Setting(NamedTuple):
             return str(value)
         return list(value) if isinstance(value, tuple) else value
 
-    def spelled(self, value: object) -> str | None:
-        """Return a value as it may be typed, without secrets; None for none."""
-        shown = self.shown(value)
-        if shown in (None, []):
+    def format(self, value: object) -> str | None:
+        """Return a value as a user would type it, without secrets; None if it is not set."""
+        masked = self.masked(value)
+        if masked in (None, []):
             return None
-        if isinstance(shown, bool):
-            return "yes" if shown else "no"
-        return ", ".join(shown) if isinstance(shown, list) else self.kind.spell(shown)
+        if isinstance(masked, bool):
+            return "yes" if masked else "no"
+        return ", ".join(masked) if isinstance(masked, list) else self.kind.format(masked)
 
 
-def duration(text: str) -> float:
-    """Return the seconds that `30s`, `1h30m`, `250ms` or a plain number spells."""
+def parse_duration(text: str) -> float:
+    """Return the seconds of `30s`, `1h30m`, `250ms` or a plain number."""
     plain = text.strip().lower()
     try:
         seconds = float(plain)
     except ValueError:
         parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*", plain)
         if not parts or re.sub(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*", "", plain):
-            raise ValueError(f"{text!r:.50} is no duration: 30s, 5m, 2h, 1d or seconds") from None
-        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+            raise ValueError(
+                f"{text!r:.50} is not a duration: 30s, 5m, 2h, 1d or seconds"
+            ) from None
+        seconds = sum(float(number) * UNIT_SECONDS[unit] for number, unit in parts)
     if not math.isfinite(seconds):
-        raise ValueError(f"{text!r:.50} is no duration: it must be finite")
+        raise ValueError(f"{text!r:.50} is not a duration: it must be finite")
     return seconds
 
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.lower())
-    if match is None or match[2] not in SIZES:
+    if match is None or match[2] not in UNIT_BYTES:
         raise ValueError
-    return int(match[1]) * SIZES[match[2]]
+    return int(match[1]) * UNIT_BYTES[match[2]]
 
 
-def _spelled_size(size: int) -> str:
+def _format_size(size: int) -> str:
     for unit in ("GiB", "MiB", "KiB"):
-        whole, rest = divmod(size, SIZES[unit.lower()])
+        whole, rest = divmod(size, UNIT_BYTES[unit.lower()])
         if whole and not rest:
             return f"{whole}{unit}"
     return str(size)
 
 
-def _spelled_duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     for unit in ("d", "h", "m"):
-        whole, rest = divmod(seconds, UNITS[unit])
+        whole, rest = divmod(seconds, UNIT_SECONDS[unit])
         if whole and not rest:
             return f"{whole:.0f}{unit}"
     return f"{seconds:.15g}s"
 
 
-def _listen(text: str) -> Listen:
+def _parse_listen(text: str) -> Listen:
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     bracketed = host == f"[{bare}]"
@@ -184,37 +186,37 @@ def _listen(text: str) -> Listen:
     return Listen(bare, int(port))
 
 
-def _network(text: str) -> str:
-    import ipaddress  # noqa: PLC0415 - few need it
+def _parse_network(text: str) -> str:
+    import ipaddress  # noqa: PLC0415 - few commands need it
 
     return str(ipaddress.ip_network(text))
 
 
-def _flag(text: str) -> bool:
+def _parse_boolean(text: str) -> bool:
     try:
-        return WORDS[text.lower()]
+        return BOOLEANS[text.lower()]
     except KeyError:
         raise ValueError from None
 
 
-def _filled(text: str) -> str:
+def _parse_text(text: str) -> str:
     if not text or not text.isprintable() or text != text.strip():
         raise ValueError
     return text
 
 
-def _keys(text: str) -> str:
-    keys = [_filled(key.strip()) for key in text.split(",") if key.strip()]
+def _parse_keys(text: str) -> str:
+    keys = [_parse_text(key.strip()) for key in text.split(",") if key.strip()]
     if not keys or min(map(len, keys)) < 16:
         raise ValueError
     return ",".join(keys)
 
 
-def _path(text: str) -> Path:
-    return Path(_filled(text)).expanduser()
+def _parse_path(text: str) -> Path:
+    return Path(_parse_text(text)).expanduser()
 
 
-def _store(text: str) -> str:
+def _parse_store(text: str) -> str:
     scheme, rest = urlsplit(text).scheme, text.partition(":")[2]
     if scheme == "sqlite" and rest.startswith("///") and rest.strip("/") not in ("", ":memory:"):
         return text
@@ -223,21 +225,23 @@ def _store(text: str) -> str:
     raise ValueError
 
 
-def _coordinator(text: str) -> str:
+def _parse_coordinator(text: str) -> str:
     if text in ("solo", "postgres"):
         return text
     raise ValueError
 
 
-def _endpoint(text: str) -> str:
+def _parse_endpoint(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError
     return text
 
 
-def _string(right: str, parse: Callable[[str], Any], metavar: str, *, many: bool = False) -> Kind:
-    return Kind(right, parse, text=True, many=many, metavar=metavar)
+def _string(
+    expected: str, parse: Callable[[str], Any], metavar: str, *, many: bool = False
+) -> Kind:
+    return Kind(expected, parse, text=True, many=many, metavar=metavar)
 
 
 def _whole(low: int, high: int) -> Kind:
@@ -250,15 +254,16 @@ def _whole(low: int, high: int) -> Kind:
 def _bytes(low: int, high: int) -> Kind:
     return Kind(
         f"a number of bytes from {low} to {high}, or like 512KiB or 16MiB",
-        _size, _between(low, high), native=(int,), text=True, metavar="SIZE", spell=_spelled_size,
+        _parse_size, _between(low, high), native=(int,), text=True, metavar="SIZE",
+        format=_format_size,
     )  # fmt: skip
 
 
 def _seconds(low: float, high: float) -> Kind:
     return Kind(
         f"a duration like 30s, 5m, 2h or 7d, or seconds, from {low:g} to {high:g} seconds",
-        duration, _between(low, high, float), native=(int, float), text=True, metavar="DURATION",
-        spell=_spelled_duration,
+        parse_duration, _between(low, high, float), native=(int, float), text=True,
+        metavar="DURATION", format=_format_duration,
     )  # fmt: skip
 
 
@@ -271,7 +276,7 @@ def _number(low: float, high: float) -> Kind:
 
 def _between(low: float, high: float, kind: type[float] = int) -> Callable[[Any], Any]:
     def check(value: float) -> float:
-        if not low <= value <= high:  # also what is not a number
+        if not low <= value <= high:  # NaN fails, too
             raise ValueError
         return kind(value)
 
@@ -288,15 +293,15 @@ def _choice(*words: str) -> Kind:
     return Kind(listed, parse, text=True, metavar="|".join(words))
 
 
-SWITCH = Kind("true or false", _flag, native=(bool,), metavar="")
-STORE = _string("sqlite:///PATH or postgresql://USER@HOST/DATABASE", _store, "URL")
-LISTEN = _string("HOST:PORT, an IPv6 host in brackets: 127.0.0.1:7380", _listen, "HOST:PORT")
-COORDINATOR = _string("solo or postgres", _coordinator, "NAME")
-NETWORKS = _string("networks like 10.0.0.0/8 or fd00::/8", _network, "CIDR", many=True)
-FILE_NAME = _string("the name of a file", _path, "FILE")
-NAME = _string("1 or more printable characters", _filled, "NAME")
-KEYS = _string("keys of 16 or more characters each, with commas between them", _keys, "KEYS")
-ENDPOINT = _string("an http:// or https:// URL", _endpoint, "URL")
+SWITCH = Kind("true or false", _parse_boolean, native=(bool,), metavar="")
+STORE = _string("sqlite:///PATH or postgresql://USER@HOST/DATABASE", _parse_store, "URL")
+LISTEN = _string("HOST:PORT, an IPv6 host in brackets: 127.0.0.1:7380", _parse_listen, "HOST:PORT")
+COORDINATOR = _string("solo or postgres", _parse_coordinator, "NAME")
+NETWORKS = _string("networks like 10.0.0.0/8 or fd00::/8", _parse_network, "CIDR", many=True)
+FILE_NAME = _string("the name of a file", _parse_path, "FILE")
+NAME = _string("1 or more printable characters", _parse_text, "NAME")
+KEYS = _string("keys of 16 or more characters each, separated by commas", _parse_keys, "KEYS")
+ENDPOINT = _string("an http:// or https:// URL", _parse_endpoint, "URL")
 
 
 def _setting(
@@ -310,9 +315,9 @@ def _setting(
 class Config:
     """Every setting of `tickwheel serve`.
 
-    - Times are seconds, sizes are bytes; None means that the setting is not set.
-    - Made by `load`, or directly; then only what settings ask of each other is checked.
-    - `repr` shows no secret, and of a URL not the password.
+    - Times are seconds, sizes are bytes; None means not set.
+    - `load` checks every value; the constructor checks only that settings fit together.
+    - `repr` masks secrets, and passwords in URLs.
     """
 
     store: str = _setting(
@@ -323,99 +328,100 @@ class Config:
     )
     coordinator: str | None = _setting(
         None, COORDINATOR,
-        "Who shares the shards out among nodes; by default the one that fits the store.",
+        "What assigns shards to nodes; by default the coordinator that fits the store.",
     )  # fmt: skip
     node: str | None = _setting(
         None, NAME, "This node's name in the cluster; by default host, process and a random part."
     )
     shards: int = _setting(
-        64, _whole(1, 4096), "Into how many shards tasks are divided; counts when a store is made."
+        64, _whole(1, 4096), "The number of shards; fixed when the store is created."
     )
     workers: int = _setting(
-        1, _whole(1, 256), "How many processes serve; more than one needs PostgreSQL."
+        1, _whole(1, 256), "The number of server processes; more than one needs PostgreSQL."
     )
     submit_only: bool = _setting(
-        False, SWITCH, "Take and answer requests, but send no task: other nodes do that."
+        False, SWITCH, "Serve the API, but leave sending tasks to other nodes."
     )
     allow_private_targets: bool = _setting(
         False, SWITCH,
-        "Let services be on loopback and private addresses; cloud metadata stays refused.",
+        "Allow services on loopback and private addresses; cloud metadata stays refused.",
     )  # fmt: skip
     allow_target: tuple[str, ...] = _setting(
-        (), NETWORKS, "A private network in which services may be; may be given several times."
+        (), NETWORKS, "Allow services in this private network; may be given several times."
     )
     tls_cert: Path | None = _setting(  # noqa: RUF009
-        None, FILE_NAME, "The certificate chain in PEM form: the server then speaks HTTPS."
+        None, FILE_NAME, "The certificate chain in PEM form; it turns on HTTPS."
     )
     tls_key: Path | None = _setting(  # noqa: RUF009
         None, FILE_NAME, "The certificate's private key in PEM form."
     )
     open_access: bool = _setting(
-        False, SWITCH, "Let anybody who can reach the address do anything, without a token.",
+        False, SWITCH, "Allow everything without a token to anyone who can reach the address.",
         name="insecure_without_tokens",
     )  # fmt: skip
     token_rate: float | None = _setting(
         None, _number(0.001, 1_000_000),
-        "Requests per second for a token that has no rate of its own; by default no limit.",
+        "Requests per second for a token without its own rate; by default no limit.",
     )  # fmt: skip
     max_connections: int = _setting(
         10_000, _whole(1, 1_000_000),
-        "How many connections one process has open at once; never more than three fifths of its"
-        " file descriptors.",
+        "The most open connections of one process; never more than three fifths of its file"
+        " descriptors.",
     )  # fmt: skip
     max_calls: int = _setting(
         10_000, _whole(1, 1_000_000),
-        "How many calls of services one process has under way at once; never more than a fifth of"
-        " its file descriptors.",
+        "The most calls of services in flight in one process; never more than a fifth of its file"
+        " descriptors.",
     )  # fmt: skip
     max_body: int = _setting(
         16 << 20, _bytes(1024, 1 << 30),
-        "The largest body of a request; the clients send batches of up to 4 MiB.",
+        "The largest request body; the clients send batches of up to 4 MiB.",
     )  # fmt: skip
     max_batch: int = _setting(10_000, _whole(1, 100_000), "The most tasks in one batch.")
-    max_payload: int = _setting(PAYLOAD, _bytes(1, 1 << 28), "The largest payload of a task.")
+    max_payload: int = _setting(
+        DEFAULT_MAX_PAYLOAD, _bytes(1, 1 << 28), "The largest payload of a task."
+    )
     retention: float = _setting(
-        7 * DAY, _seconds(0, 36_500 * DAY), "For how long tasks that ended are kept."
+        7 * DAY, _seconds(0, 36_500 * DAY), "How long ended tasks are kept."
     )
     audit_retention: float | None = _setting(
         None, _seconds(0, 36_500 * DAY),
-        "For how long lines of the audit log are kept; by default for ever.",
+        "How long lines of the audit log are kept; by default forever.",
     )  # fmt: skip
-    grace: float = _setting(
-        10.0, _seconds(0, DAY), "How long a stop waits for calls that are under way."
-    )
+    grace: float = _setting(10.0, _seconds(0, DAY), "How long a stop waits for calls in flight.")
     horizon: float = _setting(
         60.0, _seconds(1, DAY), "Tasks due within this time are kept in memory."
     )
-    cap: int = _setting(50_000, _whole(1, 100_000_000), "How many tasks are kept in memory.")
+    cap: int = _setting(50_000, _whole(1, 100_000_000), "The most tasks kept in memory.")
     log_level: str = _setting(
-        "info", _choice("debug", "info", "warning", "error"), "The least of what is logged."
+        "info", _choice("debug", "info", "warning", "error"), "The lowest level that is logged."
     )
     log_format: str = _setting(
-        "auto", _choice("auto", "text", "json"), "How it is logged; auto: text on a terminal."
+        "auto", _choice("auto", "text", "json"), "The log format; auto: text on a terminal."
     )
     otlp_endpoint: str | None = _setting(
-        None, ENDPOINT, "Where traces are sent to, an OpenTelemetry collector over HTTP."
+        None, ENDPOINT, "The OpenTelemetry collector that traces are sent to, over HTTP."
     )
     secret_key: str | None = _setting(
         None,
         KEYS,
-        "The key that seals services' secrets in the store; older ones after a comma.",
+        "The key that encrypts services' secrets in the store; older ones after a comma.",
         secret=True,
     )
 
     def __repr__(self) -> str:
-        shown = (f"{s.field}={s.shown(getattr(self, s.field))!r}" for s in SETTINGS)
-        return f"Config({', '.join(shown)})"
+        fields = (f"{s.field}={s.masked(getattr(self, s.field))!r}" for s in SETTINGS)
+        return f"Config({', '.join(fields)})"
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             given, other = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
             raise ConfigError(f"{given} is set and {other} is not: HTTPS needs both")
-        if self.max_body < self.max_payload != PAYLOAD:  # the default gives way to a small body
+        # A smaller body limit silently overrides the default payload limit.
+        if self.max_body < self.max_payload != DEFAULT_MAX_PAYLOAD:
             raise ConfigError(
-                f"max_payload is {_spelled_size(self.max_payload)} and max_body is"
-                f" {_spelled_size(self.max_body)}: a payload comes in a body, which must be larger"
+                f"max_payload is {_format_size(self.max_payload)} and max_body is"
+                f" {_format_size(self.max_body)}: max_body must be at least max_payload"
             )
         if not self.store.startswith("sqlite:"):
             return
@@ -426,30 +432,30 @@ class Config:
             )
         if self.coordinator not in (None, "solo"):
             raise ConfigError(
-                f"coordinator is {self.coordinator!r} and the store is SQLite: a file has one node"
-                " only, so that solo would be right"
+                f"coordinator is {self.coordinator!r} and the store is SQLite: a file has only one"
+                " node, so it must be solo"
             )
 
 
-def _described(of: Field[Any]) -> Setting:
+def _setting_of(of: Field[Any]) -> Setting:
     about = of.metadata
     return Setting(
         of.name, about["name"] or of.name, about["kind"], about["help"], of.default, about["secret"]
     )
 
 
-SETTINGS: tuple[Setting, ...] = tuple(map(_described, fields(Config)))
+SETTINGS: tuple[Setting, ...] = tuple(map(_setting_of, fields(Config)))
 
 
 def load(
     flags: Mapping[str, object], environ: Mapping[str, str], file: str | Path | None = None
 ) -> tuple[Config, dict[str, str]]:
-    """Return the configuration, and for each of its fields where it is from.
+    """Return the configuration, and the source of each of its fields.
 
-    - A flag counts before the environment, that before the file, and that before the default.
-    - `flags` has values by field: strings as typed, bools for switches, lists for what may be
-      given several times; None is not given. An empty variable is not set.
-    - The file is `file`, else what TICKWHEEL_CONFIG names, else `tickwheel.toml` when it is there.
+    - A flag overrides the environment, which overrides the file, which overrides the default.
+    - `flags` maps fields to values: strings as typed, bools for switches, lists for repeatable
+      flags; None is not given. An empty variable is not set.
+    - The file is `file`, or the one that TICKWHEEL_CONFIG names, or `tickwheel.toml` if it exists.
     - Raises `ConfigError`, which never shows a secret.
     """
     path, table = _read(file, environ)
@@ -458,40 +464,40 @@ def load(
     for setting in SETTINGS:
         given = flags.get(setting.field)
         if given is not None and given not in ((), []):
-            values[setting.field] = _flagged(setting, given)
+            values[setting.field] = _parse_flag(setting, given)
             origins[setting.field] = f"flag {setting.flag}"
         elif text := environ.get(setting.variable, "").strip():
-            values[setting.field] = _told(setting, setting.variable, text, setting.kind.of_text)
+            values[setting.field] = _parse(setting, setting.variable, text, setting.kind.of_text)
             origins[setting.field] = f"environment {setting.variable}"
         elif setting.name in table:
             source, value = f"{path}: {setting.name}", table[setting.name]
-            values[setting.field] = _told(setting, source, value, setting.kind.of_file)
+            values[setting.field] = _parse(setting, source, value, setting.kind.of_file)
             origins[setting.field] = f"file {path}"
         else:
             origins[setting.field] = DEFAULT
     return Config(**values), origins
 
 
-def mistyped(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are no setting but nearly one, each with what may have been meant.
+def find_mistyped(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables whose names are almost those of settings, each with that name.
 
-    Others may be anybody's: Kubernetes makes some of a service's name.
+    Other TICKWHEEL_ variables may be legitimate: Kubernetes derives some from a service's name.
     """
     import difflib  # noqa: PLC0415 - for a message
 
-    known = {setting.variable.removeprefix(PREFIX) for setting in SETTINGS} | OTHERS
+    known = {setting.variable.removeprefix(PREFIX) for setting in SETTINGS} | OTHER_VARIABLES
     found: dict[str, str] = {}
     for variable in environ:
         name = variable.removeprefix(PREFIX)
         if name == variable or name in known:
             continue
-        for near in difflib.get_close_matches(name, known, 1, NEAR):
+        for near in difflib.get_close_matches(name, known, 1, MIN_SIMILARITY):
             found[variable] = PREFIX + near
     return found
 
 
 def _read(file: str | Path | None, environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
-    """Return the file's name, and what is in it."""
+    """Return the file's path and content; a missing default file is empty."""
     import tomllib  # noqa: PLC0415 - few commands need it
 
     named = file or environ.get(FILE_VARIABLE) or None
@@ -501,7 +507,7 @@ def _read(file: str | Path | None, environ: Mapping[str, str]) -> tuple[Path, di
     except FileNotFoundError:
         if named is None:
             return path, {}
-        raise ConfigError(f"configuration file {path}: there is no such file") from None
+        raise ConfigError(f"configuration file {path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"configuration file {path}: {why}") from None
@@ -520,8 +526,8 @@ def _check_names(path: Path, table: Mapping[str, object]) -> None:
             import difflib  # noqa: PLC0415 - for a message
 
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"{path}: there is no setting {name!r:.100}; {hint}")
+            hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(known)}"
+            raise ConfigError(f"{path}: unknown setting {name!r:.100}; {hint}")
         if known[name].secret:
             raise ConfigError(
                 f"{path}: {name} must not be in a file: set {known[name].variable} in the"
@@ -529,35 +535,35 @@ def _check_names(path: Path, table: Mapping[str, object]) -> None:
             )
 
 
-def _flagged(setting: Setting, given: object) -> Any:
-    """Return the value of a flag, which is a string unless it is a switch or comes repeatedly."""
+def _parse_flag(setting: Setting, given: object) -> Any:
+    """Return the value of a flag: a string, a bool for a switch, a list if repeatable."""
     assert setting.flag is not None, "a secret has no flag"
     if isinstance(given, bool):
         return given
     text = ",".join(given) if isinstance(given, list | tuple) else str(given)
-    return _told(setting, setting.flag, text, setting.kind.of_text)
+    return _parse(setting, setting.flag, text, setting.kind.of_text)
 
 
-def _told(setting: Setting, source: str, value: Any, read: Callable[[Any], Any]) -> Any:
-    """Return what `read` makes of a value, or say what is wrong with it and what would be right."""
+def _parse(setting: Setting, source: str, value: Any, read: Callable[[Any], Any]) -> Any:
+    """Return `read(value)`, or raise a ConfigError that says what would be valid."""
     try:
         return read(value)
     except (ValueError, TypeError, OverflowError):
-        # Of a URL that cannot be read nobody knows where its password is, if it has one.
+        # An invalid URL is not shown: its password may be anywhere in it.
         hidden = setting.kind in (STORE, ENDPOINT) and re.search(r"[@=\s]", str(value))
-        got = "" if hidden else f"; got {setting.shown(value)!r:.100}"
-        raise ConfigError(f"{source} must be {setting.kind.right}{got}") from None
+        got = "" if hidden else f"; got {setting.masked(value)!r:.100}"
+        raise ConfigError(f"{source} must be {setting.kind.expected}{got}") from None
 
 
 def without_password(text: str) -> str:
-    """Return a URL, or whatever was given for one, for people: a password in it is masked.
+    """Return a URL, or an invalid one, with its password masked.
 
-    Rather too much is masked than too little: a password may hold what should have been quoted.
+    It masks too much rather than too little: a password may contain unquoted characters.
     """
     if text.startswith("sqlite:"):
         return text
     if ":/" in text:
-        known = "@" in text  # without it only a port may follow the colon
+        known = "@" in text  # without it, only a port may follow the colon
         secret = ":.*@" if known else r":(?![0-9]*(?:[/?#,]|$))[^/?#]*"
         text = re.sub(rf"^([^:]*:/*[^:@/\[]*){secret}", rf"\1:{MASK}{'@' * known}", text, count=1)
     return re.sub(r"(?i)((?:password|passfile)=)[^&#\s]*", rf"\1{MASK}", text)

@@ -437,7 +437,7 @@ def test_without_a_secret_unsigned_must_be_given(call):
 
 
 def test_a_secret_and_unsigned_exclude_each_other(secret):
-    with pytest.raises(ValueError, match="unsigned=True, and none"):
+    with pytest.raises(ValueError, match="unsigned=True without a secret"):
         Receiver(secret, unsigned=True)
 
 

@@ -9,7 +9,7 @@ import click
 
 from tickwheel.cli.messages import print_warning
 from tickwheel.cli.output import Output, console, examples, with_output
-from tickwheel.config import FILE, SETTINGS, SWITCH, load, mistyped
+from tickwheel.config import FILE, SETTINGS, SWITCH, find_mistyped, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,13 +37,13 @@ def setting_options(*names: str) -> Callable[[F], F]:
 
 def load_config(flags: Mapping[str, object], file: str | None) -> tuple[Config, dict[str, str]]:
     """Warn about mistyped TICKWHEEL_ variables, then load the configuration and its sources."""
-    for variable, near in mistyped(os.environ).items():
+    for variable, near in find_mistyped(os.environ).items():
         print_warning(f"{variable} is not a setting: did you mean {near}?")
     return load(flags, os.environ, file)
 
 
 def _flag_of(setting: Setting) -> Callable[[F], F]:
-    kind, default = setting.kind, setting.spelled(setting.default)
+    kind, default = setting.kind, setting.format(setting.default)
     known = f"  [default: {default}]" if default and kind is not SWITCH else ""
     about = f"{setting.help}{known}  [{setting.variable}]"
     names = (str(setting.flag), setting.field)
@@ -99,7 +99,7 @@ def config(out: Output, config_file: str | None, **flags: object) -> None:
     """
     made, origins = load_config(flags, config_file)
     if out.as_json:
-        out.value({s.name: s.shown(getattr(made, s.field)) for s in SETTINGS})
+        out.value({s.name: s.masked(getattr(made, s.field)) for s in SETTINGS})
     else:
         titles = ["setting", "value", "from"]
         titles += ["what it is"] if console().width >= COLUMNS_FOR_HELP else []
@@ -108,5 +108,5 @@ def config(out: Output, config_file: str | None, **flags: object) -> None:
 
 def _rows(made: object, origins: dict[str, str]) -> Iterable[list[object]]:
     for setting in SETTINGS:
-        value = setting.spelled(getattr(made, setting.field))
+        value = setting.format(getattr(made, setting.field))
         yield [setting.name, value, origins[setting.field], setting.help]

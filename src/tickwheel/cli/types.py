@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tickwheel.config import duration
+from tickwheel.config import parse_duration
 
 if TYPE_CHECKING:
     from click import Context, Parameter
@@ -31,7 +31,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, int | float):
             return float(value)
         try:
-            seconds = duration(value)
+            seconds = parse_duration(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if seconds < 0:
