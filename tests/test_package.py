@@ -72,8 +72,8 @@ EXPORTED = {
 LAYERS = [
     "errors", "arguments", "clock", "entry", "overflow", "wheel", "rounds", "deadlines", "ring",
     "watchlists", "_wheel", "kernel", "every", "timer", "aio", "loop", "purgatory",
-    "async_purgatory", "idle", "tickwheel", "testing", "pytest_plugin", "keyboard", "lab", "progress",
-    "config", "__main__",
+    "async_purgatory", "idle", "tickwheel", "testing", "pytest_plugin", "keyboard", "lab",
+    "progress", "config", "__main__",
 ]  # fmt: skip
 # The packages inside it, and which of their neighbours they may import, beside the modules above.
 PACKAGES = {
