@@ -81,7 +81,7 @@ PACKAGES = {
     "http": set(),
     "overflow_buffers": {"durable", "values"},  # the stores' connections
     "durable": {"http", "overflow_buffers", "values"},
-    "client": {"http", "durable", "values"},
+    "client": {"http", "values"},
     "receiver": {"values"},
     "web": {"config", "durable", "values"},
     "cli": {"client", "config", "durable", "http", "values", "web"},
