@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, silence elsewhere, or calls of the user's own."""
+"""Progress: a bar on a terminal, silence elsewhere, or calls of a function."""
 
 import io
 import sys
@@ -22,7 +22,7 @@ def bar(label="load", total=100):
     return made, clock, terminal
 
 
-def test_it_draws_how_far_it_has_come_and_how_fast():
+def test_the_bar_shows_progress_and_rate():
     draw, clock, terminal = bar(total=100)
     clock.advance(2)
     draw(50)
@@ -33,7 +33,7 @@ def test_it_draws_how_far_it_has_come_and_how_fast():
     assert "25/s" in text
 
 
-def test_it_is_not_drawn_more_often_than_can_be_seen():
+def test_the_bar_is_redrawn_at_most_ten_times_a_second():
     draw, clock, terminal = bar(total=1_000)
     for done in range(500):
         draw(done)
@@ -48,14 +48,14 @@ def test_the_end_is_always_drawn_full():
     assert "3 of 3" in terminal.getvalue()
 
 
-def test_more_than_was_expected_does_not_break_the_bar():
+def test_more_than_the_total_does_not_break_the_bar():
     draw, clock, terminal = bar(total=2)
     clock.advance(1)
     draw(5)
     assert terminal.getvalue().count("█") == 30
 
 
-def test_without_a_total_it_counts():
+def test_without_a_total_the_bar_shows_a_count():
     draw, clock, terminal = bar(total=None)
     clock.advance(1)
     draw(12_345)
@@ -63,14 +63,14 @@ def test_without_a_total_it_counts():
     assert "of" not in terminal.getvalue()
 
 
-def test_nothing_to_do_is_no_error():
+def test_a_total_of_zero_is_allowed():
     draw, _, terminal = bar(total=0)
     draw(0)
     draw.close()
     assert "█" not in terminal.getvalue()
 
 
-def test_close_ends_the_line_when_there_is_one():
+def test_close_ends_the_line_if_one_was_drawn():
     draw, clock, terminal = bar()
     draw.close()
     assert terminal.getvalue() == ""
@@ -80,7 +80,7 @@ def test_close_ends_the_line_when_there_is_one():
     assert terminal.getvalue().endswith("\n")
 
 
-def test_on_anything_but_a_terminal_it_is_silent():
+def test_the_bar_is_silent_unless_the_file_is_a_terminal():
     file = io.StringIO()
     draw = Bar("load", 10, file)
     draw(10)
@@ -88,14 +88,14 @@ def test_on_anything_but_a_terminal_it_is_silent():
     assert file.getvalue() == ""
 
 
-def test_without_a_file_it_is_standard_error(capsys):
+def test_the_default_file_is_stderr(capsys):
     draw = Bar("load", 10)
     draw(10)
     draw.close()
-    assert capsys.readouterr() == ("", "")  # which is no terminal here
+    assert capsys.readouterr() == ("", "")  # stderr is not a terminal here
 
 
-def test_true_is_a_bar_which_is_closed_also_after_an_error(monkeypatch):
+def test_true_draws_a_bar_that_is_closed_after_an_error(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
 
@@ -110,7 +110,7 @@ def test_true_is_a_bar_which_is_closed_also_after_an_error(monkeypatch):
     assert terminal.getvalue().endswith("\n")
 
 
-def test_false_is_silence_and_a_function_is_called_itself():
+def test_false_is_silent_and_a_function_is_used_itself():
     with show_progress(False, "load", 3) as show:
         assert show(2) is None
     with show_progress(print, "load", 3) as show:

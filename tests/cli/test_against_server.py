@@ -243,11 +243,11 @@ def test_submit_many_reads_lines_and_arrays(run, ok, name, tmp_path):
 def test_an_error_is_a_problem_document_with_its_exit_code(run, words, code, problem):
     ran = run(*words, "--json")
     assert (ran.code, ran.out) == (code, "")
-    told = json.loads(ran.err)
-    assert problem in (None, told["code"])
+    document = json.loads(ran.err)
+    assert problem in (None, document["code"])
     line = run(*words, "--table").err
     assert line.startswith("error: ")
-    assert f"({told['code']}" in line
+    assert f"({document['code']}" in line
     assert line.count("\n") == 1
 
 
@@ -283,11 +283,11 @@ def test_an_interrupted_bench_cleans_up(ok, number, code):
                 assert running.poll() is None
                 assert time.monotonic() < limit
             running.send_signal(number)
-            told = running.communicate(timeout=WATCHDOG)
+            output = running.communicate(timeout=WATCHDOG)
         finally:
             running.kill()
     assert running.returncode == code
-    assert "Traceback" not in "".join(told)
+    assert "Traceback" not in "".join(output)
     assert not bench_services(ok)
 
 
@@ -313,10 +313,10 @@ def test_a_list_is_written_line_by_line_and_its_reader_may_stop_early(ok, name):
     with process("list", "--all", "--service", name) as listing:
         first = json.loads(listing.stdout.readline())
         listing.stdout.close()  # as `| head -1` does
-        told = listing.stderr.read()
+        output = listing.stderr.read()
         listing.wait(WATCHDOG)
     assert first["service"] == name
-    assert told == ""
+    assert output == ""
     ok("cancel", "--yes", "--service", name)
 
 
@@ -326,10 +326,10 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path):
     with process("submit-many", pipe) as waiting:
         writing = open_pipe_of(waiting, pipe)
         waiting.send_signal(signal.SIGINT)
-        told = waiting.communicate(timeout=WATCHDOG)
+        output = waiting.communicate(timeout=WATCHDOG)
         os.close(writing)
     assert waiting.returncode == 130
-    assert "Traceback" not in "".join(told)
+    assert "Traceback" not in "".join(output)
 
 
 def open_pipe_of(command, pipe):

@@ -281,11 +281,11 @@ def test_a_limit_that_a_program_set_ends_the_list_silently(run, client):
 def test_without_a_limit_a_line_after_the_table_says_that_there_are_more(run, client, monkeypatch):
     client.answers["list"] = Page([task()] * 100, "c")
     assert run("list").err == "there are more: --cursor c, or --all\n"
-    told = []
-    monkeypatch.setattr(click, "echo", lambda *args, **options: told.append("more"))
-    monkeypatch.setattr(Output, "table", lambda *args: told.append("table"))
+    order = []
+    monkeypatch.setattr(click, "echo", lambda *args, **options: order.append("more"))
+    monkeypatch.setattr(Output, "table", lambda *args: order.append("table"))
     run("list", "--table")
-    assert told == ["table", "more"]
+    assert order == ["table", "more"]
 
 
 def test_on_a_terminal_a_truncated_list_always_says_so(run, client, monkeypatch):

@@ -227,10 +227,10 @@ def test_an_error_on_a_terminal_is_red_unless_colours_are_off(more, red):
             env=environ | more, check=False,
         )  # fmt: skip
         os.close(follower)
-        told = screen.read(4096)
+        output = screen.read(4096)
     assert ran.returncode == exit_codes.USAGE
-    assert b"error:" in told
-    assert (b"\x1b[" in told) == red
+    assert b"error:" in output
+    assert (b"\x1b[" in output) == red
 
 
 @pytest.mark.parametrize("form", ["--table", "--json"])

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tickwheel.arguments import bounded
 from tickwheel.client import operations
-from tickwheel.client.bulk import BATCH, IN_FLIGHT, Batcher, Progress, Stored, WarnIfUnread
+from tickwheel.client.bulk import (
+    DEFAULT_BATCH_TASKS,
+    DEFAULT_IN_FLIGHT,
+    Batcher,
+    Progress,
+    Stored,
+    WarnIfUnread,
+)
 from tickwheel.client.errors import ServerTimedOut, ServerUnavailable
 from tickwheel.client.methods import document_as, document_as_pages, name_methods
 from tickwheel.client.requests import (
@@ -293,8 +300,8 @@ class AsyncClient:
         self,
         requests: Requests,
         *,
-        batch: int = BATCH,
-        in_flight: int = IN_FLIGHT,
+        batch: int = DEFAULT_BATCH_TASKS,
+        in_flight: int = DEFAULT_IN_FLIGHT,
         progress: Progress = False,
     ) -> Batch:
         """Store any number of tasks, and return their answers in order.
@@ -309,8 +316,8 @@ class AsyncClient:
         self,
         requests: Requests,
         *,
-        batch: int = BATCH,
-        in_flight: int = IN_FLIGHT,
+        batch: int = DEFAULT_BATCH_TASKS,
+        in_flight: int = DEFAULT_IN_FLIGHT,
         progress: Progress = False,
     ) -> AsyncBulk:
         """Store any number of tasks, and yield their answers in order as they are stored.

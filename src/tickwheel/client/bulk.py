@@ -18,10 +18,10 @@ from tickwheel.errors import TickwheelError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-BATCH = 1_000
+DEFAULT_BATCH_TASKS = 1_000
 MAX_BATCH_TASKS = 10_000  # the server's default limit
 FULL_BATCH_BYTES = 4 << 20  # a quarter of the server's default limit
-IN_FLIGHT = 4
+DEFAULT_IN_FLIGHT = 4
 
 Progress = bool | Callable[[int], object]
 Stored = Submitted | TickwheelError

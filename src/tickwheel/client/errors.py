@@ -56,13 +56,13 @@ class ServerTimedOut(ServerUnavailable, TimeoutError):
 
 
 # All other errors take only a message.
-_WITH_MORE: dict[str, Callable[[str, Mapping[str, Any], float | None], TickwheelError]] = {
+_FACTORIES: dict[str, Callable[[str, Mapping[str, Any], float | None], TickwheelError]] = {
     "key_taken": lambda detail, problem, _: errors.KeyTaken(detail, str(problem.get("holder", ""))),
     "overloaded": lambda detail, _, after: errors.Overloaded(
         detail, 1.0 if after is None else after
     ),
 }
-_PLAIN: dict[str, type[TickwheelError]] = {
+_CLASSES: dict[str, type[TickwheelError]] = {
     error.code: error
     for error in (
         errors.AlreadyReplayed,
@@ -88,10 +88,10 @@ def error_of(
     """Return the error to raise for a problem document; `problem_of` returns the document."""
     code = str(problem.get("code") or "bad_answer")
     detail = str(problem.get("detail") or problem.get("title") or f"HTTP status {status}")
-    if code in _WITH_MORE:
-        error = _WITH_MORE[code](detail, problem, retry_after)
-    elif code in _PLAIN:
-        error = _PLAIN[code](detail)
+    if code in _FACTORIES:
+        error = _FACTORIES[code](detail, problem, retry_after)
+    elif code in _CLASSES:
+        error = _CLASSES[code](detail)
     else:
         return ApiError(detail, code=code, status=status, problem=problem, retry_after=retry_after)
     vars(error)["problem"] = dict(problem)

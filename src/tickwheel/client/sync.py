@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from tickwheel.arguments import bounded
 from tickwheel.client import operations
 from tickwheel.client.bulk import (
-    BATCH,
-    IN_FLIGHT,
+    DEFAULT_BATCH_TASKS,
+    DEFAULT_IN_FLIGHT,
     Batcher,
     Progress,
     Stored,
@@ -214,8 +214,8 @@ class Client:
         self,
         requests: Iterable[Mapping[str, Any]],
         *,
-        batch: int = BATCH,
-        in_flight: int = IN_FLIGHT,
+        batch: int = DEFAULT_BATCH_TASKS,
+        in_flight: int = DEFAULT_IN_FLIGHT,
         progress: Progress = False,
     ) -> Batch:
         """Store any number of tasks, and return their answers in order.
@@ -236,8 +236,8 @@ class Client:
         self,
         requests: Iterable[Mapping[str, Any]],
         *,
-        batch: int = BATCH,
-        in_flight: int = IN_FLIGHT,
+        batch: int = DEFAULT_BATCH_TASKS,
+        in_flight: int = DEFAULT_IN_FLIGHT,
         progress: Progress = False,
     ) -> Bulk:
         """Store any number of tasks, and yield their answers in order as they are stored.

@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
             self.drop()
         self.reused = True
         if self.origin is not None:
-            self.origin.give(self)
+            self.origin.take_back(self)
 
     def drop(self) -> None:
         """Close the connection at once; unsent data is discarded."""
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         self.usable = False
         if self._answer is None and self.origin is not None:
-            self.origin.lost(self)
+            self.origin.remove_idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
@@ -200,8 +200,8 @@ class Connection(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
         if self.origin is not None:
-            self.origin.lost(self)
-            self.origin.ended(self)
+            self.origin.remove_idle(self)
+            self.origin.forget(self)
 
     def pause_writing(self) -> None:
         self._resumed = self._loop.create_future()
@@ -292,7 +292,7 @@ class Connection(asyncio.Protocol):
     def _reject_data(self) -> None:
         self.drop()
         if self._answer is None and self.origin is not None:
-            self.origin.lost(self)
+            self.origin.remove_idle(self)
 
     def _until_closed(self) -> bool:
         """Return whether the answer ends with the connection."""

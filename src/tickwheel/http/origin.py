@@ -119,7 +119,7 @@ class Origin:
 
     # Callbacks from connections.
 
-    def give(self, connection: Connection) -> None:
+    def take_back(self, connection: Connection) -> None:
         """Take back a connection after a request; if it is `usable`, it becomes idle."""
         if not connection.usable or self._closed:
             connection.close()
@@ -134,14 +134,14 @@ class Origin:
         if not self._slots:
             self._check_empty()
 
-    def lost(self, connection: Connection) -> None:
+    def remove_idle(self, connection: Connection) -> None:
         """Remove a connection that cannot be used again."""
         if connection in self.idle:
             self.idle.remove(connection)
             self._slots -= 1
         self._serve_waiters()
 
-    def ended(self, connection: Connection) -> None:
+    def forget(self, connection: Connection) -> None:
         """Forget a connection whose socket is closed."""
         self.connections.discard(connection)
         self._check_empty()
