@@ -8,11 +8,11 @@ from rich.console import Console
 
 import tickwheel
 from tickwheel.cli import top as top_command
+from tickwheel.cli.output import format_duration
 from tickwheel.cli.top_frame import (
     Snapshot,
     block,
     draw_frame,
-    format_duration,
     format_tick,
     quantile,
 )

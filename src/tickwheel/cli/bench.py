@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tickwheel.cli import exit_codes, messages
-from tickwheel.cli.output import Output, examples, format_time_ms, with_output
+from tickwheel.cli.output import Output, examples, format_duration, format_time_ms, with_output
 from tickwheel.cli.remote import open_client, server_options
-from tickwheel.cli.top_frame import format_duration
 from tickwheel.clock import SystemClock, WallClock
 from tickwheel.errors import ServiceInUse
 

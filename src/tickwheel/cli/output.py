@@ -237,6 +237,18 @@ def format_time_ms(at_ms: int | None) -> str | None:
     return format_time(datetime.fromtimestamp(min(at_ms, MAX_TIME_MS) / 1000, UTC))
 
 
+def format_duration(seconds: float | None) -> str:
+    """Return a time span for people."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    for unit, name in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.1f} s"
+
+
 def cell(value: object, *, lines: bool = False) -> Text:
     """Return a value as a table cell, on one line unless `lines` allows several."""
     from rich.text import Text  # noqa: PLC0415 - JSON does not need rich

@@ -151,9 +151,8 @@ class Root(click.Group):
             if error.errno not in WRITE_ERRORS or error.filename is not None:
                 raise
             messages.print_message(f"cannot write: {os.strerror(error.errno)}")
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), 1
-            )  # or Python flushes again at exit, and fails
+            # Otherwise Python flushes stdout again at exit, and fails again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             code = exit_codes.OTHER
         sys.exit(code if isinstance(code, int) else exit_codes.OK)
 

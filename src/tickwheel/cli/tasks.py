@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tickwheel.cli import exit_codes, messages
-from tickwheel.cli.output import Output, examples, to_plain, with_output
+from tickwheel.cli.output import Output, examples, format_duration, to_plain, with_output
 from tickwheel.cli.remote import iterate_pages, page_options, service_names, with_client
-from tickwheel.cli.top_frame import format_duration
 from tickwheel.cli.types import DURATION, MOMENT, PAYLOAD
 
 if TYPE_CHECKING:

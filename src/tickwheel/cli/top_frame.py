@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.cli.messages import escape_controls
-from tickwheel.cli.output import cell
+from tickwheel.cli.output import cell, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -141,18 +141,6 @@ def figures(before: Snapshot, after: Snapshot) -> Text:
 def _add(text: Text, name: str, value: str) -> None:
     text.append(escape_controls(name), "bright_black")
     text.append(f"{escape_controls(value)}   ", "bold")
-
-
-def format_duration(seconds: float | None) -> str:
-    """Return a time span for people."""
-    if seconds is None:
-        return "–"
-    if seconds < 1:
-        return f"{seconds * 1000:.1f} ms"
-    for unit, name in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds:.1f} s"
 
 
 class Bars:
