@@ -8,6 +8,7 @@
 import os
 import sys
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -46,7 +47,7 @@ def native_core() -> list[Extension]:
     sources = [
         f"src/tickwheel/{name}.c" for name in ("_wheel", "_deadlines", "_idle", "_purgatory")
     ]
-    depends = ["src/tickwheel/_wheel.h"]
+    depends = sorted(map(str, Path("src/tickwheel").glob("_*.h")))
     return [Extension("tickwheel._wheel", sources, depends=depends, optional=not required)]
 
 
