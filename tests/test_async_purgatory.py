@@ -84,7 +84,7 @@ class TestWait:
     def test_after_the_timeout_it_is_a_timeout_error(self):
         async def main():
             async with AsyncPurgatory("test") as purgatory:
-                with pytest.raises(TimeoutError, match=r"nothing within 2\.5 s"):
+                with pytest.raises(TimeoutError, match=r"condition not met within 2\.5 s"):
                     await purgatory.wait(["a"], lambda: False, 2.5)
                 return now(), purgatory.stats()["expired"], counts(purgatory)
 

@@ -1,6 +1,6 @@
 """Deadlines: a wheel, a clock and handles without a driver, the pure ones beside the native ones.
 
-A driver is played by hand: `_sleep` says how long, `_run_due` does what is due.
+A driver is played by hand: `_begin_sleep` says how long, `_run_due` does what is due.
 """
 
 import decimal
@@ -33,13 +33,13 @@ def load(name):
             self.errors = []
             self.slow = []
 
-        def _earlier(self):
+        def _wake_driver(self):
             self.rung += 1
 
-        def _failed(self, error, handle):
+        def _report_error(self, error, handle):
             self.errors.append((error, handle))
 
-        def _slow(self, handle, seconds):
+        def _report_slow(self, handle, seconds):
             self.slow.append((handle, seconds))
 
     return Noted
@@ -98,7 +98,7 @@ class TestRunningWhatIsDue:
         deadlines.call_at(0, seen.append, "two")
         assert deadlines._run_due(100) == 2
         assert seen == ["one", "two"]
-        assert deadlines._sleep() == 0
+        assert deadlines._begin_sleep() == 0
         assert deadlines._run_due(100) == 1
         assert seen == ["one", "two", "made"]
 
@@ -130,7 +130,7 @@ class TestRunningWhatIsDue:
         clock.add(1)
         deadlines._run_due(2)
         assert [h.state for h in handles] == ["done"] * 2 + ["pending"] * 3
-        assert (len(deadlines), deadlines._sleep()) == (3, 0)
+        assert (len(deadlines), deadlines._begin_sleep()) == (3, 0)
         assert handles[2].cancel()
         assert handles[3].reschedule(1)
         assert len(deadlines) == 2
@@ -155,7 +155,7 @@ class TestRunningWhatIsDue:
         clock.add(10)
         deadlines.call_later(5, seen.append, "late")
         assert [h.state for h in early] == ["pending"] * 3
-        assert (len(deadlines), deadlines._sleep()) == (4, 0)
+        assert (len(deadlines), deadlines._begin_sleep()) == (4, 0)
         assert early[2].cancel() is True
         deadlines._run_due(100)
         assert seen == [0.1, 0.3]
@@ -236,29 +236,29 @@ class TestRunningWhatIsDue:
 
 class TestSleeping:
     def test_sleep_is_for_ever_when_nothing_is_pending(self, make, clock):
-        assert make(0.001, clock)._sleep() is None
+        assert make(0.001, clock)._begin_sleep() is None
 
     def test_sleep_is_until_the_next_bucket(self, make, clock):
         deadlines = make(0.001, clock)
         deadlines.call_later(0.005, nothing)
-        assert deadlines._sleep() == 5 * MS
+        assert deadlines._begin_sleep() == 5 * MS
         clock.add(0.0042)
-        assert deadlines._sleep() == 800_000
+        assert deadlines._begin_sleep() == 800_000
         clock.add(0.01)
-        assert deadlines._sleep() == 0
+        assert deadlines._begin_sleep() == 0
 
     def test_the_driver_is_told_of_an_earlier_deadline_and_once_only(self, make, clock):
         deadlines = make(0.001, clock)
-        deadlines._sleep()
+        deadlines._begin_sleep()
         deadlines.call_later(10, nothing)
         deadlines.call_later(5, nothing)
         assert deadlines.rung == 1  # it is on its way already
-        assert deadlines._awake() is True
-        deadlines._sleep()
+        assert deadlines._end_sleep() is True
+        deadlines._begin_sleep()
         deadlines.call_later(6, nothing)
         assert deadlines.rung == 1
-        assert deadlines._awake() is False
-        deadlines._sleep()
+        assert deadlines._end_sleep() is False
+        deadlines._begin_sleep()
         deadlines.call_later(0.001, nothing)
         assert deadlines.rung == 2
 
@@ -266,7 +266,7 @@ class TestSleeping:
         deadlines = make(0.001, clock)
         deadlines.call_later(0.0109, nothing)
         deadlines.call_later(3600, nothing)
-        deadlines._sleep()
+        deadlines._begin_sleep()
         for delay in (0.0109, 0.0108, 0.0101, 0.011):
             deadlines.call_later(delay, nothing)
         assert deadlines.rung == 0
@@ -275,15 +275,15 @@ class TestSleeping:
 
     def test_a_driver_that_is_awake_is_told_nothing(self, make, clock):
         deadlines = make(0.001, clock)
-        deadlines._sleep()
-        deadlines._awake()
+        deadlines._begin_sleep()
+        deadlines._end_sleep()
         deadlines.call_later(0, nothing)
         assert deadlines.rung == 0
 
     def test_a_reschedule_to_an_earlier_time_tells_the_driver(self, make, clock):
         deadlines = make(0.001, clock)
         handle = deadlines.call_later(10, nothing)
-        deadlines._sleep()
+        deadlines._begin_sleep()
         handle.reschedule(20)
         assert deadlines.rung == 0
         handle.reschedule(1)
@@ -295,8 +295,8 @@ class TestSleeping:
         def refuse():
             raise OSError("no threads left")
 
-        deadlines._earlier = refuse
-        deadlines._sleep()
+        deadlines._wake_driver = refuse
+        deadlines._begin_sleep()
         callback = Thing()
         watch = weakref.ref(callback)
         with pytest.raises(OSError, match="no threads left"):
@@ -312,10 +312,10 @@ class TestSleeping:
         handle = deadlines.call_later(delay, lambda: seen.append(clock.now))
         levels = len(deadlines.snapshot())
         wakeups = 0
-        while (sleep := deadlines._sleep()) is not None:
+        while (sleep := deadlines._begin_sleep()) is not None:
             clock.now += sleep
             wakeups += 1
-            deadlines._awake()
+            deadlines._end_sleep()
             deadlines._run_due(9)
         assert wakeups <= levels
         due = math.floor(start * 1e9 + 0.5) + math.floor(delay * 1e9 + 0.5)
@@ -328,17 +328,17 @@ class TestSleeping:
         deadlines = make(0.001, clock)
         for handle in [deadlines.call_later(i, nothing) for i in range(1, 1_000)]:
             handle.cancel()
-        assert deadlines._sleep() is None
+        assert deadlines._begin_sleep() is None
 
     def test_a_clock_that_goes_back_stands_still(self, make):
         clock = HandClock(100)
         deadlines, seen = make(0.001, clock), []
-        deadlines._sleep()
+        deadlines._begin_sleep()
         clock.add(-50)
         handle = deadlines.call_later(1, seen.append, "later")
         deadlines.call_at(60, seen.append, "past")
         assert handle.when == 101.0
-        assert deadlines._sleep() == 0
+        assert deadlines._begin_sleep() == 0
         assert deadlines._run_due(9) == 1
         clock.add(51)
         assert deadlines._run_due(9) == 1
@@ -359,7 +359,7 @@ class TestShutting:
         assert len(shut) == len(handles) - 3
         assert (len(deadlines), watch()) == (0, None)
         assert deadlines._counts()["cancelled"] == len(shut) + 1
-        assert deadlines._sleep() is None
+        assert deadlines._begin_sleep() is None
         deadlines._check()
 
     def test_scheduling_afterwards_raises_the_reason(self, make, clock):
@@ -514,7 +514,7 @@ class TestPureAndNativeSayTheSame:
             moved = deadlines.call_later(60, seen.append, "moved")
             moved.reschedule(delay)
             made = deadlines.call_later(delay, seen.append, "made")
-            whens.append((moved.when, made.when, deadlines._sleep(), deadlines._run_due(9), seen))
+            whens.append((moved.when, made.when, deadlines._begin_sleep(), deadlines._run_due(9), seen))
         assert whens[0] == whens[1]
         assert whens[0][0] <= at
 
@@ -619,9 +619,9 @@ class Script:
         self.log.append(("due", self.deadlines._run_due(limit)))
 
     def sleep(self):
-        delay = self.deadlines._sleep()
+        delay = self.deadlines._begin_sleep()
         self.log.append(("sleep", delay is None, self.deadlines.rung > 0))
-        self.deadlines._awake()
+        self.deadlines._end_sleep()
         self.deadlines.rung = 0
 
     def step(self):
@@ -688,8 +688,8 @@ def test_every_handle_ends_once_in_order_and_never_early(make, seed):
                 del expected[fired]
             assert len(deadlines) == len(expected)
             deadlines._check()
-            sleep = deadlines._sleep()
-            deadlines._awake()
+            sleep = deadlines._begin_sleep()
+            deadlines._end_sleep()
             nearest = min(expected.values(), default=None)
             assert (sleep is None) == (nearest is None)
             if nearest is not None:

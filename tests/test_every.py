@@ -32,7 +32,7 @@ class ByHand(Timer):
         self.clock = HandClock(start)
         super().__init__(clock=self.clock)
 
-    def _earlier(self):
+    def _wake_driver(self):
         """No thread."""
 
     def go(self, seconds):

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from tickwheel import lab as lab_module
-from tickwheel.lab import HELD, Lab, draw, main, run
+from tickwheel.lab import PENDING_ENTRIES, Lab, draw, main, run
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COMMAND = [sys.executable, "-m", "tickwheel.lab"]
@@ -43,8 +43,8 @@ class Time:
 
 
 def test_nothing_is_lost_between_schedule_and_fire(lab):
-    assert lab._made == lab.fired + lab.cancelled + len(lab.wheel)
-    assert len(lab.wheel) == len(lab._entries) <= HELD
+    assert lab._last_item == lab.fired + lab.cancelled + len(lab.wheel)
+    assert len(lab.wheel) == len(lab._entries) <= PENDING_ENTRIES
     lab.wheel._check()
 
 
@@ -90,7 +90,7 @@ def test_colour_changes_nothing_but_the_colour(lab):
 
 def test_plain_frames_come_once_a_second_with_an_empty_line_between(lab):
     out, time = io.StringIO(), Time()
-    run(lab, out, clock=time.clock, pressed=time.wait, rate=20, frames=3)
+    run(lab, out, clock=time.clock, wants_to_quit=time.wait, rate=20, frames=3)
     assert time.now == 1002.0
     assert lab.wheel.now == 540
     assert out.getvalue().count("tickwheel lab") == 3
@@ -100,15 +100,15 @@ def test_plain_frames_come_once_a_second_with_an_empty_line_between(lab):
 
 def test_it_stops_when_its_seconds_are_over(lab):
     time = Time()
-    run(lab, io.StringIO(), clock=time.clock, pressed=time.wait, seconds=5)
+    run(lab, io.StringIO(), clock=time.clock, wants_to_quit=time.wait, seconds=5)
     assert time.now == 1005.0
 
 
 def test_it_stops_when_somebody_leaves_and_says_so(lab):
     time = Time()
-    assert run(lab, io.StringIO(), clock=time.clock, pressed=time.wait, frames=2) is False
+    assert run(lab, io.StringIO(), clock=time.clock, wants_to_quit=time.wait, frames=2) is False
     time.leave_at = time.now + 3
-    assert run(lab, io.StringIO(), clock=time.clock, pressed=time.wait) is True
+    assert run(lab, io.StringIO(), clock=time.clock, wants_to_quit=time.wait) is True
     assert time.now == 1004.0
 
 

@@ -410,7 +410,7 @@ class TestBadInput:
     def test_an_operation_is_watched_once_at_a_time(self, purgatory, timer):
         op = watch(purgatory, "a")
         for other in (purgatory, Purgatory("other", timer=timer)):
-            with pytest.raises(ValueError, match="watched already"):
+            with pytest.raises(ValueError, match="already watched"):
                 other.try_complete_else_watch(op, "b")
         assert counts(purgatory) == (1, 1)
 
@@ -456,7 +456,7 @@ class TestBadInput:
 
     def test_an_operation_that_is_watched_is_not_made_anew(self, purgatory):
         op = watch(purgatory, "ab")
-        with pytest.raises(ValueError, match="watched already"):
+        with pytest.raises(ValueError, match="already watched"):
             DelayedOperation.__init__(op, 5)
         assert counts(purgatory) == (2, 1)
         assert op.force_complete()
@@ -1738,7 +1738,7 @@ class TestNothingIsKept:
                 elif how == 3:
                     purgatory.cancel_for_key(("own", number))
                 elif how == 4:
-                    with pytest.raises(ValueError, match="watched already"):
+                    with pytest.raises(ValueError, match="already watched"):
                         purgatory.try_complete_else_watch(op, "z")
             clock.advance(100)
             del op

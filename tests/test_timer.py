@@ -414,7 +414,7 @@ class TestCallbacksMayDoAnything:
             timer.call_later(0, again)
 
         again()
-        with pytest.raises(RuntimeError, match=r"callbacks keep scheduling more at 0\.0 s"):
+        with pytest.raises(RuntimeError, match=r"time stands at 0\.0 s after 100,000 steps"):
             clock.advance(1)
 
     def test_what_schedules_itself_in_the_past_keeps_no_other_from_running(self, real):

@@ -292,7 +292,7 @@ while not seen:
 print(seen, far.state, every.state, works(timer))
 """)
         child, parent = out.splitlines()
-        said = "this timer belongs to the parent process: make a new one after fork"
+        said = "this timer belongs to the parent process: create a new one after the fork"
         assert child == (
             f"(0, True, 'cancelled', 'cancelled', 'cancelled', '{said}', [], False, False, 0) 0"
         )
@@ -555,6 +555,6 @@ async def main():
 asyncio.run(main())
 """)
         child, parent = out.splitlines()
-        said = "this timer belongs to the parent process: make a new one after fork"
+        said = "this timer belongs to the parent process: create a new one after the fork"
         assert child == f"(0, 'cancelled', '{said}') 0"
         assert parent == "parent done"

@@ -48,8 +48,8 @@ __all__ = [
     "new_event_loop",
 ]
 
-# Importing asyncio takes longer than all else together: these come when they are asked for.
-_LATER = {
+# Importing asyncio takes longer than everything else: these names are imported on first use.
+_LAZY = {
     "AsyncPurgatory": "tickwheel.async_purgatory",
     "AsyncTimer": "tickwheel.aio",
     "EventLoop": "tickwheel.loop",
@@ -58,12 +58,12 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'tickwheel' has no attribute {name!r}")
-    value = getattr(import_module(_LATER[name]), name)
+    value = getattr(import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LAZY})

@@ -1,23 +1,22 @@
 /* Deadlines and their handles, native: the hot path of the timers of deadlines.py.
  *
- * Reads the clock, turns seconds into a tick and places a handle on the wheel; runs what is due. It
- * has no thread and never sleeps: a driver (Timer, AsyncTimer) does that, and is told through `_earlier` when
- * something became due sooner than it sleeps. Each method runs under the GIL from its first look at
- * the wheel to its last: the GIL is the lock.
+ * It reads the clock, converts seconds to a tick, places a handle on the wheel, and runs due handles. It has no
+ * thread and never sleeps. A driver (Timer, AsyncTimer) does that, and is notified through `_wake_driver` if a
+ * handle is due before its sleep ends. Each method runs under the GIL from its first to its last access to the
+ * wheel: the GIL is the lock.
  *
- * A handle is an entry: the same 64 bytes, of another type. Its item is the callback or, when there
- * are arguments, a Call, which nobody else sees: it is unknown to the collector, as entries are, and the wheel
- * shows what is inside.
+ * A handle is an entry: the same 64 bytes, of another type. Its item is the callback or, with arguments, a
+ * Call, which is private. Like entries, a Call is not tracked by the collector; the wheel visits its parts.
  */
 #include "_wheel.h"
 #include <math.h>
 
 #define SECOND 1000000000
-#define SLOW_NS ((int64_t)100 * 1000 * 1000)
+#define SLOW_NS ((int64_t)100 * 1000 * 1000) /* a callback that takes longer is reported */
 #define AWAKE (-1)
-#define ASLEEP_FOR_EVER INT64_MAX
+#define ASLEEP_FOREVER INT64_MAX
 #define LATENESS_BINS 64
-#define BREATHE_EVERY 256 /* callbacks in native code give up the GIL after so many */
+#define YIELD_GIL_EVERY 256 /* callbacks after which the GIL is released: native ones do not release it themselves */
 
 enum { CANCELLED = 0, RUNNING = 1, DONE = 2 };
 
@@ -25,18 +24,18 @@ typedef struct {
     PyObject_HEAD
     WheelObject *wheel;
     PyObject *clock;     /* NULL: the system's */
-    PyObject *closed;    /* NULL, or why it is closed */
+    PyObject *closed;    /* NULL, or the reason for which it is closed */
     int indirect;        /* due handles go to self._execute(handle) */
     int64_t tick_ends;   /* before this time the wheel need not turn */
     int64_t sleeping_until;
-    int64_t latest; /* the last time that the clock gave */
+    int64_t latest; /* the last time read from the clock */
     uint64_t fired, cancelled;
     int64_t lateness_sum, lateness_max;
     uint64_t lateness_bins[LATENESS_BINS]; /* by the highest bit of the nanoseconds */
     PyObject *weakrefs;
 } Deadlines;
 
-static PyObject *str_time_ns, *str_earlier, *str_failed, *str_slow, *str_execute;
+static PyObject *str_time_ns, *str_wake_driver, *str_report_error, *str_report_slow, *str_execute;
 
 static int ask_clock(Deadlines *d, int64_t *ns)
 {
@@ -47,7 +46,7 @@ static int ask_clock(Deadlines *d, int64_t *ns)
     return *ns == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* The time in nanoseconds into *ns; a clock that went back stands still. */
+/* Store the time in *ns, in nanoseconds; if the clock went back, the latest one. */
 static inline int read_clock(Deadlines *d, int64_t *ns)
 {
     if (LIKELY(d->clock == NULL)) *ns = system_ns();
@@ -56,7 +55,7 @@ static inline int read_clock(Deadlines *d, int64_t *ns)
     return 0;
 }
 
-/* As float seconds, rounded once, as Python's division does. */
+/* Convert to float seconds, rounded once, as Python's division does. */
 static PyObject *as_seconds(int64_t ns)
 {
     if (LIKELY(ns < (int64_t)1 << 53)) return PyFloat_FromDouble((double)ns / 1e9);
@@ -106,7 +105,7 @@ static int cancel(Deadlines *d, EntryObject *handle)
     PyObject *item = handle->item;
     wheel_unlink(d->wheel, handle);
     d->cancelled++;
-    handle->item = NULL; /* its place says cancelled now */
+    handle->item = NULL; /* its place now means cancelled */
     Py_DECREF(handle);
     Py_DECREF(item); /* may run any code */
     return 1;
@@ -124,7 +123,7 @@ static inline int turn(Deadlines *d, int64_t now)
     return 0;
 }
 
-/* Whether `when`, rounded up to its tick, is before the bucket that the driver sleeps for. */
+/* Whether `when`, rounded up to its tick, is before the end of the driver's sleep. */
 static inline int is_earlier(const Deadlines *d, int64_t when)
 {
     if (LIKELY(when >= d->sleeping_until)) return 0;
@@ -132,12 +131,12 @@ static inline int is_earlier(const Deadlines *d, int64_t when)
     return ((uint64_t)when + tick - 1) / tick * tick < (uint64_t)d->sleeping_until;
 }
 
-/* `handle` is due sooner than the driver sleeps. When it cannot be told, the handle is cancelled. */
-static int tell_driver(Deadlines *d, EntryObject *handle)
+/* Notify the driver that `handle` is due before its sleep ends. If that fails, cancel the handle. */
+static int notify_driver(Deadlines *d, EntryObject *handle)
 {
     int64_t before = d->sleeping_until;
     d->sleeping_until = AWAKE;
-    PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)d, str_earlier);
+    PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)d, str_wake_driver);
     Py_XDECREF(answer);
     if (LIKELY(answer != NULL)) return 0;
     PyObject *type, *value, *traceback;
@@ -185,7 +184,7 @@ static PyObject *call_at_ns(Deadlines *d, int64_t now, int64_t when, PyObject *c
     if (turn(d, now) < 0) { Py_DECREF(item); return NULL; }
     EntryObject *handle = wheel_place(d->wheel, &Handle_Type, when, item);
     if (UNLIKELY(handle == NULL)) return NULL;
-    if (UNLIKELY(is_earlier(d, when)) && tell_driver(d, handle) < 0) Py_CLEAR(handle);
+    if (UNLIKELY(is_earlier(d, when)) && notify_driver(d, handle) < 0) Py_CLEAR(handle);
     return (PyObject *)handle;
 }
 
@@ -206,8 +205,8 @@ static int check_call(const char *function, const char *time, PyObject *const *a
     return 0;
 }
 
-/* `when`, or the start of this tick when it is before that: what is past is due now, behind what is due already,
- * which it would starve otherwise. */
+/* `when`, but not before the start of the current tick. A callback for the past is due now, after those that are
+ * already due: otherwise it would starve them. */
 static inline int64_t not_past(const Deadlines *d, int64_t when, int64_t now)
 {
     if (LIKELY(when >= now)) return when;
@@ -215,7 +214,7 @@ static inline int64_t not_past(const Deadlines *d, int64_t when, int64_t now)
     return when < tick_began ? tick_began : when;
 }
 
-static int after(const Deadlines *d, int64_t now, int64_t delay, PyObject *given, int64_t *when)
+static int due_time(const Deadlines *d, int64_t now, int64_t delay, PyObject *given, int64_t *when)
 {
     if (UNLIKELY(delay > INT64_MAX - now)) {
         refuse(OutOfRange, "delay must be a finite number of seconds within 292 years, got %.100R", given);
@@ -229,7 +228,7 @@ static PyObject *Deadlines_call_later(Deadlines *d, PyObject *const *args, Py_ss
 {
     int64_t delay, now, when;
     if (check_call("call_later", "delay", args, nargs) < 0 || as_ns("delay", args[0], &delay) < 0) return NULL;
-    if (read_clock(d, &now) < 0 || after(d, now, delay, args[0], &when) < 0) return NULL;
+    if (read_clock(d, &now) < 0 || due_time(d, now, delay, args[0], &when) < 0) return NULL;
     return call_at_ns(d, now, when, args + 1, nargs - 1);
 }
 
@@ -274,7 +273,7 @@ static PyObject *invoke(PyObject *item)
     return PyObject_Vectorcall(call->parts[0], call->parts + 1, (size_t)Py_SIZE(call) - 1, NULL);
 }
 
-/* Report the current exception to self._failed(exception, handle). -1 when it must go on to the caller. */
+/* Pass the current exception to self._report_error(exception, handle). -1 if the caller must raise it. */
 static int report(Deadlines *d, EntryObject *handle)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
@@ -282,7 +281,7 @@ static int report(Deadlines *d, EntryObject *handle)
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback) PyException_SetTraceback(value, traceback);
-    PyObject *answer = PyObject_CallMethodObjArgs((PyObject *)d, str_failed, value, handle, NULL);
+    PyObject *answer = PyObject_CallMethodObjArgs((PyObject *)d, str_report_error, value, handle, NULL);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
@@ -293,13 +292,13 @@ static int report(Deadlines *d, EntryObject *handle)
 static int report_slow(Deadlines *d, EntryObject *handle, int64_t took)
 {
     PyObject *seconds = PyFloat_FromDouble((double)took / 1e9);
-    PyObject *answer = seconds ? PyObject_CallMethodObjArgs((PyObject *)d, str_slow, handle, seconds, NULL) : NULL;
+    PyObject *answer = seconds ? PyObject_CallMethodObjArgs((PyObject *)d, str_report_slow, handle, seconds, NULL) : NULL;
     Py_XDECREF(seconds);
     Py_XDECREF(answer);
     return answer ? 0 : -1;
 }
 
-/* Run it, and move *started to its end. */
+/* Run `handle`, and set *started to its end. */
 static int run_one(Deadlines *d, EntryObject *handle, int64_t *started)
 {
     handle->place = NOWHERE | RUNNING;
@@ -311,13 +310,13 @@ static int run_one(Deadlines *d, EntryObject *handle, int64_t *started)
     int64_t ended = system_ns();
     if (UNLIKELY(ended - *started > SLOW_NS) && !failed) failed = report_slow(d, handle, ended - *started);
     *started = ended;
-    if (!(d->indirect && answer == Py_True)) finish(handle); /* otherwise it goes on elsewhere */
+    if (!(d->indirect && answer == Py_True)) finish(handle); /* else it continues elsewhere */
     Py_XDECREF(answer);
     Py_DECREF(item);
     return failed;
 }
 
-/* Run up to `limit` handles that are due now and were scheduled before now; how many, or -1. */
+/* Run up to `limit` handles that are due, excluding new ones; the number run, or -1. */
 static Py_ssize_t run_due(Deadlines *d, Py_ssize_t limit)
 {
     int64_t now, started;
@@ -329,14 +328,14 @@ static Py_ssize_t run_due(Deadlines *d, Py_ssize_t limit)
         if (turn(d, now) < 0) return -1;
         EntryObject *handle = wheel_due(d->wheel);
         if (handle == NULL && PyErr_Occurred()) return -1;
-        if (handle == NULL || handle->serial >= newer) break; /* what callbacks make waits for the next call */
+        if (handle == NULL || handle->serial >= newer) break; /* handles that callbacks make wait for the next call */
         wheel_unlink(d->wheel, handle);
         ran++;
         note_lateness(d, (d->clock ? now : started) - handle->expiry);
         int failed = run_one(d, handle, &started);
         Py_DECREF(handle);
         if (failed) return -1;
-        if (UNLIKELY(ran % BREATHE_EVERY == 0)) {
+        if (UNLIKELY(ran % YIELD_GIL_EVERY == 0)) {
             Py_BEGIN_ALLOW_THREADS
             Py_END_ALLOW_THREADS
         }
@@ -354,30 +353,30 @@ static PyObject *Deadlines_run_due(Deadlines *d, PyObject *limit)
 
 /* ---- For the driver */
 
-/* Nanoseconds until something is due; from now on `_earlier` tells of changes. None for no end. */
-static PyObject *Deadlines_sleep(Deadlines *d, PyObject *Py_UNUSED(ignored))
+/* The nanoseconds to sleep, or None; then `_wake_driver` reports earlier ones. */
+static PyObject *Deadlines_begin_sleep(Deadlines *d, PyObject *Py_UNUSED(ignored))
 {
     int64_t now;
     if (read_clock(d, &now) < 0 || turn(d, now) < 0) return NULL;
     int64_t wakeup = wheel_wakeup(d->wheel);
     if (wakeup < 0) {
         if (PyErr_Occurred()) return NULL;
-        d->sleeping_until = ASLEEP_FOR_EVER;
+        d->sleeping_until = ASLEEP_FOREVER;
         Py_RETURN_NONE;
     }
     d->sleeping_until = wakeup;
     return PyLong_FromLongLong(wakeup <= now ? 0 : wakeup - now);
 }
 
-/* The driver is awake; True when `_earlier` was called since `_sleep`. */
-static PyObject *Deadlines_awake(Deadlines *d, PyObject *Py_UNUSED(ignored))
+/* Mark the driver as awake; True if `_wake_driver` was called during the sleep. */
+static PyObject *Deadlines_end_sleep(Deadlines *d, PyObject *Py_UNUSED(ignored))
 {
-    int told = d->sleeping_until == AWAKE;
+    int notified = d->sleeping_until == AWAKE;
     d->sleeping_until = AWAKE;
-    return PyBool_FromLong(told);
+    return PyBool_FromLong(notified);
 }
 
-/* Close it for `reason`, and return the handles that were pending, now cancelled. */
+/* Close it for `reason`; cancel and return the pending handles. */
 static PyObject *Deadlines_shut(Deadlines *d, PyObject *reason)
 {
     PyObject *handles = PyList_New(0), *items = handles ? PyList_New(0) : NULL;
@@ -388,7 +387,7 @@ static PyObject *Deadlines_shut(Deadlines *d, PyObject *reason)
         if (PyList_Append(handles, (PyObject *)e) < 0 || PyList_Append(items, e->item) < 0) { Py_CLEAR(handles); break; }
         wheel_unlink(d->wheel, e);
         d->cancelled++;
-        Py_CLEAR(e->item); /* `items` has it until the wheel is empty: releasing it may run any code */
+        Py_CLEAR(e->item); /* `items` keeps it until the wheel is empty: releasing it may run any code */
         Py_DECREF(e);
     }
     Py_DECREF(items);
@@ -448,7 +447,7 @@ static int Deadlines_init(Deadlines *d, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:Deadlines", names, &tick, &clock)) return -1;
     if (as_ns("tick", tick, &ns) < 0) return -1;
     if (ns < 1) { refuse(PyExc_ValueError, "tick must be at least 1e-09 seconds, got %.100R", tick); return -1; }
-    if (d->wheel->count) { PyErr_SetString(PyExc_RuntimeError, "a timer is made once"); return -1; }
+    if (d->wheel->count) { PyErr_SetString(PyExc_RuntimeError, "a timer can be initialized only once"); return -1; }
     Py_XSETREF(d->clock, clock == Py_None ? NULL : Py_NewRef(clock));
     if (d->clock == NULL) now = system_ns();
     else if (ask_clock(d, &now) < 0) return -1;
@@ -510,17 +509,17 @@ static PyObject *Handle_reschedule(EntryObject *handle, PyObject *given)
     if (as_ns("delay", given, &delay) < 0) return NULL;
     if (d == NULL) Py_RETURN_FALSE;
     Py_INCREF(d); /* a clock written in Python may drop the last reference */
-    int failed = read_clock(d, &now) < 0 || after(d, now, delay, given, &when) < 0 || turn(d, now) < 0;
+    int failed = read_clock(d, &now) < 0 || due_time(d, now, delay, given, &when) < 0 || turn(d, now) < 0;
     int pending = IS_PENDING(handle);
     if (!failed && pending) {
         failed = wheel_move(d->wheel, handle, when) < 0;
-        if (!failed && is_earlier(d, when)) failed = tell_driver(d, handle) < 0;
+        if (!failed && is_earlier(d, when)) failed = notify_driver(d, handle) < 0;
     }
     Py_DECREF(d);
     return failed ? NULL : PyBool_FromLong(pending);
 }
 
-/* Call the callback with its arguments, for a driver that hands it to somebody else. */
+/* Call the callback with its arguments, for a driver that runs it elsewhere. */
 static PyObject *Handle_invoke(EntryObject *handle, PyObject *Py_UNUSED(ignored))
 {
     if (handle->item == NULL) Py_RETURN_NONE;
@@ -564,16 +563,16 @@ static PyObject *Handle_repr(EntryObject *handle)
 
 static PyObject *Handle_refuse_pickle(PyObject *Py_UNUSED(self), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
 {
-    PyErr_SetString(PyExc_TypeError, "cannot pickle 'Handle' object: its timer lives in this process; "
-                                     "pickle what you would call again");
+    PyErr_SetString(PyExc_TypeError, "cannot pickle 'Handle' object: it exists only in this process; "
+                                     "pickle the data and schedule it again");
     return NULL;
 }
 
 static PyMethodDef Handle_methods[] = {
     {"cancel", (PyCFunction)Handle_cancel, METH_NOARGS,
-     "cancel($self, /)\n--\n\nTake it off its timer and let go of the callback; True when this call did. O(1)."},
+     "cancel($self, /)\n--\n\nRemove it from its timer and release the callback; return True if this call did. O(1)."},
     {"reschedule", (PyCFunction)Handle_reschedule, METH_O,
-     "reschedule($self, delay, /)\n--\n\nMove it to `delay` seconds from now; False when it was no longer pending. O(1)."},
+     "reschedule($self, delay, /)\n--\n\nMove it to `delay` seconds from now; return False if it was not pending. O(1)."},
     {"_invoke", (PyCFunction)Handle_invoke, METH_NOARGS, NULL},
     {"_finish", (PyCFunction)Handle_finish, METH_NOARGS, NULL},
     {"__reduce__", (PyCFunction)(void (*)(void))Handle_refuse_pickle, METH_FASTCALL, NULL},
@@ -582,16 +581,16 @@ static PyMethodDef Handle_methods[] = {
 };
 
 static PyGetSetDef Handle_getset[] = {
-    {"when", (getter)Handle_get_when, NULL, "The time it is due at, in seconds of its timer's clock."},
+    {"when", (getter)Handle_get_when, NULL, "The time at which it is due, in seconds of its timer's clock."},
     {"state", (getter)Handle_get_state, NULL, "'pending', 'running', 'done' or 'cancelled'."},
-    {"callback", (getter)Handle_get_callback, NULL, "What it will call; None once it has run or was cancelled."},
+    {"callback", (getter)Handle_get_callback, NULL, "The callback; None after it ran or was cancelled."},
     {NULL}
 };
 
 PyTypeObject Handle_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "tickwheel.Handle",
-    .tp_doc = "A callback on a timer: made by `call_later` and its like, to cancel or reschedule it.",
+    .tp_doc = "A scheduled callback, returned by `call_later` and `call_at`: cancel or reschedule it.",
     .tp_basicsize = sizeof(EntryObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = (destructor)entry_dealloc,
@@ -603,18 +602,18 @@ PyTypeObject Handle_Type = {
 
 static PyMethodDef Deadlines_methods[] = {
     {"call_later", (PyCFunction)(void (*)(void))Deadlines_call_later, METH_FASTCALL,
-     "call_later($self, delay, callback, /, *args)\n--\n\nCall `callback(*args)` `delay` seconds from now; a negative delay means now. O(1)."},
+     "call_later($self, delay, callback, /, *args)\n--\n\nCall `callback(*args)` in `delay` seconds; a negative delay means now. O(1)."},
     {"call_at", (PyCFunction)(void (*)(void))Deadlines_call_at, METH_FASTCALL,
-     "call_at($self, when, callback, /, *args)\n--\n\nCall `callback(*args)` at `when` of `time()`; what is past is due now. O(1)."},
+     "call_at($self, when, callback, /, *args)\n--\n\nCall `callback(*args)` at `when` of `time()`; a time in the past means now. O(1)."},
     {"time", (PyCFunction)Deadlines_time, METH_NOARGS, "time($self, /)\n--\n\nReturn the time of its clock, in seconds."},
     {"snapshot", (PyCFunction)Deadlines_snapshot, METH_NOARGS,
-     "snapshot($self, /)\n--\n\nReturn the snapshot of its wheel; times are in nanoseconds."},
+     "snapshot($self, /)\n--\n\nReturn the snapshot of its wheel, with times in nanoseconds."},
     {"_run_due", (PyCFunction)Deadlines_run_due, METH_O, NULL},
-    {"_sleep", (PyCFunction)Deadlines_sleep, METH_NOARGS, NULL},
-    {"_awake", (PyCFunction)Deadlines_awake, METH_NOARGS, NULL},
+    {"_begin_sleep", (PyCFunction)Deadlines_begin_sleep, METH_NOARGS, NULL},
+    {"_end_sleep", (PyCFunction)Deadlines_end_sleep, METH_NOARGS, NULL},
     {"_shut", (PyCFunction)Deadlines_shut, METH_O, NULL},
     {"_set_indirect", (PyCFunction)Deadlines_set_indirect, METH_O, NULL},
-    {"_orphan", (PyCFunction)Deadlines_shut, METH_O, NULL}, /* after fork: the GIL is ours, the wheel is whole */
+    {"_shut_in_child", (PyCFunction)Deadlines_shut, METH_O, NULL}, /* after a fork we hold the GIL: the wheel is consistent */
     {"_counts", (PyCFunction)Deadlines_counts, METH_NOARGS, NULL},
     {"_check", (PyCFunction)Deadlines_check, METH_NOARGS, NULL},
     {NULL}
@@ -643,11 +642,11 @@ PyTypeObject Deadlines_Type = {
 int deadlines_exec(PyObject *module)
 {
     str_time_ns = PyUnicode_InternFromString("time_ns");
-    str_earlier = PyUnicode_InternFromString("_earlier");
-    str_failed = PyUnicode_InternFromString("_failed");
-    str_slow = PyUnicode_InternFromString("_slow");
+    str_wake_driver = PyUnicode_InternFromString("_wake_driver");
+    str_report_error = PyUnicode_InternFromString("_report_error");
+    str_report_slow = PyUnicode_InternFromString("_report_slow");
     str_execute = PyUnicode_InternFromString("_execute");
-    if (!str_time_ns || !str_earlier || !str_failed || !str_slow || !str_execute) return -1;
+    if (!str_time_ns || !str_wake_driver || !str_report_error || !str_report_slow || !str_execute) return -1;
     if (PyType_Ready(&Call_Type) < 0) return -1;
     return PyModule_AddType(module, &Handle_Type) < 0 || PyModule_AddType(module, &Deadlines_Type) < 0 ? -1 : 0;
 }

@@ -1,22 +1,22 @@
-/* The ring of the idle tracker, native: the hot path of idle.py.
+/* The ring of the idle tracker, native: the hot path of idle.py. ring.py is its twin.
  *
- * Keys in a table, each with a stamp and an entry on a wheel. A touch is a look-up and a stamp: it leaves the entry in the slot
- * where it is. When that slot comes due the entry is placed anew by its stamp, or, if nothing was heard since, its
- * key is idle.
+ * The keys are in a table, each with a stamp and an entry on a wheel. A touch looks up the key and sets its stamp; the
+ * entry stays in its slot. When the slot is due, the entry is rescheduled by its stamp or, if the key was not touched
+ * since, the key is idle.
  *
- * The stamp lies beside the key, so that a touch comes by with two cache misses, the key's hash and its cell: a dict has one
- * more, and an entry would be another. Cells are probed one after the other, and a cell that falls empty is filled from
- * behind. Comparing two keys may run any code; whoever looks a key up starts anew when that has changed the table.
+ * The stamp is next to the key, so that a touch costs two cache misses, the key's hash and its cell: a dict costs one
+ * more, and the entry would be another. Probing is linear; a removed cell is filled from the cells after it. Comparing
+ * two keys may run any code; if that changes the table, the lookup starts again.
  */
 #include "_wheel.h"
 #include <math.h>
 
-#define FEWEST_BITS 3
+#define MIN_BITS 3
 
 typedef struct {
     PyObject *key; /* NULL: empty */
     Py_hash_t hash;
-    int64_t expiry; /* the stamp: when it was last heard of, and the timeout */
+    int64_t expiry; /* the stamp: when it was last touched, plus the timeout */
     EntryObject *entry;
 } Cell;
 
@@ -28,11 +28,11 @@ typedef struct {
     int bits;
     size_t count;
     uint64_t version; /* of the table */
-    uint64_t added;   /* keys that came, so far */
+    uint64_t added;   /* keys added so far */
     PyObject *clock;  /* NULL: the system's; None: by hand, the time of the last advance */
     int64_t timeout;  /* in nanoseconds, as all times here */
-    int64_t latest;   /* the last time that was seen */
-    int armed;        /* the driver will come by itself */
+    int64_t latest;   /* the last time read */
+    int armed;        /* the driver will call by itself */
     PyObject *weakrefs;
 } IdleRing;
 
@@ -50,7 +50,7 @@ static inline int read_now(IdleRing *ring, int64_t *now)
         if (*now == -1 && PyErr_Occurred()) return -1;
     }
     if (*now < ring->wheel->now) *now = ring->wheel->now;
-    if (*now > ring->latest) ring->latest = *now; else *now = ring->latest; /* a clock that went back stands still */
+    if (*now > ring->latest) ring->latest = *now; else *now = ring->latest; /* if the clock went back, the latest time */
     if (LIKELY(*now <= INT64_MAX - ring->timeout)) return 0;
     PyErr_Format(OutOfRange, "expiry must be from 0 to %lld, got %llu", (long long)INT64_MAX,
                  (unsigned long long)*now + (unsigned long long)ring->timeout);
@@ -64,7 +64,7 @@ static inline size_t home_of(const IdleRing *ring, Py_hash_t hash)
     return (size_t)(((uint64_t)hash * 0x9E3779B97F4A7C15u) >> (64 - ring->bits));
 }
 
-/* Another number of cells; 0 or -1. */
+/* Change the number of cells; 0 or -1. */
 static int resize(IdleRing *ring, int bits)
 {
     Cell *old = ring->cells, *cells = PyMem_Calloc((size_t)1 << bits, sizeof(Cell));
@@ -84,7 +84,7 @@ static int resize(IdleRing *ring, int bits)
     return 0;
 }
 
-/* Whether the two keys are equal; 2 when the comparison has changed the table, -1 with an error. */
+/* Whether the two keys are equal; 2 if the comparison has changed the table, -1 with an error. */
 static int is_same(IdleRing *ring, PyObject *known, PyObject *key)
 {
     uint64_t version = ring->version;
@@ -94,7 +94,7 @@ static int is_same(IdleRing *ring, PyObject *known, PyObject *key)
     return same >= 0 && version != ring->version ? 2 : same;
 }
 
-/* The cell of `key` into *found, or NULL; 0, or -1 with an error of the key's. */
+/* Store the cell of `key`, or NULL, in *found: 0, or -1 with an error of the comparison. */
 static inline int find(IdleRing *ring, PyObject *key, Py_hash_t hash, Cell **found)
 {
     size_t at = home_of(ring, hash);
@@ -115,12 +115,12 @@ static inline int look_up(IdleRing *ring, PyObject *key, Cell **found)
     return hash == -1 ? -1 : find(ring, key, hash, found);
 }
 
-/* Empty a cell, and take its entry off the wheel. Releases the key, which may run any code. */
-static void empty(IdleRing *ring, Cell *cell)
+/* Remove a cell, and its entry from the wheel. Releases the key, which may run any code. */
+static void remove_cell(IdleRing *ring, Cell *cell)
 {
-    Cell gone = *cell;
+    Cell removed = *cell;
     size_t hole = (size_t)(cell - ring->cells), at = hole;
-    while (ring->cells[at = (at + 1) & ring->mask].key) { /* what probing would miss behind the hole moves into it */
+    while (ring->cells[at = (at + 1) & ring->mask].key) { /* a cell that probing would not reach moves into the hole */
         size_t home = home_of(ring, ring->cells[at].hash);
         if (((at - home) & ring->mask) < ((at - hole) & ring->mask)) continue;
         ring->cells[hole] = ring->cells[at];
@@ -129,20 +129,20 @@ static void empty(IdleRing *ring, Cell *cell)
     ring->cells[hole].key = NULL;
     ring->count--;
     ring->version++;
-    if (ring->bits > FEWEST_BITS && ring->count < ring->mask / 8 && resize(ring, ring->bits - 1) < 0) PyErr_Clear();
+    if (ring->bits > MIN_BITS && ring->count < ring->mask / 8 && resize(ring, ring->bits - 1) < 0) PyErr_Clear();
     PyObject *item = NULL;
-    if (IS_PENDING(gone.entry)) {
-        item = gone.entry->item;
-        wheel_unlink(ring->wheel, gone.entry);
-        gone.entry->item = NULL;
-        Py_DECREF(gone.entry); /* the wheel's */
+    if (IS_PENDING(removed.entry)) {
+        item = removed.entry->item;
+        wheel_unlink(ring->wheel, removed.entry);
+        removed.entry->item = NULL;
+        Py_DECREF(removed.entry); /* the wheel's */
     }
-    Py_DECREF(gone.entry);
+    Py_DECREF(removed.entry);
     Py_XDECREF(item);
-    Py_DECREF(gone.key);
+    Py_DECREF(removed.key);
 }
 
-/* A key that is not known, as the table is now. */
+/* Add a key that is not in the table. */
 static int add(IdleRing *ring, PyObject *key, Py_hash_t hash, int64_t now)
 {
     if (3 * (ring->count + 1) > 2 * (ring->mask + 1) && resize(ring, ring->bits + 1) < 0) return -1;
@@ -161,7 +161,7 @@ static int add(IdleRing *ring, PyObject *key, Py_hash_t hash, int64_t now)
     return answer ? 0 : -1;
 }
 
-/* ---- The verbs */
+/* ---- Methods */
 
 static inline int touch(IdleRing *ring, PyObject *key, Py_hash_t hash, int64_t now)
 {
@@ -178,7 +178,7 @@ static PyObject *IdleRing_touch(IdleRing *ring, PyObject *key)
     int64_t now;
     Py_hash_t hash = PyObject_Hash(key);
     if (UNLIKELY(hash == -1)) return NULL;
-    PREFETCH(&ring->cells[home_of(ring, hash)]); /* it comes while the clock is read */
+    PREFETCH(&ring->cells[home_of(ring, hash)]); /* it arrives while the clock is read */
     if (read_now(ring, &now) < 0 || touch(ring, key, hash, now) < 0) return NULL;
     Py_RETURN_NONE;
 }
@@ -205,7 +205,7 @@ static PyObject *IdleRing_discard(IdleRing *ring, PyObject *key)
     Cell *cell;
     if (look_up(ring, key, &cell) < 0) return NULL;
     if (cell == NULL) Py_RETURN_FALSE;
-    empty(ring, cell);
+    remove_cell(ring, cell);
     Py_RETURN_TRUE;
 }
 
@@ -218,7 +218,7 @@ static PyObject *IdleRing_last_seen_ns(IdleRing *ring, PyObject *key)
     return NULL;
 }
 
-/* The cell of an entry, or NULL. The key is not compared, and one without a hash any more is found by looking at all. */
+/* The cell of an entry, or NULL. Keys are not compared; if hashing the key fails, all cells are searched. */
 static Cell *cell_of(IdleRing *ring, EntryObject *entry)
 {
     PyObject *key = Py_NewRef(entry->item);
@@ -233,7 +233,7 @@ static Cell *cell_of(IdleRing *ring, EntryObject *entry)
     return NULL;
 }
 
-/* What is due next was cold for a timeout: fetch the key of one, and the cell of another whose key has come. */
+/* The next due entries are not in the cache: prefetch the key of one, and the cell of one whose key has arrived. */
 static void fetch_ahead(IdleRing *ring)
 {
     EntryObject *entry = wheel_ahead(ring->wheel, 2 * FETCH_AHEAD / 3);
@@ -243,7 +243,7 @@ static void fetch_ahead(IdleRing *ring)
         PREFETCH(&ring->cells[home_of(ring, PyObject_Hash(entry->item))]);
 }
 
-/* Take one key that is due: 1 when it went into `idle`, 0 when nothing is due, -1 with an error. */
+/* Move one idle key to `idle`: 1, or 0 if no key is due, or -1 with an error. */
 static int expire_one(IdleRing *ring, PyObject *idle)
 {
     for (;;) {
@@ -253,19 +253,19 @@ static int expire_one(IdleRing *ring, PyObject *idle)
         Py_INCREF(entry);
         Cell *cell = cell_of(ring, entry);
         Py_DECREF(entry);
-        if (cell == NULL) continue; /* its hash ran code that discarded it */
+        if (cell == NULL) continue; /* computing its hash ran code that discarded it */
         uint64_t deadline = ((uint64_t)cell->expiry + ring->wheel->tick - 1) / ring->wheel->tick;
-        if (deadline > ring->wheel->current) { /* heard of since it was placed */
+        if (deadline > ring->wheel->current) { /* touched since it was scheduled */
             if (wheel_move(ring->wheel, cell->entry, cell->expiry) < 0) return -1;
             continue;
         }
         if (PyList_Append(idle, cell->key) < 0) return -1;
-        empty(ring, cell);
+        remove_cell(ring, cell);
         return 1;
     }
 }
 
-/* Move time to `now` and return the keys that have gone idle, as one list. */
+/* Move time to `now` and return the keys that became idle. */
 static PyObject *IdleRing_expire(IdleRing *ring, PyObject *now_ns)
 {
     int64_t now = PyLong_AsLongLong(now_ns);
@@ -322,7 +322,7 @@ static PyObject *IdleRing_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyO
     if (ring == NULL) return NULL;
     ring->clock = Py_NewRef(Py_None);
     ring->wheel = wheel_make(1, 0);
-    if (ring->wheel == NULL || resize(ring, FEWEST_BITS) < 0) { Py_DECREF(ring); return NULL; }
+    if (ring->wheel == NULL || resize(ring, MIN_BITS) < 0) { Py_DECREF(ring); return NULL; }
     return (PyObject *)ring;
 }
 
@@ -335,7 +335,7 @@ static int IdleRing_init(IdleRing *ring, PyObject *args, PyObject *kwargs)
     int by_hand;
     int64_t now;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLOp:IdleRing", names, &timeout, &tick, &clock, &by_hand)) return -1;
-    if (ring->count) { PyErr_SetString(PyExc_RuntimeError, "a ring is made once"); return -1; }
+    if (ring->count) { PyErr_SetString(PyExc_RuntimeError, "a ring can be initialized only once"); return -1; }
     ring->timeout = timeout;
     Py_XSETREF(ring->clock, by_hand ? Py_NewRef(Py_None) : clock == Py_None ? NULL : Py_NewRef(clock));
     WheelObject *before = ring->wheel, *wheel = wheel_make(tick, 0);
@@ -357,7 +357,7 @@ static int IdleRing_traverse(IdleRing *ring, visitproc visit, void *arg)
 static int IdleRing_clear(IdleRing *ring)
 {
     for (size_t at = 0; ring->count; at++)
-        while (ring->count && ring->cells[at & ring->mask].key) empty(ring, &ring->cells[at & ring->mask]);
+        while (ring->count && ring->cells[at & ring->mask].key) remove_cell(ring, &ring->cells[at & ring->mask]);
     return 0; /* the wheel clears itself */
 }
 
@@ -374,11 +374,11 @@ static void IdleRing_dealloc(IdleRing *ring)
 
 static PyMethodDef IdleRing_methods[] = {
     {"touch", (PyCFunction)IdleRing_touch, METH_O,
-     "touch($self, key, /)\n--\n\nNote that `key` was heard of just now. O(1): a look-up and a stamp."},
+     "touch($self, key, /)\n--\n\nRecord activity of `key` at the current time. O(1): a lookup and a stamp."},
     {"touch_many", (PyCFunction)IdleRing_touch_many, METH_O,
-     "touch_many($self, keys, /)\n--\n\nTouch each of `keys`, at one time."},
+     "touch_many($self, keys, /)\n--\n\nTouch all `keys`, with the same time."},
     {"discard", (PyCFunction)IdleRing_discard, METH_O,
-     "discard($self, key, /)\n--\n\nForget `key` without a word; True when it was known. O(1)."},
+     "discard($self, key, /)\n--\n\nForget `key` without a report; return True if it was known. O(1)."},
     {"_last_seen_ns", (PyCFunction)IdleRing_last_seen_ns, METH_O, NULL},
     {"_expire", (PyCFunction)IdleRing_expire, METH_O, NULL},
     {"_now_ns", (PyCFunction)IdleRing_now_ns, METH_NOARGS, NULL},
@@ -401,7 +401,7 @@ static PyNumberMethods IdleRing_as_number = {.nb_bool = (inquiry)IdleRing_bool};
 static PyTypeObject IdleRing_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "tickwheel._wheel.IdleRing",
-    .tp_doc = "Keys and when each was last heard of; see tickwheel.idle.",
+    .tp_doc = "Keys and when each was last touched; see tickwheel.ring.",
     .tp_basicsize = sizeof(IdleRing),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
     .tp_new = IdleRing_new,

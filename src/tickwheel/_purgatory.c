@@ -1,19 +1,19 @@
-/* Operations and the lists they are watched on, native: the hot path of watchlists.py, where the essay is.
+/* Operations and the lists that watch them, native: the hot path of watchlists.py, which explains how they work.
  *
- * What differs is how it lies in memory, and what the locks are:
+ * The layout in memory and the locks differ:
  *
- * - A key is a node of a hash table, and has a list of links, one per operation watched on it, in the order in which
- *   they came. An operation owns its links, so it leaves each list in one step, without a hash or a comparison. A
- *   node goes with its last link.
- * - The GIL is the purgatory's lock. Code of the user's runs only where a key is hashed or compared, a method
- *   is called, or an object is made or released, and there the lists are whole: keys are looked up first and their
- *   nodes reserved, and then the operation is linked to all of them in one go; it leaves all of them in one go, and
- *   what it held is released after that.
- * - An operation's lock is an owner and a count. Only a thread that finds another one inside needs more: it sleeps on a
- *   lock of the system's, without the GIL.
+ * - A key is a node of a hash table, with a list of links, one per operation watched on it, in order of arrival. An
+ *   operation owns its links, so it leaves each list in one step, without a hash or a comparison. A node is freed
+ *   with its last link.
+ * - The GIL is the purgatory's lock. User code runs only where a key is hashed or compared, a method is called, or an
+ *   object is created or released, and at those places the lists are consistent: first the keys are looked up and their
+ *   nodes reserved, then the operation is linked to all of them in one step. It is unlinked from all of them in one
+ *   step, and its references are released after that.
+ * - An operation's lock is an owner and a count. Only a thread that finds another thread inside needs more: it sleeps
+ *   on a lock of the system, without the GIL.
  *
- * The collector sees a purgatory, its operations and its keys. A purgatory refers to each of its operations once, and
- * each of these to its purgatory.
+ * The collector tracks a purgatory, its operations and its keys. A purgatory has one reference to each of its
+ * operations, and each of them has one to its purgatory.
  */
 #include "_wheel.h"
 #include "pythread.h"
@@ -24,9 +24,9 @@
 #define THREAD_LOCAL __thread
 #endif
 
-#define FEWEST_SLOTS 8
-#define OWN_LINKS 2 /* most operations have no more keys */
-#define FEW 8       /* keys of an operation, or operations of a key, that need no allocation */
+#define MIN_SLOTS 8
+#define INLINE_LINKS 2 /* keys of an operation that need no allocated links: most operations have no more */
+#define ON_STACK 8     /* keys of an operation, or operations of a key, that need no allocated array */
 
 typedef struct Node Node;
 typedef struct Link Link;
@@ -42,69 +42,69 @@ struct Link {
 
 /* A key that operations are watched on. */
 struct Node {
-    Node *next; /* in its slot */
+    Node *next; /* in the same slot */
     PyObject *key;
     Py_hash_t hash;
     Link *first, *last;
     Py_ssize_t uses; /* links, and operations that are about to be linked */
-    uint64_t mark;   /* the last watch that linked here: a key that comes twice is linked once */
+    uint64_t mark;   /* the last watch that linked here: a key given twice is linked once */
 };
 
 struct Operation {
     PyObject_HEAD
-    unsigned long owner;  /* the thread that is inside */
-    unsigned int depth;   /* how often it is */
-    unsigned int waiting; /* threads that sleep on the gate */
-    char made, ticket, completed, rung;
+    unsigned long owner;  /* the thread that holds the lock */
+    unsigned int depth;   /* how often it holds it */
+    unsigned int waiting; /* threads that sleep on wait_lock */
+    char initialized, ticket, completed, signalled;
     char one_thread;   /* its purgatory needs no locks */
-    WatchLists *lists; /* where it is watched, or NULL */
-    Link *links;       /* `own_links`, or more of them, or NULL */
+    WatchLists *lists; /* the lists that watch it, or NULL */
+    Link *links;       /* `inline_links`, or an allocated array, or NULL */
     Py_ssize_t link_count;
-    Link own_links[OWN_LINKS];
+    Link inline_links[INLINE_LINKS];
     Operation *before, *after; /* among the operations of `lists` */
     PyObject *timeout;
-    PyObject *handle;        /* of its deadline, or NULL */
-    PyThread_type_lock gate; /* NULL until a thread has to wait; held but for a moment after `rung` */
+    PyObject *handle;             /* of its deadline, or NULL */
+    PyThread_type_lock wait_lock; /* NULL until a thread has to wait; held, except while `signalled` */
 };
 
-enum { COMPLETED, EXPIRED, CANCELLED, WAYS };
+enum { COMPLETED, EXPIRED, CANCELLED, END_KINDS };
 
 struct WatchLists {
     PyObject_HEAD
     PyObject *timer;
-    PyObject *closed; /* NULL, or why it is closed */
+    PyObject *closed; /* NULL, or the reason for which it is closed */
     Node **slots;     /* a power of two of them, or NULL */
     size_t slot_count;
     size_t node_count;
-    uint64_t version; /* of the table: what was read before user code ran may be gone after it */
+    uint64_t version; /* of the table: after user code ran, nodes read before may have been freed */
     uint64_t marks;
     Operation *first, *last;
     Py_ssize_t operation_count, watched, delayed;
-    unsigned long long ended[WAYS];
+    unsigned long long ended[END_KINDS];
     char one_thread;
     PyObject *weakrefs;
 };
 
-/* A check that was put off. */
+/* A deferred check. */
 typedef struct Check {
     struct Check *next;
     WatchLists *lists;
     PyObject *key;
 } Check;
 
-/* A thread's operations under way, and the checks that wait for them to end. */
+/* The depth of a thread's running operations, and the checks deferred until they end. */
 typedef struct {
     int depth;
     int draining;
     Check *first, *last;
-} Later;
+} Deferred;
 
-static THREAD_LOCAL Later later;
+static THREAD_LOCAL Deferred deferred;
 
 static PyTypeObject Operation_Type, WatchLists_Type;
-static PyObject *str_try_complete, *str_on_complete, *str_on_expiration, *str_failed, *str_take_ticket, *str_timeout;
+static PyObject *str_try_complete, *str_on_complete, *str_on_expiration, *str_report_error, *str_take_ticket, *str_timeout;
 static PyObject *str_call_later, *str_cancel, *str_expire;
-static PyObject *own_take_ticket, *own_timeout; /* what a type has that does not override them; borrowed */
+static PyObject *own_take_ticket, *own_timeout; /* the attributes of a type that does not override them; borrowed */
 
 static Py_ssize_t check(WatchLists *w, PyObject *key);
 
@@ -113,13 +113,13 @@ static Py_ssize_t check(WatchLists *w, PyObject *key);
 
 /* ---- Ending */
 
-/* Whether `op` has what its class has not overridden. */
+/* Whether the class of `op` does not override `name`. */
 static inline int has_own(Operation *op, PyObject *name, PyObject *own)
 {
     return _PyType_Lookup(Py_TYPE(op), name) == own;
 }
 
-/* Decide how it ends: 1 for one caller only, 0 for all others, -1 with an error. */
+/* Claim the right to end it: 1 for one caller only, 0 for all others, -1 with an error. */
 static int take_ticket(Operation *op)
 {
     if (LIKELY(has_own(op, str_take_ticket, own_take_ticket))) {
@@ -133,7 +133,7 @@ static int take_ticket(Operation *op)
     return had;
 }
 
-/* Call a user's method; what it raises is reported, and stops nobody. */
+/* Call a user's method; report an error of it instead of raising it. */
 static int call(Operation *op, PyObject *name)
 {
     PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)op, name);
@@ -141,7 +141,7 @@ static int call(Operation *op, PyObject *name)
     return report(op, name);
 }
 
-/* 1 when this call completed it, 0 when not, -1 with an error. */
+/* 1 if this call completed it, 0 if not, -1 with an error. */
 static int complete(Operation *op, int how)
 {
     int taken = take_ticket(op);
@@ -153,8 +153,8 @@ static int complete(Operation *op, int how)
     return end_turn(op, held, call(op, str_on_complete)) < 0 ? -1 : 1;
 }
 
-/* Look at the condition: 1 when this look completed it, 0 when not, -1 with an error. */
-static int look(Operation *op)
+/* Evaluate the condition: 1 if this completed it, 0 if not, -1 with an error. */
+static int evaluate(Operation *op)
 {
     if (!op->ticket) return 0;
     PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)op, str_try_complete);
@@ -164,12 +164,12 @@ static int look(Operation *op)
     return yes > 0 ? op->completed : yes;
 }
 
-/* The deadline: a last look at the condition, then the timeout answer. */
+/* Handle the deadline: evaluate the condition once more, then expire. */
 static PyObject *expire(Operation *op)
 {
     int held = begin_turn(op);
     if (held < 0) return NULL;
-    int failed = look(op);
+    int failed = evaluate(op);
     if (failed < 0) failed = report(op, str_try_complete);
     if (failed >= 0 && op->ticket) {
         failed = complete(op, EXPIRED);
@@ -205,7 +205,7 @@ PyTypeObject Expiry_Type = {
     .tp_dealloc = (destructor)Expiry_dealloc,
 };
 
-/* What a timer calls at the deadline. A wheel shows the collector what is inside an Expiry; another timer cannot. */
+/* The callback for the deadline. A wheel visits the operation of an Expiry for the collector; another timer cannot. */
 static PyObject *expiry_of(Operation *op, PyObject *timer)
 {
     if (UNLIKELY(!PyObject_TypeCheck(timer, &Deadlines_Type))) return PyObject_GetAttr((PyObject *)op, str_expire);
@@ -233,7 +233,7 @@ static PyObject *call_later(PyObject *timer, Operation *op)
     return handle;
 }
 
-/* Put it into the timer. */
+/* Add it to the timer. */
 static int delay(WatchLists *w, Operation *op)
 {
     PyObject *timer = Py_NewRef(w->timer), *handle = call_later(timer, op);
@@ -244,15 +244,15 @@ static int delay(WatchLists *w, Operation *op)
         w->delayed++;
         return 0;
     }
-    int failed = cancel_handle(handle); /* it has completed meanwhile */
+    int failed = cancel_handle(handle); /* it has completed in the meantime */
     Py_DECREF(handle);
     return failed;
 }
 
-/* ---- The purgatory's verbs */
+/* ---- The methods of a purgatory */
 
-/* Cancel it, whose being watched has failed; the error stays. */
-static void give_up(WatchLists *w, Operation *op)
+/* Cancel an operation that could not be watched; the error stays set. */
+static void cancel_failed_watch(WatchLists *w, Operation *op)
 {
     PyObject *error = take_error();
     PyObject *answer = PyObject_CallMethodOneArg((PyObject *)w, str_cancel, (PyObject *)op);
@@ -262,21 +262,21 @@ static void give_up(WatchLists *w, Operation *op)
     raise_again(another);
 }
 
-/* 1 when it has completed by this, 0 when not, -1 with an error. Its turn has begun. */
+/* 1 if this completed it, 0 if not, -1 with an error. The caller has begun its turn. */
 static int try_else_watch(WatchLists *w, Operation *op, PyObject *keys, const Py_hash_t *hashes)
 {
     if (op->lists) return refuse_watched(op);
-    int done = look(op);
+    int done = evaluate(op);
     if (done > 0) w->ended[COMPLETED]++;
     if (done || !op->ticket) return done;
     done = watch(w, op, keys, hashes);
-    if (done == 0) done = look(op);
+    if (done == 0) done = evaluate(op);
     if (done == 0) done = op->ticket ? delay(w, op) : 0;
-    if (done < 0) give_up(w, op);
+    if (done < 0) cancel_failed_watch(w, op);
     return done;
 }
 
-/* Hash every key, so that what cannot be one is told before anything is done. */
+/* Hash every key, so that an unhashable one raises an error before anything changes. */
 static int hash_all(PyObject *keys, Py_hash_t *hashes)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++)
@@ -286,9 +286,9 @@ static int hash_all(PyObject *keys, Py_hash_t *hashes)
 
 static PyObject *watch_on(WatchLists *w, Operation *op, PyObject *keys)
 {
-    Py_hash_t few[FEW], *hashes = few;
+    Py_hash_t on_stack[ON_STACK], *hashes = on_stack;
     Py_ssize_t n = PyTuple_GET_SIZE(keys);
-    if (n > FEW && (hashes = PyMem_New(Py_hash_t, n)) == NULL) return PyErr_NoMemory();
+    if (n > ON_STACK && (hashes = PyMem_New(Py_hash_t, n)) == NULL) return PyErr_NoMemory();
     int done = -1;
     if (w->timer == NULL) PyErr_SetString(PyExc_AttributeError, "the purgatory has no timer: call super().__init__() first");
     else if (hash_all(keys, hashes) < 0) {}
@@ -302,7 +302,7 @@ static PyObject *watch_on(WatchLists *w, Operation *op, PyObject *keys)
             if (end_turn(op, held, done < 0 ? -1 : 0) < 0) done = -1;
         }
     }
-    if (hashes != few) PyMem_Free(hashes);
+    if (hashes != on_stack) PyMem_Free(hashes);
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
@@ -319,19 +319,20 @@ static PyObject *WatchLists_try_complete_else_watch(WatchLists *w, PyObject *con
     return answer;
 }
 
-/* What is watched on `key` now, as references in `*found`, which is `few` or to be freed; how many, or -1. */
-static Py_ssize_t watched_on(WatchLists *w, PyObject *key, Operation **few, Operation ***found)
+/* Store references to the operations watched on `key` in `*found`, which is `on_stack` or an array to free. The
+ * number of them, or -1. */
+static Py_ssize_t watched_on(WatchLists *w, PyObject *key, Operation **on_stack, Operation ***found)
 {
     Node *node;
-    Py_ssize_t n = 0, room = FEW;
-    *found = few;
+    Py_ssize_t n = 0, room = ON_STACK;
+    *found = on_stack;
     Py_hash_t hash = PyObject_Hash(key);
     if (hash == -1 || find(w, key, hash, &node) < 0) return -1;
     for (Link *link = node ? node->first : NULL; link; link = link->after) {
         if (n == room) {
             Operation **more = PyMem_New(Operation *, 2 * room);
             if (more) memcpy(more, *found, (size_t)n * sizeof(Operation *));
-            if (*found != few) PyMem_Free(*found);
+            if (*found != on_stack) PyMem_Free(*found);
             if (more == NULL) { PyErr_NoMemory(); return -1; }
             *found = more;
             room *= 2;
@@ -342,21 +343,21 @@ static Py_ssize_t watched_on(WatchLists *w, PyObject *key, Operation **few, Oper
     return n;
 }
 
-/* Look at one operation in its turn: 1 when this completed it, 0 when not, -1 with an error. */
+/* Evaluate one operation in its turn: 1 if this completed it, 0 if not, -1 with an error. */
 static int check_one(Operation *op)
 {
     int held = begin_turn(op);
     if (held < 0) return -1;
-    int done = look(op);
+    int done = evaluate(op);
     if (done < 0) done = report(op, str_try_complete);
     return end_turn(op, held, done < 0 ? -1 : 0) < 0 ? -1 : done;
 }
 
-/* Look at every operation watched on `key`; how many this completed, or -1. */
+/* Evaluate every operation watched on `key`; the number that this completed, or -1. */
 static Py_ssize_t check(WatchLists *w, PyObject *key)
 {
-    Operation *few[FEW], **found;
-    Py_ssize_t n = watched_on(w, key, few, &found), completed = 0;
+    Operation *on_stack[ON_STACK], **found;
+    Py_ssize_t n = watched_on(w, key, on_stack, &found), completed = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         int done = completed < 0 ? 0 : check_one(found[i]);
         completed = done < 0 ? -1 : completed + done;
@@ -367,7 +368,7 @@ static Py_ssize_t check(WatchLists *w, PyObject *key)
             raise_again(error);
         }
     }
-    if (n > 0 && found != few) PyMem_Free(found);
+    if (n > 0 && found != on_stack) PyMem_Free(found);
     return n < 0 ? -1 : completed;
 }
 
@@ -376,7 +377,7 @@ static PyObject *WatchLists_check_and_complete(WatchLists *w, PyObject *const *a
     static const char *const names[] = {"key"};
     PyObject *key;
     if (bind_arguments("check_and_complete", args, nargs, kwnames, names, 1, 1, &key) < 0) return NULL;
-    Py_ssize_t completed = later.depth ? put_off(w, key) : check(w, key);
+    Py_ssize_t completed = deferred.depth ? defer(w, key) : check(w, key);
     return completed < 0 ? NULL : PyLong_FromSsize_t(completed);
 }
 
@@ -394,12 +395,12 @@ static PyObject *WatchLists_cancel(WatchLists *w, PyObject *const *args, Py_ssiz
 
 static PyObject *WatchLists_watched_on(WatchLists *w, PyObject *key)
 {
-    Operation *few[FEW], **found;
-    Py_ssize_t n = watched_on(w, key, few, &found);
+    Operation *on_stack[ON_STACK], **found;
+    Py_ssize_t n = watched_on(w, key, on_stack, &found);
     PyObject *list = n < 0 ? NULL : PyList_New(n);
     for (Py_ssize_t i = 0; i < n; i++)
         if (list) PyList_SET_ITEM(list, i, (PyObject *)found[i]); else Py_DECREF(found[i]);
-    if (n > 0 && found != few) PyMem_Free(found);
+    if (n > 0 && found != on_stack) PyMem_Free(found);
     return list;
 }
 
@@ -409,7 +410,7 @@ static PyObject *WatchLists_stats(WatchLists *w, PyObject *Py_UNUSED(ignored))
                          "expired", w->ended[EXPIRED], "cancelled", w->ended[CANCELLED]);
 }
 
-/* All operations, in the order in which they came. Making the list may run any code: then it starts anew. */
+/* All operations, in order of arrival. Creating the list may run any code; if that changes them, start again. */
 static PyObject *all_operations(WatchLists *w)
 {
     for (;;) {
@@ -424,14 +425,14 @@ static PyObject *all_operations(WatchLists *w)
     }
 }
 
-/* Close it for `reason`, and return the operations that are watched. */
+/* Close it for `reason`, and return the watched operations. */
 static PyObject *WatchLists_shut(WatchLists *w, PyObject *reason)
 {
     Py_XSETREF(w->closed, Py_NewRef(reason));
     return all_operations(w);
 }
 
-/* The keys, with what is watched on each: for those who look into it. */
+/* The operations of each key, for tests and debugging. */
 static PyObject *WatchLists_get_lists(WatchLists *w, void *Py_UNUSED(closure))
 {
     PyObject *lists = PyDict_New(), *keys = lists ? PyList_New(0) : NULL, *list = NULL;
@@ -458,7 +459,7 @@ static PyObject *WatchLists_check(WatchLists *w, PyObject *Py_UNUSED(ignored))
     for (Operation *op = w->first; op; op = op->after, operations++) {
         HOLDS(op->lists == w && op->ticket, "a watched operation has its ticket");
         HOLDS(op->after ? op->after->before == op : w->last == op, "the operations are linked both ways");
-        for (Py_ssize_t i = 0; i < op->link_count; i++) HOLDS(op->links[i].operation == op, "a link is its operation's");
+        for (Py_ssize_t i = 0; i < op->link_count; i++) HOLDS(op->links[i].operation == op, "a link belongs to its operation");
         links += op->link_count;
         delayed += op->handle != NULL;
     }
@@ -467,13 +468,13 @@ static PyObject *WatchLists_check(WatchLists *w, PyObject *Py_UNUSED(ignored))
             Py_ssize_t uses = 0;
             HOLDS(slot_of(w, node->hash) == slot, "a key is in its slot");
             for (Link *link = node->first; link; link = link->after, uses++) {
-                HOLDS(link->node == node && link->operation->lists == w, "a link is its key's");
+                HOLDS(link->node == node && link->operation->lists == w, "a link belongs to its key");
                 HOLDS(link->after ? link->after->before == link : node->last == link, "the links are linked both ways");
             }
             HOLDS(uses && uses == node->uses, "a key has links");
             linked += uses;
         }
-    HOLDS(operations == w->operation_count && nodes == w->node_count, "what is there is counted");
+    HOLDS(operations == w->operation_count && nodes == w->node_count, "operations and keys are counted");
     HOLDS(links == w->watched && linked == w->watched && delayed == w->delayed, "watched and delayed are exact");
     Py_RETURN_NONE;
 }
@@ -484,7 +485,7 @@ static PyObject *WatchLists_get_delayed(WatchLists *w, void *Py_UNUSED(closure))
 
 static PyObject *WatchLists_get_timer(WatchLists *w, void *Py_UNUSED(closure)) { return Py_NewRef(w->timer ? w->timer : Py_None); }
 
-/* ---- Making and unmaking a purgatory's lists */
+/* ---- Creating and freeing a purgatory */
 
 /* WatchLists(timer, one_thread) */
 static int WatchLists_init(WatchLists *w, PyObject *args, PyObject *kwargs)
@@ -493,7 +494,7 @@ static int WatchLists_init(WatchLists *w, PyObject *args, PyObject *kwargs)
     PyObject *timer;
     int one_thread;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Op:WatchLists", names, &timer, &one_thread)) return -1;
-    if (w->operation_count) { PyErr_SetString(PyExc_RuntimeError, "a purgatory is made once"); return -1; }
+    if (w->operation_count) { PyErr_SetString(PyExc_RuntimeError, "a purgatory can be initialized only once"); return -1; }
     Py_XSETREF(w->timer, Py_NewRef(timer));
     w->one_thread = (char)one_thread;
     return 0;
@@ -511,10 +512,10 @@ static int WatchLists_traverse(WatchLists *w, visitproc visit, void *arg)
 
 static int WatchLists_clear(WatchLists *w)
 {
-    Py_INCREF(w); /* its operations may have the last references */
+    Py_INCREF(w); /* its operations may hold the last references */
     while (w->first) {
         Operation *op = w->first;
-        release(op, take_off(op));
+        release(op, detach(op));
     }
     Py_CLEAR(w->timer);
     Py_DECREF(w);
@@ -523,7 +524,7 @@ static int WatchLists_clear(WatchLists *w)
 
 static void WatchLists_dealloc(WatchLists *w)
 {
-    assert(w->first == NULL && w->node_count == 0); /* whatever is watched keeps it alive */
+    assert(w->first == NULL && w->node_count == 0); /* watched operations keep it alive */
     PyObject_GC_UnTrack(w);
     if (w->weakrefs) PyObject_ClearWeakRefs((PyObject *)w);
     Py_CLEAR(w->timer);
@@ -535,14 +536,14 @@ static void WatchLists_dealloc(WatchLists *w)
 static PyMethodDef WatchLists_methods[] = {
     {"try_complete_else_watch", FAST(WatchLists_try_complete_else_watch),
      "try_complete_else_watch($self, /, operation, keys)\n--\n\n"
-     "Complete `operation` now, or watch it on `keys` until it completes or times out.\n\nTrue when this call completed it."},
+     "Complete `operation` now, or watch it on `keys` until it completes or times out.\n\nReturn True if this call completed it."},
     {"check_and_complete", FAST(WatchLists_check_and_complete),
-     "check_and_complete($self, /, key)\n--\n\nLook at every operation watched on `key`; return how many this completed.\n\n"
-     "Inside an operation it is put off until that one's lock is free, and answers 0."},
+     "check_and_complete($self, /, key)\n--\n\nEvaluate every operation watched on `key`; return the number that this completed.\n\n"
+     "Inside an operation it defers the check until that operation's lock is free, and returns 0."},
     {"cancel", FAST(WatchLists_cancel),
-     "cancel($self, /, operation)\n--\n\nTake `operation` off without completing it; True when this call did."},
+     "cancel($self, /, operation)\n--\n\nRemove `operation` without completing it; return True if this call did."},
     {"stats", (PyCFunction)WatchLists_stats, METH_NOARGS,
-     "stats($self, /)\n--\n\nReturn what is watched and delayed now, and how operations have ended so far."},
+     "stats($self, /)\n--\n\nReturn the current watched and delayed, and counts of how operations have ended."},
     {"_watched_on", (PyCFunction)WatchLists_watched_on, METH_O, NULL},
     {"_shut", (PyCFunction)WatchLists_shut, METH_O, NULL},
     {"_check", (PyCFunction)WatchLists_check, METH_NOARGS, NULL},
@@ -550,8 +551,8 @@ static PyMethodDef WatchLists_methods[] = {
 };
 
 static PyGetSetDef WatchLists_getset[] = {
-    {"watched", (getter)WatchLists_get_watched, NULL, "How many (operation, key) pairs are watched."},
-    {"delayed", (getter)WatchLists_get_delayed, NULL, "How many operations are in the timer."},
+    {"watched", (getter)WatchLists_get_watched, NULL, "The number of watched (operation, key) pairs."},
+    {"delayed", (getter)WatchLists_get_delayed, NULL, "The number of operations in the timer."},
     {"_timer", (getter)WatchLists_get_timer, NULL, NULL},
     {"_lists", (getter)WatchLists_get_lists, NULL, NULL},
     {NULL}
@@ -560,7 +561,7 @@ static PyGetSetDef WatchLists_getset[] = {
 static PyTypeObject WatchLists_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "tickwheel._wheel.WatchLists",
-    .tp_doc = "Operations by the keys they are watched on; see tickwheel.watchlists.",
+    .tp_doc = "Operations by the keys that they are watched on; see tickwheel.watchlists.",
     .tp_basicsize = sizeof(WatchLists),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
     .tp_init = (initproc)WatchLists_init,
@@ -620,7 +621,7 @@ static int Operation_init(Operation *op, PyObject *args, PyObject *kwargs)
     if (op->lists) return refuse_watched(op);
     if (LIKELY(has_own(op, str_timeout, own_timeout))) Py_XSETREF(op->timeout, Py_NewRef(timeout));
     else if (PyObject_SetAttr((PyObject *)op, str_timeout, timeout) < 0) return -1;
-    op->made = op->ticket = 1;
+    op->initialized = op->ticket = 1;
     op->completed = 0;
     return 0;
 }
@@ -636,32 +637,32 @@ static int Operation_traverse(Operation *op, visitproc visit, void *arg)
 static int Operation_clear(Operation *op)
 {
     Py_CLEAR(op->timeout);
-    return 0; /* its purgatory lets go of it */
+    return 0; /* its purgatory releases it */
 }
 
 static void Operation_dealloc(Operation *op)
 {
-    assert(op->lists == NULL && op->links == NULL); /* whoever watches it keeps it alive */
+    assert(op->lists == NULL && op->links == NULL); /* its purgatory keeps a watched operation alive */
     PyObject_GC_UnTrack(op);
     Py_CLEAR(op->timeout);
-    if (op->gate) {
-        if (!op->rung) PyThread_release_lock(op->gate);
-        PyThread_free_lock(op->gate);
+    if (op->wait_lock) {
+        if (!op->signalled) PyThread_release_lock(op->wait_lock);
+        PyThread_free_lock(op->wait_lock);
     }
     Py_TYPE(op)->tp_free((PyObject *)op);
 }
 
 static PyMethodDef Operation_methods[] = {
     {"force_complete", (PyCFunction)Operation_force_complete, METH_NOARGS,
-     "force_complete($self, /)\n--\n\nComplete it; True for the one call that did."},
+     "force_complete($self, /)\n--\n\nComplete it; return True for the one call that did."},
     {"_take_ticket", (PyCFunction)Operation_take_ticket, METH_NOARGS, NULL},
     {"_expire", (PyCFunction)Operation_expire, METH_NOARGS, NULL},
     {NULL}
 };
 
 static PyGetSetDef Operation_getset[] = {
-    {"completed", (getter)Operation_get_completed, NULL, "Whether it has completed, by its condition or by its deadline."},
-    {"timeout", (getter)Operation_get_timeout, (setter)Operation_set_timeout, "Seconds until its deadline, from when it is watched."},
+    {"completed", (getter)Operation_get_completed, NULL, "Whether it has completed, by its condition or its deadline."},
+    {"timeout", (getter)Operation_get_timeout, (setter)Operation_set_timeout, "The seconds from its being watched to its deadline."},
     {NULL}
 };
 
@@ -684,16 +685,16 @@ int purgatory_exec(PyObject *module)
     str_try_complete = PyUnicode_InternFromString("try_complete");
     str_on_complete = PyUnicode_InternFromString("on_complete");
     str_on_expiration = PyUnicode_InternFromString("on_expiration");
-    str_failed = PyUnicode_InternFromString("_failed");
+    str_report_error = PyUnicode_InternFromString("_report_error");
     str_take_ticket = PyUnicode_InternFromString("_take_ticket");
     str_timeout = PyUnicode_InternFromString("timeout");
     str_call_later = PyUnicode_InternFromString("call_later");
     str_cancel = PyUnicode_InternFromString("cancel");
     str_expire = PyUnicode_InternFromString("_expire");
-    if (!str_try_complete || !str_on_complete || !str_on_expiration || !str_failed || !str_take_ticket || !str_timeout
+    if (!str_try_complete || !str_on_complete || !str_on_expiration || !str_report_error || !str_take_ticket || !str_timeout
         || !str_call_later || !str_cancel || !str_expire)
         return -1;
-    /* object's own: it lays out the attributes of a class in Python where the interpreter finds them fastest */
+    /* object's tp_new lays out the attributes of a Python class where the interpreter finds them fastest */
     Operation_Type.tp_new = WatchLists_Type.tp_new = PyBaseObject_Type.tp_new;
     if (PyType_Ready(&Expiry_Type) < 0) return -1;
     if (PyModule_AddType(module, &Operation_Type) < 0 || PyModule_AddType(module, &WatchLists_Type) < 0) return -1;

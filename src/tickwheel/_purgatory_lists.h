@@ -7,7 +7,7 @@ static inline size_t slot_of(const WatchLists *w, Py_hash_t hash)
     return (size_t)(((uint64_t)hash * 0x9E3779B97F4A7C15u) >> 32) & (w->slot_count - 1);
 }
 
-/* More or fewer slots; without memory it stays as it is, which costs time only. */
+/* Change the number of slots; without memory the table stays as it is, and is only slower. */
 static void resize(WatchLists *w, size_t slot_count)
 {
     Node **old = w->slots, **slots = PyMem_Calloc(slot_count, sizeof(Node *));
@@ -26,8 +26,8 @@ static void resize(WatchLists *w, size_t slot_count)
     PyMem_Free(old);
 }
 
-/* The node of `key`, or NULL; -1 with an error of the key's. Comparing may run any code, and then starts anew if
- * that has changed the table. */
+/* Store the node of `key`, or NULL, in *found: 0, or -1 with an error of the comparison. A comparison may run any code;
+ * if that changes the table, the search starts again. */
 static int find(WatchLists *w, PyObject *key, Py_hash_t hash, Node **found)
 {
     *found = NULL;
@@ -50,13 +50,13 @@ again:
     return 0;
 }
 
-/* The node of `key`, made if there is none, with one use more; NULL with an error. */
+/* Return the node of `key`, created if needed, with one more use; NULL with an error. */
 static Node *reserve(WatchLists *w, PyObject *key, Py_hash_t hash)
 {
     Node *node;
     if (find(w, key, hash, &node) < 0) return NULL;
     if (node == NULL) {
-        if (w->node_count >= w->slot_count) resize(w, w->slot_count ? 2 * w->slot_count : FEWEST_SLOTS);
+        if (w->node_count >= w->slot_count) resize(w, w->slot_count ? 2 * w->slot_count : MIN_SLOTS);
         node = w->slots ? PyMem_Malloc(sizeof(Node)) : NULL;
         if (node == NULL) { PyErr_NoMemory(); return NULL; }
         Node **slot = &w->slots[slot_of(w, hash)];
@@ -69,7 +69,7 @@ static Node *reserve(WatchLists *w, PyObject *key, Py_hash_t hash)
     return node;
 }
 
-/* One use less. After the last one the node joins `*unused`, to be freed where any code may run. */
+/* Remove one use. An unused node joins `*unused`, which is freed later, where any code may run. */
 static void unreserve(WatchLists *w, Node *node, Node **unused)
 {
     if (--node->uses) return;
@@ -78,7 +78,7 @@ static void unreserve(WatchLists *w, Node *node, Node **unused)
     *at = node->next;
     w->node_count--;
     w->version++;
-    if (w->slot_count > FEWEST_SLOTS && w->node_count < w->slot_count / 8) resize(w, w->slot_count / 2);
+    if (w->slot_count > MIN_SLOTS && w->node_count < w->slot_count / 8) resize(w, w->slot_count / 2);
     node->next = *unused;
     *unused = node;
 }
@@ -109,19 +109,19 @@ static void unlink_from(Link *link)
     if (link->after) link->after->before = link->before; else node->last = link->before;
 }
 
-/* What an operation held while it was watched: nobody else's any more, and to be released where any code may run. */
+/* The references of a removed operation, to be released where any code may run. */
 typedef struct {
     WatchLists *lists;
     PyObject *handle;
-    Link *links; /* those beyond its own, or NULL */
-    Node *nodes; /* that have no use any more, one after the other */
-} Taken;
+    Link *links; /* the allocated array, or NULL */
+    Node *nodes; /* a list of unused nodes */
+} Detached;
 
-/* Take it off every list. No code of anybody else's runs here. */
-static Taken take_off(Operation *op)
+/* Remove it from every list. No user code runs here. */
+static Detached detach(Operation *op)
 {
     WatchLists *w = op->lists;
-    Taken taken = {w, op->handle, op->links == op->own_links ? NULL : op->links, NULL};
+    Detached taken = {w, op->handle, op->links == op->inline_links ? NULL : op->links, NULL};
     w->operation_count--;
     w->watched -= op->link_count;
     w->delayed -= op->handle != NULL;
@@ -139,8 +139,8 @@ static Taken take_off(Operation *op)
     return taken;
 }
 
-/* Drops the reference that its purgatory had to `op`, too. */
-static void release(Operation *op, Taken taken)
+/* Release these references, and the one that the purgatory had to `op`. */
+static void release(Operation *op, Detached taken)
 {
     free_nodes(taken.nodes);
     PyMem_Free(taken.links);
@@ -160,11 +160,11 @@ static int cancel_handle(PyObject *handle)
     return answer ? 0 : -1;
 }
 
-/* Take `op`, whose ticket the caller has, off every list and off the timer. */
+/* Remove `op` from every list and the timer; the caller has its ticket. */
 static int leave(Operation *op, int how)
 {
     op->lists->ended[how]++;
-    Taken taken = take_off(op);
+    Detached taken = detach(op);
     int failed = taken.handle ? cancel_handle(taken.handle) : 0;
     PyObject *error = failed ? take_error() : NULL;
     release(op, taken);
@@ -180,18 +180,18 @@ static int refuse_closed(WatchLists *w)
 
 static int refuse_watched(Operation *op)
 {
-    refuse(PyExc_ValueError, "%R is watched already", op);
+    refuse(PyExc_ValueError, "%R is already watched", op);
     return -1;
 }
 
-/* Link `op` to its nodes, which are reserved. */
+/* Link `op` to its reserved nodes. */
 static void link_all(WatchLists *w, Operation *op, Link *links, Node **nodes, Py_ssize_t n)
 {
     Py_ssize_t linked = 0;
     uint64_t mark = ++w->marks;
     for (Py_ssize_t i = 0; i < n; i++) {
         Node *node = nodes[i];
-        if (node->mark == mark) { node->uses--; continue; } /* a key that came twice */
+        if (node->mark == mark) { node->uses--; continue; } /* a key given twice */
         node->mark = mark;
         link_to(&links[linked++], node, op);
     }
@@ -209,25 +209,25 @@ static void link_all(WatchLists *w, Operation *op, Link *links, Node **nodes, Py
 static int watch(WatchLists *w, Operation *op, PyObject *keys, const Py_hash_t *hashes)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(keys), reserved = 0;
-    Node *few[FEW], **nodes = n > FEW ? PyMem_New(Node *, n) : few, *unused = NULL;
-    Link *links = n > OWN_LINKS ? PyMem_New(Link, n) : op->own_links;
+    Node *on_stack[ON_STACK], **nodes = n > ON_STACK ? PyMem_New(Node *, n) : on_stack, *unused = NULL;
+    Link *links = n > INLINE_LINKS ? PyMem_New(Link, n) : op->inline_links;
     int failed = nodes == NULL || links == NULL;
     if (failed) PyErr_NoMemory();
     while (!failed && reserved < n) {
         nodes[reserved] = reserve(w, PyTuple_GET_ITEM(keys, reserved), hashes[reserved]);
         if (nodes[reserved]) reserved++; else failed = 1;
     }
-    /* From here on no code of anybody else's runs until it is linked. */
+    /* No user code runs between this check and the linking. */
     if (LIKELY(!failed && w->closed == NULL && op->ticket && op->lists == NULL)) link_all(w, op, links, nodes, n);
     else {
         for (Py_ssize_t i = 0; i < reserved; i++) unreserve(w, nodes[i], &unused);
-        if (links != op->own_links) PyMem_Free(links);
+        if (links != op->inline_links) PyMem_Free(links);
         PyObject *error = take_error();
         free_nodes(unused);
         if (error) raise_again(error);
         else if (w->closed) failed = refuse_closed(w);
         else if (op->lists) failed = refuse_watched(op);
     }
-    if (nodes != few) PyMem_Free(nodes);
+    if (nodes != on_stack) PyMem_Free(nodes);
     return failed ? -1 : 0;
 }

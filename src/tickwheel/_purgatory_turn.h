@@ -27,18 +27,18 @@ static void raise_again(PyObject *error)
 #endif
 }
 
-/* Tell self._failed(name, error) of an Exception: 0, or -1 when it must go on to the caller. */
+/* Pass an Exception to self._report_error(name, error): 0, or -1 if the caller must raise it. */
 static int report(Operation *op, PyObject *name)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
     PyObject *error = take_error();
-    PyObject *answer = PyObject_CallMethodObjArgs((PyObject *)op, str_failed, name, error, NULL);
+    PyObject *answer = PyObject_CallMethodObjArgs((PyObject *)op, str_report_error, name, error, NULL);
     Py_XDECREF(error);
     Py_XDECREF(answer);
     return answer ? 0 : -1;
 }
 
-/* The argument as an operation that was made, or NULL with an error. */
+/* The argument as an initialized operation, or NULL with an error. */
 static Operation *as_operation(PyObject *given)
 {
     if (UNLIKELY(!PyObject_TypeCheck(given, &Operation_Type))) {
@@ -46,56 +46,56 @@ static Operation *as_operation(PyObject *given)
         return NULL;
     }
     Operation *op = (Operation *)given;
-    if (LIKELY(op->made)) return op;
+    if (LIKELY(op->initialized)) return op;
     refuse(PyExc_AttributeError, "%R has no timeout: call super().__init__(timeout) first", given);
     return NULL;
 }
 
-/* ---- An operation's turn: its lock, and at the end of the outermost one the checks put off */
+/* ---- An operation's turn: hold its lock; the end of the outermost turn runs the deferred checks */
 
-/* Sleep until nobody is inside; -1 when a signal's handler raises. Waking up is no promise: others may be first. */
-static int wait_outside(Operation *op, unsigned long me)
+/* Sleep until the lock is free; -1 if a signal handler raises. After waking, another thread may have taken the lock. */
+static int wait_for_lock(Operation *op, unsigned long me)
 {
     while (op->depth && op->owner != me) {
-        if (op->gate == NULL) {
-            op->gate = PyThread_allocate_lock();
-            if (op->gate == NULL) { PyErr_NoMemory(); return -1; }
-            PyThread_acquire_lock(op->gate, WAIT_LOCK);
+        if (op->wait_lock == NULL) {
+            op->wait_lock = PyThread_allocate_lock();
+            if (op->wait_lock == NULL) { PyErr_NoMemory(); return -1; }
+            PyThread_acquire_lock(op->wait_lock, WAIT_LOCK);
         }
         PyLockStatus status;
         op->waiting++;
         Py_BEGIN_ALLOW_THREADS
-        status = PyThread_acquire_lock_timed(op->gate, -1, 1);
+        status = PyThread_acquire_lock_timed(op->wait_lock, -1, 1);
         Py_END_ALLOW_THREADS
         op->waiting--;
-        if (status == PY_LOCK_ACQUIRED) op->rung = 0;
+        if (status == PY_LOCK_ACQUIRED) op->signalled = 0;
         else if (Py_MakePendingCalls() < 0) return -1;
     }
     return 0;
 }
 
-/* 1 when it has the lock now, 0 when none is needed, -1 with an error: pass it to `end_turn`. */
+/* 1 if it took the lock, 0 if no lock is needed, -1 with an error. Pass the result to `end_turn`. */
 static inline int begin_turn(Operation *op)
 {
     if (!op->one_thread) {
         unsigned long me = PyThread_get_thread_ident();
-        if (UNLIKELY(op->depth && op->owner != me) && wait_outside(op, me) < 0) return -1;
+        if (UNLIKELY(op->depth && op->owner != me) && wait_for_lock(op, me) < 0) return -1;
         op->owner = me;
         op->depth++;
     }
-    later.depth++;
+    deferred.depth++;
     return !op->one_thread;
 }
 
-/* Make the checks that were put off, one after the other, however many they bring on. An interrupt waits for those
- * behind it. */
+/* Run the deferred checks one after the other, including those that they defer. After an interrupt the remaining
+ * checks run first. */
 static int drain(void)
 {
     PyObject *before = take_error(), *failure = NULL;
     Check *next;
-    later.draining = 1;
-    while ((next = later.first) != NULL) {
-        later.first = next->next;
+    deferred.draining = 1;
+    while ((next = deferred.first) != NULL) {
+        deferred.first = next->next;
         if (check(next->lists, next->key) < 0) {
             PyObject *error = take_error();
             if (failure == NULL) failure = error; else Py_DECREF(error);
@@ -104,7 +104,7 @@ static int drain(void)
         Py_DECREF(next->key);
         PyMem_Free(next);
     }
-    later.draining = 0;
+    deferred.draining = 0;
     if (failure == NULL) {
         if (before == NULL) return 0;
         failure = before;
@@ -118,22 +118,22 @@ static int drain(void)
 /* -1 with an error, which may be the one that was set before. */
 static inline int end_turn(Operation *op, int held, int failed)
 {
-    later.depth--;
-    if (held && --op->depth == 0 && UNLIKELY(op->waiting) && !op->rung) {
-        op->rung = 1;
-        PyThread_release_lock(op->gate);
+    deferred.depth--;
+    if (held && --op->depth == 0 && UNLIKELY(op->waiting) && !op->signalled) {
+        op->signalled = 1;
+        PyThread_release_lock(op->wait_lock);
     }
-    if (UNLIKELY(later.first != NULL) && !later.depth && !later.draining) return drain();
+    if (UNLIKELY(deferred.first != NULL) && !deferred.depth && !deferred.draining) return drain();
     return failed;
 }
 
-static int put_off(WatchLists *w, PyObject *key)
+static int defer(WatchLists *w, PyObject *key)
 {
-    if (PyObject_Hash(key) == -1) return -1; /* what cannot be a key is told now */
+    if (PyObject_Hash(key) == -1) return -1; /* raise an error for an unhashable key now */
     Check *one = PyMem_Malloc(sizeof(Check));
     if (one == NULL) { PyErr_NoMemory(); return -1; }
     *one = (Check){NULL, (WatchLists *)Py_NewRef(w), Py_NewRef(key)};
-    if (later.first) later.last->next = one; else later.first = one;
-    later.last = one;
+    if (deferred.first) deferred.last->next = one; else deferred.first = one;
+    deferred.last = one;
     return 0;
 }

@@ -1,19 +1,19 @@
-/* The wheels of wheel.py and rounds.py, native: the same behaviour, to the last detail.
+/* The wheels of wheel.py and rounds.py, native: identical behaviour in every detail.
  *
- * The essay is in wheel.py. What differs is only how it lies in memory:
+ * wheel.py explains how they work. Only the layout in memory differs:
  *
- * - One object of 64 bytes per entry, in one cache line, from arenas of its own (see "Arenas").
- * - A bucket is an array of pointers, not a linked list, so that a visit can fetch ahead. An entry
- *   knows its position; cancelling leaves a hole, and holes keep the order. Cascades prepend, so the
+ * - An entry is one object of 64 bytes, in one cache line, from arenas (see _wheel_arena.h).
+ * - A bucket is an array of pointers, not a linked list, so that a visit can prefetch. An entry
+ *   stores its position; cancelling leaves a hole, and holes keep the order. Cascades prepend, so the
  *   array grows at both ends. Positions are logical: sliding the array moves `base`, not entries.
- * - Entries are unknown to the cyclic collector. The wheel owns them and their items, and its
+ * - The cyclic collector does not track entries. The wheel owns them and their items, and its
  *   tp_traverse visits the items, so cycles through a wheel are found without tracking a million objects.
  *   For this an entry must not keep its wheel alive: it points to a shared Owner, which the wheel
- *   clears when it goes.
+ *   clears when it is freed.
  *
- * No clock, no threads, no policy. Everything runs under the GIL; arbitrary Python code can run only
- * where an object is released, an overflow buffer is called, or an argument is converted, and at
- * those places the wheel is whole.
+ * A wheel has no clock, no threads and no policy. Everything runs under the GIL; arbitrary Python code can
+ * run only where an object is released, an overflow buffer is called, or an argument is converted, and at
+ * those places the wheel is consistent.
  */
 #include "_wheel.h"
 
@@ -40,26 +40,26 @@ static PyObject *str_put, *str_take, *str_discard, *str_next_expiry, *str_bit_le
 
 static PyMethodDef Entry_methods[] = {
     {"cancel", (PyCFunction)Entry_cancel, METH_NOARGS,
-     "cancel($self, /)\n--\n\nTake it off its wheel and let go of its item; True when this call did. O(1)."},
+     "cancel($self, /)\n--\n\nRemove it from its wheel and release its item; return True if this call did. O(1)."},
     {"reschedule", FAST(Entry_reschedule),
-     "reschedule($self, /, expiry)\n--\n\nMove it to `expiry`, as a new schedule; False when it was no longer pending. O(1)."},
+     "reschedule($self, /, expiry)\n--\n\nMove it to `expiry`, as if newly scheduled; return False if it was not pending. O(1)."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
     REFUSE_PICKLE,
     {NULL}
 };
 
 static PyGetSetDef Entry_getset[] = {
-    {"expiry", (getter)Entry_get_expiry, NULL, "The time it was scheduled for, as given."},
-    {"item", (getter)Entry_get_item, NULL, "What it carries; None once it has fired or was cancelled."},
-    {"pending", (getter)Entry_get_pending, NULL, "Whether it will still come out of an `advance`."},
-    {"rounds", (getter)Entry_get_rounds, NULL, "Full turns that it still has to wait on a `RoundsWheel`; 0 on any other wheel."},
+    {"expiry", (getter)Entry_get_expiry, NULL, "The time that it was scheduled for, as given."},
+    {"item", (getter)Entry_get_item, NULL, "The scheduled item; None after it fired or was cancelled."},
+    {"pending", (getter)Entry_get_pending, NULL, "Whether a later `advance` will still return its item."},
+    {"rounds", (getter)Entry_get_rounds, NULL, "The full turns that it still waits on a `RoundsWheel`; 0 on any other wheel."},
     {NULL}
 };
 
 PyTypeObject Entry_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "tickwheel.Entry",
-    .tp_doc = "One item on a wheel: made by `schedule`, and a handle to cancel or reschedule it.",
+    .tp_doc = "One item on a wheel, returned by `schedule`: the handle to cancel or reschedule it.",
     .tp_basicsize = sizeof(EntryObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = (destructor)entry_dealloc,
@@ -71,23 +71,23 @@ PyTypeObject Entry_Type = {
 
 static PyMethodDef Wheel_methods[] = {
     {"schedule", FAST(Wheel_schedule),
-     "schedule($self, /, expiry, item)\n--\n\nPut `item` on the wheel, to come out of the first `advance` that reaches `expiry`. O(1)."},
+     "schedule($self, /, expiry, item)\n--\n\nSchedule `item`: the first `advance` that reaches `expiry` returns it. O(1)."},
     {"schedule_many", FAST(Wheel_schedule_many),
-     "schedule_many($self, /, expiries, items)\n--\n\nSchedule one item per expiry, all or nothing; return the entries in that order."},
+     "schedule_many($self, /, expiries, items)\n--\n\nSchedule one item per expiry, all or none; return the entries in the same order."},
     {"cancel_many", FAST(Wheel_cancel_many),
-     "cancel_many($self, /, entries)\n--\n\nCancel them all; return how many this call took off the wheel."},
+     "cancel_many($self, /, entries)\n--\n\nCancel all `entries`; return the number that were pending."},
     {"advance", FAST(Wheel_advance),
-     "advance($self, /, now, limit=None)\n--\n\nMove time to `now` and return the items that are due, at most `limit` of them."},
+     "advance($self, /, now, limit=None)\n--\n\nMove time to `now` and return the due items, at most `limit` of them."},
     {"next_wakeup", (PyCFunction)Wheel_next_wakeup, METH_NOARGS,
-     "next_wakeup($self, /)\n--\n\nReturn when the next bucket is due: how long a driver may sleep."},
+     "next_wakeup($self, /)\n--\n\nReturn when the next bucket is due: the time until which a driver may sleep."},
     {"next_expiry", (PyCFunction)Wheel_next_expiry, METH_NOARGS,
-     "next_expiry($self, /)\n--\n\nReturn the smallest pending expiry, exactly, or None."},
+     "next_expiry($self, /)\n--\n\nReturn the exact smallest pending expiry, or None."},
     {"where", FAST(Wheel_where),
-     "where($self, /, entry)\n--\n\nReturn the level and slot of `entry`, from (1, 0) on, or None when it is not pending."},
+     "where($self, /, entry)\n--\n\nReturn the level (1 is the lowest) and slot of `entry`, or None if it is not pending."},
     {"snapshot", (PyCFunction)Wheel_snapshot, METH_NOARGS,
-     "snapshot($self, /)\n--\n\nReturn one dict per level made so far: level, tick, size, pointer, counts by slot."},
+     "snapshot($self, /)\n--\n\nReturn one dict per existing level: level, tick, size, pointer, counts by slot."},
     {"_check", (PyCFunction)Wheel_check, METH_NOARGS,
-     "_check($self, /)\n--\n\nRaise AssertionError when an invariant is broken."},
+     "_check($self, /)\n--\n\nRaise AssertionError if an invariant is broken."},
     {"__sizeof__", (PyCFunction)Wheel_sizeof, METH_NOARGS, NULL},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
     REFUSE_PICKLE,
@@ -95,13 +95,13 @@ static PyMethodDef Wheel_methods[] = {
 };
 
 #define WHEEL_GETSET \
-    {"now", (getter)Wheel_get_now, NULL, "The last time given to `advance`, as given."}, \
-    {"visits", (getter)Wheel_get_visits, NULL, "Buckets visited so far, on all levels: the cost that is promised."}
+    {"now", (getter)Wheel_get_now, NULL, "The last time passed to `advance`, as given."}, \
+    {"visits", (getter)Wheel_get_visits, NULL, "The number of buckets visited so far, on all levels: the cost of `advance`."}
 
 static PyGetSetDef Wheel_getset[] = {WHEEL_GETSET, {NULL}};
 static PyGetSetDef RoundsWheel_getset[] = {
     WHEEL_GETSET,
-    {"wasted", (getter)RoundsWheel_get_wasted, NULL, "Entries that visits looked at and that were not due."},
+    {"wasted", (getter)RoundsWheel_get_wasted, NULL, "The number of entries that visits walked although they were not due."},
     {NULL}
 };
 
@@ -132,7 +132,7 @@ static PyTypeObject SimpleWheel_Type =
     WHEEL_TYPE("tickwheel.SimpleWheel", "One level of slots: the plain timing wheel, for times within its interval.",
                SimpleWheel_new, Wheel_getset);
 static PyTypeObject RoundsWheel_Type =
-    WHEEL_TYPE("tickwheel.RoundsWheel", "One level of slots; an entry carries the rounds, full turns, that it still has to wait.",
+    WHEEL_TYPE("tickwheel.RoundsWheel", "One level of slots; each entry counts the rounds (full turns) that it still waits.",
                RoundsWheel_new, RoundsWheel_getset);
 
 static int module_exec(PyObject *module)
@@ -162,8 +162,8 @@ static int module_exec(PyObject *module)
     return deadlines_exec(module) < 0 || idle_exec(module) < 0 || purgatory_exec(module) < 0 ? -1 : 0;
 }
 
-/* One set of static types and arenas per process: sub-interpreters and builds without the GIL are told so, and
- * tickwheel takes the wheels in Python there. */
+/* Static types and arenas exist once per process, so sub-interpreters and builds without the GIL cannot load this
+ * module; tickwheel uses the wheels in Python there. */
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #ifdef Py_mod_multiple_interpreters

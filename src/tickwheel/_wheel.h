@@ -1,4 +1,4 @@
-/* The native wheel's structures, and what _deadlines.c, _idle.c and _purgatory.c may ask. */
+/* The native wheel's structures, and the functions that _deadlines.c, _idle.c and _purgatory.c call. */
 #ifndef TICKWHEEL_WHEEL_H
 #define TICKWHEEL_WHEEL_H
 
@@ -24,7 +24,7 @@ static inline int COUNT_TRAILING_ZEROS(uint64_t x) { int n = 0; while (!(x & 1))
 static inline int HIGHEST_BIT(uint64_t x) { int n = 0; while (x >>= 1) n++; return n; }
 #endif
 
-/* The clock of Python's time.monotonic(), which on macOS is not CLOCK_MONOTONIC: that runs on in sleep. */
+/* The clock of Python's time.monotonic(). On macOS it is not CLOCK_MONOTONIC, which runs during sleep. */
 #ifdef __APPLE__
 #define MONOTONIC_CLOCK CLOCK_UPTIME_RAW
 #else
@@ -49,19 +49,19 @@ static inline int64_t system_ns(void)
 
 /* Where an entry is: a level number (1 .. 64) in the high byte, the slot below it; or one of these. */
 #define OUTSIDE 0u            /* in the overflow buffer */
-#define REST (0xFDu << 24)    /* overdue since a `limit` left it */
-#define LATE (0xFEu << 24)    /* was overdue when it was scheduled; on a RoundsWheel: due */
-#define NOWHERE (0xFFu << 24) /* not pending; below it a Handle keeps its state */
+#define BACKLOG (0xFDu << 24) /* due, but left by a `limit` */
+#define LATE (0xFEu << 24)    /* overdue when it was scheduled; on a RoundsWheel: due */
+#define NOWHERE (0xFFu << 24) /* not pending; a Handle keeps its state in the low bits */
 #define IS_PENDING(e) ((e)->place < NOWHERE)
-#define IS_ON_LEVEL(place) ((place) < REST && (place) != OUTSIDE)
+#define IS_ON_LEVEL(place) ((place) < BACKLOG && (place) != OUTSIDE)
 #define PLACE(level, slot) ((uint32_t)(level) << 24 | (uint32_t)(slot))
 
 typedef struct WheelObject WheelObject;
 
-/* Shared by a wheel and all its entries, alive as long as any of them. */
+/* Shared by a wheel and all its entries; freed with the last of them. */
 typedef struct {
     Py_ssize_t refs;
-    WheelObject *wheel; /* NULL once the wheel is gone */
+    WheelObject *wheel; /* NULL after the wheel was freed */
 } Owner;
 
 typedef struct {
@@ -84,7 +84,7 @@ typedef struct {
     uint32_t live;
 } Bucket;
 
-/* A set of slots: 64 to a word, and above it layers that say which words are not zero. */
+/* A set of slots: 64 per word, and layers above that mark the words that are not zero. */
 typedef struct {
     int layers;
     uint32_t counts[4];
@@ -120,12 +120,12 @@ struct WheelObject {
     uint64_t wasted;
     Py_ssize_t count;
     Owner *owner;
-    void *driver; /* the Deadlines that this wheel works for, or NULL */
+    void *driver; /* the Deadlines that own this wheel, or NULL */
     PyObject *overflow; /* or NULL */
     uint64_t next_hand_over;
     int64_t handed_over_at;
     Bucket late;
-    Bucket rest; /* in order */
+    Bucket backlog; /* in order */
     Bucket outside;
     PyObject *weakrefs;
     Level *levels[MAX_LEVELS];
@@ -137,7 +137,7 @@ typedef struct {
     PyObject *parts[1]; /* the callback first */
 } CallObject;
 
-/* The deadline of an operation of a purgatory: the item of its Handle. */
+/* The deadline of a purgatory's operation: the item of its Handle. */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
@@ -147,47 +147,47 @@ typedef struct {
 extern PyTypeObject Entry_Type, Wheel_Type, Handle_Type, Call_Type, Deadlines_Type, Expiry_Type;
 extern PyObject *OutOfRange, *TimerClosed;
 
-/* A wheel of levels on demand. */
+/* Create a wheel that adds levels on demand. */
 WheelObject *wheel_make(int64_t tick, int64_t start);
 
-/* Place a new entry of `type`; a new reference, or NULL with an error. Steals `item` in both cases. */
+/* Schedule a new entry of `type`: a new reference, or NULL with an error. Steals `item` in both cases. */
 EntryObject *wheel_place(WheelObject *w, PyTypeObject *type, int64_t expiry, PyObject *item);
 
-/* Take a pending entry off; the wheel's reference to it passes to the caller. */
+/* Remove a pending entry; the wheel's reference to it passes to the caller. */
 void wheel_unlink(WheelObject *w, EntryObject *e);
 
-/* Move a pending entry, as a new schedule. 0 or -1. */
+/* Move a pending entry, as if newly scheduled. 0 or -1. */
 int wheel_move(WheelObject *w, EntryObject *e, int64_t expiry);
 
-/* Move time to `now`, which is not before the wheel's, as far as nothing is due on the way. 0 or -1. */
+/* Move time towards `now`, which must not be before the wheel's, and stop where an entry is due. 0 or -1. */
 int wheel_turn(WheelObject *w, int64_t now);
 
-/* The next entry due after wheel_turn, borrowed; NULL when none is due, or with an error. */
+/* The next due entry after wheel_turn, borrowed; NULL if none is due, or with an error. */
 EntryObject *wheel_due(WheelObject *w);
 
-/* The entry `n` cells behind that one, borrowed, or NULL: one to fetch ahead. */
+/* The entry `n` cells after that one, borrowed, or NULL: for prefetching. */
 EntryObject *wheel_ahead(WheelObject *w, uint32_t n);
 
 /* Any pending entry, borrowed, or NULL. */
 EntryObject *wheel_any(WheelObject *w);
 
-/* When the next bucket is due, or -1 when nothing is pending. */
+/* The time at which the next bucket is due, or -1 if no entry is pending. */
 int64_t wheel_wakeup(WheelObject *w);
 
 void entry_dealloc(EntryObject *e);
 
-/* The arguments of a call by position or name into `out`, NULL for those left out. 0 or -1. */
+/* Store positional and keyword arguments in `out`, NULL for omitted ones. 0 or -1. */
 int bind_arguments(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                    const char *const *names, Py_ssize_t n, Py_ssize_t required, PyObject **out);
 
-/* Raise `type` with a message, as PyErr_Format does; if a repr within fails, raise that error. Before
- * Python 3.11.3, PyErr_Format raises `type` without a message then. Returns NULL. */
+/* Raise `type` with a message, as PyErr_Format does, but if a repr in it fails, raise that error. Before
+ * Python 3.11.3, PyErr_Format raises `type` without a message in that case. Returns NULL. */
 PyObject *refuse(PyObject *type, const char *format, ...);
 
-/* Seconds as nanoseconds, to the nearest; what is less than 0 stays so. 0 or -1. */
+/* Convert seconds to the nearest nanosecond; a value below 0 stays below 0. 0 or -1. */
 int as_ns(const char *name, PyObject *value, int64_t *ns);
 
-/* Take a handle off its timer; 1 when this call did, else 0. */
+/* Cancel a handle; 1 if it was pending, else 0. */
 int handle_cancel(EntryObject *handle);
 
 int deadlines_exec(PyObject *module);

@@ -1,4 +1,4 @@
-/* Part of _wheel.c: moving time. Cascades, firing, the rounds of a RoundsWheel, and what _deadlines.c calls. */
+/* Part of _wheel.c: moving time. Cascades, firing, the rounds of a RoundsWheel, and the functions of _wheel.h. */
 
 /* ---- Turning */
 
@@ -16,7 +16,7 @@ static inline void turn_to(WheelObject *w, uint64_t tick)
         }
         else {
             uint64_t index = level_span(level, tick);
-            turned = index - level->index; /* where one does not turn, none above it does */
+            turned = index - level->index; /* if a level does not turn, no level above it does */
             level->index = index;
             level->pointer = level_slot(level, index);
         }
@@ -29,7 +29,7 @@ static inline int next_event(WheelObject *w, uint64_t *tick)
     if (UNLIKELY(w->outside.live) && hand_over_at(w, tick) < 0) return -1;
     for (int i = 0; i < w->level_count; i++) {
         const Level *level = w->levels[i];
-        uint32_t ahead = level_ahead(level);
+        uint32_t ahead = slots_to_next(level);
         if (ahead) {
             uint64_t at = (level->index + ahead) * level->unit;
             if (at < *tick) *tick = at;
@@ -38,10 +38,10 @@ static inline int next_event(WheelObject *w, uint64_t *tick)
     return 0;
 }
 
-/* Move the entries under the pointer to finer levels, in front, the last one first. */
+/* Move the entries under the pointer to the front of finer buckets, the last one first. */
 static int cascade(WheelObject *w, Level *level)
 {
-    /* The slot is emptied first: what an idle tracker has touched may belong there, a turn later. */
+    /* Empty the slot first: an entry that an idle tracker has touched may belong there, a turn later. */
     Bucket *slot = &level->buckets[level->pointer], from = *slot;
     memset(slot, 0, sizeof(*slot));
     occupancy_remove(&level->occupied, level->pointer);
@@ -52,7 +52,7 @@ static int cascade(WheelObject *w, Level *level)
         if (e != NULL) {
             uint32_t place;
             Bucket *to = bucket_for(w, deadline_of(w, e->expiry), 1, &place);
-            if (UNLIKELY(to == NULL)) { /* out of memory: late, by a turn, rather than lost */
+            if (UNLIKELY(to == NULL)) { /* out of memory: a turn late rather than lost */
                 if (slot->live) Py_FatalError("tickwheel: out of memory in the middle of a cascade");
                 PyMem_Free(slot->cells);
                 *slot = from;
@@ -69,7 +69,7 @@ static int cascade(WheelObject *w, Level *level)
     return 0;
 }
 
-/* Place what the buffer gave; it is older than anything on the levels. Steals nothing. */
+/* Place the entries that the buffer returned; they are older than all on the levels. Steals no reference. */
 static int place_taken(WheelObject *w, PyObject *taken)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(taken), ours = 0;
@@ -83,8 +83,8 @@ static int place_taken(WheelObject *w, PyObject *taken)
     for (Py_ssize_t i = ours - 1; i >= 0 && !failed; i--) {
         EntryObject *e = entries[i];
         uint64_t deadline = deadline_of(w, e->expiry);
-        if (e->place != OUTSIDE) continue; /* cancelled meanwhile */
-        if (!fits(w, deadline)) { failed = tell(w, str_put, e); continue; }
+        if (e->place != OUTSIDE) continue; /* cancelled in the meantime */
+        if (!fits(w, deadline)) { failed = call_buffer_for(w, str_put, e); continue; }
         uint32_t place;
         Bucket *b = bucket_for(w, deadline, 1, &place);
         if (b == NULL) { failed = -1; break; }
@@ -93,7 +93,7 @@ static int place_taken(WheelObject *w, PyObject *taken)
     }
     PyMem_Free(entries);
     if (!failed && ours != n) {
-        PyErr_SetString(PyExc_ValueError, "the overflow buffer handed over what this wheel did not put there");
+        PyErr_SetString(PyExc_ValueError, "the overflow buffer returned an entry that this wheel did not put");
         failed = -1;
     }
     return failed;
@@ -104,7 +104,7 @@ static int hand_over(WheelObject *w)
     uint64_t last = w->current + w->levels[w->level_count - 1]->interval - 1, reach = MAX_TIME;
     if (last <= (uint64_t)MAX_TIME / w->tick) reach = last * w->tick;
     PyObject *before = PyLong_FromUnsignedLongLong(reach + 1);
-    PyObject *answer = before ? ask(w, str_take, before) : NULL;
+    PyObject *answer = before ? call_buffer(w, str_take, before) : NULL;
     PyObject *taken = answer ? PySequence_Tuple(answer) : NULL;
     Py_XDECREF(before);
     Py_XDECREF(answer);
@@ -115,7 +115,7 @@ static int hand_over(WheelObject *w)
     return failed;
 }
 
-/* Turn to `tick` and empty the buckets that are due then, the finer levels first. */
+/* Turn to `tick` and empty the buckets that are due then, finer levels first. */
 static inline int visit(WheelObject *w, uint64_t tick)
 {
     if (tick > w->current) {
@@ -149,7 +149,7 @@ static int fire(WheelObject *w, Bucket *b, PyObject *fired, Py_ssize_t *room)
         w->count--;
         e->place = NOWHERE;
         (*room)--;
-        let_go(e); /* a weakref callback may call the wheel: everything is read anew */
+        release_entry(e); /* a weakref callback may call the wheel: read everything again */
     }
     return 0;
 }
@@ -163,15 +163,15 @@ static inline EntryObject *bucket_first(Bucket *b)
 /* The bucket whose first entry is due first; it may be empty. NULL with an error. */
 static inline Bucket *due_bucket(WheelObject *w)
 {
-    if (LIKELY(!w->late.live && !w->rest.live)) return &w->levels[0]->buckets[w->levels[0]->pointer];
+    if (LIKELY(!w->late.live && !w->backlog.live)) return &w->levels[0]->buckets[w->levels[0]->pointer];
     if (w->late.live && !w->late_sorted && sort_late(w) < 0) return NULL;
-    if (!w->late.live) return &w->rest;
-    if (!w->rest.live) return &w->late;
-    return comes_first(bucket_first(&w->rest), bucket_first(&w->late), w->tick) ? &w->rest : &w->late;
+    if (!w->late.live) return &w->backlog;
+    if (!w->backlog.live) return &w->late;
+    return comes_first(bucket_first(&w->backlog), bucket_first(&w->late), w->tick) ? &w->backlog : &w->late;
 }
 
-/* Have what is due under the pointer, and left there by a `limit`, wait elsewhere: so the pointer goes on to now. */
-static int set_aside(WheelObject *w)
+/* Move the due entries that a `limit` left under the pointer to the backlog, so that the pointer can move on to now. */
+static int move_to_backlog(WheelObject *w)
 {
     Level *lowest = w->levels[0];
     Bucket *b = &lowest->buckets[lowest->pointer];
@@ -179,10 +179,10 @@ static int set_aside(WheelObject *w)
         if (b->head + FETCH_AHEAD < b->tail) PREFETCH(b->cells[b->head + FETCH_AHEAD]);
         EntryObject *e = b->cells[b->head];
         if (e != NULL) {
-            if (bucket_reserve(&w->rest, 0) < 0) return -1;
+            if (bucket_reserve(&w->backlog, 0) < 0) return -1;
             b->cells[b->head] = NULL;
             b->live--;
-            bucket_put(&w->rest, e, REST, 0);
+            bucket_put(&w->backlog, e, BACKLOG, 0);
         }
         b->head++;
     }
@@ -197,12 +197,12 @@ static int drain(WheelObject *w, uint64_t target, Py_ssize_t room, PyObject *fir
         Bucket *due = room ? due_bucket(w) : NULL;
         if (due == NULL && room) return -1;
         if (due != NULL && due->live) {
-            Py_ssize_t some = w->rest.live && w->late.live ? 1 : room, left = some; /* of both: by turns */
+            Py_ssize_t share = w->backlog.live && w->late.live ? 1 : room, left = share; /* alternate */
             if (fire(w, due, fired, &left) < 0) return -1;
-            room -= some - left;
+            room -= share - left;
             if (due->live == 0) {
                 bucket_emptied(due);
-                if (due != &w->late && due != &w->rest)
+                if (due != &w->late && due != &w->backlog)
                     occupancy_remove(&w->levels[0]->occupied, w->levels[0]->pointer);
             }
             continue;
@@ -210,13 +210,13 @@ static int drain(WheelObject *w, uint64_t target, Py_ssize_t room, PyObject *fir
         uint64_t tick;
         if (next_event(w, &tick) < 0) return -1;
         if ((tick < target ? tick : target) > w->current
-            && UNLIKELY(w->levels[0]->buckets[w->levels[0]->pointer].live) && set_aside(w) < 0) return -1;
+            && UNLIKELY(w->levels[0]->buckets[w->levels[0]->pointer].live) && move_to_backlog(w) < 0) return -1;
         if (tick > target) { turn_to(w, target); return 0; }
         if (visit(w, tick) < 0) return -1;
     }
 }
 
-/* ---- For _deadlines.c */
+/* ---- The functions of _wheel.h */
 
 EntryObject *wheel_place(WheelObject *w, PyTypeObject *type, int64_t expiry, PyObject *item)
 {
@@ -288,7 +288,7 @@ int64_t wheel_wakeup(WheelObject *w)
 
 /* ---- Rounds */
 
-/* Let the pointer pass one slot: what is due by now leaves it, the others stay. */
+/* Pass one slot: due entries leave it, the others stay. */
 static int pass_slot(WheelObject *w, Level *level, uint32_t slot)
 {
     Bucket *b = &level->buckets[slot];

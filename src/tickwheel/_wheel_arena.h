@@ -1,10 +1,10 @@
-/* Part of _wheel.c: arenas, the memory of entries. 64 bytes on 64-byte boundaries: touching one costs one cache miss.
+/* Part of _wheel.c: arenas, the memory of entries. Cells have 64 bytes, aligned: touching one costs one cache miss.
  *
- * An arena is 2 MiB at a multiple of 2 MiB: a header, a stack of the cells that were freed, the cells. The
- * stack is apart from the cells, so that those whose turn comes next can be fetched ahead. Arenas with
- * room form a list whose head is the one freed into last: what was just freed is warm, and is used next. An
- * arena that falls empty goes back to the system, except a few, kept so that a wheel whose size swings
- * does not map and unmap for ever.
+ * An arena is 2 MiB at a multiple of 2 MiB: a header, a stack of freed cells, and the cells. The stack is
+ * separate from the cells, so that the cells to be used next can be prefetched. Arenas with free cells form a
+ * list whose head is the arena that last freed a cell: that cell is still in the cache, and is used next. An
+ * empty arena is returned to the system, except SPARE_ARENAS of them, so that a wheel that grows and shrinks
+ * does not map and unmap all the time.
  */
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
@@ -15,18 +15,18 @@
 #define ARENA_CELLS_AT 65536
 #define ARENA_CELLS ((ARENA_BYTES - ARENA_CELLS_AT) / 64)
 #define SPARE_ARENAS 4
-#define SMALL_ARENAS 4 /* from here on huge pages are asked for: fewer faults, fewer TLB misses */
+#define SMALL_ARENAS 4 /* further arenas use huge pages: fewer faults, fewer TLB misses */
 
 typedef struct Arena {
     struct Arena *before, *after;
     uint32_t live;
-    uint32_t fresh; /* cells from here on were never used */
+    uint32_t fresh; /* the first cell that was never used */
     uint32_t freed_count;
     uint16_t freed[ARENA_CELLS];
 } Arena;
 
-static_assert(sizeof(Arena) <= ARENA_CELLS_AT && ARENA_CELLS <= 65536, "an arena's header fits");
-static_assert(sizeof(EntryObject) <= 64, "an entry fits its cell");
+static_assert(sizeof(Arena) <= ARENA_CELLS_AT && ARENA_CELLS <= 65536, "the header of an arena fits");
+static_assert(sizeof(EntryObject) <= 64, "an entry fits a cell");
 
 static Arena *arenas;
 static size_t arena_count, empty_arenas;

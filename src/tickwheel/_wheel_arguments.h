@@ -1,4 +1,4 @@
-/* Part of _wheel.c: arguments as C values. Their errors are word for word those of arguments.py and entry.py. */
+/* Part of _wheel.c: convert arguments to C values. The messages equal those of arguments.py and entry.py. */
 
 PyObject *refuse(PyObject *type, const char *format, ...)
 {
@@ -22,7 +22,7 @@ static PyObject *as_int(const char *name, PyObject *value)
     return NULL;
 }
 
-static PyObject *shown(PyObject *number)
+static PyObject *int_text(PyObject *number)
 {
     PyObject *bits = PyObject_CallMethodNoArgs(number, str_bit_length);
     if (bits == NULL) return NULL;
@@ -34,7 +34,7 @@ static PyObject *shown(PyObject *number)
 
 static void refuse_number(PyObject *type, const char *name, int64_t low, int64_t high, PyObject *number)
 {
-    PyObject *text = shown(number);
+    PyObject *text = int_text(number);
     if (text == NULL) return;
     PyErr_Format(type, "%s must be from %lld to %lld, got %U", name, (long long)low, (long long)high, text);
     Py_DECREF(text);
@@ -76,7 +76,7 @@ static int as_limit(PyObject *value, Py_ssize_t *room)
     int overflow;
     long long n = PyLong_AsLongLongAndOverflow(number, &overflow);
     if (overflow < 0 || (!overflow && n < 1)) {
-        PyObject *text = shown(number);
+        PyObject *text = int_text(number);
         if (text) PyErr_Format(PyExc_ValueError, "limit must be at least 1, got %U", text);
         Py_XDECREF(text);
         Py_DECREF(number);
@@ -87,7 +87,7 @@ static int as_limit(PyObject *value, Py_ssize_t *room)
     return 0;
 }
 
-/* Positional and keyword arguments of a vectorcall into out[]; the first `required` must be there. */
+/* Store the positional and keyword arguments of a vectorcall in out[]; the first `required` must be given. */
 int bind_arguments(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                    const char *const *names, Py_ssize_t n, Py_ssize_t required, PyObject **out)
 {
@@ -119,8 +119,8 @@ int bind_arguments(const char *function, PyObject *const *args, Py_ssize_t nargs
     return 0;
 }
 
-/* 0 when `object` is an entry of this wheel. */
-static int claim(WheelObject *w, PyObject *object)
+/* 0 if `object` is an entry of this wheel, else -1 with an error. */
+static int check_owned(WheelObject *w, PyObject *object)
 {
     if (!Py_IS_TYPE(object, &Entry_Type)) {
         PyObject *type = PyType_GetName(Py_TYPE(object));

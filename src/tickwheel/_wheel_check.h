@@ -6,7 +6,7 @@
 static int check_cells(WheelObject *w, Bucket *b, uint32_t place)
 {
     uint32_t live = 0;
-    HOLDS(b->head <= b->tail && b->tail <= b->capacity, "a bucket's cells are within its memory");
+    HOLDS(b->head <= b->tail && b->tail <= b->capacity, "the cells of a bucket are within its memory");
     for (uint32_t i = b->head; i < b->tail; i++) {
         EntryObject *e = b->cells[i];
         if (e == NULL) continue;
@@ -16,7 +16,7 @@ static int check_cells(WheelObject *w, Bucket *b, uint32_t place)
         HOLDS(e->owner == w->owner && e->owner->wheel == w, "an entry knows its wheel");
         HOLDS(e->item != NULL, "a pending entry has its item");
     }
-    HOLDS(live == b->live, "a bucket's count is its entries'");
+    HOLDS(live == b->live, "a bucket counts its entries");
     return 0;
 }
 
@@ -54,23 +54,23 @@ static int check_level(WheelObject *w, int number, Py_ssize_t *total)
     return 0;
 }
 
-static int check_rest(WheelObject *w)
+static int check_backlog(WheelObject *w)
 {
     const EntryObject *last = NULL;
-    for (uint32_t i = w->rest.head; i < w->rest.tail; i++) {
-        const EntryObject *e = w->rest.cells[i];
+    for (uint32_t i = w->backlog.head; i < w->backlog.tail; i++) {
+        const EntryObject *e = w->backlog.cells[i];
         if (e == NULL) continue;
-        HOLDS(deadline_of(w, e->expiry) < w->current, "the rest is overdue");
-        HOLDS(last == NULL || comes_first(last, e, w->tick), "the rest is in order");
+        HOLDS(deadline_of(w, e->expiry) < w->current, "the backlog is overdue");
+        HOLDS(last == NULL || comes_first(last, e, w->tick), "the backlog is in order");
         last = e;
     }
-    return check_cells(w, &w->rest, REST);
+    return check_cells(w, &w->backlog, BACKLOG);
 }
 
 static int check(WheelObject *w)
 {
-    Py_ssize_t total = w->late.live + w->rest.live + w->outside.live;
-    if (check_cells(w, &w->late, LATE) < 0 || check_cells(w, &w->outside, OUTSIDE) < 0 || check_rest(w) < 0) return -1;
+    Py_ssize_t total = w->late.live + w->backlog.live + w->outside.live;
+    if (check_cells(w, &w->late, LATE) < 0 || check_cells(w, &w->outside, OUTSIDE) < 0 || check_backlog(w) < 0) return -1;
     for (int number = 1; number <= w->level_count; number++)
         if (check_level(w, number, &total) < 0) return -1;
     HOLDS(total == w->count, "len is exact");
@@ -81,7 +81,7 @@ static int check(WheelObject *w)
     if (w->overflow) {
         Py_ssize_t n = PyObject_Length(w->overflow);
         if (n < 0) return -1;
-        HOLDS(n == (Py_ssize_t)w->outside.live, "the buffer holds what is outside");
+        HOLDS(n == (Py_ssize_t)w->outside.live, "the buffer holds all outside");
     }
     return 0;
 }

@@ -7,7 +7,7 @@ static int visit_items(const Bucket *b, visitproc visit, void *arg)
         if (i + FETCH_AHEAD < b->tail && b->cells[i + FETCH_AHEAD]) PREFETCH(b->cells[i + FETCH_AHEAD]->item);
         EntryObject *e = b->cells[i];
         if (e == NULL) continue;
-        if (UNLIKELY(Py_IS_TYPE(e->item, &Call_Type))) /* unknown to the collector: show what is inside */
+        if (UNLIKELY(Py_IS_TYPE(e->item, &Call_Type))) /* not tracked by the collector: visit its parts */
             for (Py_ssize_t k = 0; k < Py_SIZE(e->item); k++) Py_VISIT(((CallObject *)e->item)->parts[k]);
         else if (UNLIKELY(Py_IS_TYPE(e->item, &Expiry_Type))) Py_VISIT(((ExpiryObject *)e->item)->operation);
         else Py_VISIT(e->item);
@@ -19,7 +19,7 @@ static int Wheel_traverse(WheelObject *w, visitproc visit, void *arg)
 {
     int answer;
     Py_VISIT(w->overflow);
-    if ((answer = visit_items(&w->late, visit, arg)) || (answer = visit_items(&w->rest, visit, arg))
+    if ((answer = visit_items(&w->late, visit, arg)) || (answer = visit_items(&w->backlog, visit, arg))
         || (answer = visit_items(&w->outside, visit, arg))) return answer;
     for (int i = 0; i < w->level_count; i++) {
         int64_t slot = -1;
@@ -29,11 +29,11 @@ static int Wheel_traverse(WheelObject *w, visitproc visit, void *arg)
     return 0;
 }
 
-/* Release every entry. Each step leaves the wheel whole, for releasing an item may run any code. */
+/* Release every entry. Each step leaves the wheel consistent, because releasing an item may run any code. */
 static void release_all(WheelObject *w)
 {
     for (int i = -3; i < w->level_count; i++) {
-        Bucket *b = i == -3 ? &w->rest : i == -2 ? &w->late : i == -1 ? &w->outside : NULL;
+        Bucket *b = i == -3 ? &w->backlog : i == -2 ? &w->late : i == -1 ? &w->outside : NULL;
         for (;;) {
             if (i >= 0) {
                 int64_t slot = occupancy_first(&w->levels[i]->occupied, 0);
@@ -57,12 +57,12 @@ static void Wheel_dealloc(WheelObject *w)
 {
     PyObject_GC_UnTrack(w);
     if (w->weakrefs) PyObject_ClearWeakRefs((PyObject *)w);
-    if (w->owner) w->owner->wheel = NULL; /* from here on nobody can schedule or cancel */
+    if (w->owner) w->owner->wheel = NULL; /* after this no entry can be scheduled or cancelled */
     release_all(w);
     Py_CLEAR(w->overflow);
     if (w->owner) owner_release(w->owner);
     PyMem_Free(w->late.cells);
-    PyMem_Free(w->rest.cells);
+    PyMem_Free(w->backlog.cells);
     PyMem_Free(w->outside.cells);
     for (int i = 0; i < w->level_count; i++) level_free(w->levels[i]);
     Py_TYPE(w)->tp_free((PyObject *)w);
@@ -71,7 +71,7 @@ static void Wheel_dealloc(WheelObject *w)
 static PyObject *Wheel_sizeof(WheelObject *w, PyObject *Py_UNUSED(ignored))
 {
     size_t bytes = sizeof(WheelObject) + sizeof(Owner) + (size_t)w->count * sizeof(EntryObject);
-    bytes += (w->late.capacity + w->rest.capacity + w->outside.capacity) * sizeof(void *);
+    bytes += (w->late.capacity + w->backlog.capacity + w->outside.capacity) * sizeof(void *);
     for (int i = 0; i < w->level_count; i++) {
         const Level *level = w->levels[i];
         bytes += sizeof(Level) + level->size * sizeof(Bucket);
@@ -108,7 +108,7 @@ static WheelObject *with_levels(WheelObject *w, const int64_t *sizes, Py_ssize_t
     return w;
 }
 
-/* Levels on demand of a power of two: the highest bit of the time left tells the level. */
+/* If size is a power of two, the highest bit of the time left determines the level. */
 static void index_levels(WheelObject *w, int64_t size)
 {
     if (size & (size - 1)) return;
@@ -133,13 +133,13 @@ static Py_ssize_t as_sizes(PyObject *iterable, PyObject *tick, int64_t *sizes)
         if (as_size(PyTuple_GET_ITEM(each, i), i < MAX_LEVELS ? &sizes[i] : &ignored) < 0) { Py_DECREF(each); return -1; }
     Py_DECREF(each);
     if (n < 1 || n > MAX_LEVELS) {
-        PyErr_Format(PyExc_ValueError, "sizes must name 1 to %d levels, got %zd", MAX_LEVELS, n);
+        PyErr_Format(PyExc_ValueError, "sizes must have 1 to %d levels, got %zd", MAX_LEVELS, n);
         return -1;
     }
     if (tick && as_number(PyExc_ValueError, "tick", tick, 1, MAX_TIME, &ticks) < 0) return -1;
     for (Py_ssize_t i = 0; i + 1 < n; i++) {
         if (ticks > MAX_TIME / sizes[i]) {
-            PyErr_Format(PyExc_ValueError, "level %zd is out of reach: its tick is over %lld", i + 2, (long long)MAX_TIME);
+            PyErr_Format(PyExc_ValueError, "the tick of level %zd must be at most %lld", i + 2, (long long)MAX_TIME);
             return -1;
         }
         ticks *= sizes[i];
@@ -165,11 +165,11 @@ static PyObject *Wheel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_ssize_t n = 1;
     if (sizes == NULL) {
         if (overflow)
-            return PyErr_Format(PyExc_ValueError, "overflow needs sizes: without them every time fits on a level");
+            return PyErr_Format(PyExc_ValueError, "overflow needs sizes: without sizes every time fits on a level");
         if (as_size(size, &each[0]) < 0) return NULL;
     }
     else {
-        if (size) return PyErr_Format(PyExc_ValueError, "give size or sizes, not both");
+        if (size) return PyErr_Format(PyExc_ValueError, "size and sizes exclude each other: give only one of them");
         if ((n = as_sizes(sizes, tick, each)) < 0) return NULL;
     }
     WheelObject *w = new_wheel(type, WHEEL, tick, start);

@@ -1,8 +1,8 @@
 /* Part of _wheel.c: placing, cancelling and moving one entry, on a level or in the overflow buffer. */
 
-/* ---- The overflow buffer. While it runs, `advance` is refused. The collector may have cleared it: then nobody answers. */
+/* ---- The overflow buffer. While it runs, `advance` is refused. It is NULL after the collector has cleared it. */
 
-static PyObject *ask(WheelObject *w, PyObject *verb, PyObject *argument)
+static PyObject *call_buffer(WheelObject *w, PyObject *verb, PyObject *argument)
 {
     if (UNLIKELY(w->overflow == NULL)) return PyTuple_New(0);
     char busy = w->busy;
@@ -15,15 +15,15 @@ static PyObject *ask(WheelObject *w, PyObject *verb, PyObject *argument)
     return answer;
 }
 
-static int tell(WheelObject *w, PyObject *verb, EntryObject *e)
+static int call_buffer_for(WheelObject *w, PyObject *verb, EntryObject *e)
 {
-    PyObject *answer = ask(w, verb, (PyObject *)e);
+    PyObject *answer = call_buffer(w, verb, (PyObject *)e);
     if (answer == NULL) return -1;
     Py_DECREF(answer);
     return 0;
 }
 
-/* The buffer's smallest expiry into *expiry; 0 when it has none, -1 with an error. */
+/* Store the buffer's smallest expiry in *expiry: 1, or 0 if the buffer is empty, or -1 with an error. */
 static int smallest_outside(WheelObject *w, int64_t *expiry)
 {
     if (UNLIKELY(w->overflow == NULL)) return 0;
@@ -67,7 +67,7 @@ static inline EntryObject *new_entry(WheelObject *w, PyTypeObject *type, int64_t
 #if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
     (void)PyObject_Init((PyObject *)e, type);
 #else
-    Py_SET_TYPE((PyObject *)e, type); /* a static type: it is not counted */
+    Py_SET_TYPE((PyObject *)e, type); /* a static type has no reference count */
     Py_SET_REFCNT((PyObject *)e, 1);
 #endif
     e->item = Py_NewRef(item);
@@ -89,12 +89,12 @@ void entry_dealloc(EntryObject *e)
 {
     if (e->weakrefs) PyObject_ClearWeakRefs((PyObject *)e);
     owner_release(e->owner);
-    Py_XDECREF(e->item); /* only when placing it failed */
+    Py_XDECREF(e->item); /* not NULL only if placing it failed */
     entry_free(e);
 }
 
-/* `e` was taken off its bucket: let go of it and of its item. May run any code. */
-static void let_go(EntryObject *e)
+/* Release an entry that was removed from its bucket, and its item. May run any code. */
+static void release_entry(EntryObject *e)
 {
     PyObject *item = e->item;
     e->item = NULL;
@@ -102,20 +102,20 @@ static void let_go(EntryObject *e)
     Py_DECREF(item);
 }
 
-/* Put a new entry into the overflow buffer. 0 or -1; the wheel takes a reference of its own. */
+/* Put a new entry into the overflow buffer. 0 or -1; the wheel takes its own reference. */
 static int put_outside(WheelObject *w, EntryObject *e)
 {
     if (bucket_reserve(&w->outside, 0) < 0) return -1;
     Py_INCREF(e);
     bucket_put(&w->outside, e, OUTSIDE, 0);
     w->count++;
-    if (tell(w, str_put, e) == 0) return 0;
+    if (call_buffer_for(w, str_put, e) == 0) return 0;
     if (e->place == OUTSIDE) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
         bucket_remove(&w->outside, e);
         w->count--;
-        let_go(e);
+        release_entry(e);
         PyErr_Restore(type, value, traceback);
     }
     return -1;
@@ -144,20 +144,20 @@ static void take_off(WheelObject *w, EntryObject *e)
 {
     unlink_entry(w, e);
     w->count--;
-    let_go(e);
+    release_entry(e);
 }
 
-/* 1 when this call took `e` off, 0 when the buffer did, -1 with an error. */
+/* 1 if this call removed `e`, 0 if the buffer did, -1 with an error. */
 static int cancel_outside(WheelObject *w, EntryObject *e)
 {
     Py_INCREF(w); /* the overflow buffer may drop the last reference */
-    int won = tell(w, str_discard, e) < 0 ? -1 : e->place == OUTSIDE;
+    int won = call_buffer_for(w, str_discard, e) < 0 ? -1 : e->place == OUTSIDE;
     if (won > 0) take_off(w, e);
     Py_DECREF(w);
     return won;
 }
 
-/* 1 when this call took `e` off, 0 when it was not pending, -1 with an error. */
+/* 1 if this call removed `e`, 0 if it was not pending, -1 with an error. */
 static int cancel(EntryObject *e)
 {
     WheelObject *w = e->owner->wheel;
@@ -169,7 +169,7 @@ static int cancel(EntryObject *e)
 
 static void place_again(WheelObject *w, EntryObject *e, Bucket *b, uint32_t place, int64_t expiry)
 {
-    if (e->place == place) { /* within one bucket: the new cell first, so that it never falls empty */
+    if (e->place == place) { /* within one bucket: add the new cell first, so that the bucket is never empty */
         uint32_t cell = e->position - b->base;
         bucket_put(b, e, place, 0);
         b->cells[cell] = NULL;
@@ -184,26 +184,26 @@ static void place_again(WheelObject *w, EntryObject *e, Bucket *b, uint32_t plac
     e->serial = w->serial++;
 }
 
-/* Reschedule into the overflow buffer; when that fails, nothing has changed. */
+/* Reschedule into the overflow buffer; on failure nothing changes. */
 static int move_outside(WheelObject *w, EntryObject *e, int64_t expiry)
 {
     uint32_t place = e->place;
     int64_t before = e->expiry;
-    if (place == OUTSIDE && tell(w, str_discard, e) < 0) return -1;
+    if (place == OUTSIDE && call_buffer_for(w, str_discard, e) < 0) return -1;
     if (e->place != place) return 0;
     e->expiry = expiry;
-    if (tell(w, str_put, e) < 0) {
+    if (call_buffer_for(w, str_put, e) < 0) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
         e->expiry = before;
-        if (e->place == OUTSIDE && tell(w, str_put, e) < 0) {
+        if (e->place == OUTSIDE && call_buffer_for(w, str_put, e) < 0) {
             Py_XDECREF(type); Py_XDECREF(value); Py_XDECREF(traceback);
             return -1;
         }
         PyErr_Restore(type, value, traceback);
         return -1;
     }
-    if (e->place != place) return tell(w, str_discard, e) < 0 ? -1 : 0;
+    if (e->place != place) return call_buffer_for(w, str_discard, e) < 0 ? -1 : 0;
     if (bucket_reserve(&w->outside, 0) < 0) return -1;
     if (place != OUTSIDE) {
         unlink_entry(w, e);
@@ -219,7 +219,7 @@ static int reschedule(WheelObject *w, EntryObject *e, int64_t expiry)
     uint64_t deadline = deadline_of(w, expiry);
     if (!fits(w, deadline)) return move_outside(w, e, expiry);
     if (e->place == OUTSIDE) {
-        if (tell(w, str_discard, e) < 0) return -1;
+        if (call_buffer_for(w, str_discard, e) < 0) return -1;
         if (e->place != OUTSIDE) return 0;
     }
     uint32_t place;
@@ -275,8 +275,8 @@ static PyObject *refuse_pickle(PyObject *self, PyObject *const *Py_UNUSED(args),
     PyObject *type = PyType_GetName(Py_TYPE(self));
     if (type)
         PyErr_Format(PyExc_TypeError,
-                     "cannot pickle '%U' object: its entries live in this process; "
-                     "pickle what you would schedule again", type);
+                     "cannot pickle '%U' object: it exists only in this process; "
+                     "pickle the data and schedule it again", type);
     Py_XDECREF(type);
     return NULL;
 }

@@ -42,7 +42,7 @@ static inline void occupancy_remove(Occupancy *o, uint32_t slot)
     }
 }
 
-/* The smallest member from `start` on, or -1. */
+/* The smallest member >= `start`, or -1. */
 static int64_t occupancy_first(const Occupancy *o, uint32_t start)
 {
     for (int i = 0; i < o->layers; i++) {
@@ -65,7 +65,7 @@ static inline int occupancy_any(const Occupancy *o) { return o->words[o->layers 
 
 #define SMALLEST_CAPACITY 8u
 #define LARGEST_CAPACITY (1u << 30)
-#define KEPT_CAPACITY 256u /* an emptied bucket keeps this much memory, no more */
+#define KEPT_CAPACITY 256u /* an emptied bucket keeps at most this many cells */
 
 static int bucket_resize(Bucket *b, uint32_t capacity, uint32_t head)
 {
@@ -92,7 +92,7 @@ static void bucket_slide(Bucket *b, uint32_t head)
     b->tail = head + used;
 }
 
-/* Close the holes. Every entry gets a new position; O(live), paid for by the holes. */
+/* Close the holes. Every entry gets a new position; O(live), amortised over the cancels that left the holes. */
 static void bucket_compact(Bucket *b)
 {
     EntryObject **cells = b->cells;
@@ -132,7 +132,7 @@ static inline int bucket_reserve(Bucket *b, int in_front)
     return bucket_make_room(b, in_front);
 }
 
-/* The room must have been reserved. */
+/* Add `e` to a cell that bucket_reserve has reserved. */
 static inline void bucket_put(Bucket *b, EntryObject *e, uint32_t place, int in_front)
 {
     uint32_t cell = in_front ? --b->head : b->tail++;
@@ -153,7 +153,7 @@ static void bucket_emptied(Bucket *b)
     b->base = 0;
 }
 
-/* Take `e` out, leaving a hole; give memory back when most of it is holes. */
+/* Remove `e`, leaving a hole; free memory if most of it is holes. */
 static inline void bucket_remove(Bucket *b, EntryObject *e)
 {
     uint32_t cell = e->position - b->base;
@@ -200,7 +200,7 @@ static Level *add_level(WheelObject *w, uint32_t size)
     level->unit_shift = level->unit & (level->unit - 1) ? -1 : HIGHEST_BIT(level->unit);
     level->index = level_span(level, w->current);
     level->pointer = level_slot(level, level->index);
-    /* Raw, so that the pages of a large wheel come zeroed from the system and only when used. */
+    /* Raw: the system provides zeroed pages for a large wheel, and only when they are used. */
     level->buckets = PyMem_RawCalloc(size, sizeof(Bucket));
     if (level->buckets == NULL || occupancy_init(&level->occupied, size) < 0) {
         level_free(level);
@@ -219,7 +219,7 @@ static Level *make_levels(WheelObject *w, uint64_t left)
     return level;
 }
 
-/* The lowest level whose interval exceeds `left`; NULL with an error when memory ran out. */
+/* The lowest level whose interval exceeds `left`; NULL with an error if memory runs out. */
 static inline Level *level_for(WheelObject *w, uint64_t left, int *number)
 {
     int n;
@@ -237,8 +237,8 @@ static inline Level *level_for(WheelObject *w, uint64_t left, int *number)
     return level;
 }
 
-/* Slots to the next occupied one, 1 .. size; 0 for none. */
-static inline uint32_t level_ahead(const Level *level)
+/* The distance to the next occupied slot, 1 .. size, or 0 if all are empty. */
+static inline uint32_t slots_to_next(const Level *level)
 {
     if (!occupancy_any(&level->occupied)) return 0;
     int64_t slot = occupancy_first(&level->occupied, level->pointer + 1);
@@ -249,7 +249,7 @@ static inline uint32_t level_ahead(const Level *level)
 static inline Bucket *bucket_at(WheelObject *w, uint32_t place)
 {
     if (place == LATE) return &w->late;
-    if (place == REST) return &w->rest;
+    if (place == BACKLOG) return &w->backlog;
     if (place == OUTSIDE) return &w->outside;
     return &w->levels[(place >> 24) - 1]->buckets[place & 0xFFFFFF];
 }
@@ -272,7 +272,7 @@ static inline Bucket *bucket_for(WheelObject *w, uint64_t deadline, int in_front
     if (UNLIKELY(deadline < w->current || (w->kind == ROUNDS && deadline == w->current))) {
         *place = LATE;
         b = &w->late;
-        in_front = 0; /* it is sorted before it fires */
+        in_front = 0; /* the bucket is sorted before it fires */
     }
     else {
         int number = 1;
@@ -305,7 +305,7 @@ static inline void unlink_entry(WheelObject *w, EntryObject *e)
         occupancy_remove(&w->levels[(place >> 24) - 1]->occupied, place & 0xFFFFFF);
 }
 
-/* Order by deadline, then serial: a merge sort of cells. tick 0 orders by serial alone. */
+/* Order by deadline, then serial; tick 0 orders by serial only. */
 static inline int comes_first(const EntryObject *a, const EntryObject *b, uint64_t tick)
 {
     if (tick) {
@@ -315,6 +315,7 @@ static inline int comes_first(const EntryObject *a, const EntryObject *b, uint64
     return a->serial < b->serial;
 }
 
+/* A merge sort. */
 static int sort_entries(EntryObject **cells, size_t n, uint64_t tick)
 {
     size_t i = 1;

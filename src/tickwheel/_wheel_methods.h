@@ -13,20 +13,21 @@ static PyObject *Wheel_schedule(WheelObject *w, PyObject *const *args, Py_ssize_
     return (PyObject *)schedule(w, &Entry_Type, expiry, args[1]);
 }
 
-/* Have the buffer forget what a failed schedule_many had put there; -1 when that is interrupted. */
+/* Discard from the buffer what a failed schedule_many has put there; -1 if that is interrupted. */
 static int discard_all(WheelObject *w, PyObject *entries)
 {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries); i++) {
         EntryObject *e = (EntryObject *)PyList_GET_ITEM(entries, i);
         if (e == NULL) break;
-        if (e->place != OUTSIDE || tell(w, str_discard, e) == 0) continue;
+        if (e->place != OUTSIDE || call_buffer_for(w, str_discard, e) == 0) continue;
         if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
         PyErr_Clear();
     }
     return 0;
 }
 
-/* Take off what a failed schedule_many had placed, whatever the buffer says. The error stays, or is an interrupt. */
+/* Remove the entries that a failed schedule_many has placed, even if the buffer raises. Keeps the error, unless an
+ * interrupt replaces it. */
 static void undo(WheelObject *w, PyObject *entries)
 {
     PyObject *type, *value, *traceback;
@@ -43,7 +44,7 @@ static void undo(WheelObject *w, PyObject *entries)
     PyErr_Restore(type, value, traceback);
 }
 
-/* A list of plain ints, which run no code; NULL without an error when it is not that. */
+/* Convert a list of plain ints, which runs no code; NULL without an error if it has anything else. */
 static int64_t *as_times_at_once(PyObject *list, Py_ssize_t *n)
 {
     Py_ssize_t size = PyList_GET_SIZE(list);
@@ -59,7 +60,7 @@ static int64_t *as_times_at_once(PyObject *list, Py_ssize_t *n)
     return times;
 }
 
-/* Every expiry as a time. They are converted as they are read: converting may run any code. */
+/* Convert every expiry to a time, each as it is read: converting may run any code. */
 static int64_t *as_times(PyObject *iterable, Py_ssize_t *n)
 {
     if (PyList_CheckExact(iterable)) {
@@ -90,7 +91,7 @@ static int schedule_each(WheelObject *w, const int64_t *times, PyObject *items, 
 {
     PyObject **each = PySequence_Fast_ITEMS(items);
     if (PySequence_Fast_GET_SIZE(items) != n) {
-        PyErr_Format(PyExc_ValueError, "expiries and items must be of one length, got %zd expiries and %zd items",
+        PyErr_Format(PyExc_ValueError, "expiries and items must have the same length, got %zd expiries and %zd items",
                      n, PySequence_Fast_GET_SIZE(items));
         return -1;
     }
@@ -111,12 +112,12 @@ static PyObject *Wheel_schedule_many(WheelObject *w, PyObject *const *args, Py_s
     Py_ssize_t n;
     if (bind_arguments("schedule_many", args, nargs, kwnames, names, 2, 2, given) < 0) return NULL;
     int64_t *times = as_times(given[0], &n);
-    /* A list is read as it is, once the last code that could change it has run: an overflow buffer could. */
+    /* A list is read without a copy, because no code can change it from here on; an overflow buffer could. */
     if (times != NULL)
         items = PyList_CheckExact(given[1]) && w->overflow == NULL ? Py_NewRef(given[1]) : PySequence_Tuple(given[1]);
     if (items != NULL) entries = PyList_New(n); /* may run the collector */
     if (entries != NULL) {
-        PyObject_GC_UnTrack(entries); /* until it is full: an overflow buffer runs meanwhile */
+        PyObject_GC_UnTrack(entries); /* until it is full: an overflow buffer may run in between */
         int failed = schedule_each(w, times, items, n, entries);
         PyObject_GC_Track(entries);
         if (failed) Py_CLEAR(entries);
@@ -144,11 +145,11 @@ static PyObject *Wheel_cancel_many(WheelObject *w, PyObject *const *args, Py_ssi
     PyObject *given[1];
     Py_ssize_t won = 0, failed = 0;
     if (bind_arguments("cancel_many", args, nargs, kwnames, names, 1, 1, given) < 0) return NULL;
-    /* A copy: what cancelling releases may run code that changes the list. */
+    /* A copy: releasing a cancelled item may run code that changes the list. */
     PyObject *entries = PySequence_Tuple(given[0]);
     if (entries == NULL) return NULL;
     Py_ssize_t size = PyTuple_GET_SIZE(entries);
-    for (Py_ssize_t i = 0; i < size && !failed; i++) failed = claim(w, PyTuple_GET_ITEM(entries, i));
+    for (Py_ssize_t i = 0; i < size && !failed; i++) failed = check_owned(w, PyTuple_GET_ITEM(entries, i));
     for (Py_ssize_t i = 0; i < size && !failed; i++) {
         fetch_for_cancel(w, entries, i);
         int answer = cancel((EntryObject *)PyTuple_GET_ITEM(entries, i));
@@ -166,7 +167,7 @@ static PyObject *Wheel_advance(WheelObject *w, PyObject *const *args, Py_ssize_t
     Py_ssize_t room;
     if (bind_arguments("advance", args, nargs, kwnames, names, 2, 1, given) < 0) return NULL;
     if (as_time("now", given[0], &now) < 0 || as_limit(given[1], &room) < 0) return NULL;
-    PyObject *fired = PyList_New(0); /* may run the collector: before the checks */
+    PyObject *fired = PyList_New(0); /* before the checks, because it may run the collector */
     if (fired == NULL) return NULL;
     if (now < w->now) {
         PyErr_Format(TimeWentBack, "now must not go back: got %lld, the wheel is at %lld", (long long)now,
@@ -186,7 +187,7 @@ static PyObject *Wheel_advance(WheelObject *w, PyObject *const *args, Py_ssize_t
     w->busy = 0;
     if (failed) {
         if (PyList_GET_SIZE(fired) == 0 || !PyErr_ExceptionMatches(PyExc_Exception)) Py_CLEAR(fired);
-        else PyErr_Clear(); /* nothing is lost: the next call meets the error again */
+        else PyErr_Clear(); /* nothing is lost: the next call raises the error again */
     }
     return fired;
 }
@@ -194,9 +195,9 @@ static PyObject *Wheel_advance(WheelObject *w, PyObject *const *args, Py_ssize_t
 static PyObject *Wheel_next_wakeup(WheelObject *w, PyObject *Py_UNUSED(ignored))
 {
     if (w->count == 0) Py_RETURN_NONE;
-    if (w->late.live || w->rest.live) return PyLong_FromLongLong(w->now);
+    if (w->late.live || w->backlog.live) return PyLong_FromLongLong(w->now);
     uint64_t tick;
-    if (w->kind == ROUNDS) tick = w->current + level_ahead(w->levels[0]);
+    if (w->kind == ROUNDS) tick = w->current + slots_to_next(w->levels[0]);
     else {
         if (w->levels[0]->buckets[w->levels[0]->pointer].live) return PyLong_FromLongLong(w->now);
         if (next_event(w, &tick) < 0) return NULL;
@@ -215,10 +216,10 @@ static int64_t smallest_expiry(const Bucket *b, int64_t smallest)
     return smallest;
 }
 
-/* The smallest of the rest: among those that are due at its first tick. */
-static int64_t smallest_of_rest(WheelObject *w, int64_t smallest)
+/* The smallest expiry of the backlog, which is among the entries of its first tick. */
+static int64_t smallest_of_backlog(WheelObject *w, int64_t smallest)
 {
-    const Bucket *b = &w->rest;
+    const Bucket *b = &w->backlog;
     for (uint32_t i = b->head, first = UINT32_MAX; i < b->tail; i++) {
         const EntryObject *e = b->cells[i];
         if (e == NULL) continue;
@@ -231,7 +232,7 @@ static int64_t smallest_of_rest(WheelObject *w, int64_t smallest)
 
 static PyObject *Wheel_next_expiry(WheelObject *w, PyObject *Py_UNUSED(ignored))
 {
-    int64_t smallest = smallest_of_rest(w, smallest_expiry(&w->late, -1)), outside;
+    int64_t smallest = smallest_of_backlog(w, smallest_expiry(&w->late, -1)), outside;
     const Level *lowest = w->levels[0];
     if (w->kind == ROUNDS) {
         int64_t slot = -1;
@@ -242,7 +243,7 @@ static PyObject *Wheel_next_expiry(WheelObject *w, PyObject *Py_UNUSED(ignored))
         smallest = smallest_expiry(&lowest->buckets[lowest->pointer], smallest);
         for (int i = 0; i < w->level_count; i++) {
             const Level *level = w->levels[i];
-            uint32_t ahead = level_ahead(level);
+            uint32_t ahead = slots_to_next(level);
             if (ahead)
                 smallest = smallest_expiry(&level->buckets[((uint64_t)level->pointer + ahead) % level->size], smallest);
         }
@@ -260,10 +261,10 @@ static PyObject *Wheel_where(WheelObject *w, PyObject *const *args, Py_ssize_t n
 {
     static const char *const names[] = {"entry"};
     PyObject *given[1];
-    if (bind_arguments("where", args, nargs, kwnames, names, 1, 1, given) < 0 || claim(w, given[0]) < 0) return NULL;
+    if (bind_arguments("where", args, nargs, kwnames, names, 1, 1, given) < 0 || check_owned(w, given[0]) < 0) return NULL;
     uint32_t place = ((EntryObject *)given[0])->place;
     if (place >= NOWHERE) Py_RETURN_NONE;
-    if (place == LATE || place == REST) return Py_BuildValue("iI", 1, w->levels[0]->pointer);
+    if (place == LATE || place == BACKLOG) return Py_BuildValue("iI", 1, w->levels[0]->pointer);
     return Py_BuildValue("II", place >> 24, place & 0xFFFFFF);
 }
 
@@ -273,7 +274,7 @@ static PyObject *level_counts(const WheelObject *w, int number)
     PyObject *counts = PyList_New(level->size);
     for (uint32_t i = 0; counts && i < level->size; i++) {
         uint32_t n = level->buckets[i].live;
-        if (number == 0 && i == level->pointer) n += w->late.live + w->rest.live;
+        if (number == 0 && i == level->pointer) n += w->late.live + w->backlog.live;
         PyObject *count = PyLong_FromUnsignedLong(n);
         if (count == NULL) Py_CLEAR(counts); else PyList_SET_ITEM(counts, i, count);
     }

@@ -1,4 +1,4 @@
-"""`AsyncTimer`: deadlines on the running asyncio loop, with one loop timer in all."""
+"""`AsyncTimer`: deadlines on the running asyncio loop, with a single loop timer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from tickwheel.arguments import SECOND
 from tickwheel.clock import ManualClock, forkable
 from tickwheel.every import Every
 from tickwheel.kernel import Deadlines
-from tickwheel.timer import CLOSED, FORKED, logger, settle, shown, stats_of, tell
+from tickwheel.timer import (
+    CLOSED,
+    FORKED,
+    call_on_error,
+    logger,
+    stats_of,
+    stop_everies,
+    user_handle,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,17 +28,17 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.kernel import Handle
 
-BATCH = 1_000  # then the loop has its turn
+BATCH_CALLBACKS = 1_000  # limit of one `_run_due`; then the loop runs other callbacks
 
 
 class AsyncTimer(Deadlines):
-    """Callbacks after a delay, on the running event loop: the verbs of `Timer`.
+    """Callbacks after a delay, on the running event loop, with the methods of `Timer`.
 
     - A callback may be a function or a coroutine function; a coroutine becomes a task, which the
       timer keeps alive.
-    - What one raises goes to `on_error(exception, handle)`, or to the loop's exception handler.
-    - It has one timer of the loop's, however many are pending, and works on any loop.
-    - Leaving `async with` stops it, and ends the coroutines that it has started.
+    - An exception goes to `on_error(exception, handle)`, or to the loop's exception handler.
+    - It uses a single timer of the loop for all pending callbacks, and works on any loop.
+    - Leaving `async with` stops it and cancels the coroutines that it has started.
     """
 
     def __init__(
@@ -60,7 +68,7 @@ class AsyncTimer(Deadlines):
         if self._manual is not None:
             self._manual._attach(self)
         forkable.add(self)
-        self._sleep()  # for ever: the first schedule rings
+        self._begin_sleep()  # forever: the first schedule wakes the driver
 
     def call_every(
         self,
@@ -76,19 +84,19 @@ class AsyncTimer(Deadlines):
         return Every(self, period, callback, args, fixed, missed)
 
     def stats(self) -> dict[str, Any]:
-        """Return counts since it was made, and the lateness of what has fired, in seconds."""
+        """Return the counts since its creation, and the lateness of the callbacks, in seconds."""
         return stats_of(self, self._wakeups, self._empty_wakeups)
 
     async def close(self) -> list[Handle | Every]:
-        """Stop, end the coroutines that it has started, and return what was still pending.
+        """Stop; cancel the coroutines that it has started, and return the pending callbacks.
 
-        A second close returns []. Called from one of its own coroutines, it leaves that one be.
+        A second close returns []. If one of its own coroutines calls it, that one is not cancelled.
         """
         if self._shut_down:
             return []
         self._shut_down = True
         with self._everies_lock:
-            handles = settle(self._shut(CLOSED), self._everies)
+            handles = stop_everies(self._shut(CLOSED), self._everies)
         if self._manual is not None:
             self._manual._detach(self)
         if self._alarm is not None:
@@ -119,18 +127,20 @@ class AsyncTimer(Deadlines):
         clock = clock_of(loop)
         if self._time_source is None and clock is not None:
             if len(self):
-                raise RuntimeError("this loop has a time of its own: make the AsyncTimer on it")
+                raise RuntimeError(
+                    "this loop has its own time: create the AsyncTimer while the loop runs"
+                )
             super().__init__(self._tick_seconds, clock)
             self._set_indirect(True)
             self._time_source = clock
-            self._sleep()
+            self._begin_sleep()
         self._loop = loop
         self._thread_id = threading.get_ident()
 
-    def _earlier(self) -> None:
+    def _wake_driver(self) -> None:
         if self._manual is not None:
             self._start()
-            self._manual._hold(self)
+            self._manual._keep_alive(self)
         elif self._loop is None:
             self._start()
             self._arm()
@@ -140,35 +150,35 @@ class AsyncTimer(Deadlines):
             self._loop.call_soon_threadsafe(self._arm)
 
     def _arm(self) -> None:
-        """Have the loop ring when the next bucket is due."""
+        """Set the loop timer to the time at which the next bucket is due."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        delay = self._sleep()
+        delay = self._begin_sleep()
         if self._shut_down or delay is None:
             return
         assert self._loop is not None
         if delay:
-            self._alarm = self._loop.call_later(delay / SECOND, self._ring)
+            self._alarm = self._loop.call_later(delay / SECOND, self._on_alarm)
         else:
-            self._alarm = self._loop.call_soon(self._ring)
+            self._alarm = self._loop.call_soon(self._on_alarm)
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = None
-        self._awake()
+        self._end_sleep()
         try:
-            ran = self._run_due(BATCH)
+            ran = self._run_due(BATCH_CALLBACKS)
             self._wakeups += 1
             self._empty_wakeups += not ran
         finally:
             self._arm()
 
     def _step(self) -> None:
-        """Run what is due by a manual clock; coroutines start, and go on when the loop runs."""
-        self._run_due(BATCH)
+        """Run the callbacks due by a manual clock; coroutines start, and continue with the loop."""
+        self._run_due(BATCH_CALLBACKS)
 
     def _next_ns(self) -> int | None:
-        delay = self._sleep()
+        delay = self._begin_sleep()
         if delay is None or self._manual is None:
             return None
         return self._manual.time_ns() + delay
@@ -186,13 +196,13 @@ class AsyncTimer(Deadlines):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         handle = self._tasks.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error, handle)
+            self._report_error(error, handle)
         handle._finish()
 
-    def _failed(self, error: BaseException, handle: Handle) -> None:
-        known = shown(handle)
+    def _report_error(self, error: BaseException, handle: Handle) -> None:
+        known = user_handle(handle)
         if self._on_error is not None:
-            tell(self._on_error, error, known)
+            call_on_error(self._on_error, error, known)
             return
         assert self._loop is not None
         self._loop.call_exception_handler(
@@ -203,17 +213,18 @@ class AsyncTimer(Deadlines):
         )
 
     def _forked(self) -> None:
-        """In the child of a fork: the loop and its timers are the parent's."""
+        """Close it in the child of a fork: the loop and the callbacks belong to the parent."""
         self._everies_lock = threading.RLock()
         self._shut_down = True
         self._alarm = None
         self._tasks.clear()
-        settle(self._orphan(FORKED), self._everies)
+        stop_everies(self._shut_in_child(FORKED), self._everies)
 
-    def _slow(self, handle: Handle, seconds: float) -> None:
-        logger.warning("callback %r held the loop for %.3f s", shown(handle).callback, seconds)
+    def _report_slow(self, handle: Handle, seconds: float) -> None:
+        callback = user_handle(handle).callback
+        logger.warning("callback %r blocked the loop for %.3f s", callback, seconds)
 
 
 def clock_of(loop: asyncio.AbstractEventLoop | None) -> Clock | None:
-    """Return `loop` when it has a time of its own, as the loops for tests do."""
+    """Return `loop` if it has its own time, as the loops for tests do, else None."""
     return loop if hasattr(loop, "time_ns") else None

@@ -1,8 +1,8 @@
 """`AsyncPurgatory`: the purgatory of one event loop.
 
-Everything happens on the loop, and nothing here awaits between looking and acting: between two
-awaits no other task can run. So no lock is needed, and no event can fall between the look at the
-condition and the watch.
+Everything runs on the loop, and nothing here awaits between evaluating a condition and acting on
+it. Between two awaits no other task can run, so no lock is needed, and no event can come between
+the evaluation and the watch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class AsyncPurgatory(Purgatory):
-    """Operations of one event loop: as `Purgatory`, and `wait` for the common case.
+    """A `Purgatory` for one event loop, with `wait` for the common case.
 
-    `timer`: an `AsyncTimer` to share; without it the purgatory has its own, and `aclose` ends it.
+    `timer`: a shared `AsyncTimer`. By default the purgatory has its own, which `aclose` closes.
     """
 
     _one_thread = True
@@ -35,9 +35,10 @@ class AsyncPurgatory(Purgatory):
     async def wait(
         self, keys: Iterable[Hashable], condition: Callable[[], Any], timeout: float
     ) -> Any:
-        """Wait until `condition()` is true, looked at whenever one of `keys` is checked.
+        """Wait until `condition()` is true, and return its value.
 
-        Return what it gave; TimeoutError after `timeout` seconds; what it raises is raised here.
+        It is evaluated at once and when one of `keys` is checked; its exceptions are raised here.
+        Raise TimeoutError after `timeout` seconds.
         """
         waiting = Waiting(timeout, condition)
         self.try_complete_else_watch(waiting, keys)
@@ -47,7 +48,7 @@ class AsyncPurgatory(Purgatory):
             self.cancel(waiting)
 
     def cancel(self, operation: DelayedOperation) -> bool:
-        """Take `operation` off without completing it; a `wait` is cancelled by it."""
+        """Remove `operation` without completing it; this cancels a `wait`."""
         if not super().cancel(operation):
             return False
         if isinstance(operation, Waiting):
@@ -55,7 +56,7 @@ class AsyncPurgatory(Purgatory):
         return True
 
     async def aclose(self) -> list[DelayedOperation]:
-        """Take every operation off, and return them; whoever waits is cancelled."""
+        """Remove all operations and return them; this cancels every `wait`."""
         ended = self.close()
         if self._own_async_timer is not None:
             await self._own_async_timer.close()
@@ -96,4 +97,4 @@ class Waiting(DelayedOperation):
 
     def on_expiration(self) -> None:
         if not self.answer.done():
-            self.answer.set_exception(TimeoutError(f"nothing within {self.timeout} s"))
+            self.answer.set_exception(TimeoutError(f"condition not met within {self.timeout} s"))

@@ -1,7 +1,7 @@
-"""Clocks: the only file that asks the time.
+"""Clocks: the only module that reads the system's time.
 
-A clock gives seconds that never go back, from an origin of its own. Timers reckon in its integer
-nanoseconds; the native ones read the system's clock themselves, and it is the same clock.
+A clock returns seconds that never go back, since an arbitrary origin. Timers compute in its integer
+nanoseconds. Native timers read the same system clock directly.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from typing import Protocol
 from tickwheel.arguments import MAX_TIME, SECOND, nanoseconds
 from tickwheel.errors import OutOfRange
 
-STUCK = (
-    100_000  # steps of a manual clock at one moment: callbacks that reschedule themselves at once
-)
+# Steps of a manual clock without progress: its callbacks reschedule themselves without a delay.
+STUCK_STEPS = 100_000
 
-# The clock that runs on in sleep. It is CLOCK_MONOTONIC on macOS, and time.monotonic() on Windows.
+# The clock that runs during suspend: CLOCK_MONOTONIC on macOS, time.monotonic() on Windows.
 BOOT = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 class Clock(Protocol):
-    """What a timer asks of a clock: one time, as float seconds and as integer nanoseconds."""
+    """The interface of a clock: the time as float seconds and as integer nanoseconds."""
 
     def time(self) -> float:
         """Return the time in seconds."""
@@ -34,7 +33,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's monotonic clock: it stands still while the machine is suspended."""
+    """The system's monotonic clock, which stops while the machine is suspended."""
 
     __slots__ = ()
 
@@ -48,7 +47,7 @@ class SystemClock:
 
 
 class WallClock:
-    """The time of day, UTC, in seconds since 1970: it may step forward and back."""
+    """The time of day in UTC, in seconds since 1970; it may step forward and back."""
 
     __slots__ = ()
 
@@ -62,7 +61,7 @@ class WallClock:
 
 
 class BootClock:
-    """A clock that never goes back, and goes on while the machine is suspended."""
+    """A monotonic clock that also runs while the machine is suspended."""
 
     __slots__ = ()
 
@@ -75,30 +74,30 @@ class BootClock:
         return time.monotonic_ns() if BOOT is None else time.clock_gettime_ns(BOOT)
 
 
-class Driven(Protocol):
-    """What a `ManualClock` asks of a timer that it drives."""
+class DrivenTimer(Protocol):
+    """The interface of a timer that a `ManualClock` drives."""
 
     def _next_ns(self) -> int | None:
-        """Return when it has something to do, or None."""
+        """Return the time of its next work, or None."""
 
     def _step(self) -> None:
-        """Do what is due by now."""
+        """Do the work that is due now."""
 
 
 class ManualClock:
-    """A clock that moves only when told, for tests: timers on it have no thread.
+    """A clock for tests that moves only by `advance`. Timers on it have no thread.
 
-    - `advance` runs every callback that falls due on the way, in the caller's thread, each at its
-      own time, and returns after the last one.
+    `advance` runs every callback that becomes due on the way, in the caller's thread, each at its
+    own time, and returns after the last one.
     """
 
-    __slots__ = ("__weakref__", "_held", "_lock", "_now", "_timers")
+    __slots__ = ("__weakref__", "_lock", "_now", "_timers", "_with_pending")
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = nanoseconds("start", start)
         self._lock = threading.RLock()
-        self._timers: dict[weakref.ref[Driven], None] = {}
-        self._held: set[Driven] = set()  # those with something pending, which it keeps alive
+        self._timers: dict[weakref.ref[DrivenTimer], None] = {}
+        self._with_pending: set[DrivenTimer] = set()  # timers that it keeps alive
         forkable.add(self)
 
     def time(self) -> float:
@@ -110,23 +109,28 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move time forward by `seconds`, running what is due at each moment on the way."""
+        """Move time forward by `seconds`, and run the callbacks due at each time on the way."""
         span = nanoseconds("seconds", seconds)
         with self._lock:
             target = self._now + span
             if target > MAX_TIME:
-                raise OutOfRange(f"time must stay within 292 years, got {seconds!r:.100} more")
+                raise OutOfRange(
+                    f"time must stay within 292 years, got an advance of {seconds!r:.100} s"
+                )
             steps, moment = 0, self._now
             while (timer := self._next_before(target)) is not None:
                 steps = steps + 1 if moment == self._now else 0
                 moment = self._now
-                if steps > STUCK:
-                    raise RuntimeError(f"callbacks keep scheduling more at {self.time()} s")
+                if steps > STUCK_STEPS:
+                    raise RuntimeError(
+                        f"time stands at {self.time()} s after {STUCK_STEPS:,} steps: "
+                        "callbacks keep scheduling others without a delay"
+                    )
                 timer._step()
             self._now = max(self._now, target)
 
-    def _next_before(self, target: int) -> Driven | None:
-        """Go to the next moment until `target` at which a timer has work; return that timer."""
+    def _next_before(self, target: int) -> DrivenTimer | None:
+        """Move to the next time, up to `target`, at which a timer has work; return that timer."""
         moments = []
         for reference in list(self._timers):
             timer = reference()
@@ -135,9 +139,9 @@ class ManualClock:
                 continue
             when = timer._next_ns()
             if when is None:
-                self._held.discard(timer)
+                self._with_pending.discard(timer)
             else:
-                self._held.add(timer)
+                self._with_pending.add(timer)
                 moments.append((when, timer))
         if not moments:
             return None
@@ -147,18 +151,18 @@ class ManualClock:
         self._now = max(self._now, when)
         return timer
 
-    def _attach(self, timer: Driven) -> None:
+    def _attach(self, timer: DrivenTimer) -> None:
         self._timers[weakref.ref(timer)] = None
 
-    def _hold(self, timer: Driven) -> None:
-        self._held.add(timer)
+    def _keep_alive(self, timer: DrivenTimer) -> None:
+        self._with_pending.add(timer)
 
-    def _detach(self, timer: Driven) -> None:
+    def _detach(self, timer: DrivenTimer) -> None:
         self._timers.pop(weakref.ref(timer), None)
-        self._held.discard(timer)
+        self._with_pending.discard(timer)
 
     def _forked(self) -> None:
-        """In the child of a fork: whoever held the lock is not here."""
+        """Replace the lock in the child of a fork: the thread that held it does not exist here."""
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -166,20 +170,20 @@ class ManualClock:
 
 
 class Forkable(Protocol):
-    """What must be told of a fork, in the child."""
+    """The interface of an object that is notified in the child after a fork."""
 
     def _forked(self) -> None:
-        """Forget what only the parent has: its threads, and the locks that they held."""
+        """Drop the parent's threads, and the locks that they held."""
 
 
 class Suspendable(Forkable, Protocol):
-    """What must be told before a fork as well: something of it must not be in the child."""
+    """The interface of an object with a resource that must not exist in the child of a fork."""
 
     def _before_fork(self) -> None:
-        """Let go of it, and use nothing of the kind until one of the other two is called."""
+        """Release the resource, and do not open one until `_after_fork` or `_forked` is called."""
 
     def _after_fork(self) -> None:
-        """In the parent: go on."""
+        """Continue in the parent."""
 
 
 forkable: weakref.WeakSet[Forkable] = weakref.WeakSet()
@@ -189,28 +193,28 @@ _forking = threading.Lock()
 
 
 def add_suspendable(one: Suspendable) -> None:
-    """Have `one` told of forks; while one is under way, wait for its end."""
+    """Notify `one` of forks; if a fork is in progress, wait for its end first."""
     with _forking:
         _suspendable.add(one)
         forkable.add(one)
 
 
-def _before() -> None:
+def _before_fork_hook() -> None:
     _forking.acquire()
     _suspended.extend(_suspendable)
     for one in _suspended:
         one._before_fork()
 
 
-def _in_the_parent() -> None:
+def _parent_hook() -> None:
     for one in _suspended:
         one._after_fork()
     _suspended.clear()
     _forking.release()
 
 
-def _in_the_child() -> None:
-    global _forking  # noqa: PLW0603 - whoever waited for it is not here
+def _child_hook() -> None:
+    global _forking  # noqa: PLW0603 - the threads that waited for it do not exist here
     _forking = threading.Lock()
     _suspended.clear()
     for one in list(forkable):
@@ -219,5 +223,5 @@ def _in_the_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before, after_in_parent=_in_the_parent, after_in_child=_in_the_child
+        before=_before_fork_hook, after_in_parent=_parent_hook, after_in_child=_child_hook
     )

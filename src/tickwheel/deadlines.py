@@ -1,11 +1,14 @@
-"""Callbacks by deadline: a wheel, a clock and handles, in Python. What every timer is made of.
+"""Callbacks by deadline: a wheel, a clock and handles, in Python. The base of every timer.
 
-It has no thread and never sleeps: a driver does that, `Timer` with a thread, `AsyncTimer` with an
-event loop. The native twin in _deadlines.c does the same.
+It has no thread and never sleeps. A driver does that: `Timer` with a thread, `AsyncTimer` with an
+event loop. The native twin in _deadlines.c behaves identically.
 
-A driver overrides four methods: `_earlier`, called when something became due sooner than it sleeps;
-`_failed`, called with what a callback raised; `_slow`, called when one took long; and `_execute`,
-called instead of the callback after `_set_indirect(True)`.
+A driver overrides four methods:
+
+- `_wake_driver` is called if a callback is due before the driver's sleep ends.
+- `_report_error` is called with the error that a callback raised.
+- `_report_slow` is called if a callback took long.
+- `_execute` is called instead of the callback after `_set_indirect(True)`.
 """
 
 from __future__ import annotations
@@ -24,15 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-SLOW_NS = SECOND // 10
+SLOW_NS = SECOND // 10  # a callback that takes longer is reported
 AWAKE = -1
-FOR_EVER = 2**63 - 1
-BINS = 64
+ASLEEP_FOREVER = 2**63 - 1
+LATENESS_BINS = 64  # bin n counts latenesses of 2**n to 2**(n + 1) - 1 nanoseconds
 
 
 @sealed
 class Handle:
-    """A callback on a timer: made by `call_later` and its like, to cancel or reschedule it."""
+    """A scheduled callback, returned by `call_later` and `call_at`: cancel or reschedule it."""
 
     __slots__ = ("__weakref__", "_args", "_callback", "_deadlines", "_entry", "_state", "_when")
 
@@ -48,7 +51,7 @@ class Handle:
 
     @property
     def when(self) -> float:
-        """The time it is due at, in seconds of its timer's clock."""
+        """The time at which it is due, in seconds of its timer's clock."""
         return self._when / SECOND
 
     @property
@@ -58,36 +61,36 @@ class Handle:
 
     @property
     def callback(self) -> Callable[..., object] | None:
-        """What it will call; None once it has run or was cancelled."""
+        """The callback; None after it ran or was cancelled."""
         return self._callback
 
     def cancel(self) -> bool:
-        """Take it off its timer and let go of the callback; True when this call did. O(1)."""
+        """Remove it from its timer and release the callback; return True if this call did. O(1)."""
         with self._deadlines._lock:
             if self._state != "pending":
                 return False
             self._deadlines._take_off(self)
             self._state = "cancelled"
             self._deadlines._cancelled += 1
-            released = self._let_go()
-        del released  # outside the lock: it may run any code
+            released = self._release()
+        del released  # outside of the lock: it may run any code
         return True
 
     def reschedule(self, delay: float, /) -> bool:
-        """Move it to `delay` seconds from now; False when it was no longer pending. O(1)."""
+        """Move it to `delay` seconds from now; return False if it was not pending. O(1)."""
         span = nanoseconds("delay", delay, negative=True)
         return self._deadlines._move(self, span, delay)
 
     def _invoke(self) -> object:
-        """Call the callback, for a driver that hands it to somebody else."""
+        """Call the callback, for a driver that runs it elsewhere."""
         return self._callback(*self._args) if self._callback is not None else None
 
     def _finish(self) -> None:
         if self._state == "running":
             self._state = "done"
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> object:
+    def _release(self) -> object:
         released = self._callback, self._args
         self._callback, self._args = None, ()
         return released
@@ -115,9 +118,9 @@ class Deadlines:
         self._cancelled = 0
         self._lateness_sum = 0
         self._lateness_max = 0
-        self._lateness_bins = [0] * BINS
-        self._due: deque[tuple[Handle, Entry[Handle]]] = deque()  # off the wheel, not yet run
-        self._due_count = 0  # those of them that are still pending
+        self._lateness_bins = [0] * LATENESS_BINS
+        self._due: deque[tuple[Handle, Entry[Handle]]] = deque()  # off the wheel, not run yet
+        self._due_count = 0  # the handles in _due that are still pending
 
     def __len__(self) -> int:
         return len(self._wheel) + self._due_count
@@ -130,19 +133,19 @@ class Deadlines:
         return self._clock.time_ns() / SECOND
 
     def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Handle:
-        """Call `callback(*args)` `delay` seconds from now; a negative delay means now. O(1)."""
+        """Call `callback(*args)` in `delay` seconds; a negative delay means now. O(1)."""
         check_callback(callback)
         span = nanoseconds("delay", delay, negative=True)
-        return self._call_at(self._after(span, delay), callback, args)
+        return self._call_at(self._due_time(span, delay), callback, args)
 
     def call_at(self, when: float, callback: Callable[..., object], /, *args: Any) -> Handle:
-        """Call `callback(*args)` at `when` of `time()`; what is past is due now. O(1)."""
+        """Call `callback(*args)` at `when` of `time()`; a time in the past means now. O(1)."""
         check_callback(callback)
         moment = nanoseconds("when", when, negative=True)
         return self._call_at(self._not_past(moment, self._now()), callback, args)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return the snapshot of its wheel; times are in nanoseconds."""
+        """Return the snapshot of its wheel, with times in nanoseconds."""
         with self._lock:
             return self._wheel.snapshot()
 
@@ -156,7 +159,7 @@ class Deadlines:
             if self._closed is not None:
                 raise TimerClosed(self._closed)
             self._place(handle, when)
-            self._tell_driver(handle)
+            self._notify_driver(handle)
         return handle
 
     def _place(self, handle: Handle, when: int) -> None:
@@ -166,9 +169,9 @@ class Deadlines:
 
     def _take_off(self, handle: Handle) -> None:
         if not handle._entry.cancel():
-            self._due_count -= 1  # it waited in _due, where it is passed over from now on
+            self._due_count -= 1  # it is in _due, and `_run_due` will skip it
 
-    def _after(self, span: int, given: object) -> int:
+    def _due_time(self, span: int, given: object) -> int:
         now = self._now()
         if now + span > MAX_TIME:
             raise OutOfRange(
@@ -177,53 +180,54 @@ class Deadlines:
         return self._not_past(now + span, now)
 
     def _not_past(self, when: int, now: int) -> int:
-        """Return `when`, or the start of this tick when it is before that.
+        """Return `when`, but not before the start of the current tick.
 
-        What is past is due now, behind what is due already, which it would starve otherwise.
+        A callback for the past is due now, after those that are already due: otherwise it would
+        starve them.
         """
         return max(when, now // self._tick * self._tick)
 
     def _move(self, handle: Handle, span: int, given: object) -> bool:
         with self._lock:
-            when = self._after(span, given)
+            when = self._due_time(span, given)
             if handle._state != "pending":
                 return False
             self._take_off(handle)
             self._place(handle, when)
-            self._tell_driver(handle)
+            self._notify_driver(handle)
         return True
 
-    def _tell_driver(self, handle: Handle) -> None:
+    def _notify_driver(self, handle: Handle) -> None:
         before = self._sleeping_until
         if -(-handle._when // self._tick) * self._tick < before:
             self._sleeping_until = AWAKE
             try:
-                self._earlier()
+                self._wake_driver()
             except BaseException:
                 self._sleeping_until = before
                 handle.cancel()
                 raise
 
     def _now(self) -> int:
-        """Return the clock's nanoseconds; a clock that went back stands still."""
+        """Return the clock's nanoseconds; if the clock went back, the latest ones."""
         self._latest = max(self._clock.time_ns(), self._latest)
         return self._latest
 
     def _turn(self) -> None:
-        """Bring the wheel to now, so that a short timer after a long silence lands on level 1."""
+        """Move the wheel to now, so that a short timer after a long pause lands on level 1."""
         now = self._now()
         if now // self._tick > self._wheel.now // self._tick:
-            self._harvest(now)
+            self._collect_due(now)
 
-    def _harvest(self, now: int) -> None:
+    def _collect_due(self, now: int) -> None:
         for handle in self._wheel.advance(now):
             self._due.append((handle, handle._entry))
             self._due_count += 1
 
     def _run_due(self, limit: int, /) -> int:
-        """Run up to `limit` handles that are due now and were scheduled before now; how many."""
+        """Run up to `limit` handles that are due, excluding new ones; return the number run."""
         with self._lock:
-            self._harvest(self._now())
+            self._collect_due(self._now())
             batch = len(self._due)
         ran = 0
         started = self._system.time_ns()
@@ -234,7 +238,7 @@ class Deadlines:
                 handle, entry = self._due.popleft()
                 batch -= 1
                 if handle._entry is not entry or handle._state != "pending":
-                    continue  # cancelled or moved while it waited
+                    continue  # cancelled or rescheduled in the meantime
                 handle._state = "running"
                 self._due_count -= 1
                 self._fired += 1
@@ -244,7 +248,7 @@ class Deadlines:
         return ran
 
     def _run_one(self, handle: Handle, started: int) -> int:
-        """Run `handle`; return when it ended."""
+        """Run `handle` and return the time at which it ended."""
         elsewhere = self._indirect
         try:
             if elsewhere:
@@ -255,11 +259,11 @@ class Deadlines:
             elsewhere = False
             if not isinstance(error, Exception):
                 raise
-            self._failed(error, handle)
+            self._report_error(error, handle)
         finally:
             ended = self._system.time_ns()
             if ended - started > SLOW_NS:
-                self._slow(handle, (ended - started) / SECOND)
+                self._report_slow(handle, (ended - started) / SECOND)
             if not elsewhere:
                 handle._finish()
         return ended
@@ -270,8 +274,8 @@ class Deadlines:
         self._lateness_max = max(self._lateness_max, late)
         self._lateness_bins[max(0, late.bit_length() - 1)] += 1
 
-    def _sleep(self) -> int | None:
-        """Return nanoseconds until something is due; from now on `_earlier` tells of changes."""
+    def _begin_sleep(self) -> int | None:
+        """Return the nanoseconds to sleep, or None; then `_wake_driver` reports earlier ones."""
         with self._lock:
             self._turn()
             if self._due_count:
@@ -279,20 +283,20 @@ class Deadlines:
                 return 0
             self._due.clear()
             wakeup = self._wheel.next_wakeup()
-            self._sleeping_until = FOR_EVER if wakeup is None else wakeup
+            self._sleeping_until = ASLEEP_FOREVER if wakeup is None else wakeup
             if wakeup is None:
                 return None
             return max(0, wakeup - self._now())
 
-    def _awake(self) -> bool:
-        """Say that the driver is awake; True when `_earlier` was called since `_sleep`."""
+    def _end_sleep(self) -> bool:
+        """Mark the driver as awake; return True if `_wake_driver` was called during the sleep."""
         with self._lock:
-            told = self._sleeping_until == AWAKE
+            notified = self._sleeping_until == AWAKE
             self._sleeping_until = AWAKE
-            return told
+            return notified
 
     def _shut(self, reason: str, /) -> list[Handle]:
-        """Close it for `reason`, and return the handles that were pending, now cancelled."""
+        """Close it for `reason`; cancel and return the pending handles."""
         released: list[object] = []
         with self._lock:
             self._closed = reason
@@ -303,7 +307,7 @@ class Deadlines:
             for handle in pending:
                 self._take_off(handle)
                 handle._state = "cancelled"
-                released.append(handle._let_go())
+                released.append(handle._release())
             self._cancelled += len(pending)
             self._due.clear()
         return pending
@@ -326,11 +330,11 @@ class Deadlines:
             waiting = [h for h, e in self._due if h._entry is e and h._state == "pending"]
             assert len(waiting) == self._due_count, "len is exact"
 
-    def _orphan(self, reason: str, /) -> list[Handle]:
-        """`_shut` it in the child of a fork.
+    def _shut_in_child(self, reason: str, /) -> list[Handle]:
+        """Do what `_shut` does, in the child of a fork.
 
-        A thread that is not here may have had the lock, and have been changing the wheel: so the
-        wheel is read as far as it goes, and left.
+        A thread of the parent may have held the lock and been changing the wheel. So this reads the
+        wheel as far as it is linked, and then replaces it.
         """
         self._lock = threading.RLock()
         self._closed = reason
@@ -343,7 +347,7 @@ class Deadlines:
         pending = [handle for handle in found if handle is not None and handle._state == "pending"]
         for handle in pending:
             handle._state = "cancelled"
-            handle._let_go()
+            handle._release()
         self._cancelled += len(pending)
         self._due.clear()
         self._due_count = 0
@@ -351,15 +355,15 @@ class Deadlines:
         self._wheel = Wheel(self._tick, start=self._wheel.now)
         return pending
 
-    def _earlier(self) -> None:
-        """Something became due sooner than the driver sleeps."""
+    def _wake_driver(self) -> None:
+        """Handle a deadline that comes before the end of the driver's sleep."""
 
-    def _failed(self, error: Exception, handle: Handle) -> None:
-        """A callback raised `error`."""
+    def _report_error(self, error: Exception, handle: Handle) -> None:
+        """Handle an `error` that a callback raised."""
 
-    def _slow(self, handle: Handle, seconds: float) -> None:
-        """A callback held the driver for so long."""
+    def _report_slow(self, handle: Handle, seconds: float) -> None:
+        """Handle a callback that blocked the driver for `seconds`."""
 
     def _execute(self, handle: Handle) -> bool:
-        """Run `handle` in some other way; True when it goes on elsewhere, and finishes there."""
+        """Run `handle` in another way; return True if it continues and finishes elsewhere."""
         return False

@@ -1,6 +1,6 @@
-"""The entry, the bucket that holds it, and the roster: what every wheel has in common.
+"""The entry, the bucket that holds it, and `Roster`, the base of every wheel.
 
-Knows nothing of levels or rounds: where an entry goes is the wheel's business.
+This module knows nothing of levels or rounds: each wheel decides where an entry goes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import (
     final,
 )
 
-from tickwheel.arguments import MAX_TIME, at_most, bounded, moment
+from tickwheel.arguments import MAX_TIME, as_limit, as_time, bounded
 from tickwheel.errors import TimeWentBack, WheelBusy
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ Answer = TypeVar("Answer")
 
 
 def sealed(cls: C) -> C:
-    """Class decorator: a public name of the package that can be neither subclassed nor pickled."""
+    """Class decorator for public classes: forbid subclassing and pickling."""
 
     def refuse_subclass(**_: object) -> NoReturn:
         raise TypeError(f"type 'tickwheel.{cls.__name__}' is not an acceptable base type")
 
     def refuse_pickle(self: object, protocol: object = 0) -> NoReturn:
         raise TypeError(
-            f"cannot pickle '{cls.__name__}' object: its entries live in this process; "
-            "pickle what you would schedule again"
+            f"cannot pickle '{cls.__name__}' object: it exists only in this process; "
+            "pickle the data and schedule it again"
         )
 
     cls.__module__ = "tickwheel"
@@ -57,10 +57,10 @@ def sealed(cls: C) -> C:
 
 @sealed
 class Entry(Generic[T]):
-    """One item on a wheel: made by `schedule`, and a handle to cancel or reschedule it.
+    """One item on a wheel, returned by `schedule`: the handle to cancel or reschedule it.
 
-    - Pending until it fires or is cancelled; then `item` is None and `expiry` stays.
-    - It does not keep its wheel alive. When the wheel goes, its entries are no longer pending.
+    - It is pending until it fires or is cancelled; then `item` is None and `expiry` stays.
+    - It does not keep its wheel alive. After the wheel is freed its entries are not pending.
     """
 
     __slots__ = (
@@ -89,32 +89,32 @@ class Entry(Generic[T]):
 
     @property
     def expiry(self) -> int:
-        """The time it was scheduled for, as given."""
+        """The time that it was scheduled for, as given."""
         return self._expiry
 
     @property
     def item(self) -> T | None:
-        """What it carries; None once it has fired or was cancelled."""
+        """The scheduled item; None after it fired or was cancelled."""
         return self._item
 
     @property
     def pending(self) -> bool:
-        """Whether it will still come out of an `advance`."""
+        """Whether a later `advance` will still return its item."""
         return self._bucket is not None
 
     @property
     def rounds(self) -> int:
-        """Full turns that it still has to wait on a `RoundsWheel`; 0 on any other wheel."""
+        """The full turns that it still waits on a `RoundsWheel`; 0 on any other wheel."""
         return self._rounds
 
     def cancel(self) -> bool:
-        """Take it off its wheel and let go of its item; True when this call did. O(1)."""
+        """Remove it from its wheel and release its item; return True if this call did. O(1)."""
         wheel = self._owner()
         return wheel is not None and wheel._cancel(self)
 
     def reschedule(self, expiry: int) -> bool:
-        """Move it to `expiry`, as a new schedule; False when it was no longer pending. O(1)."""
-        expiry = moment("expiry", expiry)
+        """Move it to `expiry`, as if newly scheduled; return False if it was not pending. O(1)."""
+        expiry = as_time("expiry", expiry)
         wheel = self._owner()
         return wheel is not None and wheel._reschedule(self, expiry)
 
@@ -123,7 +123,7 @@ class Entry(Generic[T]):
 
 
 class Bucket(Generic[T]):
-    """A slot's entries: a doubly linked ring through the entries, with the bucket as its knot."""
+    """The entries of a slot, as a doubly linked ring that starts and ends at the bucket."""
 
     __slots__ = ("_after", "_before", "count", "level", "slot")
 
@@ -135,11 +135,11 @@ class Bucket(Generic[T]):
         self._before: Entry[T] | Bucket[T] = self
 
     def append(self, entry: Entry[T]) -> None:
-        """Put `entry` last."""
+        """Add `entry` at the end."""
         self._link(entry, self._before, self)
 
     def prepend(self, entry: Entry[T]) -> None:
-        """Put `entry` first."""
+        """Add `entry` at the front."""
         self._link(entry, self, self._after)
 
     def _link(self, entry: Entry[T], before: Any, after: Any) -> None:
@@ -150,7 +150,7 @@ class Bucket(Generic[T]):
         self.count += 1
 
     def remove(self, entry: Entry[T]) -> None:
-        """Take `entry` out."""
+        """Remove `entry`."""
         entry._before._after = entry._after
         entry._after._before = entry._before
         del entry._before, entry._after
@@ -158,7 +158,7 @@ class Bucket(Generic[T]):
         self.count -= 1
 
     def extend(self, other: Bucket[T]) -> None:
-        """Put the entries of `other` last, in their order; it is empty then."""
+        """Move all entries of `other` to the end, in their order."""
         if other.count:
             for entry in other:
                 entry._bucket = self
@@ -178,38 +178,38 @@ class Bucket(Generic[T]):
 def exclusive(
     method: Callable[Concatenate[R, P], Answer],
 ) -> Callable[Concatenate[R, P], Answer]:
-    """Decorator: refuse a call that arrives while another is at work on the wheel.
+    """Decorator: raise WheelBusy if another call is changing the wheel.
 
-    The collector may run a destructor between any two lines of Python, and a thread may have
-    forgotten the lock. The native wheel has no such moments.
+    The collector may run a destructor between any two lines of Python, and a thread may not have
+    taken the caller's lock. The native wheel has no such moments.
     """
 
     @wraps(method)
     def guarded(self: R, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
-        if self._moving:
+        if self._changing:
             raise WheelBusy("the wheel was called while another call was changing it")
-        self._moving = True
+        self._changing = True
         try:
             return method(self, *args, **kwargs)
         finally:
-            self._moving = False
+            self._changing = False
 
     return guarded
 
 
 class Roster(ABC, Generic[T]):
-    """Who is pending: makes entries, counts them, takes them off. What all wheels have in common.
+    """The base of all wheels: create entries, count them and remove them.
 
-    A wheel adds where an entry goes (`_admit`, `_place`), how it is taken from there (`_remove`),
-    and `_advance`. Arguments are converted, and what was taken off is released, before and after
-    the exclusive part: both may run any code, which may call the wheel.
+    A wheel adds where an entry goes (`_admit`, `_place`), how it is removed (`_remove`), and
+    `_advance`. Converting arguments and releasing items may run any code, which may call the wheel:
+    both happen outside of the exclusive part.
     """
 
     __slots__ = (
         "__weakref__",
         "_busy",
+        "_changing",
         "_count",
-        "_moving",
         "_now",
         "_owner",
         "_serial",
@@ -219,9 +219,9 @@ class Roster(ABC, Generic[T]):
 
     def __init__(self, tick: int, start: int) -> None:
         self._tick = bounded("tick", tick, 1, MAX_TIME)
-        self._now = moment("start", start)
+        self._now = as_time("start", start)
         self._busy = False  # inside advance, or an overflow buffer
-        self._moving = False
+        self._changing = False
         self._count = 0
         self._serial = 0
         self._visits = 0
@@ -229,12 +229,12 @@ class Roster(ABC, Generic[T]):
 
     @property
     def now(self) -> int:
-        """The last time given to `advance`, as given."""
+        """The last time passed to `advance`, as given."""
         return self._now
 
     @property
     def visits(self) -> int:
-        """Buckets visited so far, on all levels: the cost that is promised."""
+        """The number of buckets visited so far, on all levels: the cost of `advance`."""
         return self._visits
 
     def __len__(self) -> int:
@@ -244,40 +244,40 @@ class Roster(ABC, Generic[T]):
         return True
 
     def schedule(self, expiry: int, item: T) -> Entry[T]:
-        """Put `item` on the wheel, to come out of the first `advance` that reaches `expiry`. O(1).
+        """Schedule `item`: the first `advance` that reaches `expiry` returns it. O(1).
 
-        An expiry that is already due is accepted, and comes out of the next `advance`.
+        An expiry in the past is accepted; the next `advance` returns its item.
         """
-        return self._schedule(moment("expiry", expiry), item)
+        return self._schedule(as_time("expiry", expiry), item)
 
     def schedule_many(self, expiries: Iterable[int], items: Iterable[T]) -> list[Entry[T]]:
-        """Schedule one item per expiry, all or nothing; return the entries in that order."""
-        times = [moment("expiry", expiry) for expiry in expiries]
+        """Schedule one item per expiry, all or none; return the entries in the same order."""
+        times = [as_time("expiry", expiry) for expiry in expiries]
         things = list(items)
         if len(times) != len(things):
             raise ValueError(
-                "expiries and items must be of one length, "
+                "expiries and items must have the same length, "
                 f"got {len(times)} expiries and {len(things)} items"
             )
         return self._schedule_many(times, things)
 
     def cancel_many(self, entries: Iterable[Entry[T]]) -> int:
-        """Cancel them all; return how many this call took off the wheel."""
+        """Cancel all `entries`; return the number that were pending."""
         given = list(entries)
         for entry in given:
-            self._claim(entry)
+            self._check_owned(entry)
         return sum(self._cancel(entry) for entry in given)
 
     def advance(self, now: int, limit: int | None = None) -> list[T]:
-        """Move time to `now` and return the items that are due, at most `limit` of them.
+        """Move time to `now` and return the due items, at most `limit` of them.
 
-        - By the tick they are due at, then by order of schedule.
-        - What `limit` leaves stays pending and comes out of the next calls, in the same order; the
-          wheel stands at `now` all the same.
+        - They are ordered by their tick, then by order of schedule.
+        - Items beyond `limit` stay pending; the next calls return them, in the same order. The
+          wheel moves to `now` in either case.
 
-        Cost: the buckets that hold something, each visited once; empty ticks cost nothing.
+        Cost: one visit per occupied bucket; empty ticks cost nothing.
         """
-        return self._advance_to(moment("now", now), at_most(limit))
+        return self._advance_to(as_time("now", now), as_limit(limit))
 
     @exclusive
     def _schedule(self, expiry: int, item: T) -> Entry[T]:
@@ -343,14 +343,14 @@ class Roster(ABC, Generic[T]):
         return entry
 
     def _put(self, bucket: Bucket[T], entry: Entry[T]) -> None:
-        """Put `entry` into `bucket` as the latest one scheduled."""
+        """Append `entry` to `bucket`, as the latest one scheduled."""
         entry._serial = self._serial
         self._serial += 1
         bucket.append(entry)
         self._count += 1
 
     def _move(self, entry: Entry[T], expiry: int) -> bool:
-        """Place `entry`, which is pending, for `expiry`; False when it left meanwhile."""
+        """Move the pending `entry` to `expiry`; return False if it is not pending any more."""
         if not self._remove(entry):
             return False
         entry._expiry = expiry
@@ -358,22 +358,22 @@ class Roster(ABC, Generic[T]):
         return True
 
     def _deadline(self, entry: Entry[T]) -> int:
-        """Return the tick that `entry` is due at: its expiry, rounded up."""
+        """Return the tick at which `entry` is due: its expiry, rounded up."""
         return -(-entry._expiry // self._tick)
 
-    def _urgency(self, entry: Entry[T]) -> tuple[int, int]:
-        """Return the key that `advance` orders by."""
+    def _sort_key(self, entry: Entry[T]) -> tuple[int, int]:
+        """Return the key by which `advance` orders entries."""
         return self._deadline(entry), entry._serial
 
-    def _claim(self, entry: Entry[T]) -> None:
-        """Raise unless `entry` is one of this wheel's, pending or not."""
+    def _check_owned(self, entry: Entry[T]) -> None:
+        """Raise an error unless `entry` belongs to this wheel, pending or not."""
         if not isinstance(entry, Entry):
             raise TypeError(f"expected an Entry, got {entry!r:.100} ({type(entry).__name__})")
         if entry._owner is not self._owner:
             raise ValueError(f"{entry!r} belongs to another wheel")
 
     def _fire(self, bucket: Bucket[T], fired: list[T], room: int) -> int:
-        """Move up to `room` items from `bucket` to `fired`; return the room that is left."""
+        """Move up to `room` items from `bucket` to `fired`; return the remaining room."""
         while room and bucket.count:
             entry = bucket._after
             assert isinstance(entry, Entry)
@@ -381,35 +381,35 @@ class Roster(ABC, Generic[T]):
             fired.append(cast("T", entry._item))
             entry._item = None
             room -= 1
-            self._moving = False
-            del entry  # a weakref callback may call the wheel: everything is read anew
-            self._moving = True
+            self._changing = False
+            del entry  # a weakref callback may call the wheel: read everything again
+            self._changing = True
         return room
 
     def _undo(self, entries: list[Entry[T]]) -> None:
-        """Take off what a failed `schedule_many` had placed."""
+        """Remove the entries that a failed `schedule_many` has placed."""
         for entry in entries:
             if entry._bucket is not None:
                 self._unlink(entry._bucket, entry)
-        self._moving = False
+        self._changing = False
         for entry in entries:
             entry._item = None
 
     @abstractmethod
     def _admit(self, expiry: int) -> None:
-        """Raise OutOfRange when there is no place for `expiry`."""
+        """Raise OutOfRange if the wheel cannot hold `expiry`."""
 
     @abstractmethod
     def _place(self, entry: Entry[T]) -> None:
-        """Put `entry`, which is in no bucket, where it belongs."""
+        """Put `entry`, which is in no bucket, into the bucket for its expiry."""
 
     @abstractmethod
     def _remove(self, entry: Entry[T]) -> bool:
-        """Take `entry` out of its bucket; False when it left meanwhile."""
+        """Remove `entry` from its bucket; return False if it is not pending any more."""
 
     @abstractmethod
     def _unlink(self, bucket: Bucket[T], entry: Entry[T]) -> None:
-        """Take `entry` out of `bucket`, and note when that is empty now."""
+        """Remove `entry` from `bucket`, and clear the bitmap if `bucket` is empty now."""
 
     @abstractmethod
     def _advance(self, target: int, room: int, fired: list[T]) -> None:
@@ -417,11 +417,11 @@ class Roster(ABC, Generic[T]):
 
     @abstractmethod
     def _buckets(self) -> Iterator[Bucket[T]]:
-        """Every bucket that may hold an entry."""
+        """Yield every bucket that may hold an entry."""
 
     def __del__(self) -> None:
         if not hasattr(self, "_owner"):
-            return  # the constructor refused its arguments
+            return  # the constructor raised an error
         entries = [entry for bucket in self._buckets() for entry in bucket]
         for entry in entries:
             if entry._bucket is not None:

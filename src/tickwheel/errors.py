@@ -1,60 +1,60 @@
-"""What can go wrong, by name: one base class, few leaves, each with a stable code.
+"""The errors of the package: one base class, and leaves with stable codes.
 
-Plain misuse of an argument (a float for an int, a limit of 0) stays a plain TypeError or
-ValueError. This module knows nothing of the rest of the package.
+A wrong argument (a float for an int, a limit of 0) raises a plain TypeError or ValueError. This
+module imports nothing from the package.
 """
 
 
 class TickwheelError(Exception):
-    """Base of every error that tickwheel raises on its own account."""
+    """The base class of tickwheel's errors."""
 
     code = "tickwheel_error"
 
 
 class OutOfRange(TickwheelError, ValueError):
-    """A time that no wheel can hold, or that lies beyond this wheel's interval."""
+    """The time is beyond what any wheel can hold, or beyond this wheel's interval."""
 
     code = "out_of_range"
 
 
 class TimeWentBack(TickwheelError, ValueError):
-    """`advance` was given a time before the one that the wheel has reached."""
+    """`advance` was called with a time before the wheel's current time."""
 
     code = "time_went_back"
 
 
 class WheelBusy(TickwheelError, RuntimeError):
-    """`advance` was called from inside `advance`: by a destructor, or by an overflow buffer."""
+    """A destructor or an overflow buffer called `advance` from inside `advance`."""
 
     code = "wheel_busy"
 
 
 class TimerClosed(TickwheelError, RuntimeError):
-    """Something was scheduled on a timer that has been closed."""
+    """The timer or purgatory is closed: nothing can be scheduled on it."""
 
     code = "timer_closed"
 
 
 class StoreUnavailable(TickwheelError, ConnectionError):
-    """The store cannot be reached, is locked, full or read-only; nothing was acknowledged."""
+    """The store is unreachable, locked, full or read-only; nothing was acknowledged."""
 
     code = "store_unavailable"
 
 
 class WrongStore(TickwheelError, ValueError):
-    """The database is another program's, or of a version that this one cannot work with."""
+    """The database belongs to another program, or has an unsupported version."""
 
     code = "wrong_store"
 
 
 class Locked(StoreUnavailable):
-    """Another transaction holds what this one needs, a key say, and did not let go in time."""
+    """Another transaction held a lock, for example on a key, for too long."""
 
     code = "locked"
 
 
 class Overloaded(TickwheelError, RuntimeError):
-    """More is waiting to be stored than the queue may hold: try again after `retry_after` s."""
+    """The queue of requests to store is full: retry after `retry_after` seconds."""
 
     code = "overloaded"
 
@@ -64,7 +64,7 @@ class Overloaded(TickwheelError, RuntimeError):
 
 
 class KeyTaken(TickwheelError, ValueError):
-    """A live task of this service has the key already: `holder` is its id."""
+    """A live task of this service already has the key; `holder` is its id."""
 
     code = "key_taken"
 
@@ -80,7 +80,7 @@ class UnknownTask(TickwheelError, LookupError):
 
 
 class TaskGone(UnknownTask):
-    """The request was made before, and its task has ended since and is not kept any more."""
+    """The request is a repetition, and its task has ended and was deleted since."""
 
     code = "task_gone"
 
@@ -92,31 +92,31 @@ class UnknownService(TickwheelError, LookupError):
 
 
 class ServiceInUse(TickwheelError, ValueError):
-    """The service has live tasks: they have to end or be cancelled before it can go."""
+    """The service has live tasks, which must end or be cancelled before it is deleted."""
 
     code = "service_in_use"
 
 
 class ServiceChanged(TickwheelError, ValueError):
-    """The service is not of the version that it was to have: another has changed it meanwhile."""
+    """The service does not have the expected version: it was changed in the meantime."""
 
     code = "service_changed"
 
 
 class AttemptOver(TickwheelError, ValueError):
-    """Feedback for an attempt that is not the running one: it changes nothing."""
+    """The feedback is for an attempt that is not running any more; it was ignored."""
 
     code = "attempt_over"
 
 
 class KeyReused(TickwheelError, ValueError):
-    """The idempotency key was used before, for another request."""
+    """The idempotency key was already used for a different request."""
 
     code = "idempotency_key_reused"
 
 
 class TargetRefused(TickwheelError, ValueError):
-    """An endpoint that must not be called: a private address, another scheme."""
+    """The endpoint is not allowed: it has a private address or another scheme."""
 
     code = "target_refused"
 
@@ -128,12 +128,12 @@ class UnknownSchedule(TickwheelError, LookupError):
 
 
 class AlreadyReplayed(TickwheelError, ValueError):
-    """The task has yet to end, or was replayed before: a second replay needs `force`."""
+    """The task has not ended, or was already replayed; a second replay needs `force`."""
 
     code = "already_replayed"
 
 
 class NotStarted(TickwheelError, RuntimeError):
-    """The scheduler is not running: use it inside `async with`, or `with app.blocking()`."""
+    """The scheduler is not running: use `async with app` or `with app.blocking()`."""
 
     code = "not_started"

@@ -1,6 +1,6 @@
-"""`Every`: a callback that comes again, by rate or by delay. Each firing is an ordinary handle.
+"""`Every`: a repeated callback, by rate or by delay. Each firing is an ordinary handle.
 
-Works on any timer: it asks only for `time`, `call_at` and a set to be known by.
+It works on any timer that has `time`, `call_at` and a set of its repetitions.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from tickwheel.kernel import Handle
 
 
-class Ground(Protocol):
-    """What a repetition stands on: a timer."""
+class RepeatingTimer(Protocol):
+    """The interface that a repetition needs of its timer."""
 
     _everies: set[Every]
-    _everies_lock: threading.RLock  # so that a close finds each with its handle
+    _everies_lock: threading.RLock  # so that `close` finds each repetition with its handle
 
     def time(self) -> float:
         """Return the time in seconds."""
@@ -32,7 +32,7 @@ class Ground(Protocol):
 
 
 class Every:
-    """The handle of a repetition: cancel it, move its next firing, see what it missed."""
+    """The handle of a repetition: cancel it, move its next firing, count missed firings."""
 
     __slots__ = (
         "__weakref__",
@@ -42,7 +42,7 @@ class Every:
         "_fixed",
         "_handle",
         "_missed",
-        "_missed_ones",
+        "_missed_policy",
         "_period",
         "_running",
         "_stopped",
@@ -51,7 +51,7 @@ class Every:
 
     def __init__(
         self,
-        timer: Ground,
+        timer: RepeatingTimer,
         period: float,
         callback: Callable[..., object],
         args: tuple[Any, ...],
@@ -70,7 +70,7 @@ class Every:
         self._callback: Callable[..., object] | None = callback
         self._args = args
         self._fixed = fixed
-        self._missed_ones = missed
+        self._missed_policy = missed
         self._missed = 0
         self._running = False
         self._stopped = False
@@ -81,7 +81,7 @@ class Every:
 
     @property
     def when(self) -> float:
-        """The time of the next firing, or of the last one when there is no next."""
+        """The time of the next firing, or of the last one if there is no next."""
         return self._handle.when
 
     @property
@@ -93,16 +93,16 @@ class Every:
 
     @property
     def missed(self) -> int:
-        """Firings that did not happen at their time, because an earlier one took too long."""
+        """The number of firings that were late or skipped because an earlier one took too long."""
         return self._missed
 
     @property
     def callback(self) -> Callable[..., object] | None:
-        """What it calls; None once it was cancelled."""
+        """The callback; None after it was cancelled."""
         return self._callback
 
     def cancel(self) -> bool:
-        """Stop it: no firing starts any more. True when this call did."""
+        """Stop it: no more firings start. Return True if this call stopped it."""
         if self._stopped:
             return False
         self._stop()
@@ -111,7 +111,7 @@ class Every:
         return True
 
     def reschedule(self, delay: float, /) -> bool:
-        """Move the next firing to `delay` seconds from now; the grid starts there anew.
+        """Move the next firing to `delay` seconds from now, and restart the grid there.
 
         A negative delay means now.
         """
@@ -130,7 +130,7 @@ class Every:
         self._args = ()
 
     def _fire(self) -> Coroutine[Any, Any, None] | None:
-        """Run the callback, and see to the next firing whatever it does."""
+        """Run the callback, and schedule the next firing even if it raises."""
         if self._callback is None:
             return None
         self._running = True
@@ -142,16 +142,16 @@ class Every:
                 return self._finish(answer)
         finally:
             if ended:
-                self._again()
+                self._schedule_next()
         return None
 
     async def _finish(self, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
         finally:
-            self._again()
+            self._schedule_next()
 
-    def _again(self) -> None:
+    def _schedule_next(self) -> None:
         self._running = False
         if self._stopped:
             return
@@ -161,7 +161,7 @@ class Every:
         else:
             self._due += self._period
             late = max(0, -((self._due - now) // self._period))  # grid points that have passed
-            if late and self._missed_ones == "skip":
+            if late and self._missed_policy == "skip":
                 self._missed += late
                 self._due += late * self._period
             elif late:
@@ -172,7 +172,7 @@ class Every:
             except TimerClosed:
                 self._stop()
         if self.state == "cancelled":
-            self._handle.cancel()  # by another thread, just now
+            self._handle.cancel()  # another thread has just cancelled it
 
     def __repr__(self) -> str:
         return f"<Every period={self._period / SECOND} when={self.when} {self.state}>"

@@ -1,8 +1,8 @@
-"""`IdleTracker`: touch a key, hear when it goes quiet.
+"""`IdleTracker`: touch keys, and get a callback with those that became idle.
 
-A gateway has a hundred thousand connections; each must be heard of every 30 seconds, or its user is
-offline. Looking at all of them every second costs all of them. Here a touch is O(1), a second in
-which nobody fell silent costs nothing, and those who did arrive together, as one batch.
+A gateway has 100,000 connections, and a user is offline after 30 seconds without a message. A scan
+of all connections every second is O(connections). Here a touch is O(1), a second in which no key
+becomes idle costs nothing, and the idle keys of a tick arrive in one batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tickwheel.kernel import Handle
 
     class ClockedTimer(Protocol):
-        """What a tracker asks of a timer: `Timer` and `AsyncTimer` have it."""
+        """The interface that a tracker needs; `Timer` and `AsyncTimer` have it."""
 
         _time_source: Clock | None
 
@@ -33,16 +33,16 @@ logger = logging.getLogger("tickwheel")
 
 
 class IdleTracker(IdleRing):
-    """Keys that must be heard of every `timeout` seconds; `on_idle(keys)` hears of the others.
+    """Call `on_idle(keys)` with keys that were not touched for `timeout` seconds.
 
-    - Silence of exactly the timeout is idle; it is reported at most one `tick` later, never early.
-    - All keys of one tick arrive as one list; ticks that are late may share one.
-    - A key that was reported is forgotten; `on_idle` may touch it again. A key that is touched
-      before it is delivered is not reported.
-    - With a `timer`, a `Timer` or an `AsyncTimer`, it runs by itself; without one call
-      `advance(now)`, and a touch counts as of the last `advance`.
+    - A key is idle after exactly the timeout. It is reported at most one `tick` later, never early.
+    - All keys of one tick arrive in one list; late ticks may share one list.
+    - A reported key is forgotten; `on_idle` may touch it again. A key that is touched before
+      `on_idle` is called is not reported.
+    - With a `timer` (a `Timer` or an `AsyncTimer`) it runs by itself. Without one, call
+      `advance(now)`; a touch then counts from the last `advance`.
 
-    Cost: `touch` O(1), a look-up and a stamp; each key is looked at about once per timeout.
+    Cost: `touch` O(1), a lookup and a stamp; each key is visited about once per timeout.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class IdleTracker(IdleRing):
         self._closed = False
 
     def advance(self, now: float) -> list[Any]:
-        """Move time to `now` seconds, report the keys that have gone idle, and return them."""
+        """Move time to `now` seconds, report the keys that became idle, and return them."""
         return self._report(nanoseconds("now", now))
 
     def last_seen(self, key: Hashable) -> float:
-        """Return when `key` was last touched, in seconds; KeyError when it is not known."""
+        """Return when `key` was last touched, in seconds; raise KeyError if it is unknown."""
         return self._last_seen_ns(key) / SECOND
 
     def close(self) -> None:
-        """Stop reporting; the timer goes on."""
+        """Stop reporting; the timer stays open."""
         with self._arming:
             self._closed = True
             self._set_armed(True)
@@ -106,26 +106,26 @@ class IdleTracker(IdleRing):
         try:
             return key in self
         except Exception:
-            logger.exception("key %s cannot be looked up any more", type(key).__name__)
+            logger.exception("a key of type %s failed in a lookup", type(key).__name__)
             return False
 
     def _arm(self) -> None:
-        """Have the timer come when the next slot is due, unless it will come already."""
+        """Schedule a callback for the time at which the next slot is due, unless there is one."""
         if self._timer is None:
             return
         with self._arming:
             if self._closed or self._handle is not None:
                 return
-            self._set_armed(True)  # before the look: a key touched after it is seen by it
+            self._set_armed(True)  # before `_wakeup_ns`, which then sees a key touched in between
             wakeup = self._wakeup_ns()
             if wakeup is None:
                 self._set_armed(False)
-                wakeup = self._wakeup_ns()  # touched between the two
+                wakeup = self._wakeup_ns()  # a key may have been touched in between
             if wakeup is not None:
                 self._set_armed(True)
-                self._handle = self._timer.call_at(wakeup / SECOND, self._ring)
+                self._handle = self._timer.call_at(wakeup / SECOND, self._on_alarm)
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         try:
             self._report(self._now_ns())
         finally:

@@ -4,7 +4,7 @@ import os
 
 try:
     if os.environ.get("TICKWHEEL_PURE") == "1":
-        raise ImportError("the pure core was asked for")
+        raise ImportError("TICKWHEEL_PURE=1 selects the pure core")
     from tickwheel._wheel import (
         Deadlines,
         Entry,

@@ -1,4 +1,4 @@
-"""Waiting at a terminal until somebody wants to leave: for `tickwheel top` and the lab."""
+"""Wait at a terminal until the user presses a quit key: for `tickwheel top` and the lab."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LEAVE = b"qQ\x03\x04"  # q, Ctrl-C, Ctrl-D
+QUIT_KEYS = b"qQ\x03\x04"  # q, Ctrl-C, Ctrl-D
 
 
 @contextlib.contextmanager
-def keys() -> Iterator[Callable[[float], bool]]:
-    """Give a function that waits so many seconds, and says whether somebody wants to leave.
+def quit_keys() -> Iterator[Callable[[float], bool]]:
+    """Yield a function that waits for some seconds, and returns True if the user wants to quit.
 
-    Typed keys are not shown meanwhile; at the end the terminal is as it was.
+    Typed keys are not echoed; at the end the terminal's settings are restored.
     """
     if not sys.stdin.isatty() or sys.platform == "win32":
-        yield patient
+        yield wait_without_keyboard
         return
     import termios  # noqa: PLC0415 - not on every system
     import tty  # noqa: PLC0415
@@ -30,21 +30,21 @@ def keys() -> Iterator[Callable[[float], bool]]:
     descriptor = sys.stdin.fileno()
     settings = termios.tcgetattr(descriptor)
 
-    def pressed(seconds: float) -> bool:
+    def wants_to_quit(seconds: float) -> bool:
         ready, _, _ = select.select([descriptor], [], [], seconds)
         if not ready:
             return False
         typed = os.read(descriptor, 32)
-        return not typed or any(key in LEAVE for key in typed)
+        return not typed or any(key in QUIT_KEYS for key in typed)
 
     try:
         tty.setcbreak(descriptor)
-        yield pressed
+        yield wants_to_quit
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, settings)
 
 
-def patient(seconds: float) -> bool:
-    """Wait where there is no keyboard: only Ctrl-C leaves."""
+def wait_without_keyboard(seconds: float) -> bool:
+    """Wait without a keyboard: only Ctrl-C quits."""
     time.sleep(seconds)
     return False

@@ -1,7 +1,7 @@
-"""A wheel to watch: `python -m tickwheel.lab` draws one turning in the terminal.
+"""A demonstration: `python -m tickwheel.lab` draws a turning wheel in the terminal.
 
-The picture comes from `snapshot()`, `where()` and the counters, which any program may read. Only
-`watch` asks for the time.
+The picture uses `snapshot()`, `where()` and the counters, which any program may read. Only `watch`
+reads the time.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TextIO
 
 import tickwheel
-from tickwheel.keyboard import keys
+from tickwheel.keyboard import quit_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-LONGEST = 3000  # ticks that an entry of the lab may wait
+LONGEST_DELAY_TICKS = 3000
 FOREVER = float("inf")
-HELD = 150  # entries that the lab keeps pending, more or less
-EVENTS = 7  # lines of news under the picture
+PENDING_ENTRIES = 150  # approximate number that the lab keeps pending
+NEWS_LINES = 7  # log lines under the picture
 
 BOLD, DIM, CYAN, YELLOW, RED, GREEN = "1", "2", "36", "33", "31", "32"
 OPEN_SCREEN, CLOSE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class Lab:
-    """A wheel, somebody who schedules and cancels on it, and a driver that sleeps between buckets.
+    """A wheel with random schedules and cancels, and a driver that sleeps between buckets.
 
-    - `turn(now)` brings everything to `now`, an integer number of ticks.
-    - The same seed and the same times give the same pictures.
+    - `turn(now)` moves the lab to `now`, an integer number of ticks.
+    - The same seed and the same times result in the same pictures.
     """
 
     def __init__(self, size: int = 16, seed: int = 0) -> None:
@@ -41,26 +41,26 @@ class Lab:
         self.fired = 0
         self.cancelled = 0
         self.wakeups = 0
-        self.news: deque[str] = deque(maxlen=EVENTS)
+        self.news: deque[str] = deque(maxlen=NEWS_LINES)
         self._entries: dict[int, Any] = {}
         self._random = Random(seed)  # noqa: S311
-        self._made = 0
-        while len(self._entries) < HELD:
+        self._last_item = 0
+        while len(self._entries) < PENDING_ENTRIES:
             self._schedule()
 
     def turn(self, now: int) -> None:
-        """Fire what is due by `now`, then cancel and schedule a little."""
+        """Fire the entries due by `now`, then cancel and schedule some."""
         while (due := self.wheel.next_wakeup()) is not None and due <= now:
             self._wake(due)
         self.wheel.advance(now)
         if self._random.random() < 0.1:
             self._cancel()
-        while len(self._entries) < HELD and self._random.random() < 0.8:
+        while len(self._entries) < PENDING_ENTRIES and self._random.random() < 0.8:
             self._schedule()
 
     @property
     def empty_ticks(self) -> int:
-        """Ticks that passed without any work, because no bucket was due."""
+        """The number of ticks that cost nothing, because no bucket was due."""
         return int(self.wheel.now) - self.wakeups
 
     def _wake(self, due: int) -> None:
@@ -70,39 +70,41 @@ class Lab:
         self.fired += len(items)
         for item in items:
             del self._entries[item]
-        self._tell_of_cascades(due, levels)
+        self._log_cascades(due, levels)
         if items:
             names = " ".join(f"#{item}" for item in items[:8])
-            self._tell(due, "fired", f"{names}{' ...' if len(items) > 8 else ''}")
+            self._log(due, "fired", f"{names}{' ...' if len(items) > 8 else ''}")
 
     def _levels(self) -> dict[int, int]:
         return {item: self.wheel.where(entry)[0] for item, entry in self._entries.items()}
 
-    def _tell_of_cascades(self, due: int, before: dict[int, int]) -> None:
+    def _log_cascades(self, due: int, before: dict[int, int]) -> None:
         after = self._levels()
         moves = Counter((before[item], level) for item, level in after.items())
         for (old, new), count in sorted(moves.items()):
             if old != new:
-                self._tell(due, "cascade", f"{_entries(count)} from level {old} to level {new}")
+                self._log(due, "cascade", f"{_entries(count)} from level {old} to level {new}")
 
     def _schedule(self) -> None:
-        # Even over the orders of magnitude, so that every level has something to show.
-        delay = int(LONGEST ** self._random.random())
-        self._made += 1
-        self._entries[self._made] = self.wheel.schedule(self.wheel.now + delay, self._made)
+        # Log-uniform delays, so that every level has entries.
+        delay = int(LONGEST_DELAY_TICKS ** self._random.random())
+        self._last_item += 1
+        self._entries[self._last_item] = self.wheel.schedule(
+            self.wheel.now + delay, self._last_item
+        )
 
     def _cancel(self) -> None:
         item = self._random.choice(list(self._entries))
         self._entries.pop(item).cancel()
         self.cancelled += 1
-        self._tell(self.wheel.now, "cancelled", f"#{item}")
+        self._log(self.wheel.now, "cancelled", f"#{item}")
 
-    def _tell(self, at: int, what: str, detail: str) -> None:
+    def _log(self, at: int, what: str, detail: str) -> None:
         self.news.append(f"at {at:>7,}  {what:<10} {detail}")
 
 
 def draw(lab: Lab, *, colour: bool) -> str:
-    """Return one frame: a row of slots per level with its pointer, the counters, the news."""
+    """Return one frame: a row of slots per level with its pointer, the counters, and the log."""
 
     def paint(text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if colour else text
@@ -137,18 +139,17 @@ def run(
     out: TextIO,
     *,
     clock: Callable[[], float],
-    pressed: Callable[[float], bool],
+    wants_to_quit: Callable[[float], bool],
     rate: float = 20.0,
     frames: float = FOREVER,
     seconds: float = FOREVER,
     terminal: bool = False,
     colour: bool = False,
 ) -> bool:
-    """Draw frames until there were `frames` of them, or `seconds` have passed, or somebody leaves.
+    """Draw up to `frames` frames in up to `seconds`; return True if the user quits before that.
 
-    A tick is 1 / `rate` seconds. On a terminal each tick is drawn over the one before; elsewhere a
-    plain frame is written once a second. `pressed` waits, and says whether somebody wants to leave;
-    the answer is whether somebody has.
+    A tick is 1 / `rate` seconds. On a terminal each frame overwrites the one before; otherwise a
+    plain frame is written every second. `wants_to_quit(pause)` waits, and returns True to quit.
     """
     pause = 1 / rate if terminal else 1.0
     started_at, first = clock(), lab.wheel.now
@@ -165,7 +166,7 @@ def run(
         drawn += 1
         if drawn >= frames or elapsed + pause > seconds:
             return False
-        if pressed(pause):
+        if wants_to_quit(pause):
             return True
 
 
@@ -179,11 +180,11 @@ def watch(
 ) -> int:
     """Draw a lab to stdout, and return the exit code.
 
-    On a terminal it has a screen of its own, unless it is one frame. Who leaves, with q or Ctrl-C,
-    has the terminal as it was; when it ends by itself the last picture stays.
+    On a terminal it uses the alternate screen, unless it draws a single frame. Quitting with q or
+    Ctrl-C restores the terminal; if it ends by itself, the last frame stays.
     """
     lab = Lab(size, seed)
-    for now in range(1, 301):  # a past, so that the first frame has something to tell
+    for now in range(1, 301):  # a history, so that the first frame has log lines
         lab.turn(now)
     capable = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     terminal = capable and frames > 1
@@ -192,16 +193,16 @@ def watch(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # restore the cursor then, too
     left = True
     try:
-        with keys() as pressed:
+        with quit_keys() as wants_to_quit:
             if terminal:
                 sys.stdout.write(OPEN_SCREEN)
             left = run(
-                lab, sys.stdout, clock=clock, pressed=pressed, rate=rate, frames=frames,
+                lab, sys.stdout, clock=clock, wants_to_quit=wants_to_quit, rate=rate, frames=frames,
                 seconds=seconds, terminal=terminal, colour=colour,
             )  # fmt: skip
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # the reader has left; nothing may be written at exit either
+    except BrokenPipeError:  # the reader has closed the pipe; do not write at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     finally:
@@ -216,12 +217,14 @@ def watch(
 def main(argv: Sequence[str] | None = None) -> int:
     """Watch a wheel turn until q or Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m tickwheel.lab", description=main.__doc__)
-    parser.add_argument("--seconds", type=float, default=FOREVER, help="stop after so long")
-    parser.add_argument("--frames", type=int, default=FOREVER, help="stop after so many frames")
+    parser.add_argument("--seconds", type=float, default=FOREVER, help="stop after this time")
+    parser.add_argument(
+        "--frames", type=int, default=FOREVER, help="stop after this number of frames"
+    )
     parser.add_argument("--once", action="store_true", help="draw one frame and stop")
-    parser.add_argument("--size", type=int, default=16, help="slots of a level (default 16)")
+    parser.add_argument("--size", type=int, default=16, help="slots per level (default 16)")
     parser.add_argument("--rate", type=float, default=20.0, help="ticks per second (default 20)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another story")
+    parser.add_argument("--seed", type=int, default=0, help="of the random schedules (default 0)")
     options = parser.parse_args(argv)
     if not 2 <= options.size <= 64:
         parser.error(f"--size must be from 2 to 64, got {options.size}")

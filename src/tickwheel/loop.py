@@ -1,7 +1,8 @@
-"""`EventLoop`: an asyncio selector loop whose timers are a wheel.
+"""`EventLoop`: an asyncio selector loop whose timers are on a wheel.
 
-Everything but time is the standard library's. A timer that is cancelled leaves at once, with its
-callback; the standard loop keeps it in a heap until it is due, or until half of the heap is dead.
+Everything except the timers is the standard library's. A cancelled timer is freed at once, with its
+callback; the standard loop keeps it in a heap until it is due, or until half of the heap is
+cancelled.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from tickwheel.kernel import Entry
 
 TICK_NS = 100_000
-LONGEST_SELECT = 24 * 3600.0
-LATEST_NS = 2**63 - 1
+LONGEST_SELECT_SECONDS = 24 * 3600.0  # as in the standard loop
+LATEST_NS = 2**63 - 1  # the last time that a wheel holds
 
 
 class TimerHandle(asyncio.TimerHandle):
-    """The standard handle, and its entry on the wheel."""
+    """The standard handle, with its entry on the wheel."""
 
     __slots__ = ("_entry",)
 
@@ -40,13 +41,13 @@ class TimerHandle(asyncio.TimerHandle):
 
 
 class EventLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop whose `call_later` and `call_at` are O(1), and so is their cancel.
+    """An asyncio event loop with O(1) `call_later`, `call_at` and cancel.
 
-    - `asyncio.sleep`, `timeout`, `wait_for` behave as on the standard loop.
-    - Timers come out by their time, and at most 0.1 ms later than they would there.
+    - `asyncio.sleep`, `timeout` and `wait_for` behave as on the standard loop.
+    - Timers run in the order of their times, at most 0.1 ms later than on the standard loop.
     """
 
-    if TYPE_CHECKING:  # what the standard loop has, and the type stubs do not say
+    if TYPE_CHECKING:  # attributes of the standard loop that the type stubs omit
         _clock_resolution: float
         _current_handle: asyncio.Handle | None
         _debug: bool
@@ -70,7 +71,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> TimerHandle:
-        """Call `callback(*args)` `delay` seconds from now; return its handle."""
+        """Call `callback(*args)` in `delay` seconds; return its handle."""
         if delay is None:
             raise TypeError("delay must not be None")
         timer = self.call_at(self.time() + delay, callback, *args, context=context)
@@ -100,7 +101,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         return timer
 
     def close(self) -> None:
-        """Close it; what is pending is let go of."""
+        """Close it, and release the pending timers."""
         super().close()
         self._wheel = Wheel(TICK_NS)
 
@@ -109,8 +110,8 @@ class EventLoop(asyncio.SelectorEventLoop):
         handle._entry.cancel()  # type: ignore[attr-defined]
 
     def _run_once(self) -> None:
-        """Wait for events or the next timer, then run what is ready, once."""
-        events = self._selector.select(self._patience())
+        """Wait for events or the next timer, then run the ready callbacks once."""
+        events = self._selector.select(self._select_timeout())
         self._process_events(events)
         del events  # break a cycle when an exception occurs
         self._take_due()
@@ -120,34 +121,34 @@ class EventLoop(asyncio.SelectorEventLoop):
             if handle._cancelled:
                 continue
             if self._debug:
-                self._run_watched(handle)
+                self._run_timed(handle)
             else:
                 handle._run()
         handle = None  # type: ignore[assignment]
 
-    def _patience(self) -> float | None:
-        """Return how long to wait for events."""
+    def _select_timeout(self) -> float | None:
+        """Return the seconds to wait for events, or None for no limit."""
         if self._ready or self._stopping:
             return 0
         wakeup = self._wheel.next_wakeup()
         if wakeup is None:
             return None
-        return min(max(0.0, wakeup / SECOND - self.time()), LONGEST_SELECT)
+        return min(max(0.0, wakeup / SECOND - self.time()), LONGEST_SELECT_SECONDS)
 
     def _take_due(self) -> None:
         due = self._wheel.advance(max(self._wheel.now, self._now_ns()))
         if len(due) > 1:
-            due.sort(key=attrgetter("_when"))  # within a tick, too, they come by their time
+            due.sort(key=attrgetter("_when"))  # keep the order within a tick, too
         for timer in due:
             timer._scheduled = False
         self._ready.extend(due)
 
     def _now_ns(self) -> int:
-        """Return the time in nanoseconds, a clock's resolution ahead, as in the standard loop."""
+        """Return the time in nanoseconds plus the clock's resolution, as the standard loop does."""
         return int((self.time() + self._clock_resolution) * SECOND)
 
-    def _run_watched(self, handle: asyncio.Handle) -> None:
-        """In debug mode: run `handle`, and say so when it took long."""
+    def _run_timed(self, handle: asyncio.Handle) -> None:
+        """Run `handle` in debug mode, and log a warning if it is slow."""
         try:
             self._current_handle = handle
             start = self.time()
@@ -169,7 +170,7 @@ def new_event_loop() -> EventLoop:
 
 
 def as_ns(when: float) -> int:
-    """Return `when` in nanoseconds, rounded up; what is beyond the wheel waits at its end."""
+    """Return `when` in nanoseconds, rounded up, and limited to the times that a wheel holds."""
     if when <= 0:
         return 0
     if when >= LATEST_NS / SECOND:

@@ -1,7 +1,7 @@
-"""The overflow buffer: where a bounded wheel keeps what its levels cannot hold yet.
+"""The overflow buffer: it keeps the entries that a bounded wheel cannot hold yet.
 
-A contract of five methods, and its implementation in memory. A buffer orders entries by expiry and
-knows nothing of ticks, levels or time: the wheel says when to hand over, and what fits.
+This is an interface of five methods, and its implementation in memory. A buffer orders entries by
+expiry and knows nothing of ticks, levels or time: the wheel decides when to take which entries.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class OverflowBuffer(Protocol):
-    """What `Wheel(sizes=..., overflow=buffer)` asks of a buffer.
+    """The interface of the buffer in `Wheel(sizes=..., overflow=buffer)`.
 
-    - The wheel owns the entries: it keeps them alive, counts them and remembers their order, so
-      a buffer may hand over entries of one expiry in any order.
-    - An exception that a buffer raises reaches the wheel's caller, and the entry stays as it was.
+    - The wheel owns the entries: it keeps them alive, counts them and stores their order, so a
+      buffer may return entries with the same expiry in any order.
+    - An exception of a buffer reaches the wheel's caller, and the entry stays unchanged.
     """
 
     def put(self, entry: Entry[Any], /) -> None:
@@ -30,7 +30,7 @@ class OverflowBuffer(Protocol):
         """Remove and return every entry whose expiry is less than `before`."""
 
     def discard(self, entry: Entry[Any], /) -> None:
-        """Forget `entry`, which has been cancelled or moved; unknown ones are ignored."""
+        """Remove `entry`, which was cancelled or moved; ignore an unknown one."""
 
     def next_expiry(self) -> int | None:
         """Return the smallest expiry kept, or None."""
@@ -41,9 +41,9 @@ class OverflowBuffer(Protocol):
 class MemoryBuffer:
     """An overflow buffer in memory.
 
-    - `take` gives entries by expiry, then in the order they were put.
-    - A discarded entry is let go of at once; only its expiry, an int, may stay in the heap for a
-      while, and never more of those than there are live ones.
+    - `take` returns entries by expiry, then in the order of `put`.
+    - A discarded entry is released at once. Only its expiry, an int, may stay in the heap for a
+      while, and the heap never has more dead expiries than live ones, plus 8.
 
     Cost: `put` O(log n) of the distinct expiries, O(1) for an expiry already there; `discard`
     O(1), amortised; `take` O(log n) per distinct expiry taken.
@@ -76,7 +76,7 @@ class MemoryBuffer:
         return taken
 
     def discard(self, entry: Entry[Any], /) -> None:
-        """Forget `entry`; unknown ones are ignored."""
+        """Remove `entry`; ignore an unknown one."""
         kept = self._by_expiry.get(entry.expiry)
         if kept is None or entry not in kept:
             return

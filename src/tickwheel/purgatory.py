@@ -1,17 +1,17 @@
 """The purgatory: operations that wait for a condition or a deadline, and end exactly once.
 
-An operation is watched on keys. When something happens to a key, whoever made it happen says
-`check_and_complete(key)`, and the operations watched there look at their condition again. Kafka
-keeps its produce requests (have all replicas got it?) and its long polls (are there enough bytes?)
-in such a place. Why an operation ends exactly once, and none is left behind, is told in
-`watchlists`, which does the work.
+An operation is watched on keys. The code that changes something about a key calls
+`check_and_complete(key)`, and the operations watched on that key evaluate their condition again.
+Kafka keeps its produce requests (do all replicas have the data?) and its long polls (are there
+enough bytes?) in such a purgatory. `watchlists` does the work, and explains why an operation ends
+exactly once and why no event is missed.
 
 Two rules for user code:
 
-- A check made inside an operation, by its `try_complete`, `on_complete` or `on_expiration`, is put
-  off until that operation's lock is free, and answers 0.
-- Do not check while holding a lock that your operations take: `check_later` leaves the check to
-  the timer, and returns at once.
+- A check made inside an operation, by its `try_complete`, `on_complete` or `on_expiration`, is
+  deferred until that operation's lock is free, and returns 0.
+- Do not check while holding a lock that your operations take. Use `check_later`, which leaves the
+  check to the timer and returns at once.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ logger = logging.getLogger("tickwheel")
 class DelayedOperation(Operation):
     """One operation: override `try_complete`, `on_complete` and `on_expiration`.
 
-    - It completes once, by whoever calls `force_complete` first.
-    - Completed, it leaves the timer and every list that it was watched on, at once.
+    - It completes once, by the first call of `force_complete`.
+    - A completed operation leaves the timer and all its lists at once.
     """
 
     def try_complete(self) -> bool:
-        """Return `self.force_complete()` when the condition holds, else False."""
-        raise NotImplementedError(f"{type(self).__name__} does not say when it is complete")
+        """Return `self.force_complete()` if the condition holds, else False."""
+        raise NotImplementedError(f"{type(self).__name__} must override try_complete()")
 
     def on_complete(self) -> None:
-        """What to do when it completes, either way; called once."""
+        """Handle its completion, by the condition or the deadline. Called once."""
 
     def on_expiration(self) -> None:
-        """What to do after `on_complete` when it was the deadline that completed it."""
+        """Handle its deadline. Called after `on_complete` if the deadline completed it."""
 
-    def _failed(self, name: str, error: Exception) -> None:
+    def _report_error(self, name: str, error: Exception) -> None:
         logger.error("%s of %r failed", name, self, exc_info=error)
 
 
 class Purgatory(WatchLists):
-    """Operations by the keys they are watched on, and a timer for their deadlines.
+    """Operations by the keys that they are watched on, and a timer for their deadlines.
 
-    - `watched` and `delayed` are exact: completed operations are on no list.
-    - An operation that raises is logged on `tickwheel`, and stops no other.
-    - `timer`: one to share, which `close` leaves alone; without it the purgatory has its own.
+    - `watched` and `delayed` are exact: a completed operation is on no list.
+    - An exception of an operation is logged on `tickwheel`, and affects no other operation.
+    - `timer`: a shared timer, which `close` does not close. By default the purgatory has its own.
 
     Cost: watch and complete O(keys of the operation); a check O(operations watched on the key).
     """
@@ -73,15 +73,15 @@ class Purgatory(WatchLists):
         )
 
     def check_later(self, key: Hashable) -> None:
-        """Have the timer check `key`: for callers that hold a lock of their own."""
+        """Let the timer check `key`, for callers that hold a lock of their own."""
         self._timer.call_later(0, self.check_and_complete, key)
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation]:
-        """Take the operations watched on `key` off all lists and the timer; complete none."""
+        """Remove the operations watched on `key` without completing them; return them."""
         return [operation for operation in self._watched_on(key) if self.cancel(operation)]
 
     def close(self) -> list[DelayedOperation]:
-        """Take every operation off, and return them; a second close returns []."""
+        """Remove all operations and return them; a second close returns []."""
         operations = self._shut(f"the purgatory {self.name!r} is closed")
         ended = [operation for operation in operations if self.cancel(operation)]
         if self._own_timer is not None:

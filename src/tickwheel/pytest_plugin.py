@@ -1,6 +1,6 @@
 """The pytest plugin: `manual_clock`, `timer`, `async_timer` and `jumping_event_loop`.
 
-pytest loads it by itself where tickwheel is installed: it imports little until a fixture is used.
+pytest loads it wherever tickwheel is installed, so it imports little until a fixture is used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def timer(manual_clock: tickwheel.ManualClock) -> Iterator[tickwheel.Timer]:
 
 @pytest.fixture
 def async_timer(manual_clock: tickwheel.ManualClock) -> Iterator[tickwheel.AsyncTimer]:
-    """An `AsyncTimer` on `manual_clock`, bound to the loop that runs when it is first used.
+    """An `AsyncTimer` on `manual_clock`, bound to the loop that runs at its first use.
 
     It is an ordinary fixture, for async tests under any plugin. At the end it is closed, and its
-    coroutines are ended as far as their loop can still run.
+    coroutines are cancelled if their loop can still run.
     """
     timer = tickwheel.AsyncTimer(clock=manual_clock)
     yield timer
@@ -56,14 +56,14 @@ def jumping_event_loop() -> Iterator[JumpingEventLoop]:
 
 
 def close(timer: tickwheel.AsyncTimer) -> None:
-    """Close `timer` from outside of its loop, which may have ended before."""
+    """Close `timer` from outside of its loop, which may be closed already."""
     loop = timer._loop
     if loop is not None and not loop.is_closed() and not loop.is_running():
         loop.run_until_complete(timer.close())
         return
     closing = timer.close()
     try:
-        closing.send(None)  # to its first await: by then nothing is pending any more
+        closing.send(None)  # up to its first await: after that no callback is pending
     except (StopIteration, RuntimeError):
         return
     closing.close()

@@ -1,6 +1,6 @@
-"""The ring of the idle tracker in Python: keys, and when each was last heard of.
+"""The ring of the idle tracker in Python: keys, and when each was last touched.
 
-The native twin in _idle.c does the same.
+The native twin in _idle.c behaves identically.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ logger = logging.getLogger("tickwheel")
 
 
 class IdleRing:
-    """Keys in a dictionary, each with an entry on a wheel, and a stamp.
+    """Keys in a dictionary, each with an entry on a wheel and a stamp.
 
-    A touch is a look-up and a stamp: it leaves the entry in the slot where it is. When that slot
-    comes due the entry is placed anew by its stamp, or, if nothing was heard since, its key is
-    idle.
+    A touch looks up the key and sets its stamp; the entry stays in its slot. When the slot is due,
+    the entry is rescheduled by its stamp or, if the key was not touched since, the key is idle.
     """
 
     def __init__(self, timeout: int, tick: int, clock: Clock | None, by_hand: bool) -> None:
@@ -36,24 +35,24 @@ class IdleRing:
         self._wheel: Wheel[Any] = Wheel(tick, start=max(0, start))
         self._entries: dict[Hashable, Entry[Any]] = {}
         self._stamps: dict[Hashable, int] = {}
-        self._latest = self._wheel.now  # a clock that went back stands still
-        self._armed = False
-        self._added = 0  # keys that came, so far
+        self._latest = self._wheel.now  # used if the clock goes back
+        self._armed = False  # whether the driver will call by itself
+        self._added = 0  # keys added so far
         self._ring_lock = threading.RLock()
 
     def touch(self, key: Hashable, /) -> None:
-        """Note that `key` was heard of just now. O(1): a look-up and a stamp."""
+        """Record activity of `key` at the current time. O(1): a lookup and a stamp."""
         self._touch_at(key, self._now_ns())
 
     def touch_many(self, keys: Iterable[Hashable], /) -> None:
-        """Touch each of `keys`, at one time."""
+        """Touch all `keys`, with the same time."""
         now = self._now_ns()
         for key in keys:
             self._touch_at(key, now)
 
     def discard(self, key: Hashable, /) -> bool:
-        """Forget `key` without a word; True when it was known. O(1)."""
-        hash(key)  # an empty dictionary would not ask
+        """Forget `key` without a report; return True if it was known. O(1)."""
+        hash(key)  # an empty dictionary would not hash it
         with self._ring_lock:
             entry = self._entries.pop(key, None)
             if entry is None:
@@ -86,7 +85,7 @@ class IdleRing:
         return self._stamps[key]
 
     def _expire(self, now: int, /) -> list[Any]:
-        """Move time to `now` and return the keys that have gone idle, as one list."""
+        """Move time to `now` and return the keys that became idle."""
         idle: list[Any] = []
         with self._ring_lock:
             now = max(now, self._wheel.now)
@@ -94,13 +93,13 @@ class IdleRing:
                 try:
                     if self._place_again(key, now):
                         continue
-                except Exception:  # a key that cannot be looked up any more keeps no other
-                    logger.exception("key %s cannot be looked up any more", type(key).__name__)
+                except Exception:  # a key that fails in a lookup must not stop the others
+                    logger.exception("a key of type %s failed in a lookup", type(key).__name__)
                 idle.append(key)
         return idle
 
     def _place_again(self, key: Hashable, now: int) -> bool:
-        """Place `key` by its stamp, or forget it when nothing was heard since."""
+        """Reschedule `key` by its stamp, or forget it if it was not touched since."""
         expiry = self._stamps[key] + self._timeout_ns
         tick = self._wheel._tick
         if -(-expiry // tick) > now // tick:
@@ -123,4 +122,4 @@ class IdleRing:
         self._armed = value
 
     def _arm(self) -> None:
-        """A key came while no driver will come by itself."""
+        """Handle the first key that was added while the ring is not armed."""

@@ -1,7 +1,7 @@
-"""The wheel with rounds, Netty's shape: one level, and entries that wait whole turns.
+"""The wheel with rounds, as in Netty: one level, and entries that wait for whole turns.
 
-Simple, and unbounded without levels. Its price: every visit of a slot walks the entries that are
-there for a later turn. `wasted` counts them, beside the hierarchical wheel that has none.
+It is simple, and unbounded without further levels. The price: each visit of a slot also walks the
+entries of later turns. `wasted` counts these; the hierarchical wheel has none.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @sealed
 class RoundsWheel(Roster[T]):
-    """One level of slots; an entry carries the rounds, full turns, that it still has to wait.
+    """One level of slots; each entry counts the rounds (full turns) that it still waits.
 
-    - Same names and same order as `Wheel`; holds any time.
-    - Each time the pointer passes a slot, entries with rounds 0 come out, the others lose one.
+    - It has the methods and the order of `Wheel`, and holds any time.
+    - When the pointer passes a slot, entries with 0 rounds are due; the others lose one round.
 
-    Cost: schedule and cancel O(1); `advance` walks every entry of the slots it passes, due or not
-    (a long jump walks each slot once); `next_expiry` walks them all.
+    Cost: schedule and cancel O(1). `advance` walks every entry of the slots that it passes, due or
+    not (a long jump walks each slot once). `next_expiry` walks every entry.
     """
 
     __slots__ = ("_due", "_due_sorted", "_level", "_wasted")
@@ -39,17 +39,17 @@ class RoundsWheel(Roster[T]):
 
     @property
     def wasted(self) -> int:
-        """Entries that visits looked at and that were not due."""
+        """The number of entries that visits walked although they were not due."""
         return self._wasted
 
     @exclusive
     def next_wakeup(self) -> int | None:
-        """Return when the pointer next passes an occupied slot; `now` when something is due."""
+        """Return when the pointer next passes an occupied slot; `now` if an entry is due."""
         if not self._count:
             return None
         if self._due.count:
             return self._now
-        return (self._level.index + self._level.ahead()) * self._tick
+        return (self._level.index + self._level.slots_to_next()) * self._tick
 
     @exclusive
     def next_expiry(self) -> int | None:
@@ -57,15 +57,15 @@ class RoundsWheel(Roster[T]):
         return min((e._expiry for bucket in self._buckets() for e in bucket), default=None)
 
     def where(self, entry: Entry[T]) -> tuple[int, int] | None:
-        """Return (1, slot) for a pending entry, or None; a due one is under the pointer."""
-        self._claim(entry)
+        """Return (1, slot) for a pending entry, or None; a due entry is under the pointer."""
+        self._check_owned(entry)
         if entry._bucket is None:
             return None
         return 1, self._level.pointer if entry._bucket is self._due else entry._bucket.slot
 
     @exclusive
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return one dict in a list: level, tick, size, pointer, counts by slot."""
+        """Return a list of one dict: level, tick, size, pointer, counts by slot."""
         counts = self._level.counts()
         counts[self._level.pointer] += self._due.count
         return [
@@ -112,7 +112,7 @@ class RoundsWheel(Roster[T]):
         self._fire(self._due, fired, room)
 
     def _pass_slots(self, target: int) -> None:
-        """Turn the pointer to `target`, visiting each occupied slot on the way once."""
+        """Turn the pointer to `target`, and visit each occupied slot on the way once."""
         level = self._level
         first, passed = level.pointer, target - level.index
         level.index = target
@@ -128,7 +128,7 @@ class RoundsWheel(Roster[T]):
                 slot = step(slot + 1)
 
     def _visit(self, bucket: Bucket[T], turns: int) -> None:
-        """Let `turns` passes of the pointer go by for the entries of `bucket`."""
+        """Count `turns` passes of the pointer for the entries of `bucket`."""
         self._visits += 1
         for entry in list(bucket):
             if entry._rounds >= turns:
@@ -143,29 +143,29 @@ class RoundsWheel(Roster[T]):
             self._level.occupied.remove(bucket.slot)
 
     def _sort_due(self) -> None:
-        for entry in sorted(self._due, key=self._urgency):
+        for entry in sorted(self._due, key=self._sort_key):
             self._due.remove(entry)
             self._due.append(entry)
         self._due_sorted = True
 
     def _buckets(self) -> Iterator[Bucket[T]]:
-        yield from self._level.made()
+        yield from self._level.used_buckets()
         yield self._due
 
     @exclusive
     def _check(self) -> None:
-        """Raise AssertionError when an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         level = self._level
         assert level.index == self._now // self._tick, "the pointer keeps time"
         assert level.pointer == level.index % level.size, "the pointer points at its slot"
         assert sum(b.count for b in self._buckets()) == self._count, "len is exact"
         for bucket in self._buckets():
             entries = list(bucket)
-            assert len(entries) == bucket.count, "a bucket's count is its entries'"
+            assert len(entries) == bucket.count, "a bucket counts its entries"
             assert all(e._bucket is bucket for e in entries), "an entry knows its bucket"
             assert all(e._owner is self._owner for e in entries), "an entry knows its wheel"
         assert all(self._deadline(e) <= level.index for e in self._due), "due means due"
-        for bucket in level.made():
+        for bucket in level.used_buckets():
             assert (bucket.slot in level.occupied) == (bucket.count > 0), "the bitmap is exact"
             for entry in bucket:
                 left = self._deadline(entry) - level.index

@@ -1,6 +1,6 @@
-"""For tests that never sleep: a clock moved by hand, and an event loop that jumps.
+"""For tests that never sleep: a manual clock, and an event loop that jumps.
 
-Needs no pytest; `tickwheel.pytest_plugin` makes fixtures of it.
+It does not need pytest; `tickwheel.pytest_plugin` provides fixtures.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ T = TypeVar("T")
 class JumpingEventLoop(EventLoop):
     """An event loop that jumps to its next timer instead of sleeping: an hour takes no time.
 
-    Its time starts at 0 and is its own: `time()`, and `time_ns()` for an `AsyncTimer`, which takes
-    it as its clock. Time stands still while callbacks run. When none is ready:
+    It has its own time, which starts at 0: `time()`, and `time_ns()` for an `AsyncTimer`, which
+    uses it as its clock. Time stands still while callbacks run. If no callback is ready:
 
     - It waits, in real time, while a job of `run_in_executor` or `asyncio.to_thread` is running.
-    - When sockets, pipes or other file descriptors are registered, it waits up to `patience` real
-      seconds for one of them to be ready, before every jump. Within one process that is ample; for
-      a peer that takes longer to answer, give more.
-    - Then it moves its time to the next timer, to the nanosecond, and goes on.
-    - Without a timer it waits as any loop does. A timer at infinity never comes.
+    - If sockets, pipes or other file descriptors are registered, it waits up to `patience` real
+      seconds for one of them to be ready, before every jump. The default is ample within one
+      process; increase it for a peer that takes longer to answer.
+    - Then it moves its time to the next timer, to the nanosecond, and continues.
+    - Without a timer it waits as any loop does. A timer at infinity never runs.
 
-    What it cannot see it does not wait for: a thread of your own, the end of a process.
+    It does not wait for what it cannot see: a thread of your own, or the end of a process.
     """
 
     def __init__(
         self, selector: selectors.BaseSelector | None = None, *, patience: float = 0.01
     ) -> None:
-        self._closed = True  # nothing to close yet, should patience be refused
-        self._grace = nanoseconds("patience", patience) / SECOND
+        self._closed = True  # nothing to close yet, if `patience` is invalid
+        self._patience = nanoseconds("patience", patience) / SECOND
         self._now = 0
         self._jobs = 0
         super().__init__(selector)
-        self._wheel = Wheel(1)  # exact: nothing waits for a tick to end
+        self._wheel = Wheel(1)  # a tick of 1 ns: no timer is late
 
     if TYPE_CHECKING:
         _internal_fds: int
@@ -68,9 +68,9 @@ class JumpingEventLoop(EventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> TimerHandle:
-        """Call `callback(*args)` `delay` seconds from now; return its handle."""
+        """Call `callback(*args)` in `delay` seconds; return its handle."""
         timer = super().call_later(delay, callback, *args, context=context)
-        # After some months floats are coarser than a nanosecond: time plus delay could be now.
+        # After some months floats are coarser than a nanosecond: time + delay could equal time.
         timer._entry.reschedule(min(self._now + as_ns(delay), LATEST_NS))
         return timer
 
@@ -84,7 +84,7 @@ class JumpingEventLoop(EventLoop):
         return future
 
     async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
-        """End the threads of the default executor; time stands still meanwhile."""
+        """Stop the threads of the default executor; time stands still until then."""
         self._jobs += 1
         try:
             await super().shutdown_default_executor(*args, **kwargs)
@@ -94,14 +94,14 @@ class JumpingEventLoop(EventLoop):
     def _job_ended(self, _: asyncio.Future[Any]) -> None:
         self._jobs -= 1
 
-    def _patience(self) -> float | None:
+    def _select_timeout(self) -> float | None:
         if self._ready or self._stopping:
             return 0
         expiry = self._wheel.next_expiry()
         if self._jobs or expiry is None or expiry == LATEST_NS:
             return None
         watched = len(self._selector.get_map()) > self._internal_fds
-        if not self._selector.select(self._grace if watched else 0):
+        if not self._selector.select(self._patience if watched else 0):
             self._now = max(self._now, expiry)
         return 0
 

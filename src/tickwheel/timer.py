@@ -1,6 +1,7 @@
 """`Timer`: deadlines and one thread, which sleeps until the next bucket is due.
 
-The thread runs one loop: do what is due, ask how long to sleep, sleep. It knows nothing of wheels.
+The thread runs one loop: run the due callbacks, compute the sleep, sleep. It knows nothing of
+wheels.
 """
 
 from __future__ import annotations
@@ -27,29 +28,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tickwheel")
 
-BATCH = 10_000
-LONGEST_SLEEP = 3600.0
+BATCH_CALLBACKS = 10_000  # limit of one `_run_due`
+LONGEST_SLEEP_SECONDS = 3600.0  # a lock cannot wait for much longer
 CLOSED = "this timer is closed"
-FORKED = "this timer belongs to the parent process: make a new one after fork"
+FORKED = "this timer belongs to the parent process: create a new one after the fork"
 
 
 class Executor(Protocol):
-    """What `executor=` needs: `concurrent.futures` has it."""
+    """The interface of `executor=`; the executors of `concurrent.futures` have it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
-        """Call `fn(*args)` some time soon, elsewhere."""
+        """Schedule a call of `fn(*args)` elsewhere."""
 
 
 class Timer(Deadlines):
-    """Callbacks after a delay, on one daemon thread. Seconds are floats, the verbs are asyncio's.
+    """Callbacks after a delay, on one daemon thread, with asyncio's methods and float seconds.
 
-    - Never early, at most one `tick` late, as far as the machine allows; `stats()` shows it.
-    - Any thread may schedule and cancel; a callback may do anything, `close` included.
-    - What a callback raises goes to `on_error(exception, handle)`, or to the logger `tickwheel`.
+    - A callback is never early, and at most one `tick` late, as far as the machine allows;
+      `stats()` shows the lateness.
+    - Any thread may schedule and cancel. A callback may call any method, including `close`.
+    - An exception of a callback goes to `on_error(exception, handle)`, or to the logger
+      `tickwheel`.
     - `executor` runs the callbacks instead of the thread.
     - `driver`: "precise" sleeps until the next bucket is due, "ticking" wakes at every tick.
 
-    Cost: schedule, cancel, reschedule O(1); no wake-up unless a bucket is due.
+    Cost: schedule, cancel and reschedule O(1); no wake-up unless a bucket is due.
     """
 
     def __init__(
@@ -70,17 +73,17 @@ class Timer(Deadlines):
         self._executor = executor
         self._on_error = on_error
         self._set_indirect(executor is not None)
-        self._bell = silent_bell()
+        self._wake_lock = new_wake_lock()
         self._thread: threading.Thread | None = None
         self._shut_down = False
         self._wakeups = 0
         self._empty_wakeups = 0
-        self._unfinished: set[Any] = set()  # futures, when the clock is manual
+        self._unfinished: set[Any] = set()  # futures; only with a manual clock
         self._everies: set[Every] = set()
         self._everies_lock = threading.RLock()
         if self._manual is not None:
             self._manual._attach(self)
-        self._sleep()  # for ever: the first schedule rings
+        self._begin_sleep()  # forever: the first schedule wakes the driver
         forkable.add(self)
 
     def call_every(
@@ -94,35 +97,34 @@ class Timer(Deadlines):
     ) -> Every:
         """Call `callback(*args)` every `period` seconds, first after one period.
 
-        - `fixed="rate"` keeps to the grid that starts now and never drifts; `fixed="delay"` waits
+        - `fixed="rate"` keeps to a grid that starts now, and never drifts; `fixed="delay"` waits
           `period` from the end of one call to the start of the next.
-        - Firings that were missed are skipped, or made up with `missed="run"`; `Every.missed`
-          counts them.
+        - Missed calls are skipped, or made up for with `missed="run"`; `Every.missed` counts them.
         """
         return Every(self, period, callback, args, fixed, missed)
 
     def stats(self) -> dict[str, Any]:
-        """Return counts since it was made, and the lateness of what has fired, in seconds."""
+        """Return the counts since its creation, and the lateness of the callbacks, in seconds."""
         return stats_of(self, self._wakeups, self._empty_wakeups)
 
     def close(self, *, wait: bool = True) -> list[Handle | Every]:
-        """Stop at once, and return what was still pending, by time and now cancelled.
+        """Stop at once; cancel the pending callbacks and return them, ordered by time.
 
-        - A callback that is running goes on; `wait` for its end, unless called from one.
+        - A running callback continues; `wait` waits for its end, unless a callback calls `close`.
         - A second close returns [].
         """
         if self._shut_down:
             return []
         self._shut_down = True
         with self._everies_lock:
-            handles = settle(self._shut(CLOSED), self._everies)
+            handles = stop_everies(self._shut(CLOSED), self._everies)
         if self._manual is not None:
             self._manual._detach(self)
         thread = self._thread
-        anchored.discard(self)
+        kept_alive.discard(self)
         if thread is not None:
-            self._ring()
-            # A thread whose start is not over runs nothing: it will find the timer closed.
+            self._wake()
+            # A thread that has not started yet runs nothing: it will find the timer closed.
             if wait and thread.is_alive() and thread is not threading.current_thread():
                 thread.join()
         return handles
@@ -135,79 +137,79 @@ class Timer(Deadlines):
 
     def __del__(self) -> None:
         if getattr(self, "_thread", None) is not None and not self._shut_down:
-            self._ring()  # nobody can schedule any more: let the thread end
+            self._wake()  # nothing can be scheduled any more: let the thread end
 
     def __repr__(self) -> str:
         return f"<Timer pending={len(self)}{' closed' if self._shut_down else ''}>"
 
-    def _earlier(self) -> None:
+    def _wake_driver(self) -> None:
         if self._manual is not None:
-            self._manual._hold(self)
+            self._manual._keep_alive(self)
             return
-        anchored.add(self)  # until the thread has seen that something is pending
+        kept_alive.add(self)  # until the thread has seen the pending callback
         if self._thread is None:
             self._start()
         else:
-            self._ring()
-        if self._shut_down:  # just now, by another thread
-            anchored.discard(self)
+            self._wake()
+        if self._shut_down:  # another thread has just closed it
+            kept_alive.discard(self)
 
     def _start(self) -> None:
         """Start the thread."""
         thread = threading.Thread(
-            target=drive, args=(weakref.ref(self), self._bell), name="tickwheel", daemon=True
+            target=drive, args=(weakref.ref(self), self._wake_lock), name="tickwheel", daemon=True
         )
-        # Before it starts: from then on it may sleep, and be rung for. One that starts after a
-        # close that saw no thread ends by itself.
+        # Set it before the start: from then on the thread may sleep and need waking. A thread that
+        # starts after a close that saw no thread ends by itself.
         self._thread = thread
         try:
             thread.start()
         except BaseException:
             self._thread = None
-            anchored.discard(self)
+            kept_alive.discard(self)
             raise
 
-    def _ring(self) -> None:
-        """Wake the thread; twice is as good as once."""
+    def _wake(self) -> None:
+        """Wake the thread; a second call has no effect."""
         try:
-            self._bell.release()
+            self._wake_lock.release()
         except RuntimeError:
-            return  # it rings already
+            return  # already awake
 
     def _work(self) -> tuple[int, int | None]:
-        """Run all that is due; return how many, and nanoseconds to sleep, or None for no end."""
+        """Run all due callbacks; return their number, and the nanoseconds to sleep, or None."""
         ran = 0
-        anchored.discard(self)
-        while (more := self._run_due(BATCH)) and not self._shut_down:
+        kept_alive.discard(self)
+        while (more := self._run_due(BATCH_CALLBACKS)) and not self._shut_down:
             ran += more
-        return ran, self._sleep()
+        return ran, self._begin_sleep()
 
     def _has_closed(self) -> bool:
         return self._shut_down
 
     def _step(self) -> None:
-        """Run what is due by a manual clock, and wait for what was handed to the executor."""
-        self._run_due(BATCH)
+        """Run the callbacks due by a manual clock, and wait for those in the executor."""
+        self._run_due(BATCH_CALLBACKS)
         while self._unfinished:
             self._unfinished.pop().result()
 
     def _next_ns(self) -> int | None:
-        delay = self._sleep()
+        delay = self._begin_sleep()
         if delay is None or self._manual is None:
             return None
         return self._manual.time_ns() + delay
 
-    def _failed(self, error: BaseException, handle: Handle) -> None:
-        known = shown(handle)
+    def _report_error(self, error: BaseException, handle: Handle) -> None:
+        known = user_handle(handle)
         if self._on_error is None:
             logger.error("callback %r failed", known.callback, exc_info=error)
             return
-        tell(self._on_error, error, known)
+        call_on_error(self._on_error, error, known)
 
-    def _slow(self, handle: Handle, seconds: float) -> None:
+    def _report_slow(self, handle: Handle, seconds: float) -> None:
         logger.warning(
-            "callback %r held the timer for %.3f s; executor= moves work off it",
-            shown(handle).callback,
+            "callback %r blocked the timer for %.3f s; executor= runs callbacks elsewhere",
+            user_handle(handle).callback,
             seconds,
         )
 
@@ -216,7 +218,7 @@ class Timer(Deadlines):
         try:
             future = self._executor.submit(self._run_elsewhere, handle)
         except RuntimeError:
-            if not exiting():
+            if not interpreter_is_exiting():
                 raise
             return False
         if self._manual is not None:
@@ -229,22 +231,22 @@ class Timer(Deadlines):
         except KeyboardInterrupt:
             interrupt_main()
         except BaseException as error:  # noqa: BLE001
-            self._failed(error, handle)
+            self._report_error(error, handle)
         finally:
             handle._finish()
 
     def _forked(self) -> None:
-        """In the child of a fork: the thread is not here, and the timers are the parent's."""
+        """Close it in the child of a fork: its thread and its callbacks belong to the parent."""
         self._everies_lock = threading.RLock()
-        anchored.discard(self)
-        self._bell = silent_bell()
+        kept_alive.discard(self)
+        self._wake_lock = new_wake_lock()
         self._thread = None
         self._shut_down = True
-        settle(self._orphan(FORKED), self._everies)
+        stop_everies(self._shut_in_child(FORKED), self._everies)
 
 
-def drive(reference: weakref.ref[Timer], bell: _thread.LockType) -> None:
-    """Body of the thread. It keeps the timer alive while something is pending, and no longer."""
+def drive(reference: weakref.ref[Timer], wake_lock: _thread.LockType) -> None:
+    """Run the thread of a timer, which it keeps alive only while a callback is pending."""
     woken = False
     timer = reference()
     while timer is not None and not timer._shut_down:
@@ -254,8 +256,8 @@ def drive(reference: weakref.ref[Timer], bell: _thread.LockType) -> None:
             interrupt_main()
             continue
         except BaseException as error:
-            # A callback raised SystemExit, say: on this thread it ends no more than itself.
-            logger.exception("a callback ended with %s", type(error).__name__)
+            # A callback raised SystemExit, for example: on this thread only that callback ends.
+            logger.exception("a callback raised %s", type(error).__name__)
             continue
         if timer._has_closed():
             return
@@ -267,15 +269,16 @@ def drive(reference: weakref.ref[Timer], bell: _thread.LockType) -> None:
         if timer._ticking is not None:
             delay = timer._ticking - int(timer.time() * SECOND) % timer._ticking
         if idle:
-            timer = None  # nobody needs it alive: when it goes, it rings
-        rang = bell.acquire(timeout=-1 if delay is None else min(delay / SECOND, LONGEST_SLEEP))
+            timer = None  # do not keep it alive: its destructor wakes this thread
+        seconds = -1 if delay is None else min(delay / SECOND, LONGEST_SLEEP_SECONDS)
+        woken_by_lock = wake_lock.acquire(timeout=seconds)
         timer = timer or reference()
-        if timer is not None and timer._awake() and not rang:
-            bell.acquire(timeout=0)
+        if timer is not None and timer._end_sleep() and not woken_by_lock:
+            wake_lock.acquire(timeout=0)
 
 
 def interrupt_main() -> None:
-    """Hand a KeyboardInterrupt to the main thread, and wake it when it waits."""
+    """Raise KeyboardInterrupt in the main thread, and wake it if it waits."""
     main = threading.main_thread().ident
     if main is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(main, signal.SIGINT)
@@ -283,21 +286,21 @@ def interrupt_main() -> None:
         _thread.interrupt_main()
 
 
-def shown(handle: Handle) -> Handle | Every:
-    """Return what the user knows `handle` by: a repetition's, as that repetition."""
+def user_handle(handle: Handle) -> Handle | Every:
+    """Return the object that the user holds: `handle`, or the `Every` that it belongs to."""
     owner = getattr(handle.callback, "__self__", None)
     return owner if isinstance(owner, Every) else handle
 
 
-def silent_bell() -> _thread.LockType:
-    """A lock that is held: whoever waits for it sleeps until it is released."""
-    bell = threading.Lock()
-    bell.acquire()
-    return bell
+def new_wake_lock() -> _thread.LockType:
+    """Return a lock that is held: a thread that acquires it sleeps until it is released."""
+    wake_lock = threading.Lock()
+    wake_lock.acquire()
+    return wake_lock
 
 
-def settle(handles: list[Handle], everies: set[Every]) -> list[Handle | Every]:
-    """Return the cancelled handles by time, those of a repetition as that repetition."""
+def stop_everies(handles: list[Handle], everies: set[Every]) -> list[Handle | Every]:
+    """Stop `everies`; return `handles` ordered by time, each replaced by its `Every` if any."""
     owners = {every._handle: every for every in everies}
     everies.clear()
     for every in owners.values():
@@ -305,12 +308,12 @@ def settle(handles: list[Handle], everies: set[Every]) -> list[Handle | Every]:
     return sorted((owners.get(handle, handle) for handle in handles), key=lambda h: h.when)
 
 
-def tell(
+def call_on_error(
     on_error: Callable[[BaseException, Handle | Every], object],
     error: BaseException,
     handle: Handle | Every,
 ) -> None:
-    """Hand `error` to the user's `on_error`, which must not stop the driver."""
+    """Pass `error` to the user's `on_error`; log an exception of it, so that the driver goes on."""
     try:
         on_error(error, handle)
     except Exception:
@@ -318,7 +321,7 @@ def tell(
 
 
 def stats_of(timer: Deadlines, wakeups: int, empty_wakeups: int) -> dict[str, Any]:
-    """Return what `stats()` of a timer shows."""
+    """Return the `stats()` of a timer."""
     counts = timer._counts()
     return {
         "pending": len(timer),
@@ -331,7 +334,7 @@ def stats_of(timer: Deadlines, wakeups: int, empty_wakeups: int) -> dict[str, An
 
 
 def lateness(counts: dict[str, Any]) -> dict[str, float]:
-    """Return mean, max and percentiles; the latter are upper bounds of a bin that doubles."""
+    """Return mean, max and percentiles; a percentile is the upper bound of its bin."""
     fired = sum(counts["lateness_bins"])
     result = {
         "mean": counts["lateness_sum"] / fired / SECOND if fired else 0.0,
@@ -349,9 +352,9 @@ def lateness(counts: dict[str, Any]) -> dict[str, float]:
     return result
 
 
-def exiting() -> bool:
-    """Whether the interpreter is on its way out: executors take no more work then."""
+def interpreter_is_exiting() -> bool:
+    """Return whether the interpreter is shutting down: executors then refuse work."""
     return sys.is_finalizing() or getattr(threading, "_SHUTTING_DOWN", False)
 
 
-anchored: set[Timer] = set()
+kept_alive: set[Timer] = set()

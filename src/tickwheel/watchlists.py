@@ -1,23 +1,23 @@
-"""Operations and the lists they are watched on, in Python: what every purgatory is made of.
+"""Operations and the lists that watch them, in Python: the base of every purgatory.
 
-It knows of its timer no more than `call_later`, and has none of its own: `Purgatory` does. The
-native twin in _purgatory.c does the same.
+Of its timer it uses only `call_later`, and it creates none: `Purgatory` does. The native twin in
+_purgatory.c behaves identically.
 
-Why exactly once. An operation has one ticket; completing or cancelling it takes the ticket, and
-that is a single step. Why none is left behind. An operation looks at its condition, is watched, and
-looks again: an event before the second look is seen by it, an event after it finds the
-operation watched. Why no completed one stays. Whoever has the ticket takes the operation off every
-list and off the timer, and whoever is about to add it there asks for the ticket first, under the
-same lock.
+Why an operation ends exactly once. It has one ticket. Completing or cancelling takes the ticket, in
+a single step. Why no event is missed. `try_complete_else_watch` evaluates the condition, watches
+the operation, and evaluates again: the second evaluation sees every event before it, and every
+later event finds the operation on its lists. Why no completed operation stays. The thread that took
+the ticket removes the operation from every list and from the timer, and a thread that is about to
+add it checks the ticket first, under the same lock.
 
-Locks. An operation has one, held while its condition is looked at, so that `try_complete` never
-runs twice at a time. The lists have one, held only to change them, never while an operation's
-methods run. A check made inside an operation waits until that one's lock is free: otherwise two
-threads, each looking at one operation and checking the other's key, would wait for each other for
-ever. Where only one thread is, the locks are empty; the rest is the same.
+Locks. An operation has a lock, held while its condition is evaluated, so that `try_complete` never
+runs twice at the same time. The lists have a lock, held only to change them, never while methods of
+an operation run. A check made inside an operation is deferred until that operation's lock is free:
+otherwise two threads that each evaluate an operation and check the other's key would deadlock. With
+a single thread the locks do nothing; everything else is the same.
 
-A subclass of `Operation` has `try_complete`, `on_complete` and `on_expiration`, and `_failed`,
-called with the name of the method that raised, and what.
+A subclass of `Operation` has `try_complete`, `on_complete` and `on_expiration`, and
+`_report_error`, which is called with the name of the method that raised, and the error.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class AnyTimer(Protocol):
-        """What is asked of a timer: `Timer` and `AsyncTimer` have it."""
+        """The interface that a purgatory needs; `Timer` and `AsyncTimer` have it."""
 
         def call_later(self, delay: float, callback: Any, /, *args: Any) -> Any: ...
 
 
 class NoLock:
-    """What stands for a lock where only one thread is."""
+    """A lock that does nothing, for a purgatory of a single thread."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ NO_LOCK = NoLock()
 
 
 class Operation:
-    """One operation: its ticket, its lock, and where it is watched."""
+    """One operation: its ticket, its lock, and the lists that watch it."""
 
     def __init__(self, timeout: float) -> None:
         nanoseconds("timeout", timeout)
@@ -72,11 +72,11 @@ class Operation:
 
     @property
     def completed(self) -> bool:
-        """Whether it has completed, by its condition or by its deadline."""
+        """Whether it has completed, by its condition or its deadline."""
         return self._completed
 
     def force_complete(self) -> bool:
-        """Complete it; True for the one call that did."""
+        """Complete it; return True for the one call that did."""
         return self._complete("completed")
 
     def _complete(self, how: str) -> bool:
@@ -91,50 +91,50 @@ class Operation:
         return True
 
     def _take_ticket(self) -> bool:
-        """Decide how it ends; True for one caller only. A pop is a single step."""
+        """Claim the right to end it; True for one caller only. A pop is atomic."""
         try:
             self._ticket.pop()
         except IndexError:
             return False
         return True
 
-    def _look(self) -> bool:
-        """Look at the condition; True when this look completed it."""
+    def _evaluate(self) -> bool:
+        """Evaluate the condition; return True if this completed it."""
         return bool(self._ticket and self.try_complete() and self._completed)
 
     def _expire(self) -> None:
-        """The deadline: a last look at the condition, then the timeout answer."""
+        """Handle the deadline: evaluate the condition once more, then expire."""
         with Turn(self):
             try:
-                if self._look() or not self._ticket:
+                if self._evaluate() or not self._ticket:
                     return
             except Exception as error:  # noqa: BLE001
-                self._failed("try_complete", error)
+                self._report_error("try_complete", error)
             if self._complete("expired"):
                 self._call("on_expiration")
 
     def _call(self, name: str) -> None:
-        """Call a method; what it raises is reported, and stops nobody."""
+        """Call a method; report an error of it instead of raising it."""
         try:
             getattr(self, name)()
         except Exception as error:  # noqa: BLE001
-            self._failed(name, error)
+            self._report_error(name, error)
 
     def try_complete(self) -> bool:
         raise NotImplementedError
 
-    def _failed(self, name: str, error: Exception) -> None:
-        """A method raised `error`."""
+    def _report_error(self, name: str, error: Exception) -> None:
+        """Handle an `error` that the method `name` raised."""
 
 
 def check_not_watched(operation: Operation) -> None:
-    """Raise ValueError when `operation` is watched."""
+    """Raise ValueError if `operation` is watched."""
     if getattr(operation, "_lists_of", None) is not None:
-        raise ValueError(f"{operation!r} is watched already")
+        raise ValueError(f"{operation!r} is already watched")
 
 
-class Later(threading.local):
-    """A thread's operations under way, and the checks that wait for them to end."""
+class Deferred(threading.local):
+    """The depth of a thread's running operations, and the checks deferred until they end."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -142,25 +142,25 @@ class Later(threading.local):
         self.checks: deque[tuple[WatchLists, Hashable]] = deque()
 
     def drain(self) -> None:
-        """Make the checks that were put off, one after the other, however many they bring on."""
+        """Run the deferred checks one after the other, including those that they defer."""
         self.draining = True
         failure: BaseException | None = None
         while self.checks:
             lists, key = self.checks.popleft()
             try:
-                lists._look_on(key)
+                lists._check_key(key)
             except BaseException as error:  # noqa: BLE001
-                failure = failure or error  # an interrupt: those behind it have their turn first
+                failure = failure or error  # an interrupt: run the remaining checks first
         self.draining = False
         if failure is not None:
             raise failure
 
 
-later = Later()
+deferred = Deferred()
 
 
 class Turn:
-    """An operation's turn: its lock, and at the end of the outermost one the checks put off."""
+    """Hold an operation's lock; the end of the outermost turn runs the deferred checks."""
 
     __slots__ = ("_lock",)
 
@@ -169,22 +169,22 @@ class Turn:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        later.depth += 1
+        deferred.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        later.depth -= 1
+        deferred.depth -= 1
         self._lock.release()
-        if later.checks and not later.depth and not later.draining:
-            later.drain()
+        if deferred.checks and not deferred.depth and not deferred.draining:
+            deferred.drain()
 
 
 class WatchLists:
-    """Operations by the keys they are watched on."""
+    """Operations by the keys that they are watched on."""
 
     def __init__(self, timer: AnyTimer, one_thread: bool) -> None:
         self._timer = timer
         self._lock: Any = NO_LOCK if one_thread else threading.RLock()
-        self._lists: dict[Hashable, dict[int, Operation]] = {}  # by id: equal is not same
+        self._lists: dict[Hashable, dict[int, Operation]] = {}  # by id: equal ones may differ
         self._operations: dict[int, Operation] = {}
         self._closed: str | None = None
         self._watched = 0
@@ -193,22 +193,22 @@ class WatchLists:
 
     @property
     def watched(self) -> int:
-        """How many (operation, key) pairs are watched."""
+        """The number of watched (operation, key) pairs."""
         return self._watched
 
     @property
     def delayed(self) -> int:
-        """How many operations are in the timer."""
+        """The number of operations in the timer."""
         return self._delayed
 
     def stats(self) -> dict[str, int]:
-        """Return what is watched and delayed now, and how operations have ended so far."""
+        """Return the current watched and delayed, and counts of how operations have ended."""
         return {"watched": self._watched, "delayed": self._delayed, **self._ended}
 
     def try_complete_else_watch(self, operation: Any, keys: Iterable[Hashable]) -> bool:
         """Complete `operation` now, or watch it on `keys` until it completes or times out.
 
-        True when this call completed it.
+        Return True if this call completed it.
         """
         check_is_operation(operation)
         wanted = tuple(dict.fromkeys(keys))
@@ -219,7 +219,7 @@ class WatchLists:
             operation._lock = NO_LOCK
         with Turn(operation):
             check_not_watched(operation)
-            if operation._look():
+            if operation._evaluate():
                 with self._lock:
                     self._ended["completed"] += 1
                 return True
@@ -227,7 +227,7 @@ class WatchLists:
                 return False
             try:
                 self._watch(operation, wanted)
-                if operation._look():
+                if operation._evaluate():
                     return True
                 if operation._ticket:
                     self._delay(operation)
@@ -237,28 +237,28 @@ class WatchLists:
         return False
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Look at every operation watched on `key`; return how many this completed.
+        """Evaluate every operation watched on `key`; return the number that this completed.
 
-        Inside an operation it is put off until that one's lock is free, and answers 0.
+        Inside an operation it defers the check until that operation's lock is free, and returns 0.
         """
-        if later.depth:
-            hash(key)  # what cannot be a key is told now
-            later.checks.append((self, key))
+        if deferred.depth:
+            hash(key)  # raise an error for an unhashable key now
+            deferred.checks.append((self, key))
             return 0
-        return self._look_on(key)
+        return self._check_key(key)
 
-    def _look_on(self, key: Hashable) -> int:
+    def _check_key(self, key: Hashable) -> int:
         completed = 0
         for operation in self._watched_on(key):
             with Turn(operation):
                 try:
-                    completed += operation._look()
+                    completed += operation._evaluate()
                 except Exception as error:  # noqa: BLE001
-                    operation._failed("try_complete", error)
+                    operation._report_error("try_complete", error)
         return completed
 
     def cancel(self, operation: Any) -> bool:
-        """Take `operation` off without completing it; True when this call did."""
+        """Remove `operation` without completing it; return True if this call did."""
         check_is_operation(operation)
         if operation._lists_of is not self or not operation._take_ticket():
             return False
@@ -266,7 +266,7 @@ class WatchLists:
         return True
 
     def _shut(self, reason: str, /) -> list[Any]:
-        """Close it for `reason`, and return the operations that are watched."""
+        """Close it for `reason`, and return the watched operations."""
         with self._lock:
             self._closed = reason
             return list(self._operations.values())
@@ -302,10 +302,10 @@ class WatchLists:
                 operation._handle = handle
                 self._delayed += 1
                 return
-        handle.cancel()  # it has completed meanwhile
+        handle.cancel()  # it has completed in the meantime
 
     def _leave(self, operation: Operation, how: str) -> None:
-        """Take `operation`, whose ticket the caller has, off every list and off the timer."""
+        """Remove `operation` from every list and the timer; the caller has its ticket."""
         with self._lock:
             self._ended[how] += 1
             handle, operation._handle = operation._handle, None
@@ -327,8 +327,9 @@ class WatchLists:
             operations = self._operations.values()
             pairs = [(id(op), key) for op in operations for key in op._keys]
             listed = [(number, key) for key, on in self._lists.items() for number in on]
-            assert all(op._ticket and op._lists_of is self for op in operations), "tickets"
-            assert sorted(map(repr, pairs)) == sorted(map(repr, listed)), "lists and operations"
+            owned = all(op._ticket and op._lists_of is self for op in operations)
+            assert owned, "a watched operation has its ticket"
+            assert sorted(map(repr, pairs)) == sorted(map(repr, listed)), "the lists are exact"
             assert all(self._lists.values()), "a key has operations"
             assert len(pairs) == self._watched, "watched is exact"
             delayed = sum(op._handle is not None for op in operations)
@@ -336,6 +337,6 @@ class WatchLists:
 
 
 def check_is_operation(operation: object) -> None:
-    """Raise TypeError unless `operation` is one."""
+    """Raise TypeError unless `operation` is an Operation."""
     if not isinstance(operation, Operation):
         raise TypeError(f"operation must be a DelayedOperation, got {operation!r:.100}")

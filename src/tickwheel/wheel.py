@@ -1,12 +1,12 @@
-"""The wheels in Python: the essay, the worked example, and the behaviour that all else must equal.
+"""The wheels in Python: how they work, a worked example, and the reference behaviour.
 
-A timing wheel is an array of slots and a pointer. One slot spans one *tick*; an entry that is
-due at tick d waits in slot d mod size, so placing it, finding it and taking it off cost the
-same however many others wait. The pointer moves with time: the slot it points at is due, the
-slots behind it are free for the next turn. One wheel reaches as far as its *interval*, tick x
-size, and no further.
+A timing wheel is an array of slots and a pointer. One slot spans one *tick*. An entry that is
+due at tick d waits in slot d mod size, so scheduling, finding and cancelling it cost the same
+however many entries are pending. The pointer moves with time: the slot under it is due, and the
+slots behind it are free for the next turn. One wheel covers its *interval*, tick x size, and no
+more.
 
-To reach further, stack wheels. One tick of level 2 is one whole turn of level 1, and so on up:
+To cover more, stack wheels. One tick of level 2 is one whole turn of level 1, and so on up:
 
         level 1   tick   1   0 .. 19
         level 2   tick  20   20 .. 399
@@ -22,25 +22,25 @@ that fits the time it then has left, until level 1 fires them. Size 20, time 0, 
         at 440    10 left   level 1, slot 10   fires at 450
 
 Three buckets were visited in 450 ticks. The other 447 ticks cost nothing, because each level
-keeps a bitmap of its occupied slots: `advance` goes from one occupied bucket to the next, and
-`next_wakeup` tells a driver how long it may sleep.
+keeps a bitmap of its occupied slots: `advance` goes from one occupied bucket to the next, and a
+driver sleeps until `next_wakeup`.
 
-Why order survives. Entries come out by tick, then by order of schedule. Of two entries due at
-one tick the later one had less time left when it was scheduled, so it never sits on a higher
-level than the earlier one. Whatever cascades into a slot is therefore older than what is there
-with the same tick, and goes in front of it.
+Why order survives. Entries come out by tick, then by order of schedule. If two entries are due at
+the same tick, the later one had less time left when it was scheduled, so it is never on a higher
+level than the earlier one. An entry that cascades into a slot is therefore older than the entries
+already there with the same tick, and goes in front of them.
 
 Why a slot never mixes turns. Slot s of a level holds the entries of one span only: the next one
-that the pointer will reach. On level 1 nothing is placed a full turn ahead; on a higher level
+that the pointer will reach. On level 1 nothing is placed a full turn ahead. On a higher level
 the slot under the pointer was emptied when the pointer arrived, and is free for the same span
 of the next turn.
 
-Rounding. Never early, at most one tick late: an expiry is rounded up to a tick, now is rounded
-down.
+Rounding. Never early, at most one tick late: an expiry is rounded up to a tick, and `now` is
+rounded down.
 
-No clock, no threads, no policy: time is an integer argument, and a lock is the caller's
-business. The native twin in _wheel.c does the same to the last detail; where the two differ,
-this file is right.
+A wheel has no clock, no threads and no policy: time is an integer argument, and locking is up to
+the caller. The native twin in _wheel.c behaves identically; where the two differ, this file is
+right.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ NEVER = 2**65  # later than any tick
 
 
 class Occupancy:
-    """A set of slot numbers whose next member is found without a search.
+    """A set of slot numbers that finds its next member without a search.
 
-    Words of 1,024 bits, and one word more that says which of them are not zero.
+    The bits are in words of 1,024 bits. One more word marks the words that are not zero.
     """
 
     __slots__ = ("_summary", "_words")
@@ -92,7 +92,7 @@ class Occupancy:
         return bool(self._summary)
 
     def first(self, start: int) -> int:
-        """Return the smallest member from `start` on, or -1."""
+        """Return the smallest member >= `start`, or -1."""
         word = start >> 10
         if word >= len(self._words):
             return -1
@@ -117,7 +117,7 @@ class Level(Generic[T]):
         self.unit = unit
         self.size = size
         self.interval = unit * size
-        self.index = current // unit  # the spans that have passed since time 0
+        self.index = current // unit  # spans that have passed since time 0
         self.pointer = self.index % size
         self.occupied = Occupancy(size)
         self._buckets: list[Bucket[T] | None] = [None] * size
@@ -128,15 +128,15 @@ class Level(Generic[T]):
             bucket = self._buckets[slot] = Bucket(self.number, slot)
         return bucket
 
-    def made(self) -> Iterator[Bucket[T]]:
-        """The buckets that were ever used."""
+    def used_buckets(self) -> Iterator[Bucket[T]]:
+        """Yield the buckets that have been used."""
         return (bucket for bucket in self._buckets if bucket is not None)
 
     def counts(self) -> list[int]:
         return [0 if bucket is None else bucket.count for bucket in self._buckets]
 
-    def ahead(self) -> int:
-        """Return how many slots the next occupied one is ahead, 1 .. size, or 0 for none."""
+    def slots_to_next(self) -> int:
+        """Return the distance to the next occupied slot, 1 .. size, or 0 if all are empty."""
         if not self.occupied:
             return 0
         slot = self.occupied.first(self.pointer + 1)
@@ -146,9 +146,10 @@ class Level(Generic[T]):
 
 
 class Hierarchy(Roster[T]):
-    """Levels of slots, as many as are needed; `Wheel` and `SimpleWheel` are its two names."""
+    """A stack of levels, extended on demand: the base of `Wheel` and `SimpleWheel`."""
 
     __slots__ = (
+        "_backlog",
         "_bounded",
         "_current",
         "_handed_over_at",
@@ -159,7 +160,6 @@ class Hierarchy(Roster[T]):
         "_outside",
         "_overflow",
         "_pushed",
-        "_rest",
     )
 
     def __init__(
@@ -172,9 +172,9 @@ class Hierarchy(Roster[T]):
         pushed: bool,
     ) -> None:
         self._levels: list[Level[T]] = []
-        self._late: Bucket[T] = Bucket(1, 0)  # scheduled when already overdue
-        self._rest: Bucket[T] = Bucket(1, 0)  # overdue since a `limit` left it, in order
-        self._outside: Bucket[T] = Bucket(0, 0)  # what is in the overflow buffer
+        self._late: Bucket[T] = Bucket(1, 0)  # entries that were overdue when scheduled
+        self._backlog: Bucket[T] = Bucket(1, 0)  # due entries that a `limit` left, in order
+        self._outside: Bucket[T] = Bucket(0, 0)  # entries in the overflow buffer
         self._late_sorted = True
         self._overflow = overflow
         self._bounded = bounded
@@ -188,51 +188,51 @@ class Hierarchy(Roster[T]):
 
     @exclusive
     def next_wakeup(self) -> int | None:
-        """Return when the next bucket is due: how long a driver may sleep. O(levels).
+        """Return when the next bucket is due: the time until which a driver may sleep. O(levels).
 
-        `now` when something is due already, None when nothing is pending.
+        Return `now` if an entry is already due, and None if no entry is pending.
         """
         if not self._count:
             return None
-        if self._due().count:
+        if self._due_bucket().count:
             return self._now
         tick = self._next_event()
         return self._now if tick <= self._now // self._tick else tick * self._tick
 
     @exclusive
     def next_expiry(self) -> int | None:
-        """Return the smallest pending expiry, exactly, or None. May walk one bucket per level."""
-        candidates: list[Iterable[Entry[T]]] = [self._late, self._first_of_rest()]
+        """Return the exact smallest pending expiry, or None. May walk one bucket per level."""
+        candidates: list[Iterable[Entry[T]]] = [self._late, self._first_of_backlog()]
         candidates.append(self._levels[0].bucket(self._levels[0].pointer))
         for level in self._levels:
-            if ahead := level.ahead():
+            if ahead := level.slots_to_next():
                 candidates.append(level.bucket((level.pointer + ahead) % level.size))
         smallest = min((e._expiry for bucket in candidates for e in bucket), default=None)
         if self._overflow is not None and self._outside.count:
-            outside: int | None = self._ask("next_expiry")
+            outside: int | None = self._call_buffer("next_expiry")
             if smallest is None or (outside is not None and outside < smallest):
                 return outside
         return smallest
 
-    def _first_of_rest(self) -> Iterator[Entry[T]]:
-        """Give the entries of the rest that are due at its first tick."""
-        return next((same for _, same in groupby(self._rest, self._deadline)), iter(()))
+    def _first_of_backlog(self) -> Iterator[Entry[T]]:
+        """Return the backlog's entries that are due at its first tick."""
+        return next((same for _, same in groupby(self._backlog, self._deadline)), iter(()))
 
     def where(self, entry: Entry[T]) -> tuple[int, int] | None:
-        """Return the level and slot of `entry`, from (1, 0) on, or None when it is not pending.
+        """Return the level (1 is the lowest) and slot of `entry`, or None if it is not pending.
 
-        A due entry is under the pointer of level 1; one in the overflow buffer is at (0, 0).
+        A due entry is under the pointer of level 1; an entry in the overflow buffer is at (0, 0).
         """
-        self._claim(entry)
+        self._check_owned(entry)
         if entry._bucket is None:
             return None
-        if entry._bucket is self._late or entry._bucket is self._rest:
+        if entry._bucket is self._late or entry._bucket is self._backlog:
             return 1, self._levels[0].pointer
         return entry._bucket.level, entry._bucket.slot
 
     @exclusive
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return one dict per level made so far: level, tick, size, pointer, counts by slot."""
+        """Return one dict per existing level: level, tick, size, pointer, counts by slot."""
         levels: list[dict[str, Any]] = [
             {
                 "level": level.number,
@@ -243,7 +243,7 @@ class Hierarchy(Roster[T]):
             }
             for level in self._levels
         ]
-        levels[0]["counts"][self._levels[0].pointer] += self._late.count + self._rest.count
+        levels[0]["counts"][self._levels[0].pointer] += self._late.count + self._backlog.count
         return levels
 
     def _add_level(self, size: int) -> Level[T]:
@@ -253,7 +253,7 @@ class Hierarchy(Roster[T]):
         return level
 
     def _level_for(self, left: int) -> Level[T]:
-        """Return the lowest level whose interval exceeds `left` ticks, made when needed."""
+        """Return the lowest level whose interval exceeds `left` ticks; add levels if needed."""
         for level in self._levels:
             if left < level.interval:
                 return level
@@ -276,7 +276,7 @@ class Hierarchy(Roster[T]):
         if not self._fits(deadline):
             self._put(self._outside, entry)
             try:
-                self._ask("put", entry)
+                self._call_buffer("put", entry)
             except BaseException:
                 if entry._bucket is self._outside:
                     self._unlink(self._outside, entry)
@@ -288,7 +288,7 @@ class Hierarchy(Roster[T]):
             self._put(self._bucket_for(deadline), entry)
 
     def _bucket_for(self, deadline: int) -> Bucket[T]:
-        """Return the bucket for `deadline`, marked as occupied."""
+        """Return the bucket for `deadline`, and mark it as occupied."""
         level = self._level_for(deadline - self._current)
         slot = deadline // level.unit % level.size
         level.occupied.add(slot)
@@ -297,26 +297,26 @@ class Hierarchy(Roster[T]):
     def _remove(self, entry: Entry[T]) -> bool:
         bucket = entry._bucket
         if bucket is self._outside:
-            self._ask("discard", entry)
+            self._call_buffer("discard", entry)
         if bucket is None or entry._bucket is not bucket:
-            return False  # the buffer called back, and took it off itself
+            return False  # the buffer called back and removed the entry itself
         self._unlink(bucket, entry)
         return True
 
     def _unlink(self, bucket: Bucket[T], entry: Entry[T]) -> None:
         bucket.remove(entry)
         self._count -= 1
-        if not bucket.count and bucket.level and bucket not in (self._late, self._rest):
+        if not bucket.count and bucket.level and bucket not in (self._late, self._backlog):
             self._levels[bucket.level - 1].occupied.remove(bucket.slot)
 
     def _undo(self, entries: list[Entry[T]]) -> None:
         try:
             for entry in entries:
                 if entry._bucket is self._outside:
-                    # A buffer that cannot forget it may hand it over: it will not be pending then.
+                    # A buffer that cannot discard it may hand it over later: not pending by then.
                     with contextlib.suppress(Exception):
-                        self._ask("discard", entry)
-        finally:  # an interrupt, too, leaves nothing pending
+                        self._call_buffer("discard", entry)
+        finally:  # even after an interrupt no entry stays pending
             super()._undo(entries)
 
     def _move(self, entry: Entry[T], expiry: int) -> bool:
@@ -325,57 +325,57 @@ class Hierarchy(Roster[T]):
         return self._move_outside(entry, expiry)
 
     def _move_outside(self, entry: Entry[T], expiry: int) -> bool:
-        """Reschedule into the overflow buffer; when that fails, nothing has changed."""
+        """Reschedule into the overflow buffer; on failure nothing changes."""
         bucket, before = entry._bucket, entry._expiry
         if bucket is self._outside:
-            self._ask("discard", entry)
+            self._call_buffer("discard", entry)
         if bucket is None or entry._bucket is not bucket:
             return False
         entry._expiry = expiry
         try:
-            self._ask("put", entry)
+            self._call_buffer("put", entry)
         except BaseException:
             entry._expiry = before
             if entry._bucket is self._outside:
-                self._ask("put", entry)
+                self._call_buffer("put", entry)
             raise
         if entry._bucket is not bucket:
-            self._ask("discard", entry)
+            self._call_buffer("discard", entry)
             return False
         self._unlink(bucket, entry)
         self._put(self._outside, entry)
         return True
 
-    def _ask(self, verb: str, *arguments: object) -> Any:
-        """Call the overflow buffer: it may call the wheel, but not `advance`."""
+    def _call_buffer(self, verb: str, *arguments: object) -> Any:
+        """Call a method of the overflow buffer, which may call the wheel, but not `advance`."""
         busy, self._busy = self._busy, True
         if verb != "next_expiry":
             self._next_hand_over = None
-        self._moving = False
+        self._changing = False
         try:
             return getattr(self._overflow, verb)(*arguments)
         finally:
-            self._moving = True
+            self._changing = True
             self._busy = busy
 
-    def _due(self) -> Bucket[T]:
-        """Return the bucket whose first entry is due first: it may be empty."""
+    def _due_bucket(self) -> Bucket[T]:
+        """Return the bucket whose first entry is due first; it may be empty."""
         if self._late.count and not self._late_sorted:
             self._sort_late()
-        if self._rest.count and self._late.count:
-            return min(self._rest, self._late, key=self._urgency_of_first)
-        if self._rest.count:
-            return self._rest
+        if self._backlog.count and self._late.count:
+            return min(self._backlog, self._late, key=self._first_sort_key)
+        if self._backlog.count:
+            return self._backlog
         if self._late.count:
             return self._late
         lowest = self._levels[0]
         return lowest.bucket(lowest.pointer)
 
-    def _urgency_of_first(self, bucket: Bucket[T]) -> tuple[int, int]:
-        return self._urgency(next(iter(bucket)))
+    def _first_sort_key(self, bucket: Bucket[T]) -> tuple[int, int]:
+        return self._sort_key(next(iter(bucket)))
 
     def _sort_late(self) -> None:
-        entries = sorted(self._late, key=self._urgency)
+        entries = sorted(self._late, key=self._sort_key)
         for entry in entries:
             self._late.remove(entry)
             self._late.append(entry)
@@ -385,14 +385,14 @@ class Hierarchy(Roster[T]):
         """Return the next tick at which a bucket is due or the buffer hands over, or NEVER."""
         tick = self._hand_over_at() if self._outside.count else NEVER
         for level in self._levels:
-            if ahead := level.ahead():
+            if ahead := level.slots_to_next():
                 tick = min(tick, (level.index + ahead) * level.unit)
         return tick
 
     def _hand_over_at(self) -> int:
-        """Return the first turn of the top level at which the buffer's smallest expiry fits."""
+        """Return the tick of the first turn of the top level that fits the buffer's next expiry."""
         if self._next_hand_over is None:
-            smallest = self._ask("next_expiry")
+            smallest = self._call_buffer("next_expiry")
             if smallest is None:
                 return NEVER
             top = self._levels[-1]
@@ -405,35 +405,35 @@ class Hierarchy(Roster[T]):
 
     def _advance(self, target: int, room: int, fired: list[T]) -> None:
         while True:
-            if room and (due := self._due()).count:
-                some = 1 if self._rest.count and self._late.count else room  # by turns
-                room -= some - self._fire(due, fired, some)
+            if room and (due := self._due_bucket()).count:
+                share = 1 if self._backlog.count and self._late.count else room  # alternate
+                room -= share - self._fire(due, fired, share)
                 continue
             try:
                 tick = self._next_event()
                 if min(tick, target) > self._current:
-                    self._set_aside()
+                    self._move_to_backlog()
                 if tick > target:
                     self._turn_to(target)
                     return
                 self._visit(tick)
             except Exception:
                 if fired:
-                    return  # nothing is lost: the next call meets the error again
+                    return  # nothing is lost: the next call raises the error again
                 raise
 
-    def _set_aside(self) -> None:
-        """Have what is due under the pointer, and left there by a `limit`, wait elsewhere.
+    def _move_to_backlog(self) -> None:
+        """Move the due entries that a `limit` left under the pointer to the backlog.
 
-        So the pointer goes on to now: what is scheduled next is measured and placed from there.
+        The pointer can then move on to `now`, and new entries are placed relative to it.
         """
         lowest = self._levels[0]
         if lowest.pointer in lowest.occupied:
-            self._rest.extend(lowest.bucket(lowest.pointer))
+            self._backlog.extend(lowest.bucket(lowest.pointer))
             lowest.occupied.remove(lowest.pointer)
 
     def _visit(self, tick: int) -> None:
-        """Turn to `tick` and empty the buckets that are due then, the finer levels first."""
+        """Turn to `tick` and empty the buckets that are due then, finer levels first."""
         if tick > self._current:
             self._turn_to(tick)
             lowest, *higher = self._levels
@@ -449,7 +449,7 @@ class Hierarchy(Roster[T]):
             self._hand_over()
 
     def _turn_to(self, tick: int) -> None:
-        """Move every pointer to `tick`: each by its own interval, or pushed by the one below."""
+        """Move every pointer to `tick`: each by its own interval, or pushed by the level below."""
         turned = tick - self._current
         self._current = tick
         for level in self._levels:
@@ -461,7 +461,7 @@ class Hierarchy(Roster[T]):
                 level.pointer = level.index % level.size
 
     def _cascade(self, level: Level[T]) -> None:
-        """Move the entries under the pointer of `level` to the finer levels, in front."""
+        """Move the entries under the pointer of `level` to the front of finer buckets."""
         bucket = level.bucket(level.pointer)
         level.occupied.remove(bucket.slot)
         for entry in reversed(list(bucket)):
@@ -469,18 +469,18 @@ class Hierarchy(Roster[T]):
             self._bucket_for(self._deadline(entry)).prepend(entry)
 
     def _hand_over(self) -> None:
-        """Take from the buffer what fits now; it is older than anything on the levels."""
+        """Take the entries that fit now from the buffer; they are older than all on the levels."""
         reach = (self._current + self._levels[-1].interval - 1) * self._tick
-        taken = list(self._ask("take", min(reach, MAX_TIME) + 1))
+        taken = list(self._call_buffer("take", min(reach, MAX_TIME) + 1))
         self._handed_over_at = self._current
         ours = [e for e in taken if isinstance(e, Entry) and e._owner is self._owner]
         ours.sort(key=lambda entry: entry._serial, reverse=True)
         for entry in ours:
             if entry._bucket is not self._outside:
-                continue  # cancelled meanwhile
+                continue  # cancelled in the meantime
             deadline = self._deadline(entry)
             if not self._fits(deadline):
-                self._ask("put", entry)
+                self._call_buffer("put", entry)
             elif deadline < self._current:
                 self._outside.remove(entry)
                 self._late_sorted = not self._late.count
@@ -489,50 +489,50 @@ class Hierarchy(Roster[T]):
                 self._outside.remove(entry)
                 self._bucket_for(deadline).prepend(entry)
         if len(ours) != len(taken):
-            raise ValueError("the overflow buffer handed over what this wheel did not put there")
+            raise ValueError("the overflow buffer returned an entry that this wheel did not put")
 
     def _buckets(self) -> Iterator[Bucket[T]]:
         for level in self._levels:
-            yield from level.made()
+            yield from level.used_buckets()
         yield self._late
-        yield self._rest
+        yield self._backlog
         yield self._outside
 
     def _abandon(self) -> None:
-        """Let go of all buckets, sound or not: in the child of a fork they may be torn."""
+        """Drop all buckets, consistent or not: in the child of a fork they may be half changed."""
         self._levels = []
-        self._late = self._rest = self._outside = Bucket(0, 0)
+        self._late = self._backlog = self._outside = Bucket(0, 0)
 
     @exclusive
     def _check(self) -> None:
-        """Raise AssertionError when an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         total = 0
         for bucket in self._buckets():
             entries = list(bucket)
-            assert len(entries) == bucket.count, "a bucket's count is its entries'"
+            assert len(entries) == bucket.count, "a bucket counts its entries"
             assert all(e._bucket is bucket for e in entries), "an entry knows its bucket"
             assert all(e._owner is self._owner for e in entries), "an entry knows its wheel"
             total += bucket.count
         assert total == self._count, "len is exact"
         assert self._current <= self._now // self._tick, "the pointer is not ahead of now"
         assert all(self._deadline(e) < self._current for e in self._late), "late means overdue"
-        assert all(self._deadline(e) < self._current for e in self._rest), "the rest is overdue"
-        rest = [self._urgency(e) for e in self._rest]
-        assert rest == sorted(rest), "the rest is in order"
+        backlog = [self._sort_key(e) for e in self._backlog]
+        assert all(deadline < self._current for deadline, _ in backlog), "the backlog is overdue"
+        assert backlog == sorted(backlog), "the backlog is in order"
         for number, level in enumerate(self._levels):
             assert level.index == self._current // level.unit, "pointers keep time"
             assert level.pointer == level.index % level.size, "a pointer points at its slot"
             assert number == 0 or level.unit == self._levels[number - 1].interval
-            for bucket in level.made():
+            for bucket in level.used_buckets():
                 self._check_bucket(level, bucket)
         if self._overflow is not None:
-            assert len(self._overflow) == self._outside.count, "the buffer holds what is outside"
+            assert len(self._overflow) == self._outside.count, "the buffer holds all outside"
 
     def _check_bucket(self, level: Level[T], bucket: Bucket[T]) -> None:
         assert (bucket.slot in level.occupied) == (bucket.count > 0), "the bitmap is exact"
         latest: dict[int, int] = {}
         for entry in bucket:
-            deadline, serial = self._urgency(entry)
+            deadline, serial = self._sort_key(entry)
             span = deadline // level.unit
             assert span % level.size == bucket.slot, "an entry is in its slot"
             low = level.index if level.number == 1 else level.index + 1
@@ -545,12 +545,12 @@ class Hierarchy(Roster[T]):
 class Wheel(Hierarchy[T]):
     """A hierarchical timing wheel: integer time, no clock, no threads.
 
-    - `Wheel(tick, size)` makes levels of `size` slots as they are needed, and holds any time.
-    - `Wheel(tick, sizes=(60, 60, 12))` has these levels only: what lies beyond raises OutOfRange,
+    - `Wheel(tick, size)` adds levels of `size` slots on demand, and holds any time.
+    - `Wheel(tick, sizes=(60, 60, 12))` has only these levels. A later expiry raises OutOfRange,
       or waits in `overflow`, an `OverflowBuffer`.
-    - `pointers` says how the levels turn, "own" or "pushed"; what comes out is the same.
+    - `pointers` selects how the levels turn, "own" or "pushed"; the results are the same.
 
-    Cost: schedule, cancel and reschedule O(1); each entry is moved at most once per level.
+    Cost: schedule, cancel and reschedule O(1); each entry moves at most once per level.
     """
 
     __slots__ = ()
@@ -569,19 +569,19 @@ class Wheel(Hierarchy[T]):
             raise ValueError(f"pointers must be 'own' or 'pushed', got {pointers!r:.100}")
         if sizes is None:
             if overflow is not None:
-                raise ValueError("overflow needs sizes: without them every time fits on a level")
+                raise ValueError("overflow needs sizes: without sizes every time fits on a level")
             each = [bounded("size", DEFAULT_SIZE if size is None else size, 2, MAX_SIZE)]
         else:
             if size is not None:
-                raise ValueError("give size or sizes, not both")
+                raise ValueError("size and sizes exclude each other: give only one of them")
             each = [bounded("size", each, 2, MAX_SIZE) for each in sizes]
             if not 1 <= len(each) <= MAX_LEVELS:
-                raise ValueError(f"sizes must name 1 to {MAX_LEVELS} levels, got {len(each)}")
+                raise ValueError(f"sizes must have 1 to {MAX_LEVELS} levels, got {len(each)}")
             reach = bounded("tick", tick, 1, MAX_TIME)
             for number, below in enumerate(each[:-1], 2):
                 reach *= below
                 if reach > MAX_TIME:
-                    raise ValueError(f"level {number} is out of reach: its tick is over {MAX_TIME}")
+                    raise ValueError(f"the tick of level {number} must be at most {MAX_TIME}")
         super().__init__(tick, each, start, sizes is not None, overflow, pointers == "pushed")
 
     def __repr__(self) -> str:
@@ -594,7 +594,7 @@ class Wheel(Hierarchy[T]):
 class SimpleWheel(Hierarchy[T]):
     """One level of slots: the plain timing wheel, for times within its interval.
 
-    `schedule` raises OutOfRange for an expiry `size` ticks ahead or more. Cost: O(1) throughout.
+    `schedule` raises OutOfRange for an expiry `size` or more ticks ahead. Every call is O(1).
     """
 
     __slots__ = ()

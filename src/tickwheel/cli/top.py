@@ -14,7 +14,7 @@ from tickwheel.cli.remote import with_client
 from tickwheel.cli.top_frame import Snapshot, draw_frame
 from tickwheel.clock import SystemClock
 from tickwheel.errors import TickwheelError
-from tickwheel.keyboard import keys
+from tickwheel.keyboard import quit_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def top(*, client: Client, out: Output, interval: float, once: bool) -> int:
         else:
             console().print(draw_frame(client.server, before, after))
         return exit_codes.OK
-    with keys() as pressed:
+    with quit_keys() as pressed:
         watch(client, before, interval, now, pressed)
     return exit_codes.OK
 

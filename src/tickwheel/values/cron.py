@@ -22,7 +22,7 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from tickwheel.arguments import nanoseconds, shown, whole
+from tickwheel.arguments import as_int, int_text, nanoseconds
 from tickwheel.errors import OutOfRange
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Cron:
 
     def between(self, after_ms: int, until_ms: int) -> Iterator[int]:
         """Return all firings after `after_ms`, up to and including `until_ms`, in order."""
-        start, end = _moment("after_ms", after_ms), whole("until_ms", until_ms)
+        start, end = _moment("after_ms", after_ms), as_int("until_ms", until_ms)
         return _walk(self._after, start, end)
 
     def __str__(self) -> str:
@@ -153,18 +153,18 @@ class Interval:
         period = nanoseconds("seconds", self.seconds)
         if period < MILLISECOND:
             raise ValueError(f"seconds must be at least 0.001, got {self.seconds!r:.100}")
-        object.__setattr__(self, "anchor_ms", whole("anchor_ms", self.anchor_ms))
+        object.__setattr__(self, "anchor_ms", as_int("anchor_ms", self.anchor_ms))
         object.__setattr__(self, "_period_ns", period)
 
     def after(self, moment_ms: int) -> int:
         """Return the first firing strictly after `moment_ms`."""
-        elapsed = whole("moment_ms", moment_ms) - self.anchor_ms
+        elapsed = as_int("moment_ms", moment_ms) - self.anchor_ms
         periods = elapsed * MILLISECOND // self._period_ns + 1
         return self.anchor_ms - (periods * self._period_ns // -MILLISECOND)
 
     def between(self, after_ms: int, until_ms: int) -> Iterator[int]:
         """Return all firings after `after_ms`, up to and including `until_ms`, in order."""
-        return _walk(self.after, whole("after_ms", after_ms), whole("until_ms", until_ms))
+        return _walk(self.after, as_int("after_ms", after_ms), as_int("until_ms", until_ms))
 
 
 def _walk(after: Callable[[int], int | None], moment: int, until: int) -> Iterator[int]:
@@ -175,11 +175,11 @@ def _walk(after: Callable[[int], int | None], moment: int, until: int) -> Iterat
 
 
 def _moment(name: str, value: object) -> int:
-    moment = whole(name, value)
+    moment = as_int(name, value)
     if not FIRST_MS <= moment < LAST_MS:
         raise OutOfRange(
             f"{name} must be milliseconds since 1970, from the year {FIRST_YEAR} to {LAST_YEAR}, "
-            f"got {shown(moment)}"
+            f"got {int_text(moment)}"
         )
     return moment
 
