@@ -1,4 +1,4 @@
-"""Which cores a run tests, and how one is loaded."""
+"""The cores that a run tests, and how to load one."""
 
 import importlib
 import os
@@ -13,7 +13,7 @@ if not set(NAMES) <= {"pure", "native"}:
 
 
 def load(name):
-    """The named core's classes; ImportError when it was not built."""
+    """Return the classes of the named core; raise ImportError if it was not built."""
     if name == "pure":
         wheel = importlib.import_module("tickwheel.wheel")
         rounds = importlib.import_module("tickwheel.rounds")

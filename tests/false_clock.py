@@ -1,4 +1,4 @@
-"""A false time of day for another process, by libfaketime; its monotonic clock stays true."""
+"""A false time of day for another process, by libfaketime; its monotonic clock stays right."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import pytest
 
 
 def libfaketime():
-    """Where the library is."""
+    """Return the path of the library."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     if not found:
         pytest.fail("libfaketime is not here: apt-get install faketime", pytrace=False)
@@ -16,7 +16,7 @@ def libfaketime():
 
 
 class FalseClock:
-    """The time of day of a process that is started with `environment`, some seconds off."""
+    """The time of day of a process started with `environment`, some seconds off."""
 
     def __init__(self, directory):
         self._path = directory / "time"
@@ -30,12 +30,12 @@ class FalseClock:
         }
 
     def set(self, ahead):
-        """Step; the file appears whole, for it is read at any moment."""
+        """Step the clock; replace the file atomically, because it may be read at any moment."""
         scratch = self._path.with_suffix(".new")
         scratch.write_text(f"{ahead:+f}\n")
         scratch.rename(self._path)
         self.ahead = ahead
 
     def time(self):
-        """What the process sees."""
+        """Return the time that the process sees."""
         return time.time() + self.ahead

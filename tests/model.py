@@ -1,8 +1,8 @@
-"""What every wheel is compared with: a sorted list for what fires, a rule for where it stands.
+"""The model of every wheel: a sorted list for what fires, and a rule for where an entry is.
 
-`Model` knows nothing of slots as storage: an entry's place follows from its due tick and the tick
-at which it was placed, and the visits of an advance are the buckets on the ways of what is pending.
-`Trial` drives one model and any number of wheels through the same script and compares all answers.
+`Model` stores no slots: the place of an entry follows from its due tick and the tick at which it
+was placed, and the visits of an advance are the buckets on the paths of the pending entries.
+`Trial` runs the same script on one model and any number of wheels, and compares all answers.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -15,7 +15,7 @@ LAST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Shape:
-    """A wheel to build: its class and its arguments."""
+    """The class and the arguments of a wheel."""
 
     kind: str = "Wheel"
     tick: int = 1
@@ -26,7 +26,7 @@ class Shape:
     overflow: bool = False
 
     def build(self, core):
-        """A wheel of this shape from one core, with a buffer of its own if it takes one."""
+        """Create a wheel of this shape from one core, with its own buffer if it takes one."""
         if self.kind != "Wheel":
             return getattr(core, self.kind)(tick=self.tick, size=self.size, start=self.start)
         if self.sizes is None:
@@ -41,7 +41,7 @@ class Shape:
 
     @property
     def range(self):
-        """How many ticks the wheel spans; None when levels are made on demand."""
+        """The ticks that the wheel spans; None if levels are added on demand."""
         if self.kind == "RoundsWheel" or (self.kind == "Wheel" and self.sizes is None):
             return None
         ticks = 1
@@ -54,7 +54,7 @@ class Shape:
         return self.sizes[0] if self.sizes else self.size
 
     def level(self, left):
-        """(level, its unit in ticks, its size): the lowest whose interval exceeds what is left."""
+        """Return (level, its unit in ticks, its size) of the lowest level that fits."""
         unit = level = 1
         sizes = iter(self.sizes) if self.sizes else None
         while True:
@@ -97,7 +97,7 @@ class Model:
         return len(self._line)
 
     def fits(self, expiry):
-        """Whether the wheel takes this expiry now."""
+        """Return whether the wheel accepts this expiry now."""
         reach = self.shape.range
         if reach is None or self.shape.overflow:
             return True
@@ -117,18 +117,18 @@ class Model:
         del self._line[bisect_left(self._line, (record.due, record.order))]
 
     def advance(self, now, limit=None):
-        """The keys that are due, in order; moves the cursor and counts the visits."""
+        """Move the cursor, count the visits, and return the due keys in order."""
         self.now = now
         end = now // self.shape.tick
         ready = [key for _, _, key in self._line[: bisect_right(self._line, (end, float("inf")))]]
         batch = ready if limit is None else ready[:limit]
-        self._travel(end)  # all of the way, also when a limit leaves a rest
+        self._travel(end)  # the whole way, even if a limit leaves a backlog
         for key in batch:
             self.cancel(key)
         return batch
 
     def _travel(self, end):
-        """Moves the cursor, and counts the occupied buckets that it arrives at on the way."""
+        """Move the cursor, and count the occupied buckets on the way."""
         buckets = set()
         for record in self.records.values():
             if record.due <= self.cursor:
@@ -143,7 +143,7 @@ class Model:
         self.cursor = end
 
     def _way(self, record, end):
-        """The buckets (level, tick at which it is due) met up to `end`; places the record anew."""
+        """Return the buckets (level, due tick) visited up to `end`, and place the record again."""
         while record.due > record.placed:
             level, _, turns = self._stand(record)
             if turns > end:
@@ -153,7 +153,7 @@ class Model:
                 yield level, turns
 
     def _stand(self, record):
-        """(level, slot, tick at which that bucket comes due) of a record that is not due."""
+        """Return (level, slot, due tick of the bucket) of a record that is not due."""
         left = record.due - record.placed
         reach = self.shape.range
         if self.shape.overflow and left >= reach:
@@ -167,7 +167,7 @@ class Model:
         return self.cursor + 1 + (due - self.cursor - 1) % size
 
     def where(self, key):
-        """(level, slot); what is due stands under the pointer of level 1."""
+        """Return (level, slot); a due record is under the pointer of level 1."""
         record = self.records[key]
         if record.due <= self.cursor:
             return 1, self.cursor % self.shape.lowest_size
@@ -198,7 +198,7 @@ class Model:
 
 
 def answer(call, *args, **kwargs):
-    """What a call gives, an exception as its type and message."""
+    """Return the value of a call, or the type and message of its exception."""
     try:
         return call(*args, **kwargs)
     except Exception as error:
@@ -206,13 +206,13 @@ def answer(call, *args, **kwargs):
 
 
 class Trial:
-    """One script on a model and on one or more wheels; every difference is an AssertionError."""
+    """Run one script on a model and on one or more wheels; assert that they agree."""
 
     def __init__(self, shape, cores):
         self.shape = shape
         self.model = Model(shape)
         self.wheels = [shape.build(core) for core in cores]
-        self.handles = {}  # key -> one entry per wheel; dead ones stay until forgotten
+        self.handles = {}  # key -> one entry per wheel; ended ones stay until `forget`
         self._keys = 0
 
     def _same(self, answers):
@@ -291,13 +291,13 @@ class Trial:
             assert all(not e.pending and e.item is None for e in self.handles[key])
 
     def forget(self, keep=100):
-        """Lets go of handles that are no longer pending, all but the newest."""
+        """Drop entries that are not pending any more, except the newest."""
         dead = [key for key in self.handles if key not in self.model.records]
         for key in dead[:-keep]:
             del self.handles[key]
 
     def glance(self):
-        """What is cheap enough to compare after every step."""
+        """Compare what is cheap enough for every step."""
         for wheel in self.wheels:
             wheel._check()
             assert len(wheel) == len(self.model)
@@ -310,7 +310,7 @@ class Trial:
                 assert wheel.wasted == self.model.wasted
 
     def compare(self):
-        """Everything that can be asked."""
+        """Compare everything that a wheel shows."""
         self.glance()
         for index, wheel in enumerate(self.wheels):
             snapshot = wheel.snapshot()

@@ -7,17 +7,17 @@ from urllib.parse import urlsplit
 
 import servers
 
-CHUNK = 4096  # bytes that are passed on at a time
+CHUNK = 4096  # bytes that are forwarded at a time
 
 
 class Proxy:
-    """Passes bytes on to `port` of this machine, on a thread of its own, while it is entered.
+    """Forwards connections to `port` of this machine, on a thread, while it is entered.
 
     - `rate`: bytes per second from the server to all clients together; None: no limit.
-    - `loses`: the share of answers that are lost: the request has reached the server, and the
-      connection is closed instead. An answer is what comes in one piece.
-    - `silent`: nothing is passed on in either direction, and connections stay open.
-    - `passed`: bytes that have come from the server so far.
+    - `loses`: the share of lost answers: the request has reached the server, but the connection is
+      closed instead of answered. An answer is what arrives in one piece.
+    - `silent`: nothing is forwarded in either direction, and connections stay open.
+    - `passed`: the bytes received from the server so far.
     """
 
     def __init__(self, port, *, seed=0):
@@ -47,14 +47,14 @@ class Proxy:
         self._loop.close()
 
     def url_for(self, url):
-        """A server's URL, with the proxy in its place."""
+        """Return a server's URL with the address of the proxy."""
         parts = urlsplit(url)
         user = parts.netloc.rpartition("@")[0]
         place = f"127.0.0.1:{self.port}"
         return parts._replace(netloc=f"{user}@{place}" if user else place).geturl()
 
     def heal(self):
-        """End all faults; connections that are open stay so."""
+        """End all faults; open connections stay open."""
         self.rate, self.loses, self.silent = None, 0.0, False
 
     def cut(self):
@@ -71,7 +71,7 @@ class Proxy:
 
     async def _close(self):
         await servers.close_listener(self._server)
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one may come in just now
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # new ones may arrive
             await self._cut()
             for task in self._tasks:
                 task.cancel()
@@ -119,7 +119,7 @@ class Proxy:
         return False
 
     async def _answer(self, size):
-        """Wait as long as that many bytes take; whether they are lost."""
+        """Wait for the time that the bytes take; return whether they are lost."""
         self.passed += size
         if self.rate is not None:
             async with self._turn:

@@ -1,8 +1,7 @@
-"""For the few tests whose story is told in real time: was the machine there to tell it?
+"""For the few tests in real time: repeat a run during which the machine stood still.
 
-A machine with other guests stands still for half a second now and then. Whoever was silent for that
-long is rightly called silent, so such a run proves nothing and is made again; a run that was not
-disturbed counts, and so does the last one.
+A virtual machine stands still for half a second now and then. A failure during such a pause proves
+nothing, so the run is repeated. A run without a pause counts, and so does the last one.
 
     for run in undisturbed():
         with run:
@@ -13,15 +12,15 @@ import threading
 import time
 
 BEAT = 0.005
-STILL = 0.05  # seconds in which nothing ran: half of the shortest pause in an example
+STILL = 0.05  # seconds without a beat: half of the shortest pause in an example
 RUNS = 5
 
 
 class Run:
-    """Looks at the clock again and again, on a thread of its own, while it is entered."""
+    """Measures pauses of the machine on a thread, while it is entered."""
 
     def __init__(self, failures, *, last):
-        self.longest = 0.0  # seconds between two looks
+        self.longest = 0.0  # seconds between two beats
         self.counts = last
         self._failures = failures
         self._over = threading.Event()
@@ -47,7 +46,7 @@ class Run:
 
 
 def undisturbed(failures=AssertionError):
-    """Give runs to be entered, until one counts; `failures` are the errors that mean it failed."""
+    """Yield runs until one counts; an error of the types `failures` is a failure."""
     for left in reversed(range(RUNS)):
         run = Run(failures, last=not left)
         yield run

@@ -1,4 +1,4 @@
-"""AsyncPurgatory: the purgatory of one event loop; an hour takes no time here."""
+"""AsyncPurgatory: the purgatory of one event loop, on a loop that jumps."""
 
 import asyncio
 import gc
@@ -26,16 +26,16 @@ class Op(DelayedOperation):
     def __init__(self, timeout=10.0, *, ready=False):
         super().__init__(timeout)
         self.ready = ready
-        self.told = []
+        self.calls = []
 
     def try_complete(self):
         return self.ready and self.force_complete()
 
     def on_complete(self):
-        self.told.append("complete")
+        self.calls.append("complete")
 
     def on_expiration(self):
-        self.told.append("expired")
+        self.calls.append("expired")
 
 
 def counts(purgatory):
@@ -47,13 +47,13 @@ def now():
 
 
 async def settled():
-    """Let everybody who can run do so."""
+    """Let all ready tasks run."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 class TestWait:
-    def test_a_condition_that_holds_is_answered_at_once(self):
+    def test_a_condition_that_is_true_returns_at_once(self):
         async def main():
             async with AsyncPurgatory("test") as purgatory:
                 value = await purgatory.wait(["a"], lambda: "value", 10)
@@ -65,7 +65,7 @@ class TestWait:
             "watched": 0, "delayed": 0, "completed": 1, "expired": 0, "cancelled": 0,
         }  # fmt: skip
 
-    def test_it_waits_until_a_check_finds_the_condition_true_and_gives_its_value(self):
+    def test_it_waits_until_a_check_finds_the_condition_true_and_returns_its_value(self):
         async def main():
             box = []
             async with AsyncPurgatory("test") as purgatory:
@@ -81,7 +81,7 @@ class TestWait:
 
         assert run_jumping(main()) == ([1], 1)
 
-    def test_after_the_timeout_it_is_a_timeout_error(self):
+    def test_it_raises_timeout_error_after_the_timeout(self):
         async def main():
             async with AsyncPurgatory("test") as purgatory:
                 with pytest.raises(TimeoutError, match=r"condition not met within 2\.5 s"):
@@ -92,7 +92,7 @@ class TestWait:
         assert time == pytest.approx(2.5, abs=0.002)
         assert (expired, left) == (1, (0, 0))
 
-    def test_at_the_deadline_the_condition_is_looked_at_once_more(self):
+    def test_the_condition_is_evaluated_once_more_at_the_deadline(self):
         async def main():
             box = []
             async with AsyncPurgatory("test") as purgatory:
@@ -104,7 +104,7 @@ class TestWait:
         assert run_jumping(main()) == (["quietly"], 5.0)
 
     @pytest.mark.parametrize("when", ["at once", "in a check", "at the deadline"])
-    def test_what_the_condition_raises_is_raised_to_who_waits(self, when):
+    def test_an_exception_of_the_condition_is_raised_by_wait(self, when):
         def condition():
             if state["bad"]:
                 raise LookupError("no such topic")
@@ -127,7 +127,7 @@ class TestWait:
 
         assert run_jumping(main()) == (0, 0)
 
-    def test_cancelling_who_waits_takes_it_off_at_once(self):
+    def test_cancelling_a_wait_removes_it_at_once(self):
         async def main():
             async with AsyncPurgatory("test") as purgatory:
                 waiting = asyncio.create_task(purgatory.wait(["a", "b"], lambda: False, 5))
@@ -139,7 +139,7 @@ class TestWait:
 
         assert run_jumping(main()) == ((0, 0), 0, 1)
 
-    def test_under_asyncio_timeout_the_earlier_of_the_two_ends_it(self):
+    def test_the_earlier_of_asyncio_timeout_and_its_own_timeout_ends_a_wait(self):
         async def main():
             async with AsyncPurgatory("test") as purgatory:
                 with pytest.raises(TimeoutError):
@@ -150,7 +150,7 @@ class TestWait:
         assert run_jumping(main()) == (1.0, (0, 0))
 
     @pytest.mark.parametrize("how", ["cancel_for_key", "close", "aclose"])
-    def test_one_that_is_taken_off_does_not_wait_for_ever(self, how):
+    def test_a_removed_operation_cancels_its_wait(self, how):
         async def main():
             purgatory = AsyncPurgatory("test")
             waiting = asyncio.create_task(purgatory.wait(["a"], lambda: False, 1000))
@@ -186,7 +186,7 @@ class TestWait:
 
         run_jumping(main())
 
-    def test_a_thousand_wait_for_one_key(self):
+    def test_a_thousand_tasks_wait_for_one_key(self):
         async def main():
             box = []
             async with AsyncPurgatory("test") as purgatory:
@@ -207,7 +207,7 @@ class TestWait:
 
 
 class TestOperations:
-    def test_the_class_works_as_on_threads(self):
+    def test_operations_work_as_on_threads(self):
         async def main():
             async with AsyncPurgatory("test") as purgatory:
                 at_once, checked, expired, cancelled = Op(ready=True), Op(), Op(3), Op()
@@ -220,11 +220,11 @@ class TestOperations:
                 assert purgatory.cancel_for_key(cancelled) == [cancelled]
                 await asyncio.sleep(4)
                 assert counts(purgatory) == (0, 0)
-                return [op.told for op in (at_once, checked, expired, cancelled)]
+                return [op.calls for op in (at_once, checked, expired, cancelled)]
 
         assert run_jumping(main()) == [["complete"], ["complete"], ["complete", "expired"], []]
 
-    def test_a_check_inside_a_callback_comes_after_it(self):
+    def test_a_check_inside_a_callback_runs_after_it(self):
         async def main():
             story = []
 
@@ -243,7 +243,7 @@ class TestOperations:
 
         assert run_jumping(main()) == ([False], True)
 
-    def test_one_that_raises_is_logged_and_stops_no_other(self, caplog):
+    def test_an_operation_that_raises_is_logged_and_affects_no_other(self, caplog):
         class Bad(Op):
             def try_complete(self):
                 if self.ready:
@@ -258,12 +258,12 @@ class TestOperations:
                     op.ready = True
                 assert purgatory.check_and_complete("a") == 1
                 await asyncio.sleep(6)
-                return good.told, bad.told
+                return good.calls, bad.calls
 
         assert run_jumping(main()) == (["complete"], ["complete", "expired"])
         assert len(caplog.records) == 2
 
-    def test_a_shared_timer_is_left_alone(self):
+    def test_a_shared_timer_is_not_closed(self):
         async def main():
             seen = []
             async with AsyncTimer() as timer:
@@ -276,7 +276,7 @@ class TestOperations:
 
         assert run_jumping(main()) == [1]
 
-    def test_a_closed_one_returns_what_was_left_once(self):
+    def test_close_returns_the_remaining_operations_once(self):
         async def main():
             purgatory = AsyncPurgatory("test")
             op = Op()
@@ -285,7 +285,7 @@ class TestOperations:
             assert await purgatory.aclose() == []
             with pytest.raises(TimerClosed):
                 purgatory.try_complete_else_watch(Op(), ["a"])
-            return op.told
+            return op.calls
 
         assert run_jumping(main()) == []
 
@@ -297,12 +297,12 @@ class TestOperations:
                 op = Op(30)
                 purgatory.try_complete_else_watch(op, ["a"])
                 clock.advance(30)
-                return op.told
+                return op.calls
 
         assert asyncio.run(main()) == ["complete", "expired"]
 
-    def test_other_threads_check_by_check_later(self):
-        """Everything happens on the loop: another thread leaves its check to the timer."""
+    def test_other_threads_use_check_later(self):
+        """Everything runs on the loop: another thread leaves its check to the timer."""
 
         async def main():
             box = []
@@ -324,7 +324,7 @@ class TestOperations:
 
 
 class TestManyAtOnce:
-    def test_every_task_gets_one_answer_and_none_is_left_behind(self):
+    def test_every_task_gets_one_answer_and_no_operation_remains(self):
         async def main():
             chance = random.Random(3)
             levels = dict.fromkeys(range(20), 0)
@@ -356,23 +356,23 @@ class TestManyAtOnce:
                     if chance.random() < 0.5:
                         await asyncio.sleep(0.001)
                 await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 100)
-                # A task that was cancelled before it began has said nothing.
+                # A task that was cancelled before it started has recorded nothing.
                 never = sum(task.cancelled() for task in tasks)
                 assert counts(purgatory) == (0, 0)
                 return answers, never, purgatory.stats()
 
         answers, never, stats = run_jumping(main())
         assert sum(answers.values()) + never == 3000
-        # A task may be cancelled when its answer is there and it has not run yet.
+        # A task may be cancelled after its answer has arrived and before it runs.
         assert answers["done"] <= stats["completed"] <= answers["done"] + answers["cancelled"]
         assert answers["timeout"] == stats["expired"]
         assert min(answers["done"], answers["timeout"]) > 100
 
 
 class TestMemory:
-    def test_what_ends_is_let_go_of_at_once(self):
+    def test_ended_operations_are_freed_at_once(self):
         class Thing:
-            """Something to watch as it goes."""
+            """An object that can be weakly referenced."""
 
         async def main():
             gone = []
@@ -389,7 +389,7 @@ class TestMemory:
                     await asyncio.sleep(0)
                     box.append(1)
                     purgatory.check_and_complete(("quiet", number))
-                    # An assert would keep the last one alive, and so does the loop's own step.
+                    # An assert would keep the last one alive, as the loop's own step does.
                     if await waiting is not thing:
                         raise AssertionError(number)
                     del thing, waiting, box

@@ -1,6 +1,6 @@
-"""Bad input: a clear error that names the value, and a wheel that is as it was.
+"""Bad input: an error that names the value, and an unchanged wheel.
 
-Every bad call is made on the native and on the pure wheel, and the two must say the same words.
+Every bad call is made on both cores, which must raise the same messages.
 """
 
 import decimal
@@ -32,14 +32,14 @@ class Loud:
 
 
 class Mute:
-    """Not an int, and it cannot even be shown."""
+    """Not an int; its repr raises."""
 
     def __repr__(self):
         raise ZeroDivisionError("no repr")
 
 
 class Index:
-    """An int in all but name, as numpy's are."""
+    """An object with __index__, as numpy's integers are."""
 
     def __init__(self, value):
         self.value = value
@@ -146,7 +146,7 @@ def kind(request):
 
 
 def stocked(core, kind):
-    """A wheel with a rest and entries near and far; and one entry of it."""
+    """Return a wheel with overdue, near and far entries, and one of its entries."""
     wheel = KINDS[kind](core)
     wheel.schedule_many([3, 105, 106, 300, 2300], "abcde")
     entry = wheel.schedule(250, "f")
@@ -154,7 +154,7 @@ def stocked(core, kind):
 
 
 def state(wheel):
-    """All that can be seen of a wheel from outside."""
+    """Return everything that a wheel shows."""
     return (
         repr(wheel),
         len(wheel),
@@ -194,7 +194,7 @@ class TestWhatIsNotAnInt:
         assert state(wheel) == before
 
     @pytest.mark.parametrize("value", NOT_INTS.values(), ids=NOT_INTS)
-    def test_a_constructor_names_what_is_not_an_int(self, core, value):
+    def test_a_constructor_names_an_argument_that_is_not_an_int(self, core, value):
         for call, (name, make) in CONSTRUCTORS.items():
             if call == "Wheel size" and value is None:
                 assert make(core, value)
@@ -204,7 +204,7 @@ class TestWhatIsNotAnInt:
             words = f"{name} must be an int, got {repr(value)[:100]} ({type(value).__name__})"
             assert str(caught.value) == words
 
-    def test_what_has_an_index_is_an_int(self, core, kind):
+    def test_an_object_with_an_index_is_accepted_as_an_int(self, core, kind):
         wheel = KINDS[kind](core)
         entry = wheel.schedule(Index(230), "a")
         assert type(entry.expiry) is int
@@ -217,7 +217,7 @@ class TestWhatIsNotAnInt:
         assert core.Wheel(Index(1), Index(20), Index(5)).now == 5
         assert type(core.RoundsWheel(start=Colour.RED).now) is int
 
-    def test_an_index_that_raises_is_heard(self, core, kind):
+    def test_an_exception_of_an_index_reaches_the_caller(self, core, kind):
         wheel, entry = stocked(core, kind)
         before = state(wheel)
         for _, act in TIMES.values():
@@ -231,7 +231,7 @@ class TestWhatIsNotAnInt:
 
 class TestWhatIsOutOfBounds:
     @pytest.mark.parametrize("value", WRONG_INTS.values(), ids=WRONG_INTS)
-    def test_a_time_outside_all_time_is_out_of_range(self, core, kind, value):
+    def test_a_time_outside_of_the_valid_times_is_out_of_range(self, core, kind, value):
         for name, act in TIMES.values():
             wheel, entry = stocked(core, kind)
             before = state(wheel)
@@ -279,7 +279,7 @@ class TestWhatIsOutOfBounds:
                 core.Wheel(sizes=(8, value, 8))
 
     @pytest.mark.parametrize("start", [-1, 2**63, -(2**200)])
-    def test_a_start_outside_all_time_is_out_of_range(self, core, start):
+    def test_a_start_outside_of_the_valid_times_is_out_of_range(self, core, start):
         for make in (core.Wheel, core.SimpleWheel, core.RoundsWheel):
             with pytest.raises(OutOfRange, match="start"):
                 make(start=start)
@@ -301,7 +301,7 @@ class TestWhatIsOutOfBounds:
         ],
         ids=str,
     )
-    def test_arguments_that_do_not_go_together_are_a_value_error(self, core, arguments):
+    def test_arguments_that_exclude_each_other_are_a_value_error(self, core, arguments):
         with pytest.raises(ValueError):
             core.Wheel(**arguments)
 
@@ -328,7 +328,7 @@ class TestWhatIsForeign:
         wheel._check()
         other._check()
 
-    def test_the_entry_of_a_wheel_that_has_gone_is_foreign_too(self, core, kind):
+    def test_the_entry_of_a_freed_wheel_is_foreign_too(self, core, kind):
         wheel, _ = stocked(core, kind)
         other, orphan = stocked(core, kind)
         del other
@@ -338,7 +338,7 @@ class TestWhatIsForeign:
             wheel.cancel_many([orphan])
 
     @pytest.mark.parametrize("value", [None, 5, "entry", object, ()], ids=repr)
-    def test_what_is_not_an_entry_is_a_type_error(self, core, kind, value):
+    def test_an_object_that_is_not_an_entry_is_a_type_error(self, core, kind, value):
         wheel, entry = stocked(core, kind)
         before = state(wheel)
         with pytest.raises(TypeError, match="Entry"):
@@ -371,15 +371,15 @@ class TestTimeThatGoesBack:
 
 
 class TestOneVoice:
-    """The same bad call on both cores: the same error, in the same words, and the same state."""
+    """The same bad call on both cores: the same error, message and state."""
 
     @pytest.mark.parametrize("value", EVERYTHING.values(), ids=EVERYTHING)
-    def test_both_cores_refuse_a_time_in_the_same_words(self, both, kind, value):
+    def test_both_cores_raise_the_same_message_for_a_time(self, both, kind, value):
         for _, act in TIMES.values():
             self.same(both, kind, act, value)
 
     @pytest.mark.parametrize("value", EVERYTHING.values(), ids=EVERYTHING)
-    def test_both_cores_refuse_an_argument_in_the_same_words(self, both, kind, value):
+    def test_both_cores_raise_the_same_message_for_an_argument(self, both, kind, value):
         for act in OTHERS.values():
             self.same(both, kind, act, value)
 
@@ -397,7 +397,7 @@ class TestOneVoice:
         assert states[0] == states[1]
 
     @pytest.mark.parametrize("value", EVERYTHING.values(), ids=EVERYTHING)
-    def test_both_cores_refuse_to_be_made_in_the_same_words(self, both, value):
+    def test_both_constructors_raise_the_same_messages(self, both, value):
         makers = [make for _, make in CONSTRUCTORS.values()] + list(ODD_CONSTRUCTORS.values())
         for make in makers:
             pure, native = (answer(make, core, value) for core in both)
@@ -416,7 +416,6 @@ class TestOneVoice:
             {"sizes": (2,) * 64},
             {"sizes": (2,) * 65},
             {"sizes": (2,) * 1000},
-            {"sizes": (2**24,) * 3},
             {"sizes": (2**24,) * 4},
             {"sizes": 8},
             {"sizes": "88"},
@@ -439,7 +438,7 @@ class TestOneVoice:
         ],
         ids=lambda options: str(options).partition(" at 0x")[0],
     )
-    def test_both_cores_refuse_arguments_that_do_not_go_together_in_the_same_words(
+    def test_both_cores_raise_the_same_message_for_arguments_that_exclude_each_other(
         self, both, arguments
     ):
         pure, native = (answer(lambda c: repr(c.Wheel(**arguments)), core) for core in both)

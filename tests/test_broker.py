@@ -29,7 +29,7 @@ def broker(example):
 
 
 class Client:
-    """A plain socket, a line at a time."""
+    """A socket that is read line by line."""
 
     def __init__(self, broker):
         self.socket = socket.create_connection(("127.0.0.1", broker.port), timeout=LONG)
@@ -46,7 +46,7 @@ class Client:
         return self.answer()
 
     def waits(self):
-        """Whether there is no answer yet."""
+        """Return whether no answer has arrived yet."""
         self.socket.settimeout(0.1)
         try:
             return not self.socket.recv(1, socket.MSG_PEEK)

@@ -1,4 +1,4 @@
-"""Clocks: the system's, and the one that moves by hand."""
+"""Clocks: the system's, and the manual one."""
 
 import gc
 import math
@@ -35,14 +35,14 @@ class TestSystemClock:
             timer.call_later(0.002, seen.set)
             assert seen.wait(LONG)
 
-    def test_a_clock_of_ones_own_needs_time_and_time_ns_only(self):
+    def test_a_custom_clock_needs_only_time_and_time_ns(self):
         clock: Clock = HandClock(5)
         with Timer(clock=clock) as timer:
             assert timer.time() == 5.0
 
 
 class TestManualClock:
-    def test_it_starts_where_told_and_moves_when_told(self):
+    def test_it_starts_at_the_given_time_and_moves_only_by_advance(self):
         clock = ManualClock()
         assert (clock.time(), clock.time_ns()) == (0.0, 0)
         clock = ManualClock(start=1.5)
@@ -67,7 +67,7 @@ class TestManualClock:
             assert seen == list(range(51))
             assert clock.time() == 5.0
 
-    def test_callbacks_that_schedule_on_the_way_are_reached_too(self):
+    def test_callbacks_scheduled_on_the_way_run_too(self):
         clock, seen = ManualClock(), []
         with Timer(clock=clock) as timer:
 
@@ -119,7 +119,7 @@ class TestManualClock:
         [(math.nan, OutOfRange), (math.inf, OutOfRange), (1e300, OutOfRange)]
         + [(bad, TypeError) for bad in (None, "1", True, [1])],
     )
-    def test_what_is_no_time_is_refused(self, value, kind):
+    def test_a_value_that_is_not_a_time_is_refused(self, value, kind):
         clock = ManualClock()
         with pytest.raises(kind, match="seconds must be"):
             clock.advance(value)
@@ -127,13 +127,13 @@ class TestManualClock:
             ManualClock(value)
         assert clock.time() == 0.0
 
-    def test_a_move_past_the_end_of_time_is_refused(self):
+    def test_an_advance_past_the_largest_time_is_refused(self):
         clock = ManualClock(start=9e9)
         with pytest.raises(OutOfRange):
             clock.advance(9e9)
         assert clock.time() == 9e9
 
-    def test_a_callback_may_move_the_clock_and_what_is_due_on_the_way_runs(self):
+    def test_a_callback_may_advance_the_clock_and_due_callbacks_run(self):
         clock, seen = ManualClock(), []
         with Timer(clock=clock) as timer:
             timer.call_later(1, lambda: clock.advance(3))
@@ -213,8 +213,8 @@ class TestManualClock:
         assert len(steps) <= 4  # one per level
 
 
-def test_only_the_clock_asks_the_time():
-    """Design: the wheel and every step take `now`; one file reads a clock."""
+def test_only_the_clock_module_reads_the_time():
+    """Wheels and steps receive `now` as an argument; one module reads a clock."""
     package = Path(tickwheel.__file__).parent
     readers = [
         path.name

@@ -1,6 +1,6 @@
-"""Deadlines: a wheel, a clock and handles without a driver, the pure ones beside the native ones.
+"""Deadlines: a wheel, a clock and handles without a driver, in Python and native.
 
-A driver is played by hand: `_begin_sleep` says how long, `_run_due` does what is due.
+The tests act as the driver: `_begin_sleep` returns the sleep, `_run_due` runs due handles.
 """
 
 import decimal
@@ -14,7 +14,7 @@ import weakref
 import pytest
 
 import cores
-from stage import HandClock, Thing
+from stage import HandClock, Thing, nothing
 from tickwheel import OutOfRange, TimerClosed
 
 MODULES = {"pure": "tickwheel.deadlines", "native": "tickwheel._wheel"}
@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 def load(name):
-    """Deadlines of one core, with the calls that it makes to its driver written down."""
+    """Return a factory for one core's Deadlines that records the calls of its driver."""
     kind = importlib.import_module(MODULES[name]).Deadlines
 
     class Noted(kind):
@@ -62,12 +62,8 @@ def clock():
     return HandClock()
 
 
-def nothing(*_):
-    """A callback that does nothing."""
-
-
 class TestRunningWhatIsDue:
-    def test_only_what_is_due_runs_by_tick_then_by_order_of_schedule(self, make, clock):
+    def test_only_due_callbacks_run_by_tick_then_by_order_of_schedule(self, make, clock):
         deadlines, seen = make(0.001, clock), []
         for when in (0.0025, 0.003, 0.001, 0.0021, 0.0, 0.004):
             deadlines.call_at(when, seen.append, when)
@@ -78,7 +74,7 @@ class TestRunningWhatIsDue:
         assert len(deadlines) == 1
         deadlines._check()
 
-    def test_what_is_scheduled_in_the_past_comes_behind_what_is_due_already(self, make, clock):
+    def test_a_callback_scheduled_in_the_past_runs_after_those_already_due(self, make, clock):
         deadlines, seen = make(0.001, clock), []
         deadlines.call_at(0.005, seen.append, "5 in time")
         clock.add(1)
@@ -87,7 +83,7 @@ class TestRunningWhatIsDue:
         assert deadlines._run_due(100) == 3
         assert seen == ["5 in time", "6 overdue", "3 overdue"]
 
-    def test_what_callbacks_make_waits_for_the_next_call(self, make, clock):
+    def test_callbacks_scheduled_by_callbacks_wait_for_the_next_call(self, make, clock):
         deadlines, seen = make(0.001, clock), []
 
         def one():
@@ -102,7 +98,9 @@ class TestRunningWhatIsDue:
         assert deadlines._run_due(100) == 1
         assert seen == ["one", "two", "made"]
 
-    def test_what_a_callback_puts_into_the_past_does_not_overtake_what_was_due(self, make, clock):
+    def test_a_callback_that_a_callback_schedules_in_the_past_does_not_overtake_due_ones(
+        self, make, clock
+    ):
         deadlines, seen = make(0.001, clock), []
         clock.add(1)
 
@@ -116,7 +114,7 @@ class TestRunningWhatIsDue:
         assert seen == ["one", "two"]
         assert deadlines._run_due(100) == 1
 
-    def test_the_limit_bounds_one_call_and_the_rest_goes_on_in_order(self, make, clock):
+    def test_the_limit_bounds_one_call_and_the_next_continues_in_order(self, make, clock):
         deadlines, seen = make(0.001, clock), []
         for i in range(10):
             deadlines.call_at(i % 3 / 1000, seen.append, (i % 3, i))
@@ -124,7 +122,9 @@ class TestRunningWhatIsDue:
         assert [deadlines._run_due(4) for _ in range(4)] == [4, 4, 2, 0]
         assert seen == sorted(seen)
 
-    def test_the_rest_of_a_limited_call_is_pending_and_can_be_cancelled_or_moved(self, make, clock):
+    def test_callbacks_beyond_the_limit_are_pending_and_can_be_cancelled_or_moved(
+        self, make, clock
+    ):
         deadlines, seen = make(0.001, clock), []
         handles = [deadlines.call_at(0, seen.append, i) for i in range(5)]
         clock.add(1)
@@ -143,13 +143,13 @@ class TestRunningWhatIsDue:
         assert deadlines._counts()["fired"] == 4
         assert deadlines._counts()["cancelled"] == 1
 
-    def test_a_schedule_brings_the_wheel_to_now_first(self, make, clock):
+    def test_a_schedule_moves_the_wheel_to_now_first(self, make, clock):
         deadlines = make(0.001, clock)
         clock.add(86_400)
         deadlines.call_later(0.005, nothing)
         assert sum(deadlines.snapshot()[0]["counts"]) == 1
 
-    def test_what_a_schedule_finds_due_stays_pending_and_in_order(self, make, clock):
+    def test_callbacks_that_a_schedule_finds_due_stay_pending_and_in_order(self, make, clock):
         deadlines, seen = make(0.001, clock), []
         early = [deadlines.call_at(when, seen.append, when) for when in (0.3, 0.1, 0.2)]
         clock.add(10)
@@ -160,7 +160,7 @@ class TestRunningWhatIsDue:
         deadlines._run_due(100)
         assert seen == [0.1, 0.3]
 
-    def test_errors_go_to_the_driver_and_the_rest_go_on(self, make, clock):
+    def test_errors_go_to_the_driver_and_the_other_callbacks_run(self, make, clock):
         deadlines = make(0.001, clock)
         handle = deadlines.call_at(0, lambda: 1 / 0)
         deadlines.call_at(0, nothing)
@@ -183,12 +183,12 @@ class TestRunningWhatIsDue:
         assert deadlines._run_due(9) == 1
         assert seen == [1]
 
-    def test_indirect_handles_go_to_the_driver_and_run_until_it_says(self, make, clock):
+    def test_indirect_handles_go_to_the_driver_and_run_until_it_finishes_them(self, make, clock):
         deadlines, given, seen = make(0.001, clock), [], []
 
         def execute(handle):
             given.append(handle)
-            return True  # it goes on elsewhere
+            return True  # it continues elsewhere
 
         deadlines._execute = execute
         deadlines._set_indirect(True)
@@ -212,7 +212,7 @@ class TestRunningWhatIsDue:
         assert (handle.state, broken.state) == ("done", "done")
         assert [about for _, about in deadlines.errors] == [broken]
 
-    def test_lateness_is_noted_by_the_clock(self, make, clock):
+    def test_lateness_is_measured_by_the_clock(self, make, clock):
         deadlines = make(0.001, clock)
         deadlines.call_at(0.5, nothing)
         deadlines.call_at(1.0, nothing)
@@ -235,7 +235,7 @@ class TestRunningWhatIsDue:
 
 
 class TestSleeping:
-    def test_sleep_is_for_ever_when_nothing_is_pending(self, make, clock):
+    def test_sleep_is_unlimited_when_nothing_is_pending(self, make, clock):
         assert make(0.001, clock)._begin_sleep() is None
 
     def test_sleep_is_until_the_next_bucket(self, make, clock):
@@ -247,12 +247,12 @@ class TestSleeping:
         clock.add(0.01)
         assert deadlines._begin_sleep() == 0
 
-    def test_the_driver_is_told_of_an_earlier_deadline_and_once_only(self, make, clock):
+    def test_an_earlier_deadline_wakes_the_driver_only_once(self, make, clock):
         deadlines = make(0.001, clock)
         deadlines._begin_sleep()
         deadlines.call_later(10, nothing)
         deadlines.call_later(5, nothing)
-        assert deadlines.rung == 1  # it is on its way already
+        assert deadlines.rung == 1  # it is already waking
         assert deadlines._end_sleep() is True
         deadlines._begin_sleep()
         deadlines.call_later(6, nothing)
@@ -273,14 +273,14 @@ class TestSleeping:
         deadlines.call_later(0.01, nothing)
         assert deadlines.rung == 1
 
-    def test_a_driver_that_is_awake_is_told_nothing(self, make, clock):
+    def test_a_driver_that_is_awake_is_not_woken(self, make, clock):
         deadlines = make(0.001, clock)
         deadlines._begin_sleep()
         deadlines._end_sleep()
         deadlines.call_later(0, nothing)
         assert deadlines.rung == 0
 
-    def test_a_reschedule_to_an_earlier_time_tells_the_driver(self, make, clock):
+    def test_a_reschedule_to_an_earlier_time_wakes_the_driver(self, make, clock):
         deadlines = make(0.001, clock)
         handle = deadlines.call_later(10, nothing)
         deadlines._begin_sleep()
@@ -289,7 +289,7 @@ class TestSleeping:
         handle.reschedule(1)
         assert deadlines.rung == 1
 
-    def test_a_driver_that_cannot_be_told_leaves_nothing_scheduled(self, make, clock):
+    def test_a_driver_that_cannot_be_woken_leaves_nothing_scheduled(self, make, clock):
         deadlines = make(0.001, clock)
 
         def refuse():
@@ -330,7 +330,7 @@ class TestSleeping:
             handle.cancel()
         assert deadlines._begin_sleep() is None
 
-    def test_a_clock_that_goes_back_stands_still(self, make):
+    def test_a_clock_that_goes_back_counts_as_standing_still(self, make):
         clock = HandClock(100)
         deadlines, seen = make(0.001, clock), []
         deadlines._begin_sleep()
@@ -381,20 +381,20 @@ class TestShutting:
         assert (seen, len(deadlines)) == ([], 0)
 
     def test_a_destructor_that_runs_while_it_shuts_finds_it_closed(self, make, clock):
-        deadlines, said = make(0.001, clock), []
+        deadlines, results = make(0.001, clock), []
 
         class Last(Thing):
             def __del__(self):
-                said.append(len(deadlines))
+                results.append(len(deadlines))
                 try:
                     deadlines.call_later(1, nothing)
                 except TimerClosed:
-                    said.append("closed")
+                    results.append("closed")
 
         for i in range(3):
             deadlines.call_later(i, Last())
         assert len(deadlines._shut("enough")) == 3
-        assert said == [0, "closed"] * 3
+        assert results == [0, "closed"] * 3
 
 
 class Loud:
@@ -438,7 +438,7 @@ NOT_CALLABLE = [None, 1, "print", [], Loud()]
 
 
 def answer(call):
-    """What a call gives: its value, or the class and the words of its error."""
+    """Return the value of a call, or the class and message of its error."""
     try:
         return "value", call()
     except Exception as error:
@@ -473,37 +473,37 @@ class TestPureAndNativeSayTheSame:
 
     @pytest.mark.parametrize("value", NOT_CALLABLE, ids=lambda value: f"{value!r:.30}")
     def test_of_what_cannot_be_called(self, both, value):
-        said = [
+        results = [
             [answer(lambda c=call: c(1, value)), answer(lambda c=call: c(NAN, value))]
             for make in both
             for call in (make(1).call_later, make(1).call_at)
         ]
-        kind, words = said[0][0]
-        assert all(pair == said[0] for pair in said)
+        kind, words = results[0][0]
+        assert all(pair == results[0] for pair in results)
         assert kind is TypeError
         assert words.startswith("callback must be callable, got ")
 
     @pytest.mark.parametrize("count", [0, 1])
     @pytest.mark.parametrize("name", ["call_later", "call_at"])
     def test_of_missing_arguments(self, both, name, count):
-        said = [answer(lambda m=make: getattr(m(1), name)(*[1] * count)) for make in both]
-        assert said[0] == said[1]
-        assert said[0][0] is TypeError
+        results = [answer(lambda m=make: getattr(m(1), name)(*[1] * count)) for make in both]
+        assert results[0] == results[1]
+        assert results[0][0] is TypeError
 
     def test_of_a_delay_that_ends_past_all_time(self, both):
-        said = []
+        results = []
         for make in both:
             deadlines = make(1.0, HandClock(5e9))
             handle = deadlines.call_later(1, nothing)
-            said.append(
+            results.append(
                 [
                     answer(lambda d=deadlines: d.call_later(9e9, nothing)),
                     answer(lambda h=handle: h.reschedule(9e9)),
                     (len(deadlines), handle.state),
                 ]
             )
-        assert said[0] == said[1]
-        assert said[0][0][0] is OutOfRange
+        assert results[0] == results[1]
+        assert results[0][0][0] is OutOfRange
 
     @pytest.mark.parametrize("delay", [-1e-12, -5e-10, -1e-9, -4e-4, -0.0015, -1, -9e9])
     @pytest.mark.parametrize("at", [0.0, 0.0004, 10.0, 10.0007])
@@ -514,7 +514,8 @@ class TestPureAndNativeSayTheSame:
             moved = deadlines.call_later(60, seen.append, "moved")
             moved.reschedule(delay)
             made = deadlines.call_later(delay, seen.append, "made")
-            whens.append((moved.when, made.when, deadlines._begin_sleep(), deadlines._run_due(9), seen))
+            sleep, ran = deadlines._begin_sleep(), deadlines._run_due(9)
+            whens.append((moved.when, made.when, sleep, ran, seen))
         assert whens[0] == whens[1]
         assert whens[0][0] <= at
 
@@ -567,7 +568,7 @@ class TestPureAndNativeSayTheSame:
 
 
 class Script:
-    """The same random script for several Deadlines, each with a clock and a log of its own."""
+    """A random script; several Deadlines run it, each with its own clock and log."""
 
     def __init__(self, make, seed, tick):
         self.random = random.Random(seed)
@@ -656,7 +657,7 @@ def test_pure_and_native_go_through_a_random_script_in_lockstep(both, seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_handle_ends_once_in_order_and_never_early(make, seed):
-    """A random script beside a list of what must come: by tick, then by order of schedule."""
+    """Compare a random script with a list of the expected order: by tick, then by schedule."""
     generator, clock = random.Random(seed), HandClock(1.0)
     tick = 2_000_000
     deadlines, expected, order = make(0.002, clock), {}, 0

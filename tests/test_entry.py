@@ -1,4 +1,4 @@
-"""What an entry promises: the handle that `schedule` gives."""
+"""Entry: the handle that `schedule` returns."""
 
 import copy
 import pickle
@@ -31,7 +31,7 @@ def test_a_pending_entry_knows_its_expiry_and_its_item(wheel):
     assert repr(entry) == "<Entry expiry=24 pending>"
 
 
-def test_a_fired_entry_keeps_its_expiry_and_lets_go_of_its_item(wheel):
+def test_a_fired_entry_keeps_its_expiry_and_releases_its_item(wheel):
     entry = wheel.schedule(24, "a")
     assert wheel.advance(30) == ["a"]
     assert entry.pending is False
@@ -66,7 +66,7 @@ def test_cancel_of_first_middle_and_last_in_one_bucket(wheel):
         assert wheel.advance(wheel.now + 400) == [n for n in range(5) if n != gone]
 
 
-def test_cancel_during_the_way_down_is_lossless(core, pointers):
+def test_cancel_during_cascades_loses_no_other_entry(core, pointers):
     wheel = core.Wheel(size=20, pointers=pointers)
     for now in (0, 399, 400, 439, 440, 449):
         wheel.advance(now)
@@ -133,24 +133,24 @@ def test_an_item_may_be_anything_even_none(wheel):
     assert wheel.advance(5) == [None, entry, wheel]
 
 
-def test_one_item_may_wait_many_times(wheel):
+def test_one_item_may_be_scheduled_many_times(wheel):
     item = []
     for expiry in (5, 9, 5):
         wheel.schedule(expiry, item)
     assert [x is item for x in wheel.advance(9)] == [True] * 3
 
 
-def test_an_entry_lets_itself_be_referred_to_weakly(wheel):
+def test_an_entry_can_be_weakly_referenced(wheel):
     entry = wheel.schedule(5, "a")
     reference = weakref.ref(entry)
     assert reference() is entry
     del entry
-    assert reference() is not None  # the wheel holds it
+    assert reference() is not None  # the wheel keeps it alive
     assert wheel.advance(5) == ["a"]
     assert reference() is None
 
 
-def test_entries_are_told_apart_by_identity(wheel):
+def test_entries_compare_by_identity(wheel):
     one, two = wheel.schedule(5, "a"), wheel.schedule(5, "a")
     assert one != two
     assert one == one  # noqa: PLR0124
@@ -225,7 +225,7 @@ def test_neither_entries_nor_wheels_can_be_copied_or_pickled(wheel, how):
 
 
 @pytest.mark.parametrize("kind", ["Entry", "Wheel", "SimpleWheel", "RoundsWheel"])
-def test_the_classes_say_that_they_are_tickwheels(core, kind):
+def test_the_classes_have_tickwheel_as_their_module(core, kind):
     found = getattr(core, kind)
     assert found.__module__ == "tickwheel"
     assert found.__name__ == found.__qualname__ == kind

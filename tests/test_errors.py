@@ -1,4 +1,4 @@
-"""The errors: one base, few leaves, each with a stable code."""
+"""The errors: one base class, and leaves with stable codes."""
 
 import pytest
 

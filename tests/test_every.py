@@ -1,4 +1,4 @@
-"""call_every: by rate without drift, by delay, and what becomes of missed firings."""
+"""call_every: by rate without drift, by delay, and missed firings."""
 
 import contextlib
 import gc
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stage import LONG, HandClock, Thing
+from stage import LONG, HandClock, Thing, nothing
 from tickwheel import Every, ManualClock, OutOfRange, Timer, TimerClosed
 
 
@@ -26,28 +26,24 @@ def timer(clock):
 
 
 class ByHand(Timer):
-    """A timer with a clock set by hand and no driver: callbacks can take as long as they like."""
+    """A timer with a settable clock and no driver: callbacks may take any time."""
 
     def __init__(self, start=0.0):
         self.clock = HandClock(start)
         super().__init__(clock=self.clock)
 
     def _wake_driver(self):
-        """No thread."""
+        """Start no thread."""
 
     def go(self, seconds):
-        """Move the clock there in one jump, then run what is due until there is no more."""
+        """Move the clock in one jump, then run callbacks until none is due."""
         self.clock.add(seconds)
         while self._run_due(1_000):
             pass
 
 
-def nothing(*_):
-    """A callback that does nothing."""
-
-
 def in_time(work):
-    """Call `work` on a thread of its own: a hang is a failure, and does not hang the tests."""
+    """Call `work` on a new thread; fail if it hangs."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(10.0)
@@ -55,7 +51,7 @@ def in_time(work):
 
 
 class TestByRate:
-    def test_it_comes_first_after_one_period_then_on_the_grid(self, timer, clock):
+    def test_it_fires_first_after_one_period_then_on_the_grid(self, timer, clock):
         clock.advance(0.25)
         seen = []
         timer.call_every(5, lambda *args: seen.append((clock.time(), args)), "a", "b")
@@ -94,7 +90,7 @@ class TestByRate:
         def work():
             seen.append(timer.clock.time())
             if len(seen) == 1:
-                timer.clock.add(3.5)  # over the grid's 2, 3 and 4
+                timer.clock.add(3.5)  # past the grid points 2, 3 and 4
 
         every = timer.call_every(1, work)
         timer.go(1)
@@ -114,7 +110,7 @@ class TestByRate:
         timer.go(1)
         assert (seen, every.missed) == ([1.0, 2.0], 0)
 
-    def test_a_suspend_of_hours_gives_one_firing_and_the_rest_are_counted(self):
+    def test_after_a_suspend_of_hours_it_fires_once_and_counts_the_others(self):
         timer, seen = ByHand(), []
         every = timer.call_every(10, lambda: seen.append(timer.clock.time()))
         timer.go(3 * 3600 + 5)
@@ -122,7 +118,7 @@ class TestByRate:
         timer.go(5)
         assert (seen, every.missed) == ([10_805.0, 10_810.0], 1_079)
 
-    def test_missed_firings_are_made_up_when_asked_and_counted(self):
+    def test_missed_run_makes_up_for_missed_firings_and_counts_them(self):
         timer, seen = ByHand(), []
         every = timer.call_every(1, lambda: seen.append(timer.clock.time()), missed="run")
         timer.go(4.5)
@@ -161,7 +157,7 @@ class TestByDelay:
 
 
 class TestItsHandle:
-    def test_it_says_when_and_in_what_state(self, timer, clock):
+    def test_it_has_the_time_of_the_next_firing_and_a_state(self, timer, clock):
         states = []
         every = timer.call_every(2, lambda: states.append((every.state, every.when)))
         assert isinstance(every, Every)
@@ -172,7 +168,7 @@ class TestItsHandle:
         every.cancel()
         assert every.state == "cancelled"
 
-    def test_cancel_stops_it_and_answers_true_once(self, timer, clock):
+    def test_cancel_stops_it_and_returns_true_once(self, timer, clock):
         seen = []
         every = timer.call_every(1, seen.append, 1)
         clock.advance(3)
@@ -193,7 +189,7 @@ class TestItsHandle:
         clock.advance(10)
         assert (seen, every.state, len(timer)) == ([1.0, 2.0, 3.0], "cancelled", 0)
 
-    def test_a_cancel_that_meets_the_end_of_a_firing_leaves_nothing_pending(self):
+    def test_a_cancel_at_the_end_of_a_firing_leaves_nothing_pending(self):
         timer = ByHand()
         read, cancels = timer.clock.time_ns, []
 
@@ -210,7 +206,7 @@ class TestItsHandle:
         assert cancels == [True]
         assert (every.state, len(timer)) == ("cancelled", 0)
 
-    def test_cancel_lets_go_of_callback_and_arguments_at_once(self, timer):
+    def test_cancel_releases_callback_and_arguments_at_once(self, timer):
         callback, argument = Thing(), Thing()
         watches = [weakref.ref(callback), weakref.ref(argument)]
         every = timer.call_every(1, callback, argument)
@@ -218,7 +214,7 @@ class TestItsHandle:
         every.cancel()
         assert [watch() for watch in watches] == [None, None]
 
-    def test_reschedule_starts_the_grid_anew(self, timer, clock):
+    def test_reschedule_restarts_the_grid(self, timer, clock):
         seen = []
         every = timer.call_every(1, lambda: seen.append(clock.time()))
         clock.advance(2.2)
@@ -244,7 +240,7 @@ class TestItsHandle:
         clock.advance(2)
         assert seen == [1.0, 2.0, 2.2, 3.2, 4.2]
 
-    def test_close_returns_it_cancelled_in_its_place_by_time(self, timer, clock):
+    def test_close_returns_it_cancelled_and_ordered_by_time(self, timer, clock):
         early = timer.call_later(1, nothing)
         every = timer.call_every(2, nothing)
         late = timer.call_later(3, nothing)
@@ -261,7 +257,7 @@ class TestItsHandle:
         clock.advance(5)
         assert (seen, every.state) == ([[]], "cancelled")
 
-    def test_close_lets_go_of_the_callback(self, timer):
+    def test_close_releases_the_callback(self, timer):
         callback = Thing()
         watch = weakref.ref(callback)
         every = timer.call_every(1, callback)
@@ -275,7 +271,7 @@ class TestItsHandle:
         assert repr(every) == "<Every period=2.5 when=2.5 pending>"
         assert weakref.ref(every)() is every
 
-    def test_it_goes_on_though_nobody_keeps_its_handle(self, timer, clock):
+    def test_it_continues_without_a_reference_to_its_handle(self, timer, clock):
         seen = []
         timer.call_every(1, seen.append, 1)
         gc.collect()
@@ -284,23 +280,23 @@ class TestItsHandle:
 
 
 class TestFromAnywhere:
-    """A destructor or a signal handler runs in the middle of anything: it may use the timer."""
+    """A destructor or a signal handler may run at any moment, and may use the timer."""
 
     @pytest.mark.parametrize("verb", ["call_later", "call_every"])
     def test_a_destructor_that_runs_while_it_closes_may_call_it(self, clock, verb):
-        timer, said = Timer(clock=clock), []
+        timer, results = Timer(clock=clock), []
 
         class Last(Thing):
             def __del__(self):
                 try:
                     getattr(timer, verb)(1, nothing)
                 except TimerClosed:
-                    said.append("closed")
+                    results.append("closed")
 
         timer.call_every(1, Last())
         timer.call_later(1, Last())
         in_time(timer.close)
-        assert said == ["closed", "closed"]
+        assert results == ["closed", "closed"]
 
     @pytest.mark.parametrize("verb", ["close", "call_every"])
     def test_a_handler_that_runs_while_call_every_schedules_may_call_it(self, verb):
@@ -325,11 +321,11 @@ class TestFromAnywhere:
 
 class TestErrors:
     def test_an_exception_is_reported_each_time_and_it_goes_on(self, clock):
-        told = []
-        with Timer(clock=clock, on_error=lambda error, _: told.append(error)) as timer:
+        reports = []
+        with Timer(clock=clock, on_error=lambda error, _: reports.append(error)) as timer:
             every = timer.call_every(1, lambda: 1 / 0)
             clock.advance(3)
-            assert [type(error) for error in told] == [ZeroDivisionError] * 3
+            assert [type(error) for error in reports] == [ZeroDivisionError] * 3
             assert every.state == "pending"
 
     def test_keyboard_interrupt_passes_and_it_goes_on(self, timer, clock):
@@ -367,7 +363,7 @@ class TestErrors:
         assert str(caught.value) == message
         assert len(timer) == 0
 
-    def test_unknown_words_are_refused(self, timer):
+    def test_unknown_values_of_fixed_and_missed_are_refused(self, timer):
         with pytest.raises(ValueError, match="fixed must be 'rate' or 'delay', got 'speed'"):
             timer.call_every(1, nothing, fixed="speed")
         with pytest.raises(ValueError, match="missed must be 'skip' or 'run', got 'forget'"):
@@ -381,7 +377,7 @@ class TestErrors:
 
 
 class TestOnTheThread:
-    def test_it_comes_again_and_again_and_never_early(self):
+    def test_it_fires_repeatedly_and_never_early(self):
         with Timer() as timer:
             seen, over = [], threading.Event()
 

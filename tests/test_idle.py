@@ -1,31 +1,14 @@
-"""IdleTracker: never early, at most a tick late, in batches; on a clock that moves by hand."""
+"""IdleTracker by hand: never early, at most a tick late, in batches; compared with a full scan."""
 
-import asyncio
-import gc
-import itertools
 import math
 import random
-import threading
-import time
 import weakref
 
 import pytest
 
 import tickwheel
-from stage import LONG
-from tickwheel import AsyncTimer, IdleTracker, ManualClock, Timer
-from tickwheel.testing import run_jumping
-
-
-class Batches(list):
-    """An `on_idle` that keeps what it is given."""
-
-    def __call__(self, keys):
-        self.append(keys)
-
-    @property
-    def keys(self):
-        return [key for batch in self for key in batch]
+from stage import Batches
+from tickwheel import IdleTracker, ManualClock, Timer
 
 
 @pytest.fixture
@@ -35,7 +18,7 @@ def batches():
 
 @pytest.fixture
 def idle(batches):
-    """By hand: 30 s, a tick of 1 s."""
+    """A tracker by hand, with a timeout of 30 s and a tick of 1 s."""
     return IdleTracker(30.0, batches)
 
 
@@ -51,9 +34,9 @@ def timer(clock):
 
 
 class TestTheRing:
-    """R1, plan two: 31 slots, so that the one behind the pointer is a full 30 s away."""
+    """31 slots, so that the slot behind the pointer is a full 30 s away (R1, plan two)."""
 
-    def test_silence_of_exactly_the_timeout_is_idle(self, idle, batches):
+    def test_a_key_is_idle_after_exactly_the_timeout(self, idle, batches):
         idle.touch("u1")
         assert idle.advance(29) == []
         assert idle.advance(29.999) == []
@@ -68,7 +51,7 @@ class TestTheRing:
             assert idle.advance(second) == []
         assert idle.advance(pointer + 30) == ["u1"]
 
-    def test_a_packet_moves_it_to_the_slot_behind_the_pointer(self, idle, batches):
+    def test_a_touch_moves_a_key_to_the_slot_behind_the_pointer(self, idle, batches):
         idle.touch("u1")
         idle.touch("u2")
         idle.advance(1)
@@ -88,7 +71,7 @@ class TestTheRing:
             idle.advance(second)
         assert batches == [[(s, number) for number in range(s * 10)] for s in range(1, 5)]
 
-    def test_seconds_in_which_nobody_fell_silent_call_nobody(self, idle, batches):
+    def test_a_tick_without_idle_keys_makes_no_call(self, idle, batches):
         for second in range(100):
             idle.touch("u1")
             assert idle.advance(second) == []
@@ -98,7 +81,7 @@ class TestTheRing:
         idle = IdleTracker(30, batches, tick=1)
         idle.advance(0.25)
         idle.touch("u1")
-        assert idle.advance(30.25) == []  # silent for 30 s, and the tick is not over
+        assert idle.advance(30.25) == []  # idle for 30 s, but the tick is not over
         assert idle.advance(30.999) == []
         assert idle.advance(31) == ["u1"]
 
@@ -109,7 +92,7 @@ class TestTheRing:
         assert sorted(idle.advance(1000)) == [(s, n) for s in range(5) for n in range(3)]
         assert len(batches) == 1
 
-    def test_after_a_long_silence_of_the_driver_a_key_heard_of_late_is_not_idle(self, clock, timer):
+    def test_after_a_late_advance_a_recently_touched_key_is_not_idle(self, clock, timer):
         """The stamp decides, not the slot."""
         batches = Batches()
         idle = IdleTracker(30, batches, timer=timer)
@@ -123,7 +106,7 @@ class TestTheRing:
 
 
 class TestTheVerbs:
-    def test_in_len_discard_and_last_seen(self, idle):
+    def test_in_len_discard_and_last_seen_reflect_the_touched_keys(self, idle):
         assert (len(idle), "u1" in idle, bool(idle)) == (0, False, True)
         idle.advance(7.5)
         idle.touch("u1")
@@ -149,7 +132,7 @@ class TestTheVerbs:
         idle.advance(30)
         assert batches == [["u2"]]
 
-    def test_a_key_may_come_again_after_discard_and_after_idle(self, idle, batches):
+    def test_a_key_may_be_touched_again_after_discard_and_after_idle(self, idle, batches):
         idle.touch("u1")
         idle.advance(20)
         idle.discard("u1")
@@ -160,7 +143,7 @@ class TestTheVerbs:
         assert idle.advance(79) == []
         assert idle.advance(80) == ["u1"]
 
-    def test_touch_many_takes_any_iterable_at_one_time(self, idle, batches):
+    def test_touch_many_takes_any_iterable_and_uses_one_time(self, idle, batches):
         idle.advance(3)
         idle.touch_many(f"u{number}" for number in range(1000))
         idle.touch_many([])
@@ -168,7 +151,7 @@ class TestTheVerbs:
         assert {idle.last_seen(f"u{number}") for number in range(1000)} == {3.0}
         assert len(idle.advance(33)) == 1000
 
-    def test_keys_are_any_hashable_and_equal_ones_are_one(self, idle):
+    def test_any_hashable_is_a_key_and_equal_keys_are_the_same(self, idle):
         keys = [None, 0, "", (), frozenset(), ("a", 1), object(), 1.5, b"x", True]
         idle.touch_many(keys)
         assert len(idle) == len(keys)
@@ -176,7 +159,7 @@ class TestTheVerbs:
         assert len(idle) == len(keys)
         assert idle.advance(30) == keys
 
-    def test_by_hand_time_stands_between_two_advances_and_never_goes_back(self, idle):
+    def test_by_hand_time_moves_only_by_advance_and_never_goes_back(self, idle):
         idle.advance(10)
         idle.touch("u1")
         assert idle.advance(5) == []
@@ -196,7 +179,7 @@ class TestTheVerbs:
 
 
 class TestOnIdle:
-    def test_it_may_touch_and_the_key_lives_again(self, batches):
+    def test_on_idle_may_touch_a_key_again(self, batches):
         def revive(keys):
             batches(keys)
             idle.touch(keys[0])
@@ -243,7 +226,7 @@ class TestOnIdle:
         assert batches == [[], ["u2"]]
 
     def test_a_key_touched_between_expiry_and_delivery_is_not_reported(self, batches):
-        """What another thread may do at that moment is done here by the class itself."""
+        """The class itself does what another thread may do at that moment."""
 
         class Raced(IdleTracker):
             def _expire(self, now):
@@ -258,7 +241,7 @@ class TestOnIdle:
         assert batches == [["u1", "u3"]]
         assert idle.last_seen("u2") == 30
 
-    def test_when_all_were_touched_meanwhile_it_is_not_called(self, batches):
+    def test_on_idle_is_not_called_if_all_keys_were_touched_again(self, batches):
         class Raced(IdleTracker):
             def _expire(self, now):
                 expired = super()._expire(now)
@@ -270,7 +253,7 @@ class TestOnIdle:
         assert idle.advance(30) == []
         assert (batches, len(idle)) == ([], 1)
 
-    def test_by_hand_what_it_raises_comes_out_of_advance(self):
+    def test_by_hand_advance_raises_the_exceptions_of_on_idle(self):
         def broken(keys):
             raise RuntimeError("no")
 
@@ -357,7 +340,7 @@ class Awkward:
 
 class TestKeysThatFail:
     @pytest.mark.parametrize("bad", ["hash", "eq"])
-    def test_in_a_verb_the_caller_hears_and_nothing_changes(self, idle, bad):
+    def test_a_failing_key_raises_in_the_call_and_changes_nothing(self, idle, bad):
         good, key = Awkward(1, same_hash=True), Awkward(2, same_hash=True)
         idle.touch(good)
         key.bad = bad
@@ -371,7 +354,7 @@ class TestKeysThatFail:
     @pytest.mark.parametrize("bad", ["hash", "eq"])
     @pytest.mark.parametrize("which", range(4))
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    def test_one_that_fails_when_it_is_due_stops_no_other(self, idle, batches, bad, which):
+    def test_a_key_that_fails_when_it_is_due_affects_no_other(self, idle, batches, bad, which):
         keys = [Awkward(number, same_hash=bad == "eq") for number in range(4)]
         idle.touch_many(keys)
         keys[which].bad = bad
@@ -408,7 +391,7 @@ class TestKeysThatFail:
 
 
 class Scan:
-    """R1's plan one: a map of when each was heard, all of it looked at every time."""
+    """A map of the last touches that is scanned completely every time (R1, plan one)."""
 
     def __init__(self, timeout, tick):
         self.timeout, self.tick, self.heard = timeout, tick, {}
@@ -476,324 +459,3 @@ class TestAgainstAScan:
         assert (heard, len(idle), len(timer)) == ({}, 0, 0)
         assert min(silences) >= timeout - 1e-9
         assert max(silences) <= timeout + tick + 0.002
-
-
-class TestOnATimer:
-    def test_it_runs_by_itself_and_sleeps_when_it_is_empty(self, timer, clock, batches):
-        idle = IdleTracker(30, batches, timer=timer)
-        assert len(timer) == 0
-        idle.touch("u1")
-        assert len(timer) == 1
-        clock.advance(29.999)
-        assert batches == []
-        clock.advance(0.001)
-        assert (batches, len(timer)) == ([["u1"]], 0)
-        idle.touch("u2")
-        clock.advance(30)
-        assert batches == [["u1"], ["u2"]]
-
-    def test_a_touch_counts_as_of_the_clock(self, timer, clock, batches):
-        idle = IdleTracker(30, batches, timer=timer)
-        idle.touch("u1")
-        for _ in range(100):
-            clock.advance(7)
-            idle.touch("u1")
-            assert idle.last_seen("u1") == clock.time()
-        assert batches == []
-        clock.advance(30)
-        assert batches == [["u1"]]
-
-    def test_the_timer_is_asked_about_once_per_tick_and_not_per_touch(self, timer, clock, batches):
-        idle = IdleTracker(30, batches, timer=timer)
-        for _ in range(60):
-            for number in range(50):
-                idle.touch(number)
-                assert len(timer) == 1
-            clock.advance(1)
-        assert timer.stats()["fired"] <= 61
-
-    def test_many_ticks_are_many_batches(self, timer, clock, batches):
-        idle = IdleTracker(30, batches, timer=timer)
-        for second in range(10):
-            idle.touch_many([(second, 1), (second, 2)])
-            clock.advance(1)
-        clock.advance(100)
-        assert batches == [[(second, 1), (second, 2)] for second in range(10)]
-
-    def test_what_on_idle_raises_goes_to_the_timer_and_stops_nothing(self, clock):
-        errors, calls = [], []
-
-        def broken(keys):
-            calls.append(keys)
-            raise RuntimeError("no")
-
-        with Timer(clock=clock, on_error=lambda error, handle: errors.append(error)) as timer:
-            idle = IdleTracker(30, broken, timer=timer)
-            idle.touch("u1")
-            clock.advance(5)
-            idle.touch("u2")
-            clock.advance(60)
-            idle.touch("u3")
-            clock.advance(60)
-        assert calls == [["u1"], ["u2"], ["u3"]]
-        assert len(errors) == 3
-
-    def test_two_trackers_share_a_timer(self, timer, clock):
-        short, long = Batches(), Batches()
-        one = IdleTracker(1, short, timer=timer)
-        two = IdleTracker(5, long, timer=timer)
-        one.touch("u1")
-        two.touch("u1")
-        clock.advance(3)
-        assert (short, long) == ([["u1"]], [])
-        clock.advance(2)
-        assert long == [["u1"]]
-
-    def test_close_stops_reporting_and_leaves_the_timer(self, timer, clock, batches):
-        seen = []
-        with IdleTracker(30, batches, timer=timer) as idle:
-            idle.touch("u1")
-            timer.call_later(40, seen.append, 1)
-        assert len(timer) == 1
-        idle.touch("u2")
-        clock.advance(100)
-        assert (batches, seen) == ([], [1])
-        idle.close()
-
-    def test_on_idle_may_close(self, timer, clock, batches):
-        def closing(keys):
-            batches(keys)
-            idle.close()
-
-        idle = IdleTracker(1, closing, timer=timer)
-        idle.touch("u1")
-        clock.advance(0.5)
-        idle.touch("u2")
-        clock.advance(10)
-        assert (batches, len(timer)) == ([["u1"]], 0)
-
-    def test_on_idle_may_revive_on_a_timer(self, timer, clock, batches):
-        def revive(keys):
-            batches(keys)
-            idle.touch_many(keys)
-
-        idle = IdleTracker(10, revive, timer=timer)
-        idle.touch("u1")
-        clock.advance(35)
-        assert batches == [["u1"]] * 3
-        assert len(timer) == 1
-
-    def test_a_key_that_comes_while_the_timer_is_let_go_of_is_still_reported(
-        self, timer, clock, batches
-    ):
-        """What another thread may do at that moment is done here by the class itself."""
-
-        class Raced(IdleTracker):
-            late = True
-
-            def _wakeup_ns(self):
-                wakeup = super()._wakeup_ns()
-                if wakeup is None and self.late:
-                    self.late = False
-                    self.touch("late")
-                return wakeup
-
-        idle = Raced(30, batches, timer=timer)
-        idle.touch("u1")
-        clock.advance(30)
-        clock.advance(40)
-        assert batches == [["u1"], ["late"]]
-
-    def test_on_a_thread_in_real_time(self):
-        reports, ended = {}, threading.Event()
-
-        def on_idle(keys):
-            reports.update(dict.fromkeys(keys, time.monotonic()))
-            if len(reports) == 100:
-                ended.set()
-
-        with Timer() as timer:
-            idle = IdleTracker(0.1, on_idle, timer=timer, tick=0.02)
-            heard = {}
-            for number in range(100):
-                heard[number] = time.monotonic()
-                idle.touch(number)
-                time.sleep(0.0005)
-            assert ended.wait(LONG)
-        assert all(reports[number] - heard[number] >= 0.1 for number in range(100))
-
-    def test_threads_touch_discard_and_hear_at_once(self):
-        """Nobody is lost: at the end every key has been reported, discarded or is tracked."""
-        heard = Batches()
-        stop = threading.Event()
-        touched = [itertools.count() for _ in range(4)]
-
-        def work(me):
-            chance = random.Random(me)
-            while not stop.is_set():
-                for _ in range(50):
-                    idle.touch((me, chance.randrange(200)))
-                    next(touched[me])
-                idle.discard((me, chance.randrange(200)))
-                idle.touch_many((me, number) for number in range(10))
-
-        with Timer() as timer:
-            idle = IdleTracker(0.02, heard, timer=timer, tick=0.005)
-            threads = [threading.Thread(target=work, args=(me,), daemon=True) for me in range(4)]
-            for thread in threads:
-                thread.start()
-            time.sleep(0.5)
-            stop.set()
-            for thread in threads:
-                thread.join(LONG)
-                assert not thread.is_alive()
-            end = time.monotonic() + LONG
-            while len(idle):
-                assert time.monotonic() < end, "somebody was forgotten"
-                time.sleep(0.005)
-            idle.touch("last")
-            while "last" not in heard.keys:
-                assert time.monotonic() < end
-                time.sleep(0.005)
-        assert all(len(set(batch)) == len(batch) for batch in heard)
-
-
-class TestOnAnAsyncTimer:
-    def test_it_runs_by_itself_on_the_loop(self, batches):
-        async def main():
-            async with AsyncTimer() as timer:
-                idle = IdleTracker(30, batches, timer=timer)
-                start = asyncio.get_running_loop().time()
-                idle.touch_many(["u1", "u2"])
-                await asyncio.sleep(20)
-                idle.touch("u2")
-                await asyncio.sleep(10.9)
-                first = list(batches)
-                await asyncio.sleep(20.1)
-                return first, asyncio.get_running_loop().time() - start
-
-        first, took = run_jumping(main())
-        assert first == [["u1"]]
-        assert batches == [["u1"], ["u2"]]
-        assert took == pytest.approx(51)
-
-    def test_on_idle_may_be_a_coroutine_function_made_a_task(self):
-        seen = []
-
-        async def main():
-            async def offline(keys):
-                await asyncio.sleep(1)
-                seen.extend(keys)
-
-            tasks = []
-            async with AsyncTimer() as timer:
-                idle = IdleTracker(
-                    30, lambda keys: tasks.append(asyncio.ensure_future(offline(keys))), timer=timer
-                )
-                idle.touch("u1")
-                await asyncio.sleep(33)
-
-        run_jumping(main())
-        assert seen == ["u1"]
-
-    def test_on_a_manual_clock(self, clock, batches):
-        async def main():
-            async with AsyncTimer(clock=clock) as timer:
-                idle = IdleTracker(30, batches, timer=timer)
-                idle.touch("u1")
-                clock.advance(29)
-                assert batches == []
-                clock.advance(1)
-                assert batches == [["u1"]]
-
-        asyncio.run(main())
-
-    def test_in_real_time(self, batches):
-        async def main():
-            async with AsyncTimer() as timer:
-                idle = IdleTracker(0.05, batches, timer=timer, tick=0.01)
-                start = time.monotonic()
-                idle.touch("u1")
-                while not batches:
-                    await asyncio.sleep(0.005)
-                return time.monotonic() - start
-
-        assert asyncio.run(asyncio.wait_for(main(), LONG)) >= 0.05
-
-
-class Key:
-    """A key that can be watched as it goes."""
-
-
-class TestMemory:
-    @pytest.fixture(autouse=True)
-    def collector(self, young_heap):
-        gc.collect()
-        gc.disable()
-        yield
-        gc.enable()
-
-    @pytest.mark.parametrize("how", ["discard", "idle", "tracker"])
-    def test_a_key_is_released_at_once(self, how):
-        idle = IdleTracker(30, lambda keys: None)
-        key = Key()
-        idle.touch(key)
-        idle.touch(key)
-        gone = weakref.ref(key)
-        if how == "discard":
-            idle.discard(key)
-            del key
-        elif how == "idle":
-            del key
-            assert gone() is not None
-            idle.advance(30)
-        else:
-            del key, idle
-        assert gone() is None
-
-    def test_a_tracker_that_its_key_and_its_on_idle_refer_to_is_collected(self):
-        class Gateway:
-            def __init__(self):
-                self.idle = IdleTracker(30, self.offline)
-                self.idle.touch(self)
-
-            def offline(self, keys):
-                pass
-
-        gone = weakref.ref(Gateway())
-        assert gone() is not None
-        gc.collect()
-        assert gone() is None
-
-    def test_one_on_a_timer_is_collected_with_it(self):
-        class Gateway:
-            def __init__(self):
-                self.clock = ManualClock()
-                self.timer = Timer(clock=self.clock)
-                self.idle = IdleTracker(30, self.offline, timer=self.timer)
-                self.idle.touch(self)
-
-            def offline(self, keys):
-                pass
-
-        gateway = Gateway()
-        gateway.idle.close()
-        gone = weakref.ref(gateway)
-        del gateway
-        gc.collect()
-        assert gone() is None
-
-    def test_keys_that_come_and_go_leave_nothing(self):
-        idle = IdleTracker(30, lambda keys: None)
-        gone = []
-        for round_ in range(20):
-            keys = [Key() for _ in range(500)]
-            gone.extend(map(weakref.ref, keys))
-            idle.touch_many(keys)
-            idle.advance(round_ * 40.0)
-            for key in keys[::2]:
-                idle.discard(key)
-            del key, keys
-        idle.advance(10_000)
-        assert len(idle) == 0
-        assert not any(ref() for ref in gone)

@@ -1,4 +1,4 @@
-"""The gateway of examples/: a short form of its load, in processes of their own."""
+"""The gateway of examples/: a short load test, in its own processes."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def gateway(*options, python=()):
     )
 
 
-def test_every_silent_user_is_reported_in_time_and_no_live_one():
+def test_every_idle_user_is_reported_in_time_and_no_active_one():
     ran = gateway("--connections=300", "--timeout=2", "--rate=900", "--silent=60")
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
     assert "300 users online" in ran.stdout
@@ -32,15 +32,15 @@ def test_every_silent_user_is_reported_in_time_and_no_live_one():
     assert 0 < tracker < whole
 
 
-def test_when_nobody_falls_silent_nobody_is_reported_though_the_rate_given_is_too_low():
-    """It is raised, and said: otherwise users would die."""
+def test_without_idle_users_none_is_reported_even_if_the_rate_is_too_low():
+    """The rate is raised with a message: otherwise active users would become idle."""
     ran = gateway("--connections=100", "--timeout=2", "--rate=10", "--silent=0")
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
     assert "10 packets/s are too few to keep all users alive: 100" in ran.stdout
     assert "0 reported offline in 0 batches" in ran.stdout
 
 
-def test_a_low_limit_of_open_files_means_fewer_connections_and_it_says_so():
+def test_a_low_limit_of_open_files_reduces_the_connections_with_a_message():
     resource = pytest.importorskip("resource")
     code = (
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (150, 150));"
@@ -49,7 +49,7 @@ def test_a_low_limit_of_open_files_means_fewer_connections_and_it_says_so():
     )
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] == 150:
         pytest.skip("the limit is as low already")
-    dropped = "import ctypes; ctypes.CDLL(None).prctl(24, 24);"  # root may raise it again
+    dropped = "import ctypes; ctypes.CDLL(None).prctl(24, 24);"  # root could raise it again
     ran = subprocess.run(
         [sys.executable, "-c", dropped + code],
         capture_output=True,
@@ -65,7 +65,7 @@ def test_a_low_limit_of_open_files_means_fewer_connections_and_it_says_so():
 
 
 def test_a_broken_promise_is_an_exit_code():
-    """A tracker that reports nobody is found out."""
+    """The load test detects a tracker that reports no key."""
     code = (
         "import runpy, sys, tickwheel; tickwheel.IdleTracker._report = lambda self, now: [];"
         f"sys.argv = [{str(EXAMPLE)!r}, '--connections=50', '--timeout=0.5', '--silent=5'];"

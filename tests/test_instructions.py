@@ -1,6 +1,6 @@
 """Instructions per native operation, counted by callgrind: flat in the number of entries, and few.
 
-A count is the same on a busy machine, so it can be a test where a time cannot.
+A busy machine does not change a count, so a test can check it, unlike a time.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ MOST = {"schedule": 380, "cancel": 130, "expire": 300}
 
 @pytest.fixture(scope="module")
 def instructions():
-    """benchmarks/instructions.py, which is no package."""
+    """Import benchmarks/instructions.py, which is not in a package."""
     if "native" not in cores.NAMES:
         pytest.skip("there is no native core under test")
     spec = importlib.util.spec_from_file_location("instructions", PROGRAM)
@@ -34,7 +34,7 @@ def instructions():
 
 @pytest.fixture(scope="module")
 def counts(instructions):
-    """Size -> operation -> instructions."""
+    """Return {size: {operation: instructions}}."""
     reason = instructions.why_not()
     if reason:
         pytest.skip(reason)

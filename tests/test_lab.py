@@ -1,4 +1,4 @@
-"""The lab draws what the wheel says, and leaves the terminal as it was."""
+"""The lab draws the state of its wheel, and restores the terminal."""
 
 import io
 import os
@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "tickwheel.lab"]
 
 @pytest.fixture
 def lab():
-    """A lab with a past of 500 ticks."""
+    """A lab with a history of 500 ticks."""
     lab = Lab(size=16, seed=1)
     for now in range(1, 501):
         lab.turn(now)
@@ -28,7 +28,7 @@ def lab():
 
 
 class Time:
-    """A clock that moves only when somebody sleeps."""
+    """A clock that moves only during sleeps."""
 
     def __init__(self):
         self.now = 1000.0
@@ -69,15 +69,15 @@ def test_a_frame_shows_the_counters(lab):
     assert f"empty ticks skipped {lab.empty_ticks}" in frame
 
 
-def test_the_news_tell_of_cascades(lab):
-    told = set()
+def test_the_log_shows_cascades(lab):
+    reports = set()
     for now in range(501, 1500):
         lab.turn(now)
-        told.update(lab.news)
-    assert any("cascade" in news and "from level 3 to level 2" in news for news in told)
+        reports.update(lab.news)
+    assert any("cascade" in news and "from level 3 to level 2" in news for news in reports)
 
 
-def test_the_same_seed_tells_the_same_story():
+def test_the_same_seed_draws_the_same_frames():
     first, second, other = Lab(seed=7), Lab(seed=7), Lab(seed=8)
     for lab in (first, second, other):
         lab.turn(300)
@@ -104,7 +104,7 @@ def test_it_stops_when_its_seconds_are_over(lab):
     assert time.now == 1005.0
 
 
-def test_it_stops_when_somebody_leaves_and_says_so(lab):
+def test_it_stops_when_the_user_quits_and_returns_true(lab):
     time = Time()
     assert run(lab, io.StringIO(), clock=time.clock, wants_to_quit=time.wait, frames=2) is False
     time.leave_at = time.now + 3
@@ -132,7 +132,7 @@ def test_once_prints_one_plain_frame():
 
 @pytest.mark.parametrize("command", [COMMAND, [sys.executable, "-m", "tickwheel", "lab"]])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, b"q"])
-def test_who_leaves_has_the_terminal_as_it_was(stop, command):
+def test_quitting_restores_the_terminal(stop, command):
     seen = watched(command, stop)
     assert seen.startswith(lab_module.OPEN_SCREEN.encode())
     assert seen.endswith(lab_module.CLOSE_SCREEN.encode())
@@ -140,12 +140,12 @@ def test_who_leaves_has_the_terminal_as_it_was(stop, command):
     assert b"Traceback" not in seen
 
 
-def test_when_it_ends_by_itself_the_last_picture_stays():
+def test_the_last_frame_stays_if_it_ends_by_itself():
     seen = watched([*COMMAND, "--frames", "2"])
     assert b"pending" in seen.partition(lab_module.CLOSE_SCREEN.encode())[2]
 
 
-def test_one_frame_on_a_terminal_takes_no_screen_of_its_own():
+def test_a_single_frame_does_not_use_the_alternate_screen():
     seen = watched([*COMMAND, "--once"])
     assert b"\x1b[36m" in seen
     assert b"\x1b[?1049h" not in seen
@@ -154,7 +154,7 @@ def test_one_frame_on_a_terminal_takes_no_screen_of_its_own():
 
 
 def watched(command, stop=None, **environ):
-    """Run it on a terminal, end it by a signal or a key, and return all that it wrote."""
+    """Run it on a terminal, stop it by a signal or a key, and return its output."""
     terminal, inside = pty.openpty()
     lab = subprocess.Popen(
         command, stdin=inside, stdout=inside, stderr=inside,
@@ -181,11 +181,11 @@ def watched(command, stop=None, **environ):
 def read(terminal):
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Linux says so when the other side is closed
+    except OSError:  # raised by Linux when the other side is closed
         return b""
 
 
-def test_a_reader_that_leaves_early_is_no_error():
+def test_a_reader_that_closes_the_pipe_early_is_not_an_error():
     lab = subprocess.Popen(
         [*COMMAND, "--seconds", "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""EventLoop: asyncio's selector loop with its timers on a wheel; all else unchanged."""
+"""EventLoop: asyncio's selector loop with its timers on a wheel."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ import weakref
 import pytest
 
 import tickwheel
-from stage import LONG, Thing, program
+from stage import LONG, Thing, nothing, program
 from tickwheel import EventLoop, new_event_loop
 
 STANDARD = asyncio.SelectorEventLoop
@@ -29,7 +29,7 @@ def loop():
 
 @pytest.fixture(params=["tickwheel", "asyncio"])
 def either(request):
-    """Our loop and the standard one: what is promised to be the same is tested on both."""
+    """Our loop and the standard one, for behaviour that must be the same."""
     loop = new_event_loop() if request.param == "tickwheel" else STANDARD()
     yield loop
     loop.close()
@@ -59,12 +59,8 @@ def spin(loop, condition):
     assert condition()
 
 
-def nothing(*_):
-    """A callback that does nothing."""
-
-
 class TestUnchangedBehaviour:
-    def test_sleep_sleeps_and_gives_its_result(self):
+    def test_sleep_sleeps_and_returns_its_result(self):
         async def main():
             loop = asyncio.get_running_loop()
             assert isinstance(loop, EventLoop)
@@ -76,7 +72,7 @@ class TestUnchangedBehaviour:
 
         assert run(main) >= 0.01
 
-    def test_timeout_ends_what_takes_too_long_and_nothing_else(self):
+    def test_timeout_ends_only_what_takes_too_long(self):
         async def main():
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.005):
@@ -92,7 +88,7 @@ class TestUnchangedBehaviour:
 
         assert len(run(main)) == 0
 
-    def test_wait_for_times_out_or_gives_the_result(self):
+    def test_wait_for_times_out_or_returns_the_result(self):
         async def main():
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.sleep(3600), 0.005)
@@ -106,7 +102,7 @@ class TestUnchangedBehaviour:
 
         run(main)
 
-    def test_many_sleeps_at_once_all_come_and_none_is_early(self):
+    def test_many_concurrent_sleeps_all_end_and_none_early(self):
         async def main():
             loop = asyncio.get_running_loop()
 
@@ -139,7 +135,7 @@ class TestUnchangedBehaviour:
         loop.run_forever()
         assert early == []
 
-    def test_streams_and_subprocesses_and_threads_work_beside_timers(self):
+    def test_streams_subprocesses_and_threads_work_together_with_timers(self):
         async def main():
             async def echo(reader, writer):
                 writer.write(await reader.readline())
@@ -191,12 +187,12 @@ class TestUnchangedBehaviour:
         assert sorted(seen) == ["here", "there"]
 
     def test_an_exception_in_a_timer_goes_to_the_loops_handler_and_it_goes_on(self, either):
-        told, seen = [], []
-        either.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        reports, seen = [], []
+        either.set_exception_handler(lambda _, context: reports.append(context["exception"]))
         either.call_later(0.001, lambda: 1 / 0)
         either.call_later(0.002, seen.append, 1)
         spin(either, lambda: seen)
-        assert [type(error) for error in told] == [ZeroDivisionError]
+        assert [type(error) for error in reports] == [ZeroDivisionError]
 
     def test_keyboard_interrupt_in_a_timer_reaches_the_caller(self, either):
         def interrupted():
@@ -209,7 +205,7 @@ class TestUnchangedBehaviour:
             either.run_forever()
         spin(either, lambda: seen)
 
-    def test_stop_and_run_again_keep_what_is_pending(self, either):
+    def test_stop_and_run_again_keep_pending_timers(self, either):
         seen = []
         either.call_later(0.01, seen.append, 1)
         either.call_soon(either.stop)
@@ -219,13 +215,13 @@ class TestUnchangedBehaviour:
 
 
 class TestOrder:
-    def test_timers_come_by_their_time_even_within_a_tick(self, either):
+    def test_timers_run_in_the_order_of_their_times_even_within_a_tick(self, either):
         seen, generator = [], random.Random(2)
         start = either.time() + 0.02
         offsets = [generator.random() * 0.002 for _ in range(500)]  # 0.1 ms hold 25 of them
         for offset in offsets:
             either.call_at(start + offset, seen.append, offset)
-        time.sleep(0.03)  # all are late: they come in one batch
+        time.sleep(0.03)  # all are late: they fire in one batch
         spin(either, lambda: len(seen) == 500)
         assert seen == sorted(offsets)
 
@@ -236,7 +232,7 @@ class TestOrder:
         spin(loop, lambda: len(seen) == 100)
         assert seen == list(range(100))
 
-    def test_what_is_ready_comes_before_timers_that_are_due(self, either):
+    def test_ready_callbacks_run_before_due_timers(self, either):
         seen = []
         either.call_at(either.time() - 1, seen.append, "timer")
         either.call_soon(seen.append, "soon")
@@ -265,7 +261,7 @@ class TestOrder:
 
 
 class TestCallAt:
-    def test_infinity_never_comes_and_can_be_cancelled(self, either):
+    def test_a_timer_at_infinity_never_fires_and_can_be_cancelled(self, either):
         handle = either.call_at(math.inf, nothing)
         other = either.call_later(math.inf, nothing)
         assert (handle.when(), other.when()) == (math.inf, math.inf)
@@ -276,7 +272,7 @@ class TestCallAt:
         assert handle.cancelled()
 
     @pytest.mark.parametrize("when", [-1, -math.inf, -1e300, 0, 0.0])
-    def test_the_past_comes_at_once(self, either, when):
+    def test_a_time_in_the_past_fires_at_once(self, either, when):
         seen = []
         handle = either.call_at(when, seen.append, 1)
         assert handle.when() == when
@@ -296,7 +292,7 @@ class TestCallAt:
             loop.call_later(math.nan, nothing)
         assert len(loop._wheel) == 0
 
-    def test_none_and_what_is_no_number_are_refused(self, either):
+    def test_none_and_values_that_are_not_numbers_are_refused(self, either):
         with pytest.raises(TypeError, match="when cannot be None"):
             either.call_at(None, nothing)
         with pytest.raises(TypeError, match="delay must not be None"):
@@ -347,7 +343,7 @@ class TestCancel:
         finally:
             gc.enable()
 
-    def test_the_cancelled_never_comes(self, either):
+    def test_a_cancelled_timer_never_fires(self, either):
         seen = []
         handles = [either.call_later(0.001 + i / 10_000, seen.append, i) for i in range(50)]
         for handle in handles[::2]:
@@ -364,7 +360,7 @@ class TestCancel:
         spin(either, lambda: over)
         assert seen == []
 
-    def test_cancel_after_it_ran_does_no_harm(self, either):
+    def test_cancel_after_it_ran_has_no_effect(self, either):
         seen = []
         handle = either.call_later(0.001, seen.append, 1)
         spin(either, lambda: seen)
@@ -386,7 +382,7 @@ class TestCancel:
 
 
 class TestClose:
-    def test_close_lets_go_of_what_is_pending_and_is_final(self):
+    def test_close_releases_pending_timers_and_is_final(self):
         loop = new_event_loop()
         callback = Thing()
         watch = weakref.ref(callback)
@@ -434,7 +430,7 @@ class TestRunnersAndDebugMode:
             assert runner.run(main()) is EventLoop
             assert runner.get_loop()._wheel is not None
 
-    def test_several_loops_live_side_by_side(self):
+    def test_several_loops_can_exist_at_the_same_time(self):
         results = []
 
         def work():
@@ -483,13 +479,13 @@ class TestRunnersAndDebugMode:
 
         assert run(main, debug=True) == 0
 
-    def test_debug_mode_remembers_where_a_timer_was_made(self, either):
+    def test_debug_mode_records_where_a_timer_was_created(self, either):
         either.set_debug(True)
         handle = either.call_later(3600, nothing)
-        assert handle._source_traceback[-1].name.startswith("test_debug_mode_remembers")
+        assert handle._source_traceback[-1].name.startswith("test_debug_mode_records")
         assert "created at" in repr(handle)
         at = either.call_at(3600, nothing)
-        assert at._source_traceback[-1].name.startswith("test_debug_mode_remembers")
+        assert at._source_traceback[-1].name.startswith("test_debug_mode_records")
         handle.cancel()
         at.cancel()
 
@@ -505,7 +501,7 @@ class TestRunnersAndDebugMode:
         loop.close()
 
     def test_the_loop_sleeps_until_the_next_timer(self, loop):
-        """An hour away: the loop waits for events, it does not spin."""
+        """With a timer in an hour the loop waits for events and does not spin."""
         turns, once = [], loop._run_once
         loop._run_once = lambda: (turns.append(1), once())
         loop.call_later(3600, nothing)
@@ -584,16 +580,16 @@ def nine_of_ten_cancelled(count):
     assert ours["after"] < ours["full"] / 4
 
 
-def test_of_20_000_timeouts_90_percent_cancelled_the_memory_returns_at_once():
+def test_cancelling_90_percent_of_20_000_timeouts_frees_their_memory_at_once():
     nine_of_ten_cancelled(20_000)
 
 
 @pytest.mark.soak
-def test_of_a_million_timeouts_90_percent_cancelled_the_memory_returns_at_once():
+def test_cancelling_90_percent_of_a_million_timeouts_frees_their_memory_at_once():
     nine_of_ten_cancelled(1_000_000)
 
 
-def test_of_many_asyncio_timeouts_that_were_left_in_time_none_is_held():
+def test_asyncio_timeouts_that_did_not_expire_are_freed():
     async def main():
         loop = asyncio.get_running_loop()
         before = len(loop._wheel)

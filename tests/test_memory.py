@@ -1,4 +1,4 @@
-"""Who keeps whom alive: cycles are collected, what is cancelled goes at once, nothing leaks."""
+"""References: cycles are collected, cancelled items are freed at once, nothing leaks."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ EXPIRIES = [0, 3, 25, 450]  # due, on level 1, on level 2, on level 3 or in the 
 
 
 class Item:
-    """Something that can be watched as it goes."""
+    """An item that can be weakly referenced."""
 
 
 @pytest.fixture(params=KINDS)
@@ -33,7 +33,7 @@ def make(core, request):
 
 @pytest.fixture(autouse=True)
 def collector(young_heap):
-    """Starts with no garbage, and lets the collector run only when a test says so."""
+    """Start without garbage, and run the collector only when a test calls it."""
     gc.collect()
     gc.disable()
     yield
@@ -41,10 +41,10 @@ def collector(young_heap):
 
 
 class TestLettingGo:
-    """None of these needs the collector: it is off."""
+    """None of these tests needs the collector, which is off."""
 
     @pytest.mark.parametrize("expiry", EXPIRIES)
-    def test_cancel_lets_go_of_the_item_at_once(self, make, expiry):
+    def test_cancel_releases_the_item_at_once(self, make, expiry):
         wheel, item = make(), Item()
         watch = weakref.ref(item)
         entry = wheel.schedule(expiry, item)
@@ -54,7 +54,7 @@ class TestLettingGo:
         assert watch() is None
 
     @pytest.mark.parametrize("expiry", EXPIRIES)
-    def test_cancel_many_lets_go_of_the_items_at_once(self, make, expiry):
+    def test_cancel_many_releases_the_items_at_once(self, make, expiry):
         wheel, item = make(), Item()
         watch = weakref.ref(item)
         entries = wheel.schedule_many([expiry] * 3, [item] * 3)
@@ -65,7 +65,7 @@ class TestLettingGo:
         assert watch() is None
 
     @pytest.mark.parametrize("expiry", EXPIRIES)
-    def test_a_fired_entry_lets_go_of_its_item(self, make, expiry):
+    def test_a_fired_entry_releases_its_item(self, make, expiry):
         wheel, item = make(), Item()
         watch = weakref.ref(item)
         entry = wheel.schedule(expiry, item)
@@ -77,7 +77,7 @@ class TestLettingGo:
         assert watch() is None
 
     @pytest.mark.parametrize("expiry", EXPIRIES)
-    def test_a_cancelled_entry_without_a_handle_goes_at_once(self, make, expiry):
+    def test_a_cancelled_entry_without_a_reference_is_freed_at_once(self, make, expiry):
         wheel = make()
         entry = wheel.schedule(expiry, "a")
         watch = weakref.ref(entry)
@@ -87,7 +87,7 @@ class TestLettingGo:
         assert wheel.advance(500) == []
 
     @pytest.mark.parametrize("expiry", EXPIRIES)
-    def test_a_fired_entry_without_a_handle_goes_at_once(self, make, expiry):
+    def test_a_fired_entry_without_a_reference_is_freed_at_once(self, make, expiry):
         wheel = make()
         watch = weakref.ref(wheel.schedule(expiry, "a"))
         assert watch().pending
@@ -104,7 +104,7 @@ class TestLettingGo:
         entry.cancel()
         assert sys.getrefcount(item) == before
 
-    def test_the_wheels_death_lets_go_of_all_items_though_entries_survive(self, make):
+    def test_freeing_the_wheel_releases_all_items_though_entries_survive(self, make):
         wheel = make()
         items = [Item() for _ in EXPIRIES]
         watches = [weakref.ref(item) for item in items]
@@ -124,7 +124,7 @@ class TestLettingGo:
         assert watch() is None
         assert not entry.pending
 
-    def test_a_refused_schedule_keeps_nothing(self, make):
+    def test_a_refused_schedule_keeps_no_reference(self, make):
         wheel, item = make(), Item()
         before = sys.getrefcount(item)
         for call in (
@@ -140,7 +140,7 @@ class TestLettingGo:
 
 
 class TestCycles:
-    """A cycle through a wheel is garbage when nothing outside holds it."""
+    """A cycle through a wheel is garbage if nothing outside refers to it."""
 
     def collected(self, *watches):
         gc.collect()
@@ -203,7 +203,7 @@ class TestCycles:
         del wheel, item, entry
         assert self.collected(*watches)
 
-    def test_a_cycle_through_the_rest_of_a_limited_advance(self, make):
+    def test_a_cycle_through_the_backlog_of_a_limited_advance(self, make):
         wheel = make()
         items = [Item() for _ in range(5)]
         for item in items:
@@ -228,7 +228,7 @@ class TestCycles:
         del wheel, item, buffer
         assert self.collected(*watches)
 
-    def test_what_something_outside_holds_is_kept(self, make):
+    def test_an_item_referenced_from_outside_is_kept(self, make):
         wheel, item = make(), Item()
         item.wheel = wheel
         entries = wheel.schedule_many(EXPIRIES, [item] * 4)
@@ -259,7 +259,7 @@ class TestCycles:
         assert watch().entry.pending
         assert wheel.advance(500) == [watch()]
 
-    def test_a_handle_without_its_wheel_holds_no_garbage(self, make):
+    def test_an_entry_without_its_wheel_keeps_no_garbage(self, make):
         wheel, item = make(), Item()
         entry = item.entry = wheel.schedule(25, item)
         watch = weakref.ref(item)
@@ -272,7 +272,7 @@ class TestCycles:
 class TestTheCollectorsWork:
     def test_native_entries_are_not_tracked(self, core):
         if not core.native:
-            return  # a promise of the native wheel only: Python's own objects are tracked
+            return  # only native entries: the collector tracks Python's own objects
         for build in KINDS.values():
             wheel = build(core)
             entries = wheel.schedule_many(EXPIRIES, [[] for _ in EXPIRIES])
@@ -294,7 +294,7 @@ class TestTheCollectorsWork:
 class TestSize:
     def test_getsizeof_grows_with_the_entries(self, core):
         if not core.native:
-            return  # Python's own getsizeof knows nothing of what an object refers to
+            return  # getsizeof of a Python object does not include its references
         for build in KINDS.values():
             wheel = build(core)
             empty = sys.getsizeof(wheel)
@@ -304,21 +304,21 @@ class TestSize:
 
 
 def mapped():
-    """Return the memory that is mapped by this process now, in bytes."""
+    """Return the resident memory of this process, in bytes."""
     pages = Path("/proc/self/statm").read_text("ascii").split()[0]
     return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif("TICKWHEEL_SANITIZE" in os.environ, reason="entries have no arenas there")
-def test_the_memory_of_native_entries_goes_back_to_the_system(core):
+def test_the_memory_of_native_entries_is_returned_to_the_system(core):
     if not core.native:
         return  # Python's own allocator decides
     wheel, count = core.Wheel(), 600_000
     before = mapped()
     entries = wheel.schedule_many([5] * count, [None] * count)
     full = mapped()
-    assert full - before > 30 * count  # of 64 bytes each, some were there already
+    assert full - before > 30 * count  # of 64 bytes each; some arenas existed already
     wheel.cancel_many(entries)
     del entries
     assert mapped() - before < (full - before) / 2
@@ -356,7 +356,7 @@ def operations(wheel, count, chance, item=None):
 
 
 def mistakes(wheel, count):
-    """Calls that fail: what they had begun must be given back too."""
+    """Calls that fail: they must release what they have allocated."""
     foreign = type(wheel)().schedule(5, "foreign")
     entry = wheel.schedule(wheel.now + 5, "a")
     for _ in range(count):
@@ -384,15 +384,15 @@ OPERATIONS = int(os.environ.get("TICKWHEEL_LEAK_OPERATIONS", "1000000"))
 
 
 class TestLeaks:
-    def test_a_million_operations_leave_no_memory_behind(self, core):
-        """References to the item, and blocks of Python's allocator, for each kind of wheel.
+    def test_a_million_operations_leak_no_memory(self, core):
+        """Count references to the item and blocks of Python's allocator, for each kind of wheel.
 
-        The first part lets every cache and free list fill; what the rest adds would be a leak, and
-        one block lost per operation would be thousands. (Under PYTHONMALLOC=malloc no blocks are
-        counted; the references are.)
+        The first part fills every cache and free list; growth in the second part is a leak, and
+        one lost block per operation would be thousands. (Under PYTHONMALLOC=malloc only the
+        references are counted.)
         """
         total = OPERATIONS if core.native else OPERATIONS // 10
-        slack = 100 if core.native else 1_000  # the pure wheel makes a bucket when first used
+        slack = 100 if core.native else 1_000  # the pure wheel creates a bucket at its first use
         chance = random.Random(1)
         for build in KINDS.values():
             wheel, item = build(core), Item()
@@ -407,7 +407,7 @@ class TestLeaks:
             assert sys.getallocatedblocks() - before < slack
             wheel._check()
 
-    def test_wheels_made_and_dropped_leave_no_memory_behind(self, core):
+    def test_wheels_created_and_dropped_leak_no_memory(self, core):
         def life(build, chance):
             wheel = build(core)
             entries = wheel.schedule_many([chance.randrange(500) for _ in range(50)], range(50))
@@ -426,8 +426,8 @@ class TestLeaks:
             gc.collect()
             assert sys.getallocatedblocks() - before < 100
 
-    def test_traced_memory_comes_back_to_where_it_was(self, core):
-        """The same by tracemalloc, which also sees what a native module allocates as raw memory."""
+    def test_traced_memory_returns_to_its_start(self, core):
+        """Compare tracemalloc's counts, which include the raw memory of a native module."""
         chance = random.Random(3)
         for build in KINDS.values():
             wheel = build(core)
@@ -445,7 +445,7 @@ class TestLeaks:
                 tracemalloc.stop()
             assert after - before < 64 * 1024
 
-    def test_reference_counts_come_back_to_where_they_were(self, make):
+    def test_reference_counts_return_to_their_start(self, make):
         wheel, item = make(), Item()
         sentinels = [item, None, type(wheel), wheel, 10**12]
         entry = wheel.schedule(450, item)
@@ -476,7 +476,7 @@ class TestLeaks:
         )
 
     def test_a_class_is_counted_for_each_of_its_instances(self, core):
-        """A type that gains or loses a count per instance would overflow or be freed under us."""
+        """A type whose reference count drifts with each instance would overflow or be freed."""
         gc.collect()
         for kind in (core.Wheel, core.SimpleWheel, core.RoundsWheel, core.Entry):
             before = sys.getrefcount(kind)

@@ -1,4 +1,4 @@
-"""The overflow buffer: the contract, the one in memory, and what a wheel does with one."""
+"""The overflow buffer: MemoryBuffer, and a wheel with a buffer."""
 
 import random
 
@@ -9,7 +9,7 @@ from tickwheel import MemoryBuffer, OverflowBuffer
 
 @pytest.fixture
 def entries(core):
-    """Makes entries of given expiries, to put by hand."""
+    """Return a function that creates entries with the given expiries."""
     maker = core.Wheel()
     held = [maker]  # an entry lives no longer than its wheel
 
@@ -26,7 +26,7 @@ def buffered(core, pointers):
 
 
 class TestMemoryBuffer:
-    def test_it_takes_what_expires_before_and_keeps_the_rest(self, entries):
+    def test_take_returns_earlier_expiries_and_keeps_the_others(self, entries):
         buffer = MemoryBuffer()
         made = entries(30, 10, 20, 10)
         for entry in made:
@@ -42,7 +42,7 @@ class TestMemoryBuffer:
         assert buffer.next_expiry() is None
         assert list(buffer.take(2**63)) == []
 
-    def test_it_gives_one_expiry_in_the_order_of_put(self, entries):
+    def test_take_returns_entries_of_one_expiry_in_the_order_of_put(self, entries):
         buffer = MemoryBuffer()
         made = entries(*[7] * 50)
         order = random.Random(1).sample(made, 50)
@@ -61,7 +61,7 @@ class TestMemoryBuffer:
         assert len(buffer) == 1
         assert list(buffer.take(11)) == [second]
 
-    def test_an_unknown_entry_is_discarded_in_silence(self, entries):
+    def test_discarding_an_unknown_entry_is_a_no_op(self, entries):
         buffer = MemoryBuffer()
         known, unknown = entries(10, 10)
         buffer.put(known)
@@ -81,10 +81,10 @@ class TestMemoryBuffer:
         buffer.put(entry)
         assert list(buffer.take(11)) == [entry]
 
-    def test_the_expiries_of_discarded_entries_do_not_pile_up(self, entries):
+    def test_the_expiries_of_discarded_entries_do_not_accumulate(self, entries):
         buffer = MemoryBuffer()
         first, *others = entries(*range(1_000))
-        buffer.put(first)  # those behind it never come to the top of the heap
+        buffer.put(first)  # the expiries behind it never reach the top of the heap
         for entry in others:
             buffer.put(entry)
             buffer.discard(entry)
@@ -115,7 +115,7 @@ class TestMemoryBuffer:
 
 
 class TestAWheelWithABuffer:
-    def test_what_is_outside_counts_as_pending(self, buffered):
+    def test_entries_in_the_buffer_count_as_pending(self, buffered):
         wheel, buffer = buffered
         near, far = wheel.schedule(100, "near"), wheel.schedule(5000, "far")
         assert len(wheel) == 2
@@ -146,7 +146,7 @@ class TestAWheelWithABuffer:
         wheel.advance(130)
         assert wheel.where(entry) == (3, 1)
 
-    def test_cancel_reaches_into_the_buffer(self, buffered):
+    def test_cancel_removes_an_entry_from_the_buffer(self, buffered):
         wheel, buffer = buffered
         entry = wheel.schedule(600, "a")
         assert entry.cancel() is True
@@ -157,7 +157,7 @@ class TestAWheelWithABuffer:
         wheel._check()
         assert wheel.advance(1000) == []
 
-    def test_cancel_many_reaches_into_the_buffer(self, buffered):
+    def test_cancel_many_removes_entries_from_the_buffer(self, buffered):
         wheel, buffer = buffered
         entries = wheel.schedule_many([5, 600, 700, 100], "abcd")
         assert len(buffer) == 2
@@ -204,7 +204,7 @@ class TestAWheelWithABuffer:
         assert fired == sorted(fired)
         assert len(fired) == len(script)
 
-    def test_a_jump_past_everything_gives_the_order_of_single_steps(self, core, pointers):
+    def test_a_jump_past_everything_keeps_the_order_of_single_steps(self, core, pointers):
         chance = random.Random(4)
         jump, steps = (
             core.Wheel(sizes=(8, 8, 8), overflow=MemoryBuffer(), pointers=pointers)
@@ -218,7 +218,7 @@ class TestAWheelWithABuffer:
         assert jump.advance(3000) == fired == sorted(fired)
         assert jump.visits == steps.visits
 
-    def test_a_limit_inside_a_jump_keeps_what_is_outside(self, buffered):
+    def test_a_limit_inside_a_jump_keeps_the_entries_of_the_buffer(self, buffered):
         wheel, buffer = buffered
         wheel.schedule_many([10, 600, 5000], "abc")
         assert wheel.advance(4000, limit=1) == ["a"]
@@ -255,14 +255,14 @@ class TestAWheelWithABuffer:
         assert wheel.advance(639) == ["63 ticks"]
         assert wheel.advance(640) == ["64 ticks, rounded up"]
 
-    def test_the_end_of_time_waits_in_the_buffer(self, buffered):
+    def test_the_largest_time_waits_in_the_buffer(self, buffered):
         wheel, buffer = buffered
         wheel.schedule(2**63 - 1, "last")
         assert len(buffer) == 1
         assert wheel.advance(2**63 - 2) == []
         assert wheel.advance(2**63 - 1) == ["last"]
 
-    def test_a_buffer_of_ones_own_needs_five_methods(self, core):
+    def test_a_custom_buffer_needs_five_methods(self, core):
         class ListBuffer:
             def __init__(self):
                 self.kept = []

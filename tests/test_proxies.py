@@ -1,4 +1,4 @@
-"""The proxy of other tests: what it passes on, what it loses, and how fast it is."""
+"""The proxy of other tests: forwarding, losses, and rate limits."""
 
 import socket
 import threading
@@ -11,7 +11,7 @@ from proxies import Proxy
 
 @pytest.fixture
 def echo():
-    """A server that sends back what it gets; `got` is all of that."""
+    """An echo server; `got` has all that it received."""
     listener = socket.create_server(("127.0.0.1", 0))
     got = bytearray()
 
@@ -59,14 +59,14 @@ def is_closed(connection):
         return True
 
 
-def test_it_passes_on_what_it_gets(proxy):
+def test_it_forwards_what_it_receives(proxy):
     with connected(proxy) as connection:
         data = bytes(range(256)) * 1000
         assert exchanged(connection, data) == data
     assert proxy.passed == len(data)
 
 
-def test_an_answer_that_is_lost_has_been_asked_for(proxy, echo):
+def test_a_lost_answer_belongs_to_a_request_that_arrived(proxy, echo):
     proxy.loses = 1.0
     with connected(proxy) as connection:
         connection.sendall(b"commit")
@@ -88,7 +88,7 @@ def test_a_rate_is_for_all_connections_together(proxy):
     assert time.monotonic() - began >= 0.4
 
 
-def test_silent_it_passes_nothing_on_until_it_is_healed(proxy):
+def test_a_silent_proxy_forwards_nothing_until_it_is_healed(proxy):
     with connected(proxy) as connection:
         proxy.silent = True
         connection.sendall(b"a")
@@ -107,6 +107,6 @@ def test_cut_connections_are_closed(proxy):
         assert is_closed(connection)
 
 
-def test_its_address_takes_the_place_of_the_servers(proxy):
+def test_its_address_replaces_the_servers(proxy):
     url = proxy.url_for("postgresql://u@127.0.0.1:5432/d?schema=a")
     assert url == f"postgresql://u@127.0.0.1:{proxy.port}/d?schema=a"

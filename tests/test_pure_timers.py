@@ -1,7 +1,7 @@
-"""The timers once more on the core in Python, in a process of their own.
+"""The tests of the timers again, on the core in Python, one file per process.
 
-Which core the timers stand on is decided at import. test_deadlines.py is not among these files: it
-has both cores side by side in one process.
+The core of the timers is chosen at import. test_deadlines.py is not one of these files: it compares
+both cores in one process.
 """
 
 import os
@@ -15,30 +15,26 @@ import cores
 import tickwheel
 
 HERE = Path(__file__).parent
-NAMES = ["clock", "timer", "every", "aio", "loop", "timer_threads", "timer_processes"]
-NAMES += ["purgatory", "async_purgatory", "idle"]
-FILES = [HERE / f"test_{name}.py" for name in NAMES]
-OMITTED = "drift_over or for_now_for_ever"  # long, and the same on both cores: the timer's work
+COVERED = ("clock", "timer", "every", "aio", "loop", "purgatory", "async_purgatory", "idle")
+FILES = sorted(
+    path.name
+    for name in COVERED
+    for path in (HERE / f"test_{name}.py", *HERE.glob(f"test_{name}_*.py"))
+    if path.name != "test_idle_gateway.py"
+)
+OMITTED = "drift_over or reschedules_itself_without_a_delay"  # long, and independent of the core
 
 
-@pytest.mark.skipif(not tickwheel.NATIVE, reason="this process has the core in Python already")
-@pytest.mark.skipif("pure" not in cores.NAMES, reason="the native core alone was asked for")
-def test_every_test_of_the_timers_passes_on_the_core_in_python():
+@pytest.mark.skipif(not tickwheel.NATIVE, reason="this process already uses the core in Python")
+@pytest.mark.skipif("pure" not in cores.NAMES, reason="only the native core is tested")
+@pytest.mark.parametrize("file", FILES)
+def test_the_tests_of_a_timer_pass_on_the_core_in_python(file):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ended = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            f"not ({OMITTED})",
-            *map(str, FILES),
-        ],
+        [*command, "-k", f"not ({OMITTED})", HERE / file],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=600,
         cwd=HERE.parent,
         env={**os.environ, "TICKWHEEL_PURE": "1", "PYTEST_ADDOPTS": ""},
         check=False,
@@ -47,6 +43,6 @@ def test_every_test_of_the_timers_passes_on_the_core_in_python():
     assert "passed" in ended.stdout
 
 
-def test_the_files_are_there_and_this_one_is_not_among_them():
-    assert all(path.is_file() for path in FILES)
-    assert Path(__file__) not in FILES
+def test_every_file_exists_and_this_file_is_not_one_of_them():
+    assert all((HERE / name).is_file() for name in FILES)
+    assert Path(__file__).name not in FILES

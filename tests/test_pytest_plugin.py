@@ -1,4 +1,4 @@
-"""The fixtures, in test runs of their own."""
+"""The fixtures of the pytest plugin, in separate test runs."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ pytest_plugins = ["pytester"]
 
 @pytest.fixture
 def passed(pytester, monkeypatch):
-    """Run a test file with the plugin and nothing else; all its tests must pass."""
+    """Run a test file with only this plugin; all its tests must pass."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(code, *arguments, passed=1):
@@ -36,7 +36,7 @@ def test_loading_it_imports_neither_asyncio_nor_the_event_loop():
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False False\n"
 
 
-def test_its_fixtures_are_listed_with_what_they_are(passed, pytester):
+def test_its_fixtures_are_listed_with_their_descriptions(passed, pytester):
     result = pytester.runpytest("-p", "tickwheel.pytest_plugin", "--fixtures", "-v")
     result.stdout.fnmatch_lines_random(
         [

@@ -1,4 +1,4 @@
-"""Code that runs in the middle of the wheel's own: destructors, weakref callbacks, iterables.
+"""Code that runs inside of a wheel's calls: destructors, weakref callbacks, iterables.
 
 Nothing is lost, nothing fires twice, `_check` passes.
 """
@@ -37,14 +37,14 @@ def wheel(core, kind):
 
 @pytest.fixture
 def unraisable(monkeypatch):
-    """The types of the exceptions that no one could catch; a traceback would hold entries."""
+    """The types of the unraisable exceptions; their tracebacks would keep entries alive."""
     found = []
     monkeypatch.setattr(sys, "unraisablehook", lambda event: found.append(event.exc_type))
     return found
 
 
 class Bomb:
-    """An item that acts when it is let go of."""
+    """An item that runs code when it is freed."""
 
     def __init__(self, act):
         self.act = act
@@ -54,7 +54,7 @@ class Bomb:
 
 
 class Index:
-    """An int that acts when it is read."""
+    """An int that runs code when it is converted."""
 
     def __init__(self, value, act):
         self.value = value
@@ -66,7 +66,7 @@ class Index:
 
 
 def drained(wheel):
-    """Everything still on the wheel, in order; the wheel is sound before and after."""
+    """Return all items of the wheel, in order, and check its invariants before and after."""
     wheel._check()
     items = wheel.advance(wheel.now + 5000)
     wheel._check()
@@ -75,7 +75,7 @@ def drained(wheel):
 
 
 class TestAnItemsDestructor:
-    def test_raising_is_reported_and_harms_nothing(self, wheel, unraisable):
+    def test_an_exception_of_a_destructor_is_reported_and_changes_nothing(self, wheel, unraisable):
         def explode():
             raise ZeroDivisionError("in a destructor")
 
@@ -110,14 +110,14 @@ class TestAnItemsDestructor:
         assert len(wheel) == 0
         assert drained(wheel) == []
 
-    def test_it_may_cancel_itself_once_more_in_vain(self, wheel):
+    def test_it_may_cancel_itself_again_without_effect(self, wheel):
         seen = []
         entry = wheel.schedule(5, Bomb(lambda: seen.append((entry.cancel(), entry.pending))))
         assert entry.cancel() is True
         assert seen == [(False, False)]
         assert drained(wheel) == []
 
-    def test_it_may_reschedule_itself_in_vain_and_others_with_success(self, wheel):
+    def test_it_may_reschedule_itself_without_effect_and_others_with_effect(self, wheel):
         seen = []
         other = wheel.schedule(5, "other")
         entry = wheel.schedule(
@@ -178,7 +178,7 @@ class TestAnItemsDestructor:
         assert len(wheel) == 0
         assert drained(wheel) == []
 
-    def test_cancel_many_inside_cancel_many_takes_each_entry_off_once(self, wheel):
+    def test_cancel_many_inside_cancel_many_removes_each_entry_once(self, wheel):
         counts = []
         entries = []
         entries += wheel.schedule_many(
@@ -188,7 +188,7 @@ class TestAnItemsDestructor:
         assert sum(counts) == 6
         assert drained(wheel) == []
 
-    def test_it_may_run_when_a_failed_batch_lets_go(self, core):
+    def test_it_may_run_when_a_failed_batch_is_released(self, core):
         wheel = core.SimpleWheel(size=20)
 
         def items():
@@ -200,7 +200,7 @@ class TestAnItemsDestructor:
         gc.collect()
         assert drained(wheel) == ["from the destructor"]
 
-    def test_it_may_run_when_the_wheel_goes(self, core, kind):
+    def test_it_may_run_when_the_wheel_is_freed(self, core, kind):
         wheel = KINDS[kind](core)
         seen = []
         entries = []
@@ -243,7 +243,7 @@ class TestAnItemsDestructor:
 
 
 class TestAWeakrefsCallback:
-    """An entry without a handle dies inside `advance`; its callbacks run there."""
+    """An entry without a reference is freed inside `advance`; its callbacks run there."""
 
     def watch(self, wheel, expiries, act):
         return [
@@ -323,7 +323,7 @@ class TestAnIndex:
         assert wheel.next_wakeup() == 50
         assert drained(wheel) == ["late"]
 
-    def test_it_may_not_smuggle_time_back(self, wheel):
+    def test_it_may_not_move_time_back(self, wheel):
         with pytest.raises(TimeWentBack):
             wheel.advance(Index(20, lambda: wheel.advance(50)))
         assert wheel.now == 50
@@ -414,7 +414,7 @@ class TestAnIterable:
             item for item in rest + fired if isinstance(item, str)
         }
 
-    def test_raising_half_way_leaves_nothing(self, wheel):
+    def test_an_iterable_that_raises_half_way_leaves_nothing(self, wheel):
         def broken():
             yield 5
             yield 6
@@ -451,10 +451,10 @@ class TestAnIterable:
 
 
 class Ledger:
-    """What was scheduled, cancelled and fired, by whoever did it.
+    """A record of all scheduled, cancelled and fired items.
 
-    A call that comes in the middle of another may be refused as WheelBusy; then nothing happened.
-    The native wheel refuses nothing but an `advance` inside `advance`.
+    A call inside another call may raise WheelBusy; then it has no effect. The native wheel refuses
+    only an `advance` inside `advance`.
     """
 
     def __init__(self, wheel, seed, native):
@@ -464,10 +464,10 @@ class Ledger:
         self.scheduled, self.cancelled, self.fired = [], [], []
         self.handles = {}
         self.items = 0
-        self.depth = 0  # how many calls this one interrupts
+        self.depth = 0  # the number of calls that this one interrupts
 
     def act(self):
-        """One random operation; it may be interrupted by another."""
+        """Run one random operation, which another may interrupt."""
         verb = self.chance.choice(
             (
                 self.schedule,
@@ -487,7 +487,7 @@ class Ledger:
             assert not self.native or verb == self.advance
 
     def interrupt(self):
-        """The same, from a destructor."""
+        """Run one random operation from a destructor."""
         if self.depth < 3:
             self.depth += 1
             try:
@@ -551,7 +551,7 @@ class Ledger:
 
 
 class TestTheCollector:
-    """Cyclic garbage dies wherever memory is asked for: in the middle of any operation."""
+    """Cyclic garbage is freed wherever memory is allocated: in the middle of any operation."""
 
     @pytest.mark.parametrize("seed", range(4))
     def test_its_destructors_may_use_the_wheel_at_any_moment(self, core, kind, seed):
@@ -578,8 +578,8 @@ class TestTheCollector:
         assert len(died) >= 400
         ledger.close()
 
-    def test_a_pass_in_the_middle_of_anything_harms_nothing(self, core, kind):
-        """Items in cycles with the wheel, and a full collection between any two steps."""
+    def test_a_collection_at_any_moment_changes_nothing(self, core, kind):
+        """Put items in cycles with the wheel, and collect between any two steps."""
         wheel = KINDS[kind](core)
         for number in range(60):
             item = [wheel]

@@ -1,4 +1,4 @@
-"""The ring of the idle tracker in Python and the native one, side by side: the same to the last."""
+"""The ring of the idle tracker in Python and the native one must behave identically."""
 
 import random
 
@@ -16,7 +16,7 @@ TIMES = [(30, 1), (30_000, 1000), (1, 1), (5, 7), (1000, 1), (64, 1), (100_000, 
 
 
 def ring_of(kind, timeout, tick, clock=None, *, by_hand=True):
-    """A ring that counts how often it asked for its driver."""
+    """A ring that counts its calls of `_arm`."""
 
     class Ring(kind):
         arms = 0
@@ -35,7 +35,7 @@ def pair(*args, **options):
 
 
 def outcome(function, *args):
-    """What it returns, or the kind and the text of what it raises."""
+    """Return the value of a call, or the type and text of its exception."""
     try:
         return function(*args)
     except Exception as error:
@@ -43,7 +43,7 @@ def outcome(function, *args):
 
 
 class Pair:
-    """Two rings that get the same calls, and must give the same answers."""
+    """Two rings that get the same calls and must return the same answers."""
 
     def __init__(self, *args, **options):
         self.rings = pair(*args, **options)
@@ -51,7 +51,7 @@ class Pair:
     def __getattr__(self, name):
         def call(*args):
             pure, native = (outcome(getattr(ring, name), *args) for ring in self.rings)
-            if isinstance(native, list):  # ticks that are late share a batch, in any order
+            if isinstance(native, list):  # late ticks share a batch, in any order
                 pure, native = sorted(pure), sorted(native)
             assert pure == native, (name, args)
             return native
@@ -59,7 +59,7 @@ class Pair:
         return call
 
     def same(self, keys):
-        """Compare all that can be asked."""
+        """Compare everything that a ring shows."""
         pure, native = self.rings
         assert len(pure) == len(native)
         assert bool(pure) is bool(native) is True
@@ -116,7 +116,7 @@ def test_on_a_clock_a_random_script_in_lockstep(timeout, tick, seed):
         both.same(keys)
 
 
-def test_the_driver_comes_no_later_than_the_next_key_is_due():
+def test_the_driver_wakes_no_later_than_the_next_key_is_due():
     for timeout, tick in TIMES:
         for ring in pair(timeout, tick):
             assert ring._wakeup_ns() is None
@@ -129,7 +129,7 @@ def test_the_driver_comes_no_later_than_the_next_key_is_due():
                 ring._expire(now)
 
 
-def test_a_drive_by_wakeups_alone_reports_each_key_in_its_tick():
+def test_driving_by_wakeups_alone_reports_each_key_in_its_tick():
     for timeout, tick in TIMES:
         reports = []
         for ring in pair(timeout, tick):
@@ -149,18 +149,18 @@ def test_a_drive_by_wakeups_alone_reports_each_key_in_its_tick():
         assert reports[0] == reports[1]
 
 
-def test_the_driver_is_asked_for_once():
+def test_the_driver_is_armed_once():
     for ring in pair(30, 1):
         ring.touch_many(range(10))
         assert ring.arms == 1
         ring._set_armed(False)
-        ring.touch(3)  # known: somebody will come for it
+        ring.touch(3)  # known: the driver will wake for it
         assert ring.arms == 1
         ring.touch("new")
         assert ring.arms == 2
 
 
-def test_what_arming_raises_comes_out_of_the_touch_and_the_key_is_known():
+def test_an_error_of_arming_is_raised_by_touch_and_the_key_is_known():
     for ring in pair(30, 1):
         type(ring)._arm = lambda self: 1 / 0
         with pytest.raises(ZeroDivisionError):
@@ -186,7 +186,7 @@ def test_bad_keys_and_a_bad_clock_give_the_same_errors():
             type(kind)(30, 1, Broken(), False)
 
 
-def test_a_touch_for_a_clock_that_fails_changes_nothing():
+def test_a_touch_with_a_failing_clock_changes_nothing():
     clock = HandClock(5)
     for ring in pair(30, 1, clock, by_hand=False):
         clock.time_ns = lambda: clock.now
@@ -202,7 +202,7 @@ def test_a_touch_for_a_clock_that_fails_changes_nothing():
         assert len(ring) == 1
 
 
-def test_a_time_at_the_end_of_time():
+def test_a_touch_near_the_largest_time():
     both = Pair(30, 1)
     both._expire(2**63 - 100)
     both.touch("u1")
@@ -211,7 +211,7 @@ def test_a_time_at_the_end_of_time():
     both.same(["u1"])
 
 
-def test_a_key_whose_deadline_is_past_the_end_of_time_is_refused():
+def test_a_key_whose_deadline_is_past_the_largest_time_is_refused():
     for ring in pair(30, 1):
         ring._expire(2**63 - 10)
         for _ in range(2):
@@ -221,7 +221,7 @@ def test_a_key_whose_deadline_is_past_the_end_of_time_is_refused():
 
 
 class Colliding:
-    """A key of few hashes, so that many meet in the table."""
+    """A key with few different hashes, so that many collide."""
 
     def __init__(self, number):
         self.number = number
@@ -237,7 +237,7 @@ class Colliding:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_keys_whose_hashes_meet_in_lockstep(seed):
+def test_keys_with_equal_hashes_in_lockstep(seed):
     chance = random.Random(seed)
     both, now = Pair(30, 1), 0
     keys = [Colliding(number) for number in range(40)]
@@ -289,7 +289,7 @@ def test_an_older_touch_does_not_overwrite_a_newer_one(which):
     assert ring._expire(50) == ["key"]
 
 
-def test_keys_that_came_are_counted():
+def test_added_keys_are_counted():
     for ring in pair(30, 1):
         ring.touch_many([1, 2, 1])
         ring.touch(2)

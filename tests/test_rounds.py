@@ -1,4 +1,4 @@
-"""What the wheel with rounds alone does: entries that wait whole turns, and looks in vain."""
+"""RoundsWheel only: entries that wait for whole turns, and wasted visits."""
 
 import random
 
@@ -33,7 +33,7 @@ def test_a_due_entry_has_no_rounds(core):
     assert entry.rounds == 0
 
 
-def test_reschedule_counts_the_rounds_anew(core):
+def test_reschedule_computes_new_rounds(core):
     wheel = core.RoundsWheel(size=8)
     entry = wheel.schedule(10, "a")
     assert entry.reschedule(80)
@@ -76,7 +76,7 @@ def test_a_short_jump_visits_only_the_slots_that_it_passes(core):
     assert (wheel.visits, wheel.wasted) == (4, 4)
 
 
-def test_a_jump_of_10_to_the_15_ticks_costs_one_look_at_what_lies_beyond(core):
+def test_a_jump_of_10_to_the_15_ticks_visits_later_entries_once(core):
     wheel = core.RoundsWheel(size=8)
     entry = wheel.schedule(2 * 10**15 + 5, "beyond")
     assert entry.rounds == (2 * 10**15 + 4) // 8
@@ -89,7 +89,7 @@ def test_a_jump_of_10_to_the_15_ticks_costs_one_look_at_what_lies_beyond(core):
     wheel._check()
 
 
-def test_the_end_of_time_is_many_rounds_away(core):
+def test_the_largest_time_is_many_rounds_away(core):
     wheel = core.RoundsWheel(size=2)
     entry = wheel.schedule(LAST, "a")
     assert entry.rounds == (LAST - 1) // 2
@@ -108,7 +108,7 @@ def test_a_jump_and_single_ticks_fire_the_same_in_the_same_order(core):
     assert jump.advance(300) == fired == sorted(fired)
 
 
-def test_cancelled_entries_cost_no_look(core):
+def test_cancelled_entries_are_not_visited(core):
     wheel = core.RoundsWheel(size=8)
     entries = wheel.schedule_many([83, 83, 83], "abc")
     wheel.cancel_many(entries[:2])

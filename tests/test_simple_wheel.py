@@ -1,11 +1,11 @@
-"""What the simple wheel alone does: one level, and OutOfRange past its interval."""
+"""SimpleWheel only: one level, and OutOfRange past its interval."""
 
 import pytest
 
 from tickwheel import OutOfRange
 
 
-def test_what_is_past_the_interval_is_refused_with_the_value_and_the_reach(core):
+def test_an_expiry_past_the_interval_is_refused_with_the_value_and_the_limit(core):
     wheel = core.SimpleWheel(tick=10, size=20, start=35)
     assert wheel.where(wheel.schedule(220, "last tick: 22 is 19 ahead of 3")) == (1, 2)
     with pytest.raises(OutOfRange) as caught:
@@ -34,7 +34,7 @@ def test_an_overdue_expiry_always_fits(core):
     assert wheel.advance(10**12) == ["long ago"]
 
 
-def test_it_has_one_level_for_ever(core):
+def test_it_always_has_one_level(core):
     wheel = core.SimpleWheel(size=20, tick=3)
     wheel.schedule(57, "a")
     (level,) = wheel.snapshot()

@@ -1,4 +1,4 @@
-"""The package in a sub-interpreter: its wheels work there, and the main one's go on working."""
+"""The package in a sub-interpreter: wheels work there, and still work in the main one."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def test_wheels_work_in_a_sub_interpreter_and_after_it(core):
         env={
             **os.environ,
             "TICKWHEEL_PURE": "0" if core.native else "1",
-            "PYTHONWARNINGS": "ignore",  # _xxsubinterpreters is private, and says so
+            "PYTHONWARNINGS": "ignore",  # _xxsubinterpreters is private and warns
             "PYTHONPATH": os.pathsep.join(sys.path),
         },
         capture_output=True,

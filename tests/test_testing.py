@@ -1,4 +1,4 @@
-"""The loop that jumps: hours in no time, and real work waited for."""
+"""JumpingEventLoop: it jumps over sleeps, and waits for real work."""
 
 import asyncio
 import math
@@ -23,7 +23,7 @@ HOUR, YEAR = 3600, 365 * 86_400
 
 @pytest.fixture(autouse=True)
 def no_time():
-    """No test here takes long, whatever it sleeps."""
+    """Fail a test that takes long, however long it sleeps."""
     start = time.monotonic()
     yield
     assert time.monotonic() - start < 30
@@ -51,7 +51,7 @@ def test_a_sleep_takes_exactly_its_time(seconds):
     assert run_jumping(main()) == seconds
 
 
-def test_a_runner_takes_it_as_its_loop_and_run_jumping_does_that():
+def test_a_runner_takes_it_as_its_loop_as_run_jumping_does():
     async def main():
         return asyncio.get_running_loop()
 
@@ -79,7 +79,7 @@ def test_time_stands_still_while_callbacks_run():
     run_jumping(main())
 
 
-def test_tasks_meet_in_the_order_of_their_times():
+def test_tasks_run_in_the_order_of_their_times():
     async def main():
         seen = []
 
@@ -120,7 +120,7 @@ def test_a_cancelled_timer_is_not_jumped_to():
     assert run_jumping(main()) == 10
 
 
-def test_it_waits_for_a_job_in_a_thread_and_time_stands_still_meanwhile():
+def test_it_waits_for_a_job_in_a_thread_while_time_stands_still():
     async def main():
         job = asyncio.to_thread(lambda: time.sleep(0.05) or "worked")
         assert await asyncio.wait_for(job, 0.001) == "worked"
@@ -129,7 +129,7 @@ def test_it_waits_for_a_job_in_a_thread_and_time_stands_still_meanwhile():
     assert run_jumping(main()) == 0
 
 
-def test_a_job_that_failed_or_that_nobody_waits_for_does_not_hold_time():
+def test_a_job_that_failed_or_was_not_awaited_does_not_stop_time():
     async def main():
         loop = asyncio.get_running_loop()
         with pytest.raises(ZeroDivisionError):
@@ -144,14 +144,14 @@ def test_a_job_that_failed_or_that_nobody_waits_for_does_not_hold_time():
     assert run_jumping(main()) == HOUR
 
 
-def test_the_end_of_the_default_executor_is_waited_for():
+def test_it_waits_for_the_shutdown_of_the_default_executor():
     async def main():
         asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.05).cancel()
 
-    run_jumping(main())  # from Python 3.12 on this has a timeout, which must not be jumped to
+    run_jumping(main())  # since Python 3.12 this has a timeout, which must not be jumped to
 
 
-def test_a_server_and_its_client_talk_before_time_goes_on():
+def test_a_server_and_its_client_communicate_before_time_moves():
     async def main():
         async def answer(reader, writer):
             while line := await reader.readline():
@@ -167,7 +167,7 @@ def test_a_server_and_its_client_talk_before_time_goes_on():
                 assert answered == b"PING %d\n" % number
             assert now() == 0
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(reader.readline(), HOUR)  # nobody says anything
+                await asyncio.wait_for(reader.readline(), HOUR)  # no data arrives
             assert now() == HOUR
             writer.close()
             await writer.wait_closed()
@@ -175,7 +175,7 @@ def test_a_server_and_its_client_talk_before_time_goes_on():
     run_jumping(main())
 
 
-def test_patience_is_what_a_slow_peer_gets():
+def test_patience_is_the_time_that_a_slow_peer_gets():
     async def main():
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -292,7 +292,7 @@ def test_months_ahead_a_short_delay_still_moves_time():
     assert run_jumping(main()) == 1
 
 
-def test_what_it_is_called_with_is_checked_as_ever():
+def test_its_arguments_are_checked_as_on_the_standard_loop():
     loop = new_jumping_event_loop()
     with pytest.raises(TypeError, match="delay must not be None"):
         loop.call_later(None, print)

@@ -1,6 +1,6 @@
 """Timer across processes: interpreter exit, fork, and a KeyboardInterrupt on the thread.
 
-Each test is a program of its own: it must end at once, with 0 and without a word on stderr.
+Each test runs a separate program: it must end at once, with code 0 and an empty stderr.
 """
 
 import os
@@ -42,11 +42,11 @@ def child_of(work):
         finally:
             os._exit(status)
     os.close(send)
-    said = b""
+    results = b""
     while part := os.read(receive, 65536):
-        said += part
+        results += part
     os.close(receive)
-    return said.decode(), os.waitpid(child, 0)[1]
+    return results.decode(), os.waitpid(child, 0)[1]
 
 def works(timer):
     came = threading.Event()
@@ -62,7 +62,7 @@ def run(text, **options):
 
 
 class TestExit:
-    def test_with_pending_timers_it_is_clean_and_immediate(self):
+    def test_exit_with_pending_timers_is_clean_and_immediate(self):
         started = time.monotonic()
         run("""
 timer = Timer()
@@ -73,7 +73,7 @@ time.sleep(0.01)
 """)
         assert time.monotonic() - started < LONG
 
-    def test_with_many_timers_that_are_firing_it_is_clean(self):
+    def test_exit_while_many_timers_fire_is_clean(self):
         for _ in range(5):
             run("""
 timers = [Timer(tick=0.0005) for _ in range(4)]
@@ -84,7 +84,7 @@ for timer in timers:
 time.sleep(0.02)
 """)
 
-    def test_with_a_callback_that_runs_it_does_not_wait_for_it(self):
+    def test_exit_does_not_wait_for_a_running_callback(self):
         run("""
 begun = threading.Event()
 timer = Timer()
@@ -92,14 +92,14 @@ timer.call_later(0, lambda: (begun.set(), time.sleep(3600)))
 assert begun.wait(20)
 """)
 
-    def test_with_a_ticking_driver_it_is_clean(self):
+    def test_exit_with_a_ticking_driver_is_clean(self):
         run("""
 timer = Timer(tick=0.0002, driver="ticking")
 timer.call_later(3600, print, "never")
 time.sleep(0.02)
 """)
 
-    def test_with_an_executor_whose_submit_is_refused_it_is_silent(self):
+    def test_exit_with_an_executor_that_refuses_work_is_silent(self):
         run("""
 import atexit
 from concurrent.futures import ThreadPoolExecutor
@@ -111,7 +111,7 @@ time.sleep(0.02)
 atexit.register(time.sleep, 0.3)  # the pool takes nothing more, and the timer goes on
 """)
 
-    def test_what_was_refused_at_exit_is_done_and_not_an_error(self):
+    def test_a_callback_refused_at_exit_is_done_and_not_an_error(self):
         out = run("""
 import atexit
 from concurrent.futures import ThreadPoolExecutor
@@ -129,14 +129,14 @@ def later():
 """)
         assert out == "done []\n"
 
-    def test_inside_with_it_is_clean(self):
+    def test_exit_inside_with_is_clean(self):
         run("""
 with Timer() as timer:
     timer.call_later(3600, print, "never")
     sys.exit(0)
 """)
 
-    def test_a_timer_made_and_used_at_exit_does_no_harm(self):
+    def test_a_timer_created_at_exit_causes_no_error(self):
         out = run("""
 import atexit
 @atexit.register
@@ -145,7 +145,7 @@ def later():
     try:
         print(works(timer))
     except RuntimeError as refused:
-        print(True)  # no new threads at shutdown: said, not hung
+        print(True)  # no new threads at shutdown: it raises and does not hang
 """)
         assert out == "True\n"
 
@@ -161,7 +161,7 @@ Holder.kept = holder
 time.sleep(0.01)
 """)
 
-    def test_manual_clocks_and_closed_timers_are_no_burden(self):
+    def test_exit_with_manual_clocks_and_closed_timers_is_clean(self):
         run("""
 clock = ManualClock()
 one = Timer(clock=clock)
@@ -181,10 +181,10 @@ print(threading.active_count())
 
 
 class TestKeyboardInterrupt:
-    """It is raised when the main thread is ready to catch it: before, it would end the program."""
+    """The interrupt is raised only when the main thread can catch it: else the program ends."""
 
     @pytest.mark.parametrize("executor", ["None", "ThreadPoolExecutor(1)"])
-    def test_from_a_callback_on_the_thread_it_reaches_the_main_thread(self, executor):
+    def test_an_interrupt_in_a_callback_reaches_the_main_thread(self, executor):
         out = run(f"""
 from concurrent.futures import ThreadPoolExecutor
 ready = threading.Event()
@@ -207,7 +207,7 @@ timer.close()
         assert out == "interrupted\nTrue done\n"
 
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="nothing to wake it with")
-    def test_it_reaches_a_main_thread_that_waits(self):
+    def test_an_interrupt_reaches_a_main_thread_that_waits(self):
         out = run("""
 ready = threading.Event()
 def interrupted():
@@ -226,7 +226,7 @@ print(works(timer))
 """)
         assert out == "in time\nTrue\n"
 
-    def test_from_on_error_too(self):
+    def test_an_interrupt_in_on_error_reaches_the_main_thread(self):
         out = run("""
 ready = threading.Event()
 def on_error(error, handle):
@@ -269,7 +269,7 @@ print(works(timer))
 
 @FORKS
 class TestFork:
-    def test_the_childs_timer_is_empty_and_says_so_and_the_parents_goes_on(self):
+    def test_the_childs_timer_is_closed_and_the_parents_continues(self):
         out = run("""
 timer, seen = Timer(), []
 handle = timer.call_later(60, seen.append, 1)
@@ -279,10 +279,10 @@ far = timer.call_later(3600, int)
 def child():
     try:
         timer.call_later(1, int)
-        said = "nothing"
+        results = "nothing"
     except TimerClosed as error:
-        said = str(error)
-    return (len(timer), bool(timer), far.state, handle.state, every.state, said,
+        results = str(error)
+    return (len(timer), bool(timer), far.state, handle.state, every.state, results,
             timer.close(), far.cancel(), far.reschedule(1), timer.stats()["pending"])
 
 print(*child_of(child))
@@ -292,13 +292,13 @@ while not seen:
 print(seen, far.state, every.state, works(timer))
 """)
         child, parent = out.splitlines()
-        said = "this timer belongs to the parent process: create a new one after the fork"
+        results = "this timer belongs to the parent process: create a new one after the fork"
         assert child == (
-            f"(0, True, 'cancelled', 'cancelled', 'cancelled', '{said}', [], False, False, 0) 0"
+            f"(0, True, 'cancelled', 'cancelled', 'cancelled', '{results}', [], False, False, 0) 0"
         )
         assert parent == "[1] pending pending True"
 
-    def test_nothing_of_the_parents_fires_in_the_child(self):
+    def test_no_callback_of_the_parent_runs_in_the_child(self):
         out = run("""
 timer, seen = Timer(), []
 for i in range(100):
@@ -313,7 +313,7 @@ while len(seen) < 100:
 """)
         assert out == "0 0\n"
 
-    def test_the_child_can_make_a_new_timer_that_works(self):
+    def test_the_child_can_create_a_new_timer(self):
         out = run("""
 timer = Timer()
 works(timer)
@@ -325,7 +325,7 @@ print(works(timer))
 """)
         assert out == "(True, 0, 1) 0\nTrue\n"
 
-    def test_a_timer_that_never_ran_is_the_parents_too(self):
+    def test_an_unused_timer_belongs_to_the_parent_too(self):
         out = run("""
 timer = Timer()
 def child():
@@ -353,19 +353,19 @@ print(*child_of(child))
         assert out.endswith(" 0\n")
         assert "[]" in out
 
-    def test_from_within_a_callback_neither_hangs(self):
+    def test_after_a_fork_in_a_callback_neither_process_hangs(self):
         out = run("""
-timer, said = Timer(), []
+timer, results = Timer(), []
 def fork():
     def child():
         with Timer() as mine:
             return len(timer), works(mine)
-    said.append(child_of(child))
+    results.append(child_of(child))
 timer.call_later(0.001, fork)
 far = timer.call_later(3600, int)
-while not said:
+while not results:
     time.sleep(0.001)
-print(*said[0], far.state, works(timer))
+print(*results[0], far.state, works(timer))
 """)
         assert out == "(0, True) 0 pending True\n"
 
@@ -385,9 +385,9 @@ print(os.waitpid(children[0], 0)[1], works(timer))
 """)
         assert out == "0 True\n"
 
-    def test_on_a_manual_clock_from_within_a_callback_neither_hangs(self):
+    def test_after_a_fork_in_a_callback_on_a_manual_clock_neither_process_hangs(self):
         out = run("""
-clock, said = ManualClock(), []
+clock, results = ManualClock(), []
 timer = Timer(clock=clock)
 def fork():
     def child():
@@ -396,15 +396,15 @@ def fork():
             mine.call_later(1, seen.append, 1)
             clock.advance(2)
         return len(timer), seen
-    said.append(child_of(child))
+    results.append(child_of(child))
 timer.call_later(1, fork)
-timer.call_later(5, said.append, "parent")
+timer.call_later(5, results.append, "parent")
 clock.advance(10)
-print(said)
+print(results)
 """)
         assert out == "[('(0, [1])', 0), 'parent']\n"
 
-    def test_while_another_thread_moves_a_manual_clock_the_child_can_move_it(self):
+    def test_the_child_can_advance_a_clock_that_another_thread_was_advancing(self):
         out = run("""
 clock = ManualClock()
 timer = Timer(clock=clock)
@@ -426,7 +426,7 @@ thread.join(20)
         assert out == "[1] 0\n"
 
     @pytest.mark.parametrize("driver", ["precise", "ticking"])
-    def test_in_the_middle_of_everything_it_hangs_neither_process(self, driver):
+    def test_a_fork_at_any_moment_hangs_neither_process(self, driver):
         out = run(f"""
 import random
 sys.setswitchinterval(1e-6)
@@ -457,7 +457,7 @@ print(answers, works(timer), [thread.is_alive() for thread in threads])
 """)
         assert out == "{('(0, True)', 0)} True [False, False, False, False]\n"
 
-    def test_while_other_threads_close_and_make_timers_it_hangs_neither_process(self):
+    def test_a_fork_while_other_threads_close_and_make_timers_hangs_neither_process(self):
         out = run("""
 sys.setswitchinterval(1e-6)
 stop = threading.Event()
@@ -481,7 +481,7 @@ print(answers, [thread.is_alive() for thread in threads])
 """)
         assert out == "{('True', 0)} [False, False, False]\n"
 
-    def test_of_a_fork_a_grandchild_works_as_well(self):
+    def test_a_grandchild_works_too(self):
         out = run("""
 timer = Timer()
 works(timer)
@@ -491,13 +491,13 @@ def child():
     def grandchild():
         with Timer() as own:
             return len(mine), works(own)
-    said, status = child_of(grandchild)
-    return first, said, status, works(mine)
+    results, status = child_of(grandchild)
+    return first, results, status, works(mine)
 print(*child_of(child))
 """)
         assert out == "(True, '(0, True)', 0, True) 0\n"
 
-    def test_the_child_lets_go_of_the_parents_callbacks(self):
+    def test_the_child_releases_the_parents_callbacks(self):
         out = run("""
 import weakref
 class Thing:
@@ -524,7 +524,7 @@ print(os.waitpid(child, 0)[1])
 """)
         assert out == "0\n"
 
-    def test_multiprocessing_by_fork_works_beside_a_timer(self):
+    def test_multiprocessing_by_fork_works_together_with_a_timer(self):
         out = run("""
 import multiprocessing
 timer = Timer()
@@ -535,7 +535,7 @@ print(works(timer))
 """)
         assert out == "5050\nTrue\n"
 
-    def test_an_async_timer_is_empty_in_the_child_too_and_says_so(self):
+    def test_an_async_timer_is_closed_in_the_child_too(self):
         out = run("""
 import asyncio
 async def main():
@@ -545,16 +545,16 @@ async def main():
         def child():
             try:
                 timer.call_later(1, int)
-                said = "nothing"
+                results = "nothing"
             except TimerClosed as error:
-                said = str(error)
-            return len(timer), handle.state, said
+                results = str(error)
+            return len(timer), handle.state, results
         print(*child_of(child))
         await asyncio.wait_for(seen.wait(), 20)
         print("parent", handle.state)
 asyncio.run(main())
 """)
         child, parent = out.splitlines()
-        said = "this timer belongs to the parent process: create a new one after the fork"
-        assert child == f"(0, 'cancelled', '{said}') 0"
+        results = "this timer belongs to the parent process: create a new one after the fork"
+        assert child == f"(0, 'cancelled', '{results}') 0"
         assert parent == "parent done"

@@ -1,4 +1,4 @@
-"""Timer with many threads: nothing is lost, nothing comes twice, nobody waits for ever."""
+"""Timer with many threads: no callback is lost or runs twice, and no thread hangs."""
 
 import contextlib
 import random
@@ -14,12 +14,12 @@ import pytest
 from stage import LONG
 from tickwheel import NATIVE, ManualClock, Timer, TimerClosed
 
-DEADLOCK_SECONDS = 120.0  # a thread that takes longer hangs
+DEADLOCK_SECONDS = 120.0  # a thread that takes longer counts as hung
 
 
 @contextlib.contextmanager
 def hurried():
-    """Have threads take turns as often as can be."""
+    """Let threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -29,7 +29,7 @@ def hurried():
 
 
 def in_threads(count, work):
-    """Run `work(i)` in so many threads; their errors are ours."""
+    """Run `work(i)` in `count` threads, and raise their errors."""
     errors = []
 
     def guarded(i):
@@ -49,7 +49,7 @@ def in_threads(count, work):
 
 
 def until(condition, seconds=LONG):
-    """Wait for `condition()`; a hang is a failure, slowness is not."""
+    """Wait until `condition()` is true; fail after LONG seconds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"
@@ -57,7 +57,7 @@ def until(condition, seconds=LONG):
 
 
 def storm(threads, steps, timer):
-    """Random schedule, cancel and reschedule from so many threads; every handle with its runs."""
+    """Schedule, cancel and reschedule at random from many threads; return handles and runs."""
     runs, records = Counter(), [[] for _ in range(threads)]
 
     def ran(key):
@@ -110,7 +110,7 @@ def test_every_handle_ends_once_as_done_or_cancelled_100_000_times_in_8_threads(
     ends_exactly_once(8, 100_000)
 
 
-def test_of_many_that_cancel_one_handle_exactly_one_is_told_true():
+def test_exactly_one_of_many_concurrent_cancels_returns_true():
     with hurried(), Timer() as timer:
         handles = [timer.call_later(60, int) for _ in range(2_000)]
         answers = [[] for _ in range(4)]
@@ -119,7 +119,7 @@ def test_of_many_that_cancel_one_handle_exactly_one_is_told_true():
         assert timer.stats()["cancelled"] == len(handles)
 
 
-def test_a_cancel_that_said_true_never_fires_and_one_that_said_false_does():
+def test_a_handle_never_fires_if_cancel_returned_true_and_fires_otherwise():
     with hurried(), Timer(tick=0.0001) as timer:
         fired, cancelled, handles = set(), set(), []
         for i in range(3_000):
@@ -134,7 +134,7 @@ def test_a_cancel_that_said_true_never_fires_and_one_that_said_false_does():
     assert fired | cancelled == set(range(3_000))
 
 
-def test_callbacks_and_threads_that_do_everything_at_once_do_not_hang():
+def test_callbacks_and_threads_that_call_everything_do_not_hang():
     with hurried(), Timer(tick=0.0005, on_error=lambda *_: None) as timer:
         handles = [timer.call_later(0.01, int) for _ in range(50)]
         left = [0]
@@ -186,7 +186,7 @@ def test_a_new_earliest_deadline_from_another_thread_is_honoured_while_the_drive
     assert p99 < 0.25
 
 
-def test_no_wake_up_is_lost_when_ever_earlier_deadlines_race_the_drivers_going_to_sleep():
+def test_no_wake_up_is_lost_when_earlier_deadlines_race_the_start_of_the_drivers_sleep():
     with hurried(), Timer(tick=0.0001) as timer:
 
         def work(i):
@@ -218,7 +218,7 @@ def test_the_first_schedules_of_many_threads_start_one_driver():
 
 
 def test_close_while_others_schedule_loses_nothing():
-    """Each handle was returned by close, or fired, or was refused: never two, never none."""
+    """Each handle was returned by close, or fired, or was refused: exactly one of these."""
     for _ in range(20):
         with hurried():
             timer, made, fired = Timer(), [[] for _ in range(4)], []
@@ -242,8 +242,8 @@ def test_close_while_others_schedule_loses_nothing():
         assert states["done"] + states["cancelled"] == len(handles)
 
 
-class Bell:
-    """The lock that a driver sleeps on; it notes how long each sleep may be."""
+class RecordingLock:
+    """A lock for a driver to sleep on, which records the timeouts."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -260,11 +260,11 @@ class Bell:
 
 @pytest.fixture
 def starting(monkeypatch):
-    """Calls `before(thread)` and `after(thread)` around the start of a thread."""
+    """Call `before(thread)` and `after(thread)` around the start of a thread."""
     around = SimpleNamespace(before=id, after=id)
 
     class Thread(threading.Thread):
-        ident = 1  # it is known a moment before the thread can be joined
+        ident = 1  # it is set a moment before the thread can be joined
 
         def start(self):
             around.before(self)
@@ -275,7 +275,7 @@ def starting(monkeypatch):
     return around
 
 
-def test_a_timer_whose_thread_cannot_start_says_so_and_tries_again(starting):
+def test_a_timer_whose_thread_cannot_start_raises_and_tries_again(starting):
     def fail(_):
         raise RuntimeError("can't start new thread")
 
@@ -291,12 +291,12 @@ def test_a_timer_whose_thread_cannot_start_says_so_and_tries_again(starting):
 
 
 def test_a_timer_closed_in_the_middle_of_a_schedule_is_not_kept_alive(monkeypatch):
-    class Anchored(set):
+    class KeptAlive(set):
         def add(self, timer):
             timer.close()  # as another thread may, just before
             super().add(timer)
 
-    monkeypatch.setattr("tickwheel.timer.anchored", Anchored())
+    monkeypatch.setattr("tickwheel.timer.kept_alive", KeptAlive())
     timer = Timer()
     handle = timer.call_later(60, int)
     timer._thread.join(LONG)
@@ -316,12 +316,12 @@ def test_a_timer_closed_before_its_thread_has_started_ends_it(starting):
 
 
 @pytest.mark.skipif(not NATIVE, reason="the core in Python holds its lock until the start is over")
-def test_a_timer_closed_while_its_thread_sleeps_already_and_its_start_goes_on_ends_it(starting):
+def test_a_timer_closed_while_its_thread_sleeps_but_start_has_not_returned_ends_it(starting):
     timer, closed, alive = Timer(), [], []
-    timer._bell = bell = Bell()
+    timer._wake_lock = lock = RecordingLock()
 
     def close(thread):
-        assert bell.asleep.wait(LONG)
+        assert lock.asleep.wait(LONG)
         closed.extend(timer.close())
         alive.append(thread.is_alive())
 
@@ -333,13 +333,13 @@ def test_a_timer_closed_while_its_thread_sleeps_already_and_its_start_goes_on_en
 def test_no_sleep_is_longer_than_a_lock_can_wait_on_any_system():
     windows = 4_294_967  # threading.TIMEOUT_MAX there: 49 days
     with Timer() as timer:
-        timer._bell = bell = Bell()
+        timer._wake_lock = lock = RecordingLock()
         timer.call_later(100 * 24 * 3600, int)
-        assert bell.asleep.wait(LONG)
-        assert 0 < bell.sleeps[0] < windows
+        assert lock.asleep.wait(LONG)
+        assert 0 < lock.sleeps[0] < windows
 
 
-def test_of_many_that_close_one_gets_the_handles():
+def test_one_of_many_concurrent_closes_gets_the_handles():
     for _ in range(20):
         timer = Timer()
         handles = [timer.call_later(60 + i, int) for i in range(50)]
@@ -413,7 +413,7 @@ def test_threads_on_a_manual_clock_lose_nothing():
 
 @pytest.mark.soak
 @pytest.mark.skipif(not NATIVE, reason="in Python they would take 10 GB")
-def test_ten_million_pending_handles_are_held_and_given_back():
+def test_ten_million_pending_handles_are_kept_and_freed():
     with Timer() as timer:
         for i in range(10_000_000):
             timer.call_later(3_000 + i % 1_000_000, int)

@@ -1,7 +1,7 @@
-"""The worked examples of the source documents, number for number.
+"""The worked examples of the source documents, with their numbers.
 
 R2 the simple wheel, R3 the wheel with rounds, R4 the hierarchy, R5 advancing without empty turns,
-R8 the overflow buffer. Slots, levels, times of demotion and firing times are the documents' own.
+R8 the overflow buffer. Slots, levels, and the times of cascades and firings are from the documents.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from tickwheel import MemoryBuffer, OutOfRange
 
 
 def at(build, now, how):
-    """A wheel whose current time is `now`: started there, or advanced there."""
+    """Return a wheel at `now`: started there, or advanced there."""
     if how == "started":
         return build(start=now)
     wheel = build(start=0)
@@ -19,7 +19,7 @@ def at(build, now, how):
 
 
 def follow(wheel, entry, path):
-    """Asserts where the entry stands just before and at every time of the path, then that it fires.
+    """Assert where the entry is just before and at every time of the path, and that it fires.
 
     The path is [(time, (level, slot)), ..., (firing time, None)].
     """
@@ -38,7 +38,7 @@ def follow(wheel, entry, path):
 
 
 def wakeups(wheel):
-    """Runs a wheel by its next wake-ups alone; gives [(time, items)]."""
+    """Drive a wheel only by `next_wakeup`; return [(time, items)]."""
     found = []
     while (time := wheel.next_wakeup()) is not None:
         found.append((time, wheel.advance(time)))
@@ -75,7 +75,7 @@ class TestR2TheSimpleWheel:
         assert len(wheel) == 0
         wheel._check()
 
-    def test_the_range_is_current_up_to_but_not_with_current_plus_interval(self, core, how):
+    def test_the_range_is_from_current_up_to_and_excluding_current_plus_interval(self, core, how):
         wheel = at(lambda start: core.SimpleWheel(tick=1, size=20, start=start), 2, how)
         wheel.schedule(2, "now")
         wheel.schedule(21, "last")
@@ -130,8 +130,8 @@ class TestR3TheWheelWithRounds:
         assert wakeups(wheel) == [(2, []), (10, ["a"])]
         assert (wheel.visits, wheel.wasted) == (2, 1)
 
-    def test_its_wasted_looks_are_counted_beside_the_hierarchys_visits(self, core):
-        """Turned tick by tick: 1,000 entries, the rounds wheel looks at nearly 25,000 in vain."""
+    def test_its_wasted_visits_are_counted_and_a_hierarchy_has_none(self, core):
+        """Turn tick by tick with 1,000 entries: the rounds wheel visits nearly 25,000 too many."""
         rounds, wheel = core.RoundsWheel(tick=1, size=20), core.Wheel(tick=1, size=20)
         delays = range(1, 1001)
         for delay in delays:
@@ -141,7 +141,7 @@ class TestR3TheWheelWithRounds:
             assert rounds.advance(now) == wheel.advance(now) == [now]
         assert rounds.visits == 1000
         assert rounds.wasted == sum((delay - 1) // 20 for delay in delays) == 24_500
-        # Level 1's buckets are the ticks that are not a bucket of level 2 (20 ... 1000) alone:
+        # Buckets of level 1 are the ticks that are not only a bucket of level 2 (20 ... 1000):
         # there the entry is due on arrival. Level 3's are at 400 and 800.
         assert wheel.visits == (1000 - 50) + (50 - 2) + 2 == 1000
 
@@ -284,7 +284,7 @@ class TestR4TheHierarchy:
         wheel = core.Wheel(sizes=(8, 8, 8), pointers=pointers)
         follow(wheel, wheel.schedule(path[-1][0], "a"), path)
 
-    def test_both_ways_of_pointers_give_the_same_pointers_at_every_tick(self, core):
+    def test_own_and_pushed_pointers_are_equal_at_every_tick(self, core):
         own = core.Wheel(sizes=(8, 8, 8), pointers="own")
         pushed = core.Wheel(sizes=(8, 8, 8), pointers="pushed")
         for now in range(1100):

@@ -1,4 +1,4 @@
-"""The promises of the hierarchical wheel, one by one; most hold for all wheels and run on all."""
+"""The behaviour of all wheels, one property per test, on every kind of wheel."""
 
 import random
 import weakref
@@ -13,7 +13,7 @@ KINDS = ["Wheel", "sizes", "SimpleWheel", "RoundsWheel"]
 
 @pytest.fixture(params=KINDS)
 def make(core, request):
-    """Makes a wheel that holds at least 600 ticks; one test, every kind of wheel."""
+    """Return a function that creates a wheel of at least 600 ticks; every kind of wheel."""
 
     def build(tick=1, start=0):
         if request.param == "sizes":
@@ -71,7 +71,7 @@ class TestTime:
         assert wheel.advance(30) == ["late", "early"]
         assert (late.expiry, early.expiry) == (29, 21)
 
-    def test_a_due_expiry_comes_out_of_the_next_advance_at_the_same_now(self, make):
+    def test_the_next_advance_at_the_same_now_returns_a_due_item(self, make):
         wheel = make(10, 105)
         for expiry in (0, 50, 99, 100):
             wheel.schedule(expiry, expiry)
@@ -138,7 +138,9 @@ class TestTime:
         wheel._check()
 
     @pytest.mark.parametrize("kind", ["Wheel", "RoundsWheel"])
-    def test_an_expiry_whose_tick_ends_beyond_all_time_is_held_and_never_early(self, core, kind):
+    def test_an_expiry_whose_tick_ends_after_the_largest_time_is_kept_and_never_early(
+        self, core, kind
+    ):
         wheel = getattr(core, kind)(tick=10, size=20, start=LAST - 500)
         entry = wheel.schedule(LAST, "never")  # rounds up to 2**63 + 2
         assert entry.pending
@@ -173,12 +175,12 @@ class TestOrder:
     def test_an_overdue_entry_that_is_moved_takes_its_new_place_in_the_order(self, make):
         wheel = make(start=50)
         entries = wheel.schedule_many([10, 20, 30], "abc")
-        assert wheel.advance(50, limit=1) == ["a"]  # from here on they are in order
+        assert wheel.advance(50, limit=1) == ["a"]  # now they are in order
         assert entries[2].reschedule(15)
         assert wheel.advance(50) == ["c", "b"]
 
     def test_order_survives_demotion(self, core, pointers):
-        """What was scheduled from afar comes before what was scheduled close by, at one tick."""
+        """At the same tick, entries scheduled earlier come first, from whatever level."""
         wheel = core.Wheel(size=4, pointers=pointers)
         expected = []
         for now in (0, 1, 100, 200, 250, 253, 255):
@@ -221,7 +223,7 @@ class TestLimit:
             wheel.schedule(5 + number // 4, number)  # 0-3 at 5, 4-7 at 6, 8-9 at 7
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 7, 9, 10, 11, 2**31, 2**63, 2**100])
-    def test_pieces_put_together_are_the_unlimited_answer(self, make, limit):
+    def test_limited_advances_together_return_the_unlimited_result(self, make, limit):
         wheel = make()
         self.fill(wheel)
         found = []
@@ -233,7 +235,7 @@ class TestLimit:
         assert found == list(range(10))
         assert wheel.advance(50, limit=limit) == []
 
-    def test_it_sets_now_and_what_is_left_stays_pending(self, make):
+    def test_a_limited_advance_sets_now_and_the_other_items_stay_pending(self, make):
         wheel = make()
         self.fill(wheel)
         assert wheel.advance(50, limit=3) == [0, 1, 2]
@@ -245,14 +247,14 @@ class TestLimit:
             wheel.advance(49)
         assert wheel.advance(50) == [3, 4, 5, 6, 7, 8, 9]
 
-    def test_a_later_call_goes_on_at_its_own_now(self, make):
+    def test_a_later_advance_continues_at_its_own_now(self, make):
         wheel = make()
         self.fill(wheel)
         wheel.schedule(60, "later")
         assert wheel.advance(50, limit=3) == [0, 1, 2]
         assert wheel.advance(60, limit=100) == [3, 4, 5, 6, 7, 8, 9, "later"]
 
-    def test_the_rest_can_be_cancelled(self, make):
+    def test_the_backlog_can_be_cancelled(self, make):
         wheel = make()
         entries = wheel.schedule_many([5, 5, 6, 6, 7, 500], range(6))
         assert wheel.advance(50, limit=1) == [0]
@@ -265,7 +267,7 @@ class TestLimit:
         wheel._check()
         assert wheel.advance(600) == []
 
-    def test_the_rest_can_be_rescheduled(self, make):
+    def test_the_backlog_can_be_rescheduled(self, make):
         wheel = make()
         entries = wheel.schedule_many([5, 5, 5], "abc")
         assert wheel.advance(50, limit=1) == ["a"]
@@ -274,7 +276,7 @@ class TestLimit:
         assert wheel.advance(59) == []
         assert wheel.advance(60) == ["b"]
 
-    def test_what_is_scheduled_between_takes_its_place_in_the_order(self, make):
+    def test_an_entry_scheduled_between_two_advances_keeps_the_order(self, make):
         wheel = make()
         self.fill(wheel)
         assert wheel.advance(50, limit=5) == [0, 1, 2, 3, 4]
@@ -287,7 +289,7 @@ class TestLimit:
         assert wheel.advance(69) == []
         assert wheel.advance(70) == ["not due"]
 
-    def test_an_emptied_rest_leaves_later_entries_where_time_finds_them(self, make):
+    def test_an_empty_backlog_does_not_affect_later_entries(self, make):
         wheel = make()
         first, second = wheel.schedule(5, 1), wheel.schedule(6, 2)
         wheel.schedule(310, "later")  # on a hierarchy, in a bucket that is due at 300
@@ -299,7 +301,7 @@ class TestLimit:
         assert wheel.advance(309) == []
         assert wheel.advance(310) == ["later"]
 
-    def test_with_a_rest_a_bounded_wheel_measures_its_range_from_now(self, core, pointers):
+    def test_with_a_backlog_a_bounded_wheel_measures_its_range_from_now(self, core, pointers):
         wheel = core.Wheel(sizes=(8, 8, 8), pointers=pointers)
         wheel.schedule_many([9, 9, 70], "abc")
         assert wheel.advance(100, limit=1) == ["a"]
@@ -309,7 +311,7 @@ class TestLimit:
         wheel._check()
         assert wheel.advance(611) == ["b", "c", "d"]
 
-    def test_with_a_rest_what_is_near_lands_on_the_lowest_level(self, core, pointers):
+    def test_with_a_backlog_a_near_entry_lands_on_the_lowest_level(self, core, pointers):
         wheel = core.Wheel(size=8, pointers=pointers)
         wheel.schedule_many([9, 9], "ab")
         assert wheel.advance(100, limit=1) == ["a"]
@@ -321,7 +323,7 @@ class TestLimit:
         assert wheel.snapshot()[0]["counts"][100 % 8] == 2
         assert wheel.advance(103) == ["b", "overdue", "near"]
 
-    def test_when_the_rest_was_cancelled_nothing_is_due_now(self, core, pointers):
+    def test_after_the_backlog_is_cancelled_nothing_is_due_now(self, core, pointers):
         wheel = core.Wheel(size=8, pointers=pointers)
         first, rest = wheel.schedule_many([9, 9], "ab")
         wheel.schedule(190, "later")  # on level 3, in a bucket that is due at 128
@@ -331,7 +333,7 @@ class TestLimit:
         assert not first.pending
         assert wheel.next_wakeup() == 184  # of level 2, as if the wheel stood at 130
 
-    def test_it_bounds_items_not_cascades(self, core, pointers):
+    def test_the_limit_bounds_items_and_not_cascades(self, core, pointers):
         """One call with limit 1 passes ten buckets of level 2 to find its item."""
         wheel = core.Wheel(size=20, pointers=pointers)
         entries = [wheel.schedule(100 + 20 * number + 5, number) for number in range(10)]
@@ -364,7 +366,7 @@ class TestScheduleMany:
         assert [e.expiry for e in entries] == [3, 1, 2]
         assert wheel.advance(3) == ["a", "b", "c"]
 
-    def test_nothing_is_fine(self, make):
+    def test_empty_arguments_are_accepted(self, make):
         wheel = make()
         assert wheel.schedule_many([], []) == []
         assert wheel.cancel_many([]) == 0
@@ -403,7 +405,7 @@ class TestScheduleMany:
         assert wheel.next_wakeup() is None
         wheel._check()
 
-    def test_one_that_is_out_of_range_keeps_the_others_out_too(self, core):
+    def test_an_expiry_out_of_range_refuses_the_whole_batch(self, core):
         for wheel in (core.Wheel(sizes=(8, 8)), core.SimpleWheel(size=64)):
             with pytest.raises(OutOfRange, match="64"):
                 wheel.schedule_many([1, 63, 64, 2], "abcd")
@@ -414,7 +416,7 @@ class TestScheduleMany:
 
 
 class TestCancelMany:
-    def test_it_counts_what_it_took_off(self, make):
+    def test_it_counts_the_removed_entries(self, make):
         wheel = make()
         entries = wheel.schedule_many([1, 2, 3, 4, 500], "abcde")
         assert wheel.advance(1) == ["a"]

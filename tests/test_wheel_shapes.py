@@ -1,4 +1,4 @@
-"""Every shape of wheel: sizes, levels and ways of the pointers, and what each of them costs."""
+"""Every shape of wheel: sizes, levels and kinds of pointers, and their costs."""
 
 import random
 
@@ -13,7 +13,7 @@ SIZES = [2, 3, 5, 20, 60, 63, 64, 65, 100, 128, 1000, 1024, 4096, 86_400]
 class TestShapes:
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("kind", ["Wheel", "RoundsWheel", "SimpleWheel"])
-    def test_every_slot_of_every_size_can_be_used(self, core, kind, size):
+    def test_every_slot_of_every_size_is_usable(self, core, kind, size):
         wheel = getattr(core, kind)(size=size, start=7)
         step = max(1, size // 97)
         delays = sorted({1, size - 1, *range(1, size, step)})
@@ -27,7 +27,7 @@ class TestShapes:
         assert wheel.visits == len(delays)
 
     @pytest.mark.parametrize("size", SIZES)
-    def test_levels_of_every_size_reach_to_the_end_of_time(self, core, size, pointers):
+    def test_levels_of_every_size_reach_the_largest_time(self, core, size, pointers):
         wheel = core.Wheel(size=size, pointers=pointers)
         ladder = sorted(
             {min(size**power + by, LAST) for power in range(1, 64) for by in (-1, 0, 1)}
@@ -56,7 +56,7 @@ class TestShapes:
         assert wheel.advance(2**62 - 2) == []
         assert wheel.advance(2**62 - 1) == ["a"]
 
-    def test_a_top_level_may_reach_beyond_all_time(self, core):
+    def test_a_top_level_may_reach_beyond_the_largest_time(self, core):
         wheel = core.Wheel(sizes=(2**16,) * 4)
         wheel.schedule(LAST, "a")
         wheel._check()
@@ -67,7 +67,7 @@ class TestShapes:
         wheel = core.Wheel(sizes=iter([8, 8]))
         assert [level["size"] for level in wheel.snapshot()] == [8, 8]
 
-    def test_the_size_is_64_unless_told(self, core):
+    def test_the_default_size_is_64(self, core):
         for kind in ("Wheel", "SimpleWheel", "RoundsWheel"):
             assert getattr(core, kind)().snapshot()[0]["size"] == 64
 
@@ -75,7 +75,7 @@ class TestShapes:
 class TestCost:
     @pytest.mark.parametrize("size", [2, 20, 64])
     def test_a_jump_over_10_to_the_15_empty_ticks_visits_nothing(self, core, size):
-        """Also when something waits beyond: ticks are not walked. (A walk would not end.)"""
+        """Ticks are not walked, even with a later entry pending. (A walk would not end.)"""
         for kind in ("Wheel", "SimpleWheel", "RoundsWheel"):
             wheel = getattr(core, kind)(size=size)
             assert wheel.advance(10**15) == []

@@ -1,4 +1,4 @@
-"""Every wheel against a sorted list, under scripts that nobody thought of.
+"""Every wheel compared with a sorted list, under random scripts.
 
 - A Hypothesis state machine per kind of wheel and core, `_check()` after every step: 500 runs here,
   2,000 in `make soak`.
@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 import cores as wheel_cores
 from model import LAST, Shape, Trial
 
-RUNS = 500  # in all, over kinds and cores
+RUNS = 500  # total, over kinds and cores
 SOAK_RUNS = 2_000
 STEPS = 40
 
@@ -80,7 +80,7 @@ def delays(shape):
 
 
 class WheelMachine(RuleBasedStateMachine):
-    """One wheel and its model; a subclass says which shapes and which core."""
+    """One wheel and its model; a subclass selects the shapes and the core."""
 
     shapes = ()
     core = None
@@ -142,7 +142,7 @@ class WheelMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), limit=st.integers(1, 2))
     def leave_a_rest_and_place_others_around_it(self, data, limit):
-        """What is scheduled while something due is left, is placed as from now."""
+        """An entry scheduled while a backlog exists is placed relative to now."""
         now = max(self.after(data), self.trial.model.now)
         self.trial.advance(now, limit)
         for delay in data.draw(st.lists(self.delay, max_size=4)):
@@ -150,7 +150,7 @@ class WheelMachine(RuleBasedStateMachine):
 
     @rule()
     def cancel_all_that_is_due(self):
-        """Then the next wake-up is that of the next bucket, also after a limit."""
+        """The next wake-up is then the next bucket, even after a limit."""
         model = self.trial.model
         due = [key for key, record in model.records.items() if record.due <= model.cursor]
         self.trial.cancel_many(due)
@@ -204,7 +204,7 @@ class Driver:
         self.trial = Trial(shape, cores)
         self.shape = shape
         self.check_every = check_every
-        self.target = 150  # pending entries to hover around
+        self.target = 150  # approximate number of pending entries
         self.actions = [
             (24, self.schedule),
             (4, self.schedule_a_burst),
@@ -219,7 +219,7 @@ class Driver:
         ]
 
     def time(self):
-        """A time around now: near, at an edge of a level, far, or overdue."""
+        """Return a time around now: near, at an edge of a level, far, or overdue."""
         unit = self.shape.tick * self.shape.lowest_size
         if self.shape.kind != "SimpleWheel":
             for _ in range(self.random.choice((0, 0, 0, 1, 1, 2, 3))):
@@ -231,7 +231,7 @@ class Driver:
         return self.trial.clamp(self.trial.model.now + delay)
 
     def later(self):
-        """A time not before now; most steps are short, so that a long script stays in range."""
+        """Return a time from now on; most steps are short, so that long scripts stay in range."""
         span = self.shape.tick * self.random.choice((0, 0, 1, 1, 1, 3, self.shape.lowest_size))
         now = self.trial.model.now
         return now + self.random.randrange(min(span, (LAST - now) // 50) + 1)
@@ -246,7 +246,7 @@ class Driver:
         self.trial.schedule(self.time())
 
     def schedule_a_burst(self):
-        """Many within a few ticks: what a limit cuts in two."""
+        """Schedule many entries within a few ticks, which a limit splits."""
         first = self.time()
         for _ in range(self.random.randrange(20)):
             late = self.random.randrange(3 * self.shape.tick)
@@ -296,7 +296,7 @@ class Driver:
 
 
 def drive(shapes, cores, steps, seed, check_every):
-    """Shares `steps` out over the shapes; the seed is in the output of a failure."""
+    """Distribute `steps` over the shapes; a failure prints the seed."""
     print(f"seed {seed}")
     for shape in shapes:
         print(f"on {shape}")
@@ -325,7 +325,7 @@ def test_a_soak_of_native_and_pure_agrees_in_lockstep(both):
     drive(EVERY_SHAPE, both, steps, seed, check_every=25)
 
 
-def test_the_cores_of_this_run_are_the_ones_asked_for():
-    """A run that tests one core only must have been asked to."""
+def test_the_cores_of_this_run_are_the_selected_ones():
+    """A run may test only one core if that was selected."""
     if not wheel_cores.PURE_ONLY and wheel_cores.CHOSEN is None:
         assert wheel_cores.NAMES == ["pure", "native"]

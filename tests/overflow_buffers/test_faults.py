@@ -1,4 +1,4 @@
-"""Overflow buffers that raise, lie or call back: the wheel says so, and loses nothing."""
+"""Overflow buffers that raise, return wrong entries or call back: the wheel loses nothing."""
 
 import weakref
 
@@ -10,7 +10,7 @@ from tickwheel import MemoryBuffer, WheelBusy
 
 
 def drained(wheel):
-    """Everything still on the wheel, in order; the wheel is sound before and after."""
+    """Return all items of the wheel, in order, and check its invariants before and after."""
     wheel._check()
     items = wheel.advance(wheel.now + 5000)
     wheel._check()
@@ -19,7 +19,7 @@ def drained(wheel):
 
 
 class Grumpy(MemoryBuffer):
-    """A buffer that does what it is told in the middle of the verb that it is told."""
+    """A buffer that runs a given function in the middle of a given method."""
 
     def __init__(self, **acts):
         super().__init__()
@@ -64,7 +64,7 @@ class TestABufferThatRaises:
         buffer = Grumpy()
         return core.Wheel(sizes=(8, 8, 8), overflow=buffer, pointers=pointers), buffer
 
-    def test_put_keeps_schedule_from_changing_anything(self, pair):
+    def test_a_failing_put_keeps_schedule_from_changing_anything(self, pair):
         wheel, buffer = pair
         wheel.schedule(600, "before")
         buffer.acts["put"] = sulk
@@ -75,7 +75,7 @@ class TestABufferThatRaises:
         wheel.schedule(5, "near needs no buffer")
         assert drained(wheel) == ["near needs no buffer", "before"]
 
-    def test_put_keeps_a_batch_from_changing_anything(self, pair):
+    def test_a_failing_put_keeps_schedule_many_from_changing_anything(self, pair):
         wheel, buffer = pair
         puts = []
 
@@ -92,7 +92,7 @@ class TestABufferThatRaises:
         wheel._check()
         assert drained(wheel) == []
 
-    def test_discard_keeps_cancel_from_changing_anything(self, pair):
+    def test_a_failing_discard_keeps_cancel_from_changing_anything(self, pair):
         wheel, buffer = pair
         entry = wheel.schedule(600, "a")
         buffer.acts["discard"] = sulk
@@ -108,7 +108,7 @@ class TestABufferThatRaises:
 
     @pytest.mark.parametrize(("expiry", "to"), [(600, 5), (600, 700), (5, 600)])
     @pytest.mark.parametrize("verb", ["put", "discard"])
-    def test_it_keeps_reschedule_from_changing_anything(self, pair, verb, expiry, to):
+    def test_a_failing_buffer_keeps_reschedule_from_changing_anything(self, pair, verb, expiry, to):
         wheel, buffer = pair
         entry, _ = wheel.schedule(expiry, "a"), wheel.schedule(expiry, "b")
         spot = wheel.where(entry)
@@ -129,10 +129,10 @@ class TestABufferThatRaises:
             wheel._check()
             assert drained(wheel) == ["a", "b"]
         else:
-            assert not once  # this move does not use that verb
+            assert not once  # this move does not call that method
             assert entry.expiry == to
 
-    def test_take_is_heard_when_nothing_has_fired_yet(self, pair):
+    def test_an_error_of_take_is_raised_if_nothing_has_fired_yet(self, pair):
         wheel, buffer = pair
         wheel.schedule_many([600, 700], "ab")
         buffer.acts["take"] = sulk
@@ -145,7 +145,7 @@ class TestABufferThatRaises:
         assert wheel.advance(650) == ["a"]
         assert drained(wheel) == ["b"]
 
-    def test_take_is_heard_by_the_next_call_when_something_has_fired(self, pair):
+    def test_an_error_of_take_is_raised_by_the_next_call_if_items_have_fired(self, pair):
         wheel, buffer = pair
         wheel.schedule_many([600, 700, 5, 6], "abcd")
         buffer.acts["take"] = sulk
@@ -159,7 +159,7 @@ class TestABufferThatRaises:
         assert wheel.advance(650) == ["a"]
         assert drained(wheel) == ["b"]
 
-    def test_an_interrupt_in_take_comes_out_at_once_though_something_has_fired(self, pair):
+    def test_an_interrupt_in_take_is_raised_at_once_even_if_items_have_fired(self, pair):
         wheel, buffer = pair
         wheel.schedule_many([600, 5], "ab")
         buffer.acts["take"] = interrupt
@@ -169,9 +169,7 @@ class TestABufferThatRaises:
         del buffer.acts["take"]
         assert wheel.advance(650) == ["a"]
 
-    def test_an_interrupt_while_a_failed_batch_is_taken_back_comes_out_and_leaves_nothing(
-        self, pair
-    ):
+    def test_an_interrupt_while_a_failed_batch_is_undone_is_raised_and_leaves_nothing(self, pair):
         wheel, buffer = pair
         wheel.schedule(600, "before")
 
@@ -187,7 +185,7 @@ class TestABufferThatRaises:
         wheel._check()
         assert drained(wheel) == ["before"]
 
-    def test_next_expiry_is_heard_by_those_who_ask(self, pair):
+    def test_an_error_of_next_expiry_reaches_the_caller(self, pair):
         wheel, buffer = pair
         buffer.acts["next_expiry"] = sulk
         wheel.schedule(600, "a")
@@ -223,7 +221,7 @@ class TestABufferThatRaises:
         assert stranger.pending
 
 
-def test_what_a_buffer_hands_over_late_comes_in_order(core, pointers):
+def test_entries_that_a_buffer_hands_over_late_come_in_order(core, pointers):
     class Sluggish(MemoryBuffer):
         slow = True
 
@@ -324,7 +322,7 @@ class TestABufferThatCallsBack:
         ],
         ids=["cancel", "reschedule onto the wheel", "reschedule within the buffer"],
     )
-    def test_it_may_let_go_of_the_wheel_which_lives_until_the_call_ends(self, core, verb, call):
+    def test_a_buffer_may_drop_the_wheel_which_lives_until_the_call_ends(self, core, verb, call):
         buffer = Grumpy()
         holder = [core.Wheel(sizes=(8, 8, 8), overflow=buffer)]
         watch, alive = weakref.ref(holder[0]), []
@@ -341,9 +339,9 @@ class TestABufferThatCallsBack:
         assert entry.item is None
 
 
-def test_an_entry_may_leave_a_buffer_that_the_collector_has_taken_from_its_wheel():
-    """In a process of its own: a wheel that asks the buffer all the same would crash."""
-    said = program("""
+def test_an_entry_may_leave_after_the_collector_has_cleared_the_buffer_of_its_wheel():
+    """In a new process: a wheel that called the cleared buffer would crash."""
+    outputs = program("""
         import gc, weakref
         from tickwheel import MemoryBuffer, Wheel
 
@@ -368,4 +366,4 @@ def test_an_entry_may_leave_a_buffer_that_the_collector_has_taken_from_its_wheel
         gc.collect()
         print(far.pending)
     """)
-    assert said.endswith("False\n")
+    assert outputs.endswith("False\n")
