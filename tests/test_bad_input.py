@@ -5,8 +5,6 @@ Every bad call is made on both cores, which must raise the same messages.
 
 import decimal
 import enum
-import fractions
-import math
 
 import pytest
 
@@ -64,20 +62,11 @@ class Colour(enum.IntEnum):
 
 NOT_INTS = {
     "True": True,
-    "False": False,
-    "float": 1.5,
     "whole float": 230.0,
-    "nan": math.nan,
-    "inf": math.inf,
     "None": None,
     "str": "230",
-    "empty str": "",
-    "bytes": b"230",
-    "list": [230],
     "tuple": (1, 2),
-    "complex": 1j,
     "Decimal": decimal.Decimal(230),
-    "Fraction": fractions.Fraction(230),
     "class": int,
     "long repr": Loud(),
     "long str": "é" * 300,
@@ -85,9 +74,7 @@ NOT_INTS = {
 WRONG_INTS = {
     "-1": -1,
     "2**63": 2**63,
-    "-2**63": -(2**63),
     "-2**63-1": -(2**63) - 1,
-    "2**64": 2**64,
     "2**64+5": 2**64 + 5,
     "index -1": Index(-1),
 }
@@ -145,6 +132,20 @@ def kind(request):
     return request.param
 
 
+def on_kinds(values, *everywhere):
+    """Parametrize `kind` and `value`: all values on a Wheel, those named also on the other kinds.
+
+    All kinds convert their arguments by the same functions, before any code of their own.
+    """
+    cases = [("Wheel", name) for name in values]
+    cases += [(kind, name) for kind in KINDS if kind != "Wheel" for name in everywhere]
+    return pytest.mark.parametrize(
+        ("kind", "value"),
+        [(kind, values[name]) for kind, name in cases],
+        ids=[f"{kind}-{name}" for kind, name in cases],
+    )
+
+
 def stocked(core, kind):
     """Return a wheel with overdue, near and far entries, and one of its entries."""
     wheel = KINDS[kind](core)
@@ -167,7 +168,7 @@ def state(wheel):
 
 
 class TestWhatIsNotAnInt:
-    @pytest.mark.parametrize("value", NOT_INTS.values(), ids=NOT_INTS)
+    @on_kinds(NOT_INTS, "True", "whole float")
     def test_a_time_that_is_not_an_int_is_a_type_error(self, core, kind, value):
         for name, act in TIMES.values():
             wheel, entry = stocked(core, kind)
@@ -179,11 +180,7 @@ class TestWhatIsNotAnInt:
             assert state(wheel) == before
             wheel._check()
 
-    @pytest.mark.parametrize(
-        "value",
-        [value for value in NOT_INTS.values() if value is not None],
-        ids=[name for name in NOT_INTS if name != "None"],
-    )
+    @on_kinds({name: value for name, value in NOT_INTS.items() if name != "None"}, "whole float")
     def test_a_limit_that_is_not_an_int_is_a_type_error(self, core, kind, value):
         wheel, _ = stocked(core, kind)
         before = state(wheel)
@@ -230,7 +227,7 @@ class TestWhatIsNotAnInt:
 
 
 class TestWhatIsOutOfBounds:
-    @pytest.mark.parametrize("value", WRONG_INTS.values(), ids=WRONG_INTS)
+    @on_kinds(WRONG_INTS, "-1", "2**63")
     def test_a_time_outside_of_the_valid_times_is_out_of_range(self, core, kind, value):
         for name, act in TIMES.values():
             wheel, entry = stocked(core, kind)
@@ -240,7 +237,7 @@ class TestWhatIsOutOfBounds:
             assert state(wheel) == before
             wheel._check()
 
-    @pytest.mark.parametrize("value", HUGE.values(), ids=HUGE)
+    @on_kinds(HUGE, "2**200")
     def test_a_huge_int_is_out_of_range_too(self, core, kind, value):
         for name, act in TIMES.values():
             wheel, entry = stocked(core, kind)
@@ -248,12 +245,12 @@ class TestWhatIsOutOfBounds:
                 act(wheel, entry, value)
             wheel._check()
 
-    @pytest.mark.parametrize("limit", [0, -1, -(2**63), -(2**200)])
-    def test_a_limit_below_1_is_a_value_error(self, core, kind, limit):
+    @on_kinds({"0": 0, "-1": -1, "-2**63": -(2**63), "-2**200": -(2**200)}, "0")
+    def test_a_limit_below_1_is_a_value_error(self, core, kind, value):
         wheel, _ = stocked(core, kind)
         before = state(wheel)
         with pytest.raises(ValueError, match="limit") as caught:
-            wheel.advance(106, limit=limit)
+            wheel.advance(106, limit=value)
         assert not isinstance(caught.value, OutOfRange)
         assert state(wheel) == before
 
@@ -337,7 +334,7 @@ class TestWhatIsForeign:
         with pytest.raises(ValueError, match="another wheel"):
             wheel.cancel_many([orphan])
 
-    @pytest.mark.parametrize("value", [None, 5, "entry", object, ()], ids=repr)
+    @on_kinds({"None": None, "str": "entry", "class": object, "()": ()}, "None")
     def test_an_object_that_is_not_an_entry_is_a_type_error(self, core, kind, value):
         wheel, entry = stocked(core, kind)
         before = state(wheel)
@@ -373,12 +370,12 @@ class TestTimeThatGoesBack:
 class TestOneVoice:
     """The same bad call on both cores: the same error, message and state."""
 
-    @pytest.mark.parametrize("value", EVERYTHING.values(), ids=EVERYTHING)
+    @on_kinds(EVERYTHING, "None", "-1", "2**63", "10**5000", "no repr", "broken index")
     def test_both_cores_raise_the_same_message_for_a_time(self, both, kind, value):
         for _, act in TIMES.values():
             self.same(both, kind, act, value)
 
-    @pytest.mark.parametrize("value", EVERYTHING.values(), ids=EVERYTHING)
+    @on_kinds(EVERYTHING, "None", "-1", "2**63", "10**5000", "no repr", "broken index")
     def test_both_cores_raise_the_same_message_for_an_argument(self, both, kind, value):
         for act in OTHERS.values():
             self.same(both, kind, act, value)
@@ -444,9 +441,9 @@ class TestOneVoice:
         pure, native = (answer(lambda c: repr(c.Wheel(**arguments)), core) for core in both)
         assert pure == native
 
-    @pytest.mark.parametrize("name", ["Wheel", "SimpleWheel", "RoundsWheel"])
-    def test_both_cores_take_the_same_keywords(self, both, kind, name):
-        """Python's own words differ between the two; what is accepted does not."""
+    def test_both_cores_take_the_same_keywords(self, both, kind):
+        """Python's own messages differ between the two; the accepted arguments do not."""
+        name = kind if kind.endswith("Wheel") else "Wheel"
         calls = [
             lambda core, wheel: wheel.schedule(),
             lambda core, wheel: wheel.schedule(1),

@@ -304,9 +304,12 @@ class TestSleeping:
         del callback
         assert (len(deadlines), watch()) == (0, None)
 
-    @pytest.mark.parametrize("delay", [0.0635, 1.0, 60.0, 3_600.0, 86_400.0, 31_536_000.0])
-    @pytest.mark.parametrize("start", [0.0, 12.3456789, 1e6])
-    def test_a_timer_costs_at_most_one_wake_up_per_level(self, make, delay, start):
+    @pytest.mark.parametrize(
+        ("start", "delay"),
+        [(0.0, 3_600.0), (1e6, 86_400.0)]
+        + [(12.3456789, delay) for delay in (0.0635, 1.0, 60.0, 3_600.0, 31_536_000.0)],
+    )
+    def test_a_timer_costs_at_most_one_wake_up_per_level(self, make, start, delay):
         clock = HandClock(start)
         deadlines, seen = make(0.001, clock), []
         handle = deadlines.call_later(delay, lambda: seen.append(clock.now))
@@ -505,8 +508,8 @@ class TestPureAndNativeSayTheSame:
         assert results[0] == results[1]
         assert results[0][0][0] is OutOfRange
 
-    @pytest.mark.parametrize("delay", [-1e-12, -5e-10, -1e-9, -4e-4, -0.0015, -1, -9e9])
-    @pytest.mark.parametrize("at", [0.0, 0.0004, 10.0, 10.0007])
+    @pytest.mark.parametrize("delay", [-1e-12, -1e-9, -4e-4, -0.0015, -9e9])
+    @pytest.mark.parametrize("at", [0.0, 10.0007])
     def test_of_a_negative_delay(self, both, at, delay):
         whens = []
         for make in both:

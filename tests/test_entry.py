@@ -77,8 +77,10 @@ def test_cancel_during_cascades_loses_no_other_entry(core, pointers):
     assert wheel.advance(450) == [0, 399, 400, 439, 440, 449]
 
 
-@pytest.mark.parametrize("to", [0, 3, 5, 24, 450, 599])
-@pytest.mark.parametrize("expiry", [0, 5, 24, 450])
+@pytest.mark.parametrize(  # due, on level 1, 2 and 3: within a level, and up and down
+    ("expiry", "to"),
+    [(0, 5), (0, 450), (5, 0), (5, 5), (5, 24), (24, 5), (24, 450), (450, 24), (450, 599)],
+)
 def test_reschedule_moves_it(wheel, expiry, to):
     entry = wheel.schedule(expiry, "a")
     assert entry.reschedule(to) is True

@@ -20,6 +20,12 @@ KINDS = {
     "RoundsWheel": lambda core: core.RoundsWheel(size=20),
 }
 EXPIRIES = [0, 3, 25, 450]  # due, on level 1, on level 2, on level 3 or in the buffer
+PLACES = [
+    *[("Wheel", expiry) for expiry in EXPIRIES],
+    *[("sizes", 25), ("buffer", 3), ("buffer", 450)],
+    *[(kind, expiry) for kind in ("SimpleWheel", "RoundsWheel") for expiry in (0, 450)],
+]
+in_every_place = pytest.mark.parametrize(("make", "expiry"), PLACES, indirect=["make"])
 
 
 class Item:
@@ -43,7 +49,7 @@ def collector(young_heap):
 class TestLettingGo:
     """None of these tests needs the collector, which is off."""
 
-    @pytest.mark.parametrize("expiry", EXPIRIES)
+    @in_every_place
     def test_cancel_releases_the_item_at_once(self, make, expiry):
         wheel, item = make(), Item()
         watch = weakref.ref(item)
@@ -53,7 +59,7 @@ class TestLettingGo:
         assert entry.cancel()
         assert watch() is None
 
-    @pytest.mark.parametrize("expiry", EXPIRIES)
+    @in_every_place
     def test_cancel_many_releases_the_items_at_once(self, make, expiry):
         wheel, item = make(), Item()
         watch = weakref.ref(item)
@@ -64,7 +70,7 @@ class TestLettingGo:
         wheel.cancel_many(entries)
         assert watch() is None
 
-    @pytest.mark.parametrize("expiry", EXPIRIES)
+    @in_every_place
     def test_a_fired_entry_releases_its_item(self, make, expiry):
         wheel, item = make(), Item()
         watch = weakref.ref(item)
@@ -76,7 +82,7 @@ class TestLettingGo:
         del fired
         assert watch() is None
 
-    @pytest.mark.parametrize("expiry", EXPIRIES)
+    @in_every_place
     def test_a_cancelled_entry_without_a_reference_is_freed_at_once(self, make, expiry):
         wheel = make()
         entry = wheel.schedule(expiry, "a")
@@ -86,7 +92,7 @@ class TestLettingGo:
         assert watch() is None
         assert wheel.advance(500) == []
 
-    @pytest.mark.parametrize("expiry", EXPIRIES)
+    @in_every_place
     def test_a_fired_entry_without_a_reference_is_freed_at_once(self, make, expiry):
         wheel = make()
         watch = weakref.ref(wheel.schedule(expiry, "a"))
@@ -146,7 +152,7 @@ class TestCycles:
         gc.collect()
         return [watch() for watch in watches] == [None] * len(watches)
 
-    @pytest.mark.parametrize("expiry", EXPIRIES)
+    @in_every_place
     def test_an_item_that_holds_its_wheel(self, make, expiry):
         wheel, item = make(), Item()
         item.wheel = wheel
@@ -156,7 +162,7 @@ class TestCycles:
         assert watches[0]() is not None
         assert self.collected(*watches)
 
-    @pytest.mark.parametrize("expiry", EXPIRIES)
+    @in_every_place
     def test_an_item_that_holds_its_own_handle_and_the_wheel(self, make, expiry):
         wheel, item = make(), Item()
         item.wheel = wheel

@@ -164,8 +164,8 @@ class TestAWheelWithABuffer:
         assert wheel.cancel_many(entries) == 4
         assert len(buffer) == len(wheel) == 0
 
-    @pytest.mark.parametrize("to", [0, 5, 50, 250, 511, 512, 600, 5000])
-    @pytest.mark.parametrize("expiry", [0, 5, 50, 250, 511, 512, 600, 5000])
+    @pytest.mark.parametrize("to", [0, 50, 511, 512, 5000])
+    @pytest.mark.parametrize("expiry", [0, 50, 511, 512, 5000])
     def test_reschedule_moves_in_out_and_within(self, buffered, expiry, to):
         wheel, buffer = buffered
         entry = wheel.schedule(expiry, "a")

@@ -27,8 +27,9 @@ def make(core, request):
 
 
 class TestTime:
-    @pytest.mark.parametrize("start", [0, 1, 6, 999, 1000, 123_457])
-    @pytest.mark.parametrize("tick", [1, 2, 7, 10, 64])
+    @pytest.mark.parametrize(
+        ("tick", "start"), [(1, 0), (1, 999), (2, 1), (7, 6), (10, 1000), (64, 123_457)]
+    )
     def test_nothing_fires_early_and_nothing_more_than_a_tick_late(self, make, tick, start):
         wheel = make(tick, start)
         chance = random.Random(tick * start)
@@ -42,7 +43,7 @@ class TestTime:
                 assert expiry <= now < expiry + tick
         assert len(fired) == 60
 
-    @pytest.mark.parametrize("tick", [1, 2, 7, 10, 1000])
+    @pytest.mark.parametrize("tick", [1, 7, 1000])
     def test_an_expiry_rounds_up_to_a_tick_and_now_rounds_down(self, make, tick):
         wheel = make(tick)
         for expiry in (5 * tick - tick + 1, 5 * tick):
@@ -115,7 +116,7 @@ class TestTime:
             assert wheel.advance(LAST) == ["again"]
             wheel._check()
 
-    @pytest.mark.parametrize("tick", [2, 10, 2**32, 2**62, LAST - 1, LAST])
+    @pytest.mark.parametrize("tick", [2, 2**32, LAST - 1, LAST])
     @pytest.mark.parametrize("kind", KINDS)
     def test_ticks_up_to_the_largest_time(self, core, kind, tick):
         if kind == "sizes":
@@ -222,7 +223,7 @@ class TestLimit:
         for number in range(10):
             wheel.schedule(5 + number // 4, number)  # 0-3 at 5, 4-7 at 6, 8-9 at 7
 
-    @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 7, 9, 10, 11, 2**31, 2**63, 2**100])
+    @pytest.mark.parametrize("limit", [1, 3, 4, 9, 10, 2**63, 2**100])
     def test_limited_advances_together_return_the_unlimited_result(self, make, limit):
         wheel = make()
         self.fill(wheel)
@@ -359,7 +360,7 @@ class TestScheduleMany:
         assert one.snapshot() == many.snapshot()
         assert one.advance(600) == many.advance(600)
 
-    @pytest.mark.parametrize("form", [list, tuple, iter, lambda x: (y for y in x), dict.fromkeys])
+    @pytest.mark.parametrize("form", [list, tuple, lambda x: (y for y in x)])
     def test_it_takes_any_two_iterables(self, make, form):
         wheel = make()
         entries = wheel.schedule_many(form([3, 1, 2]), form(["c", "a", "b"]))
@@ -392,7 +393,7 @@ class TestScheduleMany:
         assert len(wheel) == 1
         wheel._check()
 
-    @pytest.mark.parametrize("bad", [None, 1.5, -1, 2**63, "5", True])
+    @pytest.mark.parametrize("bad", [None, 1.5, -1, 2**63])
     def test_it_is_all_or_nothing(self, make, bad):
         wheel = make()
         before = wheel.snapshot()
@@ -432,7 +433,7 @@ class TestCancelMany:
         entry = wheel.schedule(3, "a")
         assert wheel.cancel_many([entry, entry, entry]) == 1
 
-    @pytest.mark.parametrize("form", [list, tuple, iter, set, lambda x: (y for y in x)])
+    @pytest.mark.parametrize("form", [list, tuple, lambda x: (y for y in x)])
     def test_it_takes_any_iterable(self, make, form):
         wheel = make()
         entries = wheel.schedule_many([1, 2, 3], "abc")
