@@ -57,6 +57,24 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(skip)
 
 
+SPREAD = {"test_asyncio_suite.py", "test_pure_timers.py"}  # each test is a long process of its own
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keep the tests of a file on one worker with --dist loadfile, except the files in SPREAD."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class SpreadingScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return nodeid if Path(file).name in SPREAD else file
+
+    return SpreadingScheduling(config, log)
+
+
 def _load(name):
     try:
         return wheel_cores.load(name)

@@ -2,22 +2,22 @@
 
 /* ---- The overflow buffer. While it runs, `advance` is refused. It is NULL after the collector has cleared it. */
 
-static PyObject *call_buffer(WheelObject *w, PyObject *verb, PyObject *argument)
+static PyObject *call_buffer(WheelObject *w, PyObject *method, PyObject *argument)
 {
     if (UNLIKELY(w->overflow == NULL)) return PyTuple_New(0);
     char busy = w->busy;
     w->busy = 1;
     w->hand_over_known = 0;
     PyObject *overflow = Py_NewRef(w->overflow);
-    PyObject *answer = PyObject_CallMethodOneArg(overflow, verb, argument);
+    PyObject *answer = PyObject_CallMethodOneArg(overflow, method, argument);
     Py_DECREF(overflow);
     w->busy = busy;
     return answer;
 }
 
-static int call_buffer_for(WheelObject *w, PyObject *verb, EntryObject *e)
+static int call_buffer_for(WheelObject *w, PyObject *method, EntryObject *e)
 {
-    PyObject *answer = call_buffer(w, verb, (PyObject *)e);
+    PyObject *answer = call_buffer(w, method, (PyObject *)e);
     if (answer == NULL) return -1;
     Py_DECREF(answer);
     return 0;

@@ -346,14 +346,14 @@ class Hierarchy(Roster[T]):
         self._put(self._outside, entry)
         return True
 
-    def _call_buffer(self, verb: str, *arguments: object) -> Any:
+    def _call_buffer(self, method: str, *arguments: object) -> Any:
         """Call a method of the overflow buffer, which may call the wheel, but not `advance`."""
         busy, self._busy = self._busy, True
-        if verb != "next_expiry":
+        if method != "next_expiry":
             self._next_hand_over = None
         self._changing = False
         try:
-            return getattr(self._overflow, verb)(*arguments)
+            return getattr(self._overflow, method)(*arguments)
         finally:
             self._changing = True
             self._busy = busy
