@@ -138,7 +138,7 @@ test-pythons: ## Run the tests on each Python from 3.11 on that is found
 	@MAKE='$(MAKE)' tools/test-pythons
 
 # The tests that touch what the package depends on.
-LOWEST_TESTS := tests/web tests/http tests/client tests/cli tests/receiver tests/contracts/test_store.py \
+LOWEST_TESTS := tests/web tests/http tests/client tests/cli tests/receiver tests/contracts/test_tasks.py \
     tests/contracts/test_overflow_buffer.py tests/durable/stores/postgres/test_store.py tests/overflow_buffers/test_buffers.py
 
 .PHONY: mutants

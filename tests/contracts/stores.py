@@ -344,7 +344,7 @@ def firing(store, schedule, until_ms, **fields):
 
 async def fire(store, fires):
     """For each firing whether it won; each that did says what it has stored."""
-    answers = await store.fire([one.firing for one in fires])
+    answers = await store.schedules.fire([one.firing for one in fires])
     for one, answer in zip(fires, answers, strict=True):
         assert answer.due in (None, one.task and due_of(one.task))
         assert answer.won or answer.due is None
@@ -353,7 +353,7 @@ async def fire(store, fires):
 
 async def put(store, *schedules):
     for given in schedules:
-        await store.put_schedule(given, AUDIT)
+        await store.schedules.put(given, AUDIT)
 
 
 async def various(store, epochs):
@@ -454,8 +454,6 @@ async def everything_that_a_registry_does(registry):
     await registry.version()
     await registry.services()
     await registry.tokens()
-    await registry.nodes()
-    await registry.shards()
 
 
 async def everything_that_a_store_does(store):
@@ -502,13 +500,14 @@ async def everything_that_a_store_does(store):
     nightly = schedule(store)
     await put(store, nightly)
     await fire(store, [firing(store, nightly, at)])
-    await store.schedules()
-    await store.timings()
-    await store.delete_schedule(nightly.name, AUDIT)
+    await store.schedules.read()
+    await store.schedules.timings()
+    await store.schedules.delete(nightly.name, AUDIT)
     await stored(store, task(store, deadline_at_ms=at - 1))
     assert len(await store.expire(ALL, 10)) == 1
     await store.prune(at - HOUR, 10)
     await store.services(at)
     await store.counts()
+    await store.owners()
     await store.give_up(epochs)
     await store.take(ALL, "n2", owner_is_dead=True)

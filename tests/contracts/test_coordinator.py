@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from contracts.stores import Place, stored, task, wanted
 from tickwheel import ManualClock
+from tickwheel.durable.coordinator import ShardRow
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
 from tickwheel.durable.coordinators.solo import LOOK, PATIENCE, SoloCoordinator
 from tickwheel.durable.store import Claims
@@ -172,6 +173,37 @@ class TestOne:
         (given,) = await stored(store, task(store))
         assert await store.claim([wanted(given)], "a", before) == Claims([], [])
         assert len((await store.claim([wanted(given)], "b", second.owned)).tasks) == 1
+
+
+class TestNodesAndShards:
+    async def test_at_first_there_are_none(self, make):
+        coordinator = make("a")
+        assert await coordinator.nodes() == []
+        assert await coordinator.shards() == [ShardRow(shard, None, 0) for shard in range(SHARDS)]
+
+    async def test_each_owner_is_a_node_with_its_shards(self, join):
+        member = await join("a")
+        await until(lambda: len(member.owned) == SHARDS)
+        (node,) = await member.coordinator.nodes()
+        assert (node.name, node.shards) == ("a", SHARDS)
+        assert await member.coordinator.shards() == [
+            ShardRow(shard, "a", epoch) for shard, epoch in sorted(member.owned.items())
+        ]
+
+    async def test_one_that_was_never_started_shows_the_others(self, join, make):
+        """So a process that only submits can be asked, too."""
+        member = await join("a")
+        await until(lambda: len(member.owned) == SHARDS)
+        observer = make("b")
+        assert await observer.nodes() == await member.coordinator.nodes()
+        assert await observer.shards() == await member.coordinator.shards()
+
+    async def test_one_that_was_never_started_owns_nothing(self, make):
+        observer = make("b")
+        assert (observer.owned(), observer.lent(), observer.claimable()) == ({}, {}, {})
+        assert not observer.elsewhere("f")
+        assert not observer.sole()
+        assert observer.node_count() == 1
 
 
 class TestSeveral:

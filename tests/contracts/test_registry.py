@@ -9,8 +9,6 @@ from contracts.stores import (
     AUDIT,
     HOUR,
     ONE_DRIVER,
-    PATIENCE,
-    SHARDS,
     ending,
     everything,
     fire,
@@ -27,10 +25,8 @@ from contracts.stores import (
 )
 from tickwheel.durable.registry import (
     Audit,
-    NodeRow,
     NotedTimes,
     ServiceRow,
-    ShardRow,
     Token,
 )
 from tickwheel.durable.stores.sqlite.writer import Rank
@@ -42,6 +38,7 @@ pytestmark = [
     pytest.mark.usefixtures("watched"),
     pytest.mark.parametrize("place", ONE_DRIVER, indirect=True),
 ]
+
 
 ROUNDS = 20
 
@@ -329,11 +326,11 @@ NOTED_CHANGES = {
     "delete_service": lambda store: store.registry.delete_service("mail", audit()),
     "put_token": lambda store: store.registry.put_token(token("other"), audit()),
     "delete_token": lambda store: store.registry.delete_token("id-ci", audit()),
-    "put_schedule": lambda store: store.put_schedule(
+    "put_schedule": lambda store: store.schedules.put(
         schedule(store, tz="UTC", created_at_ms=0), AUDIT
     ),
-    "put_new_schedule": lambda store: store.put_schedule(schedule(store, "weekly"), AUDIT),
-    "delete_schedule": lambda store: store.delete_schedule("nightly", AUDIT),
+    "put_new_schedule": lambda store: store.schedules.put(schedule(store, "weekly"), AUDIT),
+    "delete_schedule": lambda store: store.schedules.delete("nightly", AUDIT),
 }
 
 
@@ -344,14 +341,14 @@ class TestTheLineOfAChange:
         registry = store.registry
         return (
             await registry.version(), await registry.services(), await registry.tokens(),
-            await store.schedules(), await lines(registry), await everything(store),
+            await store.schedules.read(), await lines(registry), await everything(store),
         )  # fmt: skip
 
     async def fill(self, store):
         await put(store.registry)
         await store.registry.put_token(token(), audit())
         nightly = schedule(store)
-        await store.put_schedule(nightly, AUDIT)
+        await store.schedules.put(nightly, AUDIT)
         assert await fire(store, [firing(store, nightly, now(store) + HOUR)]) == [True]
 
     @pytest.mark.parametrize("change", NOTED_CHANGES)
@@ -374,11 +371,11 @@ class TestTheLineOfAChange:
         first = schedule(store, body=b'"hush"', timeout_ms=None)
         changed = first._replace(cron="0 4 * * *", body=b'"hush again"', enabled=False, priority=2)
         line = AUDIT._replace(at_ms=7, actor="tw_1 (ops)", namespace="acme", request="r-1")
-        await store.put_schedule(first, line)
-        await store.put_schedule(changed, line)
-        await store.put_schedule(changed, line)
-        await store.delete_schedule(first.name, line._replace(action="schedule.delete"))
-        await store.delete_schedule(first.name, line)
+        await store.schedules.put(first, line)
+        await store.schedules.put(changed, line)
+        await store.schedules.put(changed, line)
+        await store.schedules.delete(first.name, line._replace(action="schedule.delete"))
+        await store.schedules.delete(first.name, line)
         deleted, put_again, made = await lines(store.registry)
         assert put_again == line._replace(
             detail='payload: changed; cron: "0 3 * * *" -> "0 4 * * *"; enabled: true -> false;'
@@ -453,59 +450,6 @@ class TestTimes:
             await registry.note_times(times)
             assert await other.noted_times() == times
         assert await registry.version() == version
-
-
-class TestNodesAndShards:
-    async def test_nobody_owns_a_shard_at_first(self, registry):
-        assert await registry.shards() == [ShardRow(shard, None, 0) for shard in ALL]
-        assert await registry.nodes() == []
-
-    async def test_who_owns_what(self, store, registry):
-        await store.take(ALL, "n2")
-        await store.take([0, 3], "n1")
-        found = await registry.shards()
-        assert [one.owner for one in found] == ["n1" if n in (0, 3) else "n2" for n in ALL]
-        assert [one.epoch for one in found] == [2 if n in (0, 3) else 1 for n in ALL]
-        nodes = await registry.nodes()
-        assert nodes == [NodeRow("n1", None, None, 2), NodeRow("n2", None, None, SHARDS - 2)]
-
-
-CHANGES = {
-    "put_service": put,
-    "put_token": lambda registry: registry.put_token(token(), audit()),
-}
-
-
-class TestListening:
-    @pytest.mark.parametrize("change", CHANGES)
-    async def test_one_process_hears_another(self, store, opened, registry, change):
-        other = await opened()
-        heard = asyncio.Event()
-        store.listen(lambda: None)  # as the node that dispatches does
-        registry.listen(heard.set)
-        async with asyncio.timeout(PATIENCE):
-            while not heard.is_set():  # listening may take a moment to begin
-                await CHANGES[change](other.registry)
-                try:
-                    await asyncio.wait_for(heard.wait(), 0.1)
-                except TimeoutError:
-                    continue
-
-    async def test_whoever_listens_takes_no_words_from_the_node_that_dispatches(
-        self, store, opened
-    ):
-        heard = asyncio.Event()
-        store.listen(heard.set)
-        other = await opened()
-        other.registry.listen(lambda: None)
-        third = await opened()
-        async with asyncio.timeout(PATIENCE):
-            while not heard.is_set():
-                await third.tell([0])
-                try:
-                    await asyncio.wait_for(heard.wait(), 0.1)
-                except TimeoutError:
-                    continue
 
 
 class TestRaces:
@@ -597,8 +541,6 @@ CALLS = {
     "prune": lambda registry: registry.prune(0, 1),
     "noted_times": lambda registry: registry.noted_times(),
     "note_times": lambda registry: registry.note_times(NotedTimes(2, 1)),
-    "nodes": lambda registry: registry.nodes(),
-    "shards": lambda registry: registry.shards(),
 }
 
 

@@ -334,11 +334,11 @@ class Lives(RuleBasedStateMachine):
     def put_schedule(self, name, tz, enabled):
         there = self.model.schedules.get(name) or schedule(self.store, name, service="sms")
         given = there._replace(tz=tz, enabled=enabled)
-        assert self.do(self.store.put_schedule(given, AUDIT)) == self.model.put_schedule(given)
+        assert self.do(self.store.schedules.put(given, AUDIT)) == self.model.put_schedule(given)
 
     @rule(name=st.sampled_from(["nightly", "hourly"]))
     def delete_schedule(self, name):
-        assert self.do(self.store.delete_schedule(name, AUDIT)) == self.model.delete_schedule(name)
+        assert self.do(self.store.schedules.delete(name, AUDIT)) == self.model.delete_schedule(name)
 
     @precondition(lambda self: self.model.schedules)
     @rule(place=st.integers(0, 9), moved=st.sampled_from([-1, 0, 1, 2]), late=late)
@@ -369,7 +369,7 @@ class Lives(RuleBasedStateMachine):
         assert list(map(timeless, found)) == list(map(timeless, expected))
         assert sum(self.do(self.store.counts()).values()) == len(expected)
         schedules = sorted(self.model.schedules.values(), key=lambda one: one.name)
-        assert self.do(self.store.schedules()) == schedules
+        assert self.do(self.store.schedules.read()) == schedules
 
     @invariant()
     def both_have_the_same_log(self):

@@ -9,7 +9,7 @@ import pytest
 from durable.callee import GONE, OK, URL, Held, calling
 from durable.stage import DAY, SHARDS, START_MS
 from tickwheel.durable import State
-from tickwheel.durable.registry import ShardRow
+from tickwheel.durable.coordinator import ShardRow
 from tickwheel.errors import NotStarted, ServiceInUse, UnknownSchedule, UnknownService
 from tickwheel.values.service import PLACEHOLDER, Breaker, Service
 

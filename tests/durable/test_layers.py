@@ -14,6 +14,7 @@ DURABLE = ROOT / "durable"
 LAYERS = [
     "log metrics",
     "store registry channel coordinator",
+    "schedules",
     "permits batching",
     "directory",
     "steps",
@@ -27,7 +28,8 @@ LAYERS = [
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}
 # An implementation imports its contract, the layers below it, and its own folder.
 IMPLEMENTATIONS = {"stores", "channels", "coordinators"}
-INNERMOST = {"log", "metrics", "store", "registry", "channel", "coordinator", "permits"}
+INNERMOST = {"log", "metrics", "permits"}
+INNERMOST |= {"store", "schedules", "registry", "channel", "coordinator"}
 NAMES_IMPLEMENTATIONS = {"scheduler", "__init__"}
 DRIVERS = {"asyncpg", "apsw", "redis", "psycopg", "sqlalchemy"}
 EDGES = {"web", "client", "cli", "receiver", "config"}

@@ -653,7 +653,7 @@ class TestSeveral:
 
         async with app, other:
             await stage.advance(0.5)
-            other._node.store._poke.send = lambda: None
+            other._node.store.notifications.send = lambda: None
             for number in range(10):
                 await other.submit("note", number)
                 await stage.advance(1.5)

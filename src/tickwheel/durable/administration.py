@@ -26,7 +26,7 @@ from tickwheel.values.task import namespace_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tickwheel.durable.registry import NodeRow, ShardRow
+    from tickwheel.durable.coordinator import NodeRow, ShardRow
     from tickwheel.durable.steps.node import Node
     from tickwheel.values.service import Service
 
@@ -96,7 +96,7 @@ class Administration(ABC):
     async def delete_service(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Delete a service that has no live tasks, and that no schedule names."""
         node = self._started()
-        schedule = await node.store.scheduled(name)
+        schedule = await node.store.schedules.first_using(name)
         if schedule is not None:
             raise ServiceInUse(f"the schedule {schedule!r} submits to {name!r}: delete it before")
         await node.directory.refresh()
@@ -138,11 +138,11 @@ class Administration(ABC):
 
     async def nodes(self) -> list[NodeRow]:
         """Return the nodes of the service, by name."""
-        return await self._started().store.registry.nodes()
+        return await self._started().coordinator.nodes()
 
     async def shards(self) -> list[ShardRow]:
         """Return who owns which shard."""
-        return await self._started().store.registry.shards()
+        return await self._started().coordinator.shards()
 
     async def audit(
         self, *, namespace: str | None = None, cursor: int | None = None, limit: int = 100

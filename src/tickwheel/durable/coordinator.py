@@ -9,10 +9,27 @@ that has it claims the tasks of that function there, by the owner's epoch: the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+
+
+class NodeRow(NamedTuple):
+    """A node of the service, as the others see it."""
+
+    name: str
+    started_at_ms: int | None
+    lease_until_ms: int | None
+    shards: int  # how many it owns
+
+
+class ShardRow(NamedTuple):
+    """A shard, who owns it, and its epoch."""
+
+    shard: int
+    owner: str | None
+    epoch: int
 
 
 class Coordinator(Protocol):
@@ -51,8 +68,17 @@ class Coordinator(Protocol):
         Then a lease that could not be renewed is this node's all the same.
         """
 
-    def nodes(self) -> int:
-        """Return how many nodes live, this one included, as far as is known; 1 at least."""
+    def node_count(self) -> int:
+        """Return how many nodes are alive, as of the last step; at least 1, this node."""
+
+    async def nodes(self) -> list[NodeRow]:
+        """Return all known nodes by name: those with a lease, and all owners of shards.
+
+        This and `shards` work before `start`, too: a process that only submits never calls that.
+        """
+
+    async def shards(self) -> list[ShardRow]:
+        """Return all shards by number, each with its owner and epoch."""
 
     async def step(self) -> float:
         """Do what is due (keep the lease, take what is free, give up what is too much).

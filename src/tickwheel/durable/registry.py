@@ -6,10 +6,7 @@ method returns. Names are full names: with a namespace they are `namespace/name`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 
 class Audit(NamedTuple):
@@ -51,23 +48,6 @@ class NotedTimes(NamedTuple):
 
     last_ms: int | None = None  # the time that was noted last
     trusted_ms: int = 0  # the latest that is old enough to be believed; 0: none yet
-
-
-class NodeRow(NamedTuple):
-    """A node of the service, as the others see it."""
-
-    name: str
-    started_at_ms: int | None
-    lease_until_ms: int | None
-    shards: int  # how many it owns
-
-
-class ShardRow(NamedTuple):
-    """A shard, who owns it, and its epoch."""
-
-    shard: int
-    owner: str | None
-    epoch: int
 
 
 class Registry(Protocol):
@@ -126,16 +106,3 @@ class Registry(Protocol):
 
     async def note_times(self, times: NotedTimes) -> None:
         """Note other times instead."""
-
-    async def nodes(self) -> list[NodeRow]:
-        """Return the nodes that are known, by name."""
-
-    async def shards(self) -> list[ShardRow]:
-        """Return all shards."""
-
-    def listen(self, changed: Callable[[], None]) -> None:
-        """Call `changed()` on the running loop soon after another process has changed something.
-
-        It may be called for nothing, and may miss something: whoever must know looks at `version`,
-        too, each second.
-        """

@@ -17,7 +17,6 @@ from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import forkable
 from tickwheel.durable.blocking import Blocking
 from tickwheel.durable.channels.local import LocalChannel
-from tickwheel.durable.coordinators.none import NoCoordinator
 from tickwheel.durable.coordinators.solo import SoloCoordinator
 from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.function import TaskFunction
@@ -188,7 +187,7 @@ class Scheduler(Verbs):
         try:
             await store.open()
             name = self._name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-            coordinator = self._coordinator(store, name) if self._dispatch else NoCoordinator()
+            coordinator = self._coordinator(store, name)
             coordinator.functions = self._functions.keys
             self._node = Node(
                 store, coordinator, self._services,

@@ -1,8 +1,16 @@
-"""The store: what the service asks of a database. It is the truth; all else is a cache of it.
+"""The contract of a store: everything that the service asks of a database.
+
+The store is the source of truth; everything else is a cache of it. The contract is split by user:
+
+- `Tasks`: the steps and the verbs submit, claim, end and list tasks.
+- `Shards`: coordinators record which node owns which shard.
+- `Notifications`: processes wake each other.
+- `Schedules` and `Registry`, in modules of their own: administration.
+- `Store` has all of them, and the life cycle of the database itself.
 
 Every method that changes something is one transaction. It has committed when the method returns,
-and says who won; when it raises, nothing is acknowledged. `StoreUnavailable` means that the
-database could not be reached or would not write; other errors are the arguments'.
+and the answer says who won; when it raises, nothing is acknowledged. `StoreUnavailable` means that
+the database is unreachable or refuses to write; other errors mean that an argument is wrong.
 """
 
 from __future__ import annotations
@@ -10,10 +18,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 
-    from tickwheel.durable.registry import Audit, Registry
-    from tickwheel.values.schedule import Fired, Firing, Schedule, Timing
+    from tickwheel.durable.coordinator import ShardRow
+    from tickwheel.durable.registry import Registry
+    from tickwheel.durable.schedules import Schedules
     from tickwheel.values.task import (
         Attempt,
         AttemptKey,
@@ -88,12 +97,8 @@ class Replay(NamedTuple):
     due_at_ms: int
 
 
-class Store(Protocol):
-    """The contract; `tests/contracts/test_store.py` is its other half."""
-
-    @property
-    def shards(self) -> int:
-        """How many shards there are: set when the store was made."""
+class Tasks(Protocol):
+    """Tasks, live and final; `tests/contracts/test_tasks*.py` are the other half."""
 
     @property
     def insert_limit(self) -> InsertLimit:
@@ -102,37 +107,6 @@ class Store(Protocol):
     @property
     def joins_transactions(self) -> bool:
         """Whether changes can be made by connections of the user's own, by `within`."""
-
-    @property
-    def registry(self) -> Registry:
-        """What the same database remembers besides tasks."""
-
-    async def open(self) -> None:
-        """Connect, and bring the tables to this version's form."""
-
-    async def close(self) -> None:
-        """Let go of every connection; what was under way ends first."""
-
-    async def require_writable(self) -> None:
-        """Raise `StoreUnavailable` when the database does not answer, or cannot be written."""
-
-    def fault(self) -> str | None:
-        """Return why nothing may be dispatched from this store, or None; no names or paths in it.
-
-        It is about the store as a whole, and lasts until that is mended: a damaged file, say.
-        """
-
-    def warning(self) -> str | None:
-        """Return what will become a fault unless somebody acts, in words for the log, or None."""
-
-    def now_ms(self) -> float:
-        """Return the store's time: the host's on SQLite, the database's own on PostgreSQL.
-
-        It is never ahead of the store, so nothing fires early.
-        """
-
-    def latest_ms(self) -> float:
-        """Return the latest that the store's time can be: what a delay is reckoned from."""
 
     async def insert(
         self,
@@ -300,6 +274,17 @@ class Store(Protocol):
         fewer go at once. Returns how many went; 0: there are no more.
         """
 
+    async def counts(self) -> dict[str, int]:
+        """Return how many "live" and "final" tasks there are; an estimate from 100,000 on."""
+
+
+class Shards(Protocol):
+    """Owners of shards; `tests/contracts/test_shards.py` is the other half."""
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are: set when the store was made."""
+
     async def take(
         self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
     ) -> dict[int, int]:
@@ -315,61 +300,80 @@ class Store(Protocol):
     async def give_up(self, epochs: Mapping[int, int]) -> None:
         """Own these shards of these epochs no longer; calls of that owner may still go on."""
 
-    async def counts(self) -> dict[str, int]:
-        """Return how many "live" and "final" tasks there are; an estimate from 100,000 on."""
+    async def owners(self) -> list[ShardRow]:
+        """Return all shards by number, each with its owner and epoch."""
 
-    async def schedules(
-        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
-    ) -> list[Schedule]:
-        """Return schedules by name, from the first behind `after` on; none: that was all.
 
-        Of one namespace, or of all. Up to `limit` of them, or those that reach `PAGE_BYTES`.
+class Notifications(Protocol):
+    """Wake-ups between processes; `tests/contracts/test_notifications.py` is the other half.
+
+    A notification may get lost, and a callback may be called without reason: subscribers poll as
+    well. All callbacks run on the loop that subscribed.
+    """
+
+    def subscribe_due(
+        self, on_due: Callable[[], None], shards: Callable[[], Container[int]] | None = None
+    ) -> None:
+        """Call `on_due()` when another process has stored a task that is due soon.
+
+        - `shards()` returns the shards of interest; without it, all shards count.
+        - A second call replaces the first subscription.
         """
 
-    async def schedule(self, name: str) -> Schedule | None:
-        """Return one schedule."""
+    async def notify_due(self, shards: Sequence[int]) -> None:
+        """Notify the owners of these shards, in other processes, of a task that is due soon."""
 
-    async def scheduled(self, service: str) -> str | None:
-        """Return the name of a schedule that submits to this service, if there is one."""
+    def subscribe_holds(self, on_hold: Callable[[str, int], None]) -> None:
+        """Call `on_hold(service, until_ms)` for each hold of a service."""
 
-    async def put_schedule(self, schedule: Schedule, audit: Audit) -> Schedule:
-        """Store a schedule and return it; when it changes, its pending firings are cancelled.
+    async def notify_hold(self, service: str, until_ms: int) -> None:
+        """Notify all nodes that dispatch: send nothing to this service until then."""
 
-        - Its line in the audit log, which says what was changed, is part of it.
-        - One that does the same as that which is stored (`same_as`) leaves it as it was.
-        - Other processes are told, as of a change in the registry, whose number rises with it.
+    def subscribe_changes(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change()` soon after another process has changed the registry or a schedule.
+
+        A subscriber that must not miss a change reads `Registry.version` each second as well.
         """
 
-    async def delete_schedule(self, name: str, audit: Audit) -> bool:
-        """Delete a schedule and cancel its pending firings; whether there was one.
 
-        The line in the audit log is part of it. Other processes are told, as they are of one that
-        was put.
+class Store(Tasks, Shards, Protocol):
+    """A database with all of the above; `tests/contracts/test_store.py` is the other half."""
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the same database."""
+
+    @property
+    def registry(self) -> Registry:
+        """What the same database remembers besides tasks."""
+
+    @property
+    def notifications(self) -> Notifications:
+        """The wake-ups between the processes that use the same database."""
+
+    async def open(self) -> None:
+        """Connect, and bring the tables to this version's form."""
+
+    async def close(self) -> None:
+        """Let go of every connection; what was under way ends first."""
+
+    async def require_writable(self) -> None:
+        """Raise `StoreUnavailable` when the database does not answer, or cannot be written."""
+
+    def fault(self) -> str | None:
+        """Return why nothing may be dispatched from this store, or None; no names or paths in it.
+
+        It is about the store as a whole, and lasts until that is mended: a damaged file, say.
         """
 
-    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
-        """Return when schedules fire, in the order of `changed` and name, from behind `after` on.
+    def warning(self) -> str | None:
+        """Return what will become a fault unless somebody acts, in words for the log, or None."""
 
-        No payload is read. None: that was all, or nothing was put since.
+    def now_ms(self) -> float:
+        """Return the store's time: the host's on SQLite, the database's own on PostgreSQL.
+
+        It is never ahead of the store, so nothing fires early.
         """
 
-    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
-        """Insert each firing's task, unless the timing has changed or fired since it was read.
-
-        - A task has what the schedule says by now; its payload is copied within the store.
-        - Several firings of one schedule go by time, each after the other.
-        - The answers are in the order of the firings, and fewer when the payloads that were copied
-          reach `FIRE_BYTES`: then the others have yet to be asked for.
-        """
-
-    def listen(self, heard: Callable[[], None]) -> None:
-        """Call `heard()` on the running loop when another process has stored something soon due."""
-
-    async def tell(self, shards: Sequence[int]) -> None:
-        """Tell the owners of these shards, in other processes, that something is soon due."""
-
-    def listen_holds(self, heard: Callable[[str, int], None]) -> None:
-        """Call `heard(service, until_ms)` on the running loop for each hold that is told."""
-
-    async def tell_hold(self, service: str, until_ms: int) -> None:
-        """Tell all that dispatch that a service asked to be left alone until then."""
+    def latest_ms(self) -> float:
+        """Return the latest that the store's time can be: what a delay is reckoned from."""

@@ -635,7 +635,7 @@ class Verbs(Administration):
         )  # fmt: skip
         wanted.rule.after(now)  # raises for what is no rule
         audit = self._audit(node, actor, "schedule.put", name, request)
-        stored = await node.store.put_schedule(wanted, audit)
+        stored = await node.store.schedules.put(wanted, audit)
         node.schedules_changed()
         return stored
 
@@ -643,7 +643,7 @@ class Verbs(Administration):
         """Delete a schedule; a firing of it that is still to come is cancelled with it."""
         node = self._started()
         audit = self._audit(node, actor, "schedule.delete", name, request)
-        if not await node.store.delete_schedule(name, audit):
+        if not await node.store.schedules.delete(name, audit):
             raise UnknownSchedule(f"no schedule is named {name!r:.100}")
         node.schedules_changed()
 
@@ -664,14 +664,14 @@ class Verbs(Administration):
         A page ends earlier than `limit` says when its payloads are large.
         """
         store = self._started().store
-        found = await store.schedules(namespace=namespace, after=after, limit=limit + 1)
+        found = await store.schedules.read(namespace=namespace, after=after, limit=limit + 1)
         more = len(found) > limit or sum(len(one.body) for one in found) >= PAGE_BYTES
         page = found[:limit]
         return page, page[-1].name if more else None
 
     async def get_schedule(self, name: str) -> Schedule:
         """Return a schedule."""
-        schedule = await self._started().store.schedule(name)
+        schedule = await self._started().store.schedules.get(name)
         if schedule is None:
             raise UnknownSchedule(f"no schedule is named {name!r:.100}")
         return schedule

@@ -176,7 +176,9 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
         "gauge", "tickwheel_shards_owned", "Shards that this node owns.",
         [({}, len(node.coordinator.owned()))],
     )  # fmt: skip
-    page.share("gauge", "tickwheel_nodes", "Nodes that live.", [({}, node.coordinator.nodes())])
+    page.share(
+        "gauge", "tickwheel_nodes", "Nodes that live.", [({}, node.coordinator.node_count())]
+    )
     page.share(
         "gauge", "tickwheel_sqlite_log_bytes", "Size of the log (WAL) of the SQLite file.",
         [({}, getattr(node.store, "log_bytes", 0))],

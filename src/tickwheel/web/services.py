@@ -129,7 +129,7 @@ async def list_schedules(call: Call) -> Reply:
 
 async def get_schedule(call: Call) -> Reply:
     """Return a schedule."""
-    schedule = await call.node.store.schedule(checked_name(call))
+    schedule = await call.node.store.schedules.get(checked_name(call))
     if schedule is None:
         raise UnknownSchedule(f"no schedule is named {call.params['name']!r:.120}")
     return Reply(shown(call, schedule))
@@ -142,7 +142,7 @@ async def put_schedule(call: Call, body: types.PutSchedule) -> Reply:
     if await call.scheduler.known_service(service) is None:
         raise UnknownService(f"no service is named {body.service!r:.120}")
     payload = await call.payload(body.payload)
-    known = await call.node.store.schedule(name) is not None
+    known = await call.node.store.schedules.get(name) is not None
     schedule = await call.scheduler.store_schedule(
         name, service, payload, cron=body.cron, interval=body.interval,
         tz=body.tz, missed=body.missed, enabled=body.enabled, priority=body.priority,

@@ -12,7 +12,8 @@ from msgspec import Raw
 from tickwheel.web import types
 
 if TYPE_CHECKING:
-    from tickwheel.durable.registry import Audit, NodeRow, ShardRow
+    from tickwheel.durable.coordinator import NodeRow, ShardRow
+    from tickwheel.durable.registry import Audit
     from tickwheel.errors import TickwheelError
     from tickwheel.values.schedule import Schedule
     from tickwheel.values.service import Service

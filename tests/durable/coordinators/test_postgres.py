@@ -13,9 +13,9 @@ import pytest_asyncio
 from contracts.stores import Place, stored, task, wanted
 from contracts.test_coordinator import Member, until
 from durable.postgres_stage import blocked, connected
-from durable.postgres_stage import until as until_true
 from servers import PostgresServer
 from tickwheel import ManualClock
+from tickwheel.durable.coordinator import NodeRow
 from tickwheel.durable.coordinators import postgres
 from tickwheel.durable.coordinators.postgres import Held, PostgresCoordinator, share_of
 from tickwheel.durable.store import Claims
@@ -196,56 +196,15 @@ async def test_shards_are_locked_by_number_so_that_two_nodes_never_deadlock(
     assert sorted(shard for (shard,) in free) == [*range(5, SHARDS)]
 
 
-class TestEviction:
-    """Sessions that keep a burial waiting are ended once they have waited for their own process
-    for a second.
-    """
-
-    @pytest_asyncio.fixture
-    async def user(self, store, postgres_url):
-        async with connected(postgres_url) as user:
-            yield user
-
-    @pytest_asyncio.fixture
-    async def session(self, user, postgres_url):
-        """A session that keeps a burial waiting, and waits for its process."""
-        async with connected(postgres_url) as session, connected(postgres_url) as reaper:
-            await session.execute("BEGIN; SELECT 1 FROM shard FOR UPDATE")
-            burial = "/* tickwheel: reap */ SELECT 1 FROM shard FOR UPDATE"
-            reaping = asyncio.create_task(reaper.execute(burial))
-            await blocked(user)
-            yield session
-            session.terminate()
-            await reaping
-
-    async def ended(self, user, session, seconds):
-        """Return the sessions that are ended that long after this one's last change of state."""
-        pid = session.get_server_pid()
-        await user.execute(
-            f"""
-            CREATE SCHEMA fake;
-            CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
-                'SELECT state_change + interval ''{seconds} s'' FROM pg_stat_activity
-                 WHERE pid = {pid}';
-            SET search_path = fake, pg_catalog, public
-            """
-        )
-        return [one for (one,) in await user.fetch(postgres.EVICT)]
-
-    @pytest.mark.parametrize(("seconds", "ends"), [(0.9, False), (1.1, True)])
-    async def test_one_that_has_waited_for_a_second_is_ended(self, user, session, seconds, ends):
-        waits = f"""SELECT wait_event_type = 'Client' FROM pg_stat_activity
-            WHERE pid = {session.get_server_pid()}"""
-        await until_true(lambda: user.fetchval(waits))
-        assert await self.ended(user, session, seconds) == [session.get_server_pid()] * ends
-
-    async def test_one_that_is_at_work_is_not(self, user, session):
-        await user.execute("SELECT pg_advisory_lock(1)")
-        at_work = asyncio.create_task(session.execute("SELECT pg_advisory_lock(1)"))
-        await blocked(user, 2)
-        assert await self.ended(user, session, 3600) == []
-        await user.execute("SELECT pg_advisory_unlock(1)")
-        await at_work
+class TestNodes:
+    async def test_they_are_the_nodes_with_a_lease_and_all_owners(self, cluster, store):
+        await cluster.join("n1", "n2")
+        await store.take([0], "alone")
+        first, second, third = await cluster.make("observer").nodes()
+        assert first == NodeRow("alone", None, None, 1)
+        assert [second.name, third.name] == ["n1", "n2"]
+        assert second.shards + third.shards == SHARDS - 1
+        assert second.started_at_ms <= store.now_ms() < second.lease_until_ms
 
 
 class TestALease:
@@ -277,7 +236,7 @@ class TestALease:
         await cluster.lapse("b")
         await cluster.settle()
         assert cluster.shares == [SHARDS]
-        assert caplog.text.count("kept its shards: ended") == 2
+        assert caplog.text.count("it kept shards locked") == 2
         for session in sessions:
             gone = asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
             with pytest.raises(gone):
@@ -681,10 +640,6 @@ class TestNews:
             else:
                 await cluster.nodes.pop("b").stop()
             await heard.wait()
-
-    async def test_it_hears_only_of_its_own_shards(self, cluster, store):
-        await cluster.join("a")
-        assert store.listening_for() == cluster.nodes["a"].owned()
 
 
 class TestADeadServer:

@@ -26,10 +26,14 @@ class Others:
     def now_ms(self):
         return float(self.at_ms)
 
-    def nodes(self):
+    def node_count(self):
         return self._nodes
 
-    async def tell_hold(self, service, until_ms):
+    @property
+    def notifications(self):
+        return self
+
+    async def notify_hold(self, service, until_ms):
         await self.goes_on.wait()
         if self.away:
             raise StoreUnavailable("away")

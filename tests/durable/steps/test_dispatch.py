@@ -921,13 +921,13 @@ class TestServices:
         held = Held()
         app, callee = calling(stage, held)
         async with app:
-            app.node.coordinator.nodes = lambda: 4
+            app.node.coordinator.node_count = lambda: 4
             await app.put_service("s", endpoint=URL, concurrency=8)
             await app.put_service("small", endpoint=URL, concurrency=2)
             await app.submit_many([{"service": "s"}] * 8 + [{"service": "small"}] * 8)
             await stage.settle()
             assert (len(callee.times_of("s")), len(callee.times_of("small"))) == (2, 1)
-            app.node.coordinator.nodes = lambda: 1  # the others have left
+            app.node.coordinator.node_count = lambda: 1  # the others have left
             await stage.advance(1)
             assert (len(callee.times_of("s")), len(callee.times_of("small"))) == (8, 2)
             held.give()
@@ -948,7 +948,7 @@ class TestServices:
     async def test_a_rate_is_divided_by_the_nodes_that_live(self, stage):
         app, callee = calling(stage)
         async with app:
-            app.node.coordinator.nodes = lambda: 2
+            app.node.coordinator.node_count = lambda: 2
             await app.put_service("s", endpoint=URL, rate=4)
             await app.submit_many([{"service": "s"}] * 4)
             await stage.advance(3)
@@ -1106,12 +1106,12 @@ class TestServices:
         app, _ = calling(stage, REFUSED._replace(least_ms=30_000, hold_ms=30_000))
         async with app:
             told = []
-            app._node.coordinator.nodes = lambda: 2
+            app._node.coordinator.node_count = lambda: 2
 
-            async def tell_hold(*words):
+            async def notify_hold(*words):
                 told.append(words)
 
-            app._node.store.tell_hold = tell_hold
+            app._node.store.notifications.notify_hold = notify_hold
             await app.put_service("s", endpoint=URL)
             await app.submit_many([{"service": "s"} for _ in range(10)])
             await stage.settle()

@@ -417,7 +417,7 @@ class TestChanging:
         owner = Owner(store, await store.take(range(SHARDS), "n"))
         await owner.recurring.step()
         now = int(store.now_ms())
-        await store.put_schedule(
+        await store.schedules.put(
             Schedule("s", "note", b"[]", None, 1_000, "UTC", missed, now, now), AUDIT
         )
         assert await owner.run(clock, 5) == []
@@ -434,7 +434,7 @@ class TestChanging:
         owner = Owner(store, await store.take(range(SHARDS), "n"))
         await owner.recurring.step()
         now = int(store.now_ms())
-        await store.put_schedule(
+        await store.schedules.put(
             Schedule("s", "note", b"[]", None, 1_000, "UTC", "skip", now, now), AUDIT
         )
         assert await owner.run(clock, 30.5) == []  # suspended, say
@@ -473,7 +473,7 @@ class TestChanging:
             raise StoreUnavailable("away")
 
         for name in ("s", "t"):  # all of them are read; then those that were put since
-            await store.put_schedule(
+            await store.schedules.put(
                 Schedule(name, "note", b"[]", None, 1_000, "UTC", "once", now, now), AUDIT
             )
             owner.recurring.mark_stale()
@@ -482,7 +482,7 @@ class TestChanging:
                 await owner.recurring.step()
             store.timings = read
             await owner.recurring.step()
-            assert (await store.schedule(name)).fired_until_ms > now
+            assert (await store.schedules.get(name)).fired_until_ms > now
         await store.close()
 
     async def test_the_same_again_changes_nothing(self, stage):
@@ -644,7 +644,7 @@ class TestTwo:
         store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=clock)
         await store.open()
         now = int(store.now_ms())
-        await store.put_schedule(
+        await store.schedules.put(
             Schedule("s", "note", b"[]", "* * * * *", None, "UTC", "once", now, now), AUDIT
         )
         shard = hashed_shard("s", SHARDS)
@@ -672,12 +672,12 @@ class TestTwo:
         await store.open()
         now = int(store.now_ms())
         read = Schedule("s", "note", b"[]", None, 10_000, "UTC", "once", now, now)
-        await store.put_schedule(read, AUDIT)
-        (read,) = await store.schedules()
+        await store.schedules.put(read, AUDIT)
+        (read,) = await store.schedules.read()
         assert await fire(store, [Fire(read, now + 10_000, None)]) == [True]
         late = [Fire(read, now + 11_000, None), Fire(read, now + 20_000, None)]
         assert await fire(store, late) == [False, False]
-        (moved,) = await store.schedules()
+        (moved,) = await store.schedules.read()
         assert moved.fired_until_ms == now + 10_000
         several = [Fire(moved, now + after, None) for after in (20_000, 30_000, 40_000)]
         assert await fire(store, several) == [True, True, True]

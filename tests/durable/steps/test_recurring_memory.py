@@ -49,7 +49,7 @@ class Watched:
 
     def __init__(self, store, monkeypatch):
         self.timings = []
-        read = store.timings
+        read = store.schedules.timings
 
         async def timings(*args):
             found = await read(*args)
@@ -59,9 +59,9 @@ class Watched:
         async def refused(*_, **__):
             raise AssertionError("this reads payloads")
 
-        monkeypatch.setattr(store, "timings", timings)
-        monkeypatch.setattr(store, "schedules", refused)
-        monkeypatch.setattr(store, "schedule", refused)
+        monkeypatch.setattr(store.schedules, "timings", timings)
+        monkeypatch.setattr(store.schedules, "read", refused)
+        monkeypatch.setattr(store.schedules, "get", refused)
 
     def names(self):
         """Which were read since this was asked for last."""
@@ -71,7 +71,7 @@ class Watched:
 
 async def fill(store, size):
     """Put many schedules with payloads of that size, quickly: the store makes them."""
-    await store.put_schedule(schedule(store), AUDIT)
+    await store.schedules.put(schedule(store), AUDIT)
     columns = "cron, interval_ms, tz, missed, fired_until_ms, created_at_ms, enabled, priority"
     columns += ", max_attempts, timeout_ms, changed"
     if hasattr(store, "fetch"):
@@ -115,13 +115,13 @@ async def test_only_what_was_put_is_read_again(any_store, monkeypatch):
     await owner.recurring.step()
     watched.names()
     for name in ("s7", "new"):
-        await store.put_schedule(schedule(store, name, tz="Asia/Tokyo"), AUDIT)
+        await store.schedules.put(schedule(store, name, tz="Asia/Tokyo"), AUDIT)
         owner.recurring.mark_stale()
         await owner.recurring.step()
         assert watched.names() == [name]
     assert owner.recurring._timings["s7"].tz == "Asia/Tokyo"
     assert "new" in owner.recurring._next
-    await store.put_schedule(schedule(store, "s7", enabled=False), AUDIT)
+    await store.schedules.put(schedule(store, "s7", enabled=False), AUDIT)
     owner.recurring.mark_stale()
     await owner.recurring.step()
     assert watched.names() == ["s7"]
@@ -134,7 +134,7 @@ async def test_one_that_was_deleted_is_let_go_when_all_are_read(any_store, monke
     await fill(store, 10)
     owner = Owner(store, await store.take(range(SHARDS), "n"))
     await owner.recurring.step()
-    await store.delete_schedule("s7", AUDIT)
+    await store.schedules.delete("s7", AUDIT)
     owner.recurring.mark_stale()
     await owner.recurring.step()
     owner.recurring._read_all_at_ms = -1
@@ -152,19 +152,19 @@ async def test_large_ones_that_fire_together_are_copied_by_the_store_in_turns(
     many = 3 * FIRE_BYTES // size
     for number in range(many):
         due = schedule(store, f"s{number}", b"x" * size, fired_until_ms=fired, created_at_ms=fired)
-        await store.put_schedule(due, AUDIT)
+        await store.schedules.put(due, AUDIT)
     Watched(store, monkeypatch)
     owner = Owner(store, await store.take(range(SHARDS), "n"))
     noticed, turns = [], []
     owner.announce = lambda task_id, due_at_ms, due: noticed.append(due)
-    fire = store.fire
+    fire = store.schedules.fire
 
     async def counted(firings):
         answers = await fire(firings)
         turns.append(len(answers))
         return answers
 
-    monkeypatch.setattr(store, "fire", counted)
+    monkeypatch.setattr(store.schedules, "fire", counted)
     await owner.recurring.step()
     assert turns == [FIRE_BYTES // size] * 3
     assert held(noticed, *of(owner.recurring)) < 2_000 * many
@@ -180,7 +180,7 @@ async def test_missed_firings_of_a_large_one_all_come_in_their_order(any_store):
     start = now - 10 * HOUR_MS
     body = b"x" * (FIRE_BYTES // 2)
     late = schedule(store, body=body, missed="all", fired_until_ms=start, created_at_ms=start)
-    await store.put_schedule(late, AUDIT)
+    await store.schedules.put(late, AUDIT)
     owner = Owner(store, await store.take(range(SHARDS), "n"))
     await owner.recurring.step()
     dues = sorted(task.due_at_ms for task in await everything(store))

@@ -1191,7 +1191,7 @@ class TestSeveralNodes:
         node = app._node
         owned = dict(node.coordinator.owned())
         ours = {shard: epoch for shard, epoch in owned.items() if shard % 2}
-        node.coordinator.nodes = lambda: 2
+        node.coordinator.node_count = lambda: 2
         node.coordinator.owned = lambda: ours
         return ours
 

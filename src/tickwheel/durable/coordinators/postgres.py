@@ -13,10 +13,6 @@ A node that has only lost that connection connects again in less time. Should it
 same, its claims get nothing, and it joins again; what it runs goes on, for attempts have leases of
 their own. When a node has lost its own connection, all may have: then it judges none for a while.
 
-A process that stands still may
-have shards locked, in a transaction that waits for it to go on. Not every such wait has a timeout
-in the server (amid a COPY, between Parse and Bind): whoever takes over ends its sessions.
-
 Two never own a shard at once: a node believes in its lease from when it *asked* for it, on a clock
 that counts suspension, and less long than the others do. When that should fail (it lives, and its
 session is gone), the epochs still keep them apart: each new owner raises it, and a claim with an
@@ -36,12 +32,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from tickwheel.clock import BootClock
+from tickwheel.durable.coordinator import NodeRow
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.coordinator import ShardRow
     from tickwheel.durable.store import Store
 
 logger = logging.getLogger("tickwheel")
@@ -55,7 +53,6 @@ CONFIRM_SECONDS = 0.25  # until the second look, after one was missing
 SETTLED_SECONDS = 8.0  # after its own session was lost, for which a node judges none
 SESSION_SECONDS = 1.0  # for which a node that joins waits for its session
 NAMESAKE_SECONDS = 0.5  # until the second try of a node whose name another has
-BLOCKED_SECONDS = 0.5  # so long those who bury wait for a lock before they look who has it
 CHANNEL = "shard"
 
 _MOMENT = """moment AS MATERIALIZED (
@@ -103,6 +100,16 @@ BEAT = f"""
         s.shard, s.owner, s.epoch
     FROM shard s ORDER BY s.shard
 """  # noqa: S608
+NODES = """
+    SELECT k.name, n.started_at_ms, n.lease_until_ms,
+        (SELECT count(*) FROM shard s WHERE s.owner = k.name)
+    FROM (
+        SELECT name FROM node
+        UNION SELECT owner COLLATE "C" FROM shard WHERE owner IS NOT NULL
+    ) k
+    LEFT JOIN node n ON n.name = k.name
+    ORDER BY k.name
+"""
 LOOK = f"""
     WITH {_SESSIONS} SELECT n.name, n.incarnation FROM node n WHERE n.name <> $1 AND {_SILENT}
 """  # noqa: S608
@@ -114,7 +121,7 @@ _FREED = """freeing AS MATERIALIZED (
     )"""
 # $4: those whose leases still end then; null: those whose sessions are gone.
 REAP = f"""
-    /* tickwheel: reap */ WITH gone AS (
+    WITH gone AS (
         DELETE FROM node n USING unnest($1::text[], $2::uuid[], $4::bigint[])
             AS d (name, incarnation, lease_until_ms)
         WHERE n.name = d.name AND n.incarnation = d.incarnation
@@ -123,19 +130,6 @@ REAP = f"""
     ), {_FREED}
     SELECT name, pg_notify($3, '') FROM gone
 """  # noqa: S608
-# Those that a burial waits for, and that have waited for their own process for a while.
-EVICT = """
-    WITH asleep AS MATERIALIZED (
-        SELECT DISTINCT a.pid
-        FROM pg_stat_activity w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) AS b (pid)
-        JOIN pg_stat_activity a ON a.pid = b.pid
-        WHERE w.datname = current_database() AND w.usename = current_user
-            AND w.wait_event_type = 'Lock' AND w.query LIKE '%/* tickwheel: reap */%'
-            AND a.usename = current_user AND a.wait_event_type = 'Client'
-            AND a.state_change < clock_timestamp() - interval '1 second'
-    )
-    SELECT pid FROM asleep WHERE pg_terminate_backend(pid)
-"""
 LEAVE = f"""
     WITH gone AS (
         DELETE FROM node WHERE name = $1 AND incarnation = $2::uuid RETURNING name
@@ -176,13 +170,11 @@ class Session(Protocol):
 
     def let_go(self, key: int) -> None: ...
 
-    def settled(self, seconds: float) -> bool: ...
+    def stable_for(self, seconds: float) -> bool: ...
 
 
 class PostgresTables(Protocol):
     """What this asks of the store: its statements, its channels and its session."""
-
-    listening_for: Callable[[], Container[int]] | None
 
     @property
     def session(self) -> Session: ...
@@ -191,7 +183,13 @@ class PostgresTables(Protocol):
         self, statement: str, *values: Any, seconds: float = ..., reserved: bool = ...
     ) -> list[Sequence[Any]]: ...
 
-    def hear(self, channel: str, heard: Callable[[str], None]) -> None: ...
+    async def take_over(
+        self, statement: str, *values: Any, seconds: float | None = ...
+    ) -> list[Sequence[Any]]: ...
+
+    async def owners(self) -> list[ShardRow]: ...
+
+    def subscribe(self, channel: str, on_message: Callable[[str], None]) -> None: ...
 
     def channel(self, name: str) -> str: ...
 
@@ -229,7 +227,7 @@ class PostgresCoordinator:
     def __init__(
         self, store: Store, node: str, *, ttl: float = TTL_SECONDS, clock: Clock | None = None
     ) -> None:
-        if not hasattr(store, "hear"):
+        if not hasattr(store, "take_over"):
             raise TypeError(f"this coordinator needs a store on PostgreSQL, got {store!r:.100}")
         if not 0 < ttl < math.inf:
             raise ValueError(f"ttl must be more than 0 seconds, got {ttl!r}")
@@ -255,8 +253,7 @@ class PostgresCoordinator:
     async def start(self, changed: Callable[[], None]) -> None:
         """Hear of the others; the first step joins them."""
         self._changed = changed
-        self._store.listening_for = self.claimable
-        self._store.hear(CHANNEL, lambda _: self._changed())
+        self._store.subscribe(CHANNEL, lambda _: self._changed())
         self._watching = asyncio.create_task(self._watch(), name="tickwheel-sessions")
 
     def owned(self) -> Mapping[int, int]:
@@ -282,9 +279,17 @@ class PostgresCoordinator:
         """Say no: the others take over from a node that they do not hear of."""
         return False
 
-    def nodes(self) -> int:
-        """Return how many had a lease when this one last looked."""
+    def node_count(self) -> int:
+        """Return how many nodes had a lease at the last step."""
         return self._live
+
+    async def nodes(self) -> list[NodeRow]:
+        """Return the nodes that have a lease or own a shard, by name."""
+        return list(map(NodeRow._make, await self._store.fetch(NODES)))
+
+    async def shards(self) -> list[ShardRow]:
+        """Return all shards by number."""
+        return await self._store.owners()
 
     async def step(self) -> float:
         """Renew the lease, bury the dead, give up what is too much or take what is free."""
@@ -327,9 +332,14 @@ class PostgresCoordinator:
         return key - (1 << 64) if key >= 1 << 63 else key
 
     async def _fetch(self, statement: str, *values: Any) -> list[Sequence[Any]]:
-        # In time for another try on another connection before the lease is over.
-        seconds = max(self._ttl / 2, 1.0)
-        return await self._store.fetch(statement, *values, seconds=seconds, reserved=True)
+        return await self._store.fetch(
+            statement, *values, seconds=self._call_seconds, reserved=True
+        )
+
+    @property
+    def _call_seconds(self) -> float:
+        """The timeout of a call: in time for another try before the lease is over."""
+        return max(self._ttl / 2, 1.0)
 
     async def _watch(self) -> None:
         """Notice nodes whose sessions are gone; the next step buries them."""
@@ -345,7 +355,7 @@ class PostgresCoordinator:
 
     async def _without_session(self) -> set[tuple[str, str]]:
         """Return the nodes that should have a session, and have none now."""
-        if self._live < 2 or not self._store.session.settled(SETTLED_SECONDS):
+        if self._live < 2 or not self._store.session.stable_for(SETTLED_SECONDS):
             return set()
         try:
             rows = await self._fetch(LOOK, self._node)
@@ -390,18 +400,9 @@ class PostgresCoordinator:
             None if node[:2] in self._gone else lease
             for node, lease in zip(dead, leases, strict=True)
         )
-        channel = self._store.channel(CHANNEL)
-        values = names, incarnations, channel, leases
-        reaping = asyncio.ensure_future(self._fetch(REAP, *values))
-        try:
-            while not (await asyncio.wait([reaping], timeout=BLOCKED_SECONDS))[0]:
-                with contextlib.suppress(StoreUnavailable):  # what is wrong, the other one says
-                    for (pid,) in await self._fetch(EVICT):
-                        logger.warning("a dead node's session, %d, kept its shards: ended", pid)
-            for name, _ in await reaping:
-                logger.warning("node %r is gone: the others take its shards", name)
-        finally:
-            reaping.cancel()
+        values = names, incarnations, self._store.channel(CHANNEL), leases
+        for name, _ in await self._store.take_over(REAP, *values, seconds=self._call_seconds):
+            logger.warning("node %r is gone: the others take its shards", name)
         self._gone.clear()
 
     def _lease(self) -> tuple[str, str, int]:

@@ -24,9 +24,11 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tickwheel.clock import SystemClock, forkable
+from tickwheel.durable.coordinator import NodeRow
 from tickwheel.durable.log import logger
 from tickwheel.errors import StoreUnavailable
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.coordinator import ShardRow
     from tickwheel.durable.store import Store
 
 SOON = 0.5  # whoever has the shards may be about to end
@@ -106,9 +109,18 @@ class SoloCoordinator:
         """Say whether this process has the lock."""
         return self._lock is not None and self._ours
 
-    def nodes(self) -> int:
-        """Return one: this."""
+    def node_count(self) -> int:
+        """Return 1: this node."""
         return 1
+
+    async def nodes(self) -> list[NodeRow]:
+        """Return the owner of the shards; nodes that stand by are unknown."""
+        shards = Counter(row.owner for row in await self.shards() if row.owner is not None)
+        return [NodeRow(name, None, None, count) for name, count in sorted(shards.items())]
+
+    async def shards(self) -> list[ShardRow]:
+        """Return all shards by number."""
+        return await self._store.owners()
 
     async def step(self) -> float:
         """See that the shards are ours; take them when it has become their turn."""
@@ -154,7 +166,7 @@ class SoloCoordinator:
         lacking = {*self.functions()} - theirs if theirs is not None else set()
         lent: dict[str, dict[int, int]] = {}
         if lacking:
-            shards = {row.shard: row.epoch for row in await self._store.registry.shards()}
+            shards = {row.shard: row.epoch for row in await self._store.owners()}
             lent = dict.fromkeys(sorted(lacking), shards)
         if lent.keys() - self._lent.keys():
             names = sorted(lent)
@@ -181,7 +193,7 @@ class SoloCoordinator:
 
     async def _look(self) -> float:
         """Give the shards up when the store says that they are not ours; return when to go on."""
-        rows = await self._store.registry.shards()
+        rows = await self._store.owners()
         others = {row.owner for row in rows if row.epoch != self._owned.get(row.shard)}
         if not others:
             return LOOK

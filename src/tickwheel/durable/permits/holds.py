@@ -29,7 +29,7 @@ class Holds:
         """Tell that a service asked to be left alone for so long."""
         now_ms = int(self._store.now_ms())
         until_ms = now_ms + hold_ms
-        if self._coordinator.nodes() <= 1 or until_ms < self._told.get(service, 0) + AGAIN_MS:
+        if self._coordinator.node_count() <= 1 or until_ms < self._told.get(service, 0) + AGAIN_MS:
             return
         self._told = {name: until for name, until in self._told.items() if until > now_ms}
         self._told[service] = self._untold[service] = until_ms
@@ -39,7 +39,7 @@ class Holds:
     async def _tell(self) -> None:
         try:
             while self._untold:
-                await self._store.tell_hold(*self._untold.popitem())
+                await self._store.notifications.notify_hold(*self._untold.popitem())
         except ConnectionError:
             self._untold.clear()
         finally:

@@ -224,7 +224,7 @@ class Dispatch:
 
     def _gates(self, service: Service, now: float) -> tuple[Flow, Gate | None]:
         """Return the service's own permits, and those that it shares with others, or None."""
-        nodes = self._coordinator.nodes()
+        nodes = self._coordinator.node_count()
         flow = self.flows.get(service.name)
         if flow is None:
             flow = self.flows[service.name] = Flow(service, now, nodes)

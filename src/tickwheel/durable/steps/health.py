@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tickwheel import AsyncTimer
-    from tickwheel.durable.coordinator import Coordinator
-    from tickwheel.durable.registry import NodeRow, ShardRow
+    from tickwheel.durable.coordinator import Coordinator, NodeRow, ShardRow
     from tickwheel.durable.steps.dispatch import Dispatch
     from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.steps.loader import Loader
@@ -172,11 +171,10 @@ class Health:
             self._report({Reason.STORE: Stall(since, detail)})
 
     async def _read_ownership(self) -> Ownership:
-        store, registry = self._store, self._store.registry
-        await store.require_writable()
-        shards = {row.shard: row for row in await registry.shards()}
+        await self._store.require_writable()
+        shards = {row.shard: row for row in await self._coordinator.shards()}
         owned = dict(self._coordinator.owned())
-        live = self._live_nodes(await registry.nodes())
+        live = self._live_nodes(await self._coordinator.nodes())
         unowned = {number for number, row in shards.items() if row.owner not in live} - {*owned}
         refused = {
             number

@@ -128,14 +128,14 @@ class Node:
         """Join the others, and begin; what cannot be begun leaves nothing behind."""
         try:
             await self.directory.refresh()
-            self.store.registry.listen(self._steps["directory"].wake)
+            self.store.notifications.subscribe_changes(self._steps["directory"].wake)
             self._steps["directory"].start()
             self._steps["health"].start()
             if not self.dispatches:
                 return
             self._joined = True
             await self.coordinator.start(self._owned_changed)
-            self.store.listen_holds(self.dispatch.hold)
+            self.store.notifications.subscribe_holds(self.dispatch.hold)
         except BaseException:
             await self._close()
             raise
@@ -159,7 +159,8 @@ class Node:
 
     def _owned_changed(self) -> None:
         if self.coordinator.claimable():
-            self.store.listen(self._steps["loader"].wake)
+            wake = self._steps["loader"].wake
+            self.store.notifications.subscribe_due(wake, self.coordinator.claimable)
         for step in self._steps:
             step.wake()
 
@@ -230,7 +231,7 @@ class Node:
         """Return what this node holds and has done."""
         return {
             "node": self.name,
-            "nodes": self.coordinator.nodes(),
+            "nodes": self.coordinator.node_count(),
             "owned": len(self.coordinator.owned()),
             "held": len(self.horizon.entries),
             "waiting": self.horizon.all_waiting(),

@@ -108,7 +108,7 @@ class Recurring:
     async def _read_since(self, after: tuple[int, str]) -> list[Timing]:
         """Read the times of schedules that were put after that, page by page."""
         found: list[Timing] = []
-        while page := await self._store.timings(after):
+        while page := await self._store.schedules.timings(after):
             found += page
             after = page[-1].changed, page[-1].name
         self._read_until = after

@@ -145,7 +145,7 @@ class Submit:
         That is so if the service has a rate, which the nodes divide, or if this node already keeps
         as many of its tasks as its share of the concurrency.
         """
-        service, nodes = self._services.get(name), self._coordinator.nodes()
+        service, nodes = self._services.get(name), self._coordinator.node_count()
         if service is None or nodes <= 1:
             return False
         if service.rate is not None or due_at_ms > self._horizon.end_ms():
@@ -354,7 +354,7 @@ class Submit:
         try:
             while self._shards_to_notify:
                 shards, self._shards_to_notify = self._shards_to_notify, set()
-                await self._store.tell(sorted(shards))
+                await self._store.notifications.notify_due(sorted(shards))
         except ConnectionError:
             pass  # their loaders read the store each second anyway
         finally:

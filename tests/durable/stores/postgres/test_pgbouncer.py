@@ -54,10 +54,10 @@ async def test_its_sessions_have_the_settings_of_any_other(postgres_url, pooler)
         ((path,),) = await store.fetch("SELECT current_setting('search_path')")
         assert path == "tickwheel, pg_temp"
         heard = asyncio.Event()
-        store.listen(heard.set)
+        store.notifications.subscribe_due(heard.set)
         await heard.wait()
         heard.clear()
-        await store.tell([0])
+        await store.notifications.notify_due([0])
         await heard.wait()
 
 

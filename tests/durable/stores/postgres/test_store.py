@@ -29,7 +29,7 @@ from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
-from tickwheel.durable.registry import Audit, NodeRow
+from tickwheel.durable.registry import Audit
 from tickwheel.durable.store import Claims, Window
 from tickwheel.durable.stores.postgres import insert as postgres_insert
 from tickwheel.durable.stores.postgres import pool as postgres_pool
@@ -771,7 +771,7 @@ class TestTheRegistry:
 
     async def test_what_changed_nothing_is_not_told(self, store, other):
         heard = asyncio.Queue()
-        store.hear("registry", heard.put_nowait)
+        store.subscribe("registry", heard.put_nowait)
         assert await heard.get() == ""
         await other.registry.delete_service("nobody", self.LINE)
         await other.registry.note(self.LINE)
@@ -784,19 +784,6 @@ class TestTheRegistry:
         await store.registry.note(self.LINE._replace(detail="a\0b\ud800"))
         ((line,), _) = await store.registry.audit(namespace=None, cursor=None, limit=9)
         assert line.detail == "a\\0b\\ud800"
-
-    async def test_nodes_that_keep_a_lease_are_shown_with_it(self, store, user):
-        await store.take([0, 1], "n2")
-        await user.execute(
-            "INSERT INTO node (name, incarnation, started_at_ms, lease_until_ms)"
-            " VALUES ('n1', gen_random_uuid(), 5, 9), ('n2', gen_random_uuid(), 6, 8)"
-        )
-        await store.take([2], "alone")
-        assert await store.registry.nodes() == [
-            NodeRow("alone", None, None, 1),
-            NodeRow("n1", 5, 9, 0),
-            NodeRow("n2", 6, 8, 2),
-        ]
 
 
 class TestAnAnswerThatWasLost:
@@ -1140,51 +1127,51 @@ class TestListening:
 
     async def listening(self, store, heard):
         """Have it listen, and be past the first call, which the connection itself makes."""
-        store.listen(lambda: heard.put_nowait("heard"))
+        store.notifications.subscribe_due(lambda: heard.put_nowait("heard"))
         await heard.get()
 
     async def test_a_hold_that_another_process_tells_of_is_heard(self, store, other, heard):
-        store.listen_holds(lambda *words: heard.put_nowait(words))
-        store.hear("hold", lambda words: words or heard.put_nowait("begun"))
+        store.notifications.subscribe_holds(lambda *words: heard.put_nowait(words))
+        store.subscribe("hold", lambda words: words or heard.put_nowait("begun"))
         assert await heard.get() == "begun"
-        await other.tell_hold("a/mail of ours ✓", 1_700_000_000_123)
+        await other.notifications.notify_hold("a/mail of ours ✓", 1_700_000_000_123)
         assert await heard.get() == ("a/mail of ours ✓", 1_700_000_000_123)
 
     async def test_a_schedule_that_another_process_puts_or_deletes_is_heard_of(
         self, store, other, heard
     ):
-        store.registry.listen(lambda: heard.put_nowait("heard"))
+        store.notifications.subscribe_changes(lambda: heard.put_nowait("heard"))
         await heard.get()
         made = Schedule("s", "mail", b"1", None, 1_000, "UTC", "once", 0, 0)
-        await other.put_schedule(made, TestTheRegistry.LINE)
+        await other.schedules.put(made, TestTheRegistry.LINE)
         assert await heard.get() == "heard"
-        await other.delete_schedule("s", TestTheRegistry.LINE)
+        await other.schedules.delete("s", TestTheRegistry.LINE)
         assert await heard.get() == "heard"
 
     async def test_a_word_of_another_process_is_heard(self, store, other, heard):
         await self.listening(store, heard)
-        await other.tell([3])
+        await other.notifications.notify_due([3])
         assert await heard.get() == "heard"
 
     async def test_what_concerns_other_shards_wakes_nobody(self, store, other, heard):
         await self.listening(store, heard)
-        store.listening_for = lambda: {1, 2}
-        store.hear("due", heard.put_nowait)  # a second ear, which hears everything
+        store.notifications.subscribe_due(lambda: heard.put_nowait("heard"), lambda: {1, 2})
+        store.subscribe("due", heard.put_nowait)  # a second ear, which hears everything
         assert await heard.get() == ""
-        await other.tell([3, 4])
-        await other.tell([0, 2])
+        await other.notifications.notify_due([3, 4])
+        await other.notifications.notify_due([0, 2])
         assert [await heard.get() for _ in range(3)] == ["3,4", "heard", "0,2"]
 
     async def test_more_shards_than_a_word_can_name_are_all(self, store, other, heard):
-        store.hear("due", heard.put_nowait)
+        store.subscribe("due", heard.put_nowait)
         await heard.get()
-        await other.tell(range(4096))
+        await other.notifications.notify_due(range(4096))
         assert await heard.get() == "*"
 
     async def test_who_listens_anew_takes_the_place_of_who_did(self, store, other, heard):
         await self.listening(store, heard)
-        store.listen(lambda: heard.put_nowait("second"))
-        await other.tell([1])
+        store.notifications.subscribe_due(lambda: heard.put_nowait("second"))
+        await other.notifications.notify_due([1])
         assert await heard.get() == "second"
         assert heard.empty()
 
@@ -1194,7 +1181,7 @@ class TestListening:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
         )
         assert await heard.get() == "heard"
-        await other.tell([1])
+        await other.notifications.notify_due([1])
         assert await heard.get() == "heard"
 
     async def test_a_connection_that_is_silent_is_given_up(self, server, heard, monkeypatch):
@@ -1209,7 +1196,7 @@ class TestListening:
                 return made[-1]
 
             listener = Listener(connect)
-            listener.hear("x", heard.put_nowait)
+            listener.subscribe("x", heard.put_nowait)
             await heard.get()
             server.pause()
 
@@ -1229,10 +1216,10 @@ class TestListening:
             await gate.wait()
 
         monkeypatch.setattr(store, "fetch", fetch)
-        first = asyncio.create_task(store.tell([1]))
+        first = asyncio.create_task(store.notifications.notify_due([1]))
         await asyncio.sleep(0)
         for shard in (5, 2, 5, 3):
-            await store.tell([shard])
+            await store.notifications.notify_due([shard])
         gate.set()
         await first
         assert said == ["1", "2,3,5"]
@@ -1245,8 +1232,8 @@ class TestListening:
 
         with monkeypatch.context() as broken:
             broken.setattr(other, "fetch", fetch)
-            await other.tell([1])
-        await other.tell([2])
+            await other.notifications.notify_due([1])
+        await other.notifications.notify_due([2])
         assert await heard.get() == "heard"
 
 

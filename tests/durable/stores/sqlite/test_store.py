@@ -42,7 +42,7 @@ from tickwheel.durable.stores.sqlite import schedules as sqlite_schedules
 from tickwheel.durable.stores.sqlite import statements as sql
 from tickwheel.durable.stores.sqlite import writer as sqlite_writer
 from tickwheel.durable.stores.sqlite.connection import DRIVERS, insert_many
-from tickwheel.durable.stores.sqlite.notify import Poke, address_for
+from tickwheel.durable.stores.sqlite.notify import WakeSocket, address_for
 from tickwheel.durable.stores.sqlite.schema import MIGRATIONS, NEXT_GENERATION
 from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.durable.stores.sqlite.writer import Rank
@@ -811,11 +811,11 @@ class Ear:
 class TestPoke:
     async def test_a_poke_from_another_process_is_heard(self, store, child):
         ear = Ear()
-        store.listen(ear)
+        store.notifications.subscribe_due(ear)
         text = """
 async def main():
     await store.open()
-    await store.tell([3])
+    await store.notifications.notify_due([3])
     await store.close()
 asyncio.run(main())
 """
@@ -823,16 +823,17 @@ asyncio.run(main())
         await ear.hears()
 
     async def test_with_nobody_listening_it_is_no_error(self, store):
-        await store.tell([0])
+        await store.notifications.notify_due([0])
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left_behind:
             left_behind.bind(address_for(store.path))
-        await store.tell([0])  # what a killed listener leaves: a name that nobody answers
+        # A killed receiver leaves a socket file behind that nobody answers.
+        await store.notifications.notify_due([0])
 
     async def test_what_a_killed_listener_left_behind_is_in_nobodys_way(self, store, child):
         text = """
 async def main():
     await store.open()
-    store.listen(lambda: None)
+    store.notifications.subscribe_due(lambda: None)
     said("listening")
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
@@ -840,16 +841,16 @@ asyncio.run(main())
         process = child(text)
         assert process.communicate(timeout=50)[0] == "listening\n"
         ear = Ear()
-        store.listen(ear)
-        other = Poke(store.path)
+        store.notifications.subscribe_due(ear)
+        other = WakeSocket(store.path)
         other.send()
         await ear.hears()
         other.close()
 
     async def test_pokes_that_nobody_reads_block_nobody(self, tmp_path):
         database = tmp_path / "tasks.db"
-        listener, sender, ear = Poke(database), Poke(database), Ear()
-        listener.listen(ear)
+        listener, sender, ear = WakeSocket(database), WakeSocket(database), Ear()
+        listener.receive(ear)
         for _ in range(10_000):
             sender.send()
         await ear.hears()
@@ -858,10 +859,10 @@ asyncio.run(main())
 
     async def test_the_last_that_listens_hears_and_others_may_leave(self, tmp_path):
         database = tmp_path / "tasks.db"
-        first, second, sender = Poke(database), Poke(database), Poke(database)
+        first, second, sender = WakeSocket(database), WakeSocket(database), WakeSocket(database)
         deaf, ear = Ear(), Ear()
-        first.listen(deaf)
-        second.listen(ear)
+        first.receive(deaf)
+        second.receive(ear)
         sender.send()
         await ear.hears()
         first.close()
@@ -875,10 +876,10 @@ asyncio.run(main())
 
     async def test_a_closed_one_can_listen_again(self, tmp_path):
         database = tmp_path / "tasks.db"
-        listener, sender = Poke(database), Poke(database)
+        listener, sender = WakeSocket(database), WakeSocket(database)
         for _ in range(3):
             ear = Ear()
-            listener.listen(ear)
+            listener.receive(ear)
             sender.send()
             await ear.hears()
             listener.close()
@@ -892,8 +893,8 @@ asyncio.run(main())
         assert Path(address).parent == Path(tempfile.gettempdir())
         assert address == address_for(Path(str(directory)) / "." / "tasks.db")
         assert address != address_for(directory / "other.db")
-        listener, sender, ear = Poke(database), Poke(database), Ear()
-        listener.listen(ear)
+        listener, sender, ear = WakeSocket(database), WakeSocket(database), Ear()
+        listener.receive(ear)
         sender.send()
         await ear.hears()
         listener.close()
@@ -902,13 +903,13 @@ asyncio.run(main())
 
     async def test_where_there_are_no_such_sockets_nothing_happens(self, tmp_path, monkeypatch):
         monkeypatch.delattr(poke.socket, "AF_UNIX")
-        one = Poke(tmp_path / "tasks.db")
-        one.listen(Ear())
+        one = WakeSocket(tmp_path / "tasks.db")
+        one.receive(Ear())
         one.send()
         one.close()
 
     async def test_a_directory_that_takes_no_socket_leaves_it_deaf(self, tmp_path):
-        one = Poke(tmp_path / "missing" / "tasks.db")
-        one.listen(Ear())
+        one = WakeSocket(tmp_path / "missing" / "tasks.db")
+        one.receive(Ear())
         one.send()
         one.close()

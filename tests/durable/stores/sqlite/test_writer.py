@@ -402,6 +402,6 @@ class TestOtherProcesses:
         store = Place("sqlite-sqlite3", str(tmp_path / "tasks.db")).store()
         await store.open()
         assert store._file.writer.polite
-        store.listen(lambda: None)
+        store.notifications.subscribe_due(lambda: None)
         assert not store._file.writer.polite
         await store.close()

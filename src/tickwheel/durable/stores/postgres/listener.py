@@ -1,11 +1,11 @@
-"""The session of a process: one connection that lives as long as it does.
+"""The session of a process: one connection that lives as long as the process.
 
-It hears what other processes say on channels of the database. A word may be lost while there is no
-connection: when there is one, first or again, every hearer is called with "", which means: anything
-may have been said.
+It receives notifications on channels of the database. They are lost while there is no connection.
+Whenever one is made, first or again, every subscriber is called with "": notifications may have
+been lost.
 
-It holds advisory locks, which the server frees at once when the process dies. They are shared: when
-a connection is lost that the server still believes in, the next one gets its locks all the same.
+It holds advisory locks, which the server frees at once when the process dies. The locks are shared:
+after a connection is lost that the server still considers open, the next one gets the locks anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tickwheel")
 
-HEARTBEAT_SECONDS = 5.0  # a connection that is cut silently is found out by then
+HEARTBEAT_SECONDS = 5.0  # a connection that was cut silently is noticed by then
 ANSWER_SECONDS = 5.0
 FIRST_PAUSE = 0.1
 LAST_PAUSE = 5.0
@@ -34,25 +34,25 @@ UNLOCK = "SELECT pg_advisory_unlock_shared($1::bigint)"
 
 
 class Listener:
-    """Hears on any number of channels, from the first `hear` or `hold` to `close`."""
+    """Listens on any number of channels, from the first `subscribe` or `hold` to `close`."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
         self._connect = connect
-        self._hearers: dict[str, list[Callable[[str], None]]] = {}
-        self._on: set[str] = set()  # channels of the connection that there is
-        self._keys: set[int] = set()  # of locks that are to be held
+        self._subscribers: dict[str, list[Callable[[str], None]]] = {}
+        self._listening: set[str] = set()  # channels of the current connection
+        self._keys: set[int] = set()  # of the locks to hold
         self._held: set[int] = set()
         self._connected = False
         self._lost_at: float | None = None
         self._task: asyncio.Task[None] | None = None
-        self._stirred = asyncio.Event()
+        self._wake = asyncio.Event()
 
-    def hear(self, channel: str, heard: Callable[[str], None]) -> None:
-        """Call `heard(words)` on the running loop for what is said on the channel."""
-        self._hearers.setdefault(channel, []).append(heard)
-        self._stirred.set()
-        if channel in self._on:
-            asyncio.get_running_loop().call_soon(heard, "")
+    def subscribe(self, channel: str, on_message: Callable[[str], None]) -> None:
+        """Call `on_message(message)` on the running loop for each notification on a channel."""
+        self._subscribers.setdefault(channel, []).append(on_message)
+        self._wake.set()
+        if channel in self._listening:
+            asyncio.get_running_loop().call_soon(on_message, "")
         self._begin()
 
     def _begin(self) -> None:
@@ -60,9 +60,9 @@ class Listener:
             self._task = asyncio.create_task(self._run(), name="tickwheel-listen")
 
     async def hold(self, key: int, seconds: float) -> bool:
-        """Hold a lock whenever there is a connection; whether it is held within that time."""
+        """Hold a lock on every connection; return whether it is held within `seconds`."""
         self._keys.add(key)
-        self._stirred.set()
+        self._wake.set()
         self._begin()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -71,21 +71,21 @@ class Listener:
         return self.holds(key)
 
     def holds(self, key: int) -> bool:
-        """Say whether a lock is held now, as far as is known."""
+        """Say whether a lock is held, as of the last look at the connection."""
         return key in self._held
 
     def let_go(self, key: int) -> None:
-        """Hold a lock no longer."""
+        """Release a lock."""
         self._keys.discard(key)
-        self._stirred.set()
+        self._wake.set()
 
-    def settled(self, seconds: float) -> bool:
-        """Say whether there is a connection, and none was lost for so long."""
+    def stable_for(self, seconds: float) -> bool:
+        """Say whether there is a connection, and none was lost in the last `seconds`."""
         now = asyncio.get_running_loop().time()
         return self._connected and (self._lost_at is None or now - self._lost_at >= seconds)
 
     async def close(self) -> None:
-        """Be deaf."""
+        """Close the connection and stop listening."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -97,14 +97,14 @@ class Listener:
             connection: Connection | None = None
             try:
                 connection = await self._connect()
-                connection.add_termination_listener(lambda *_: self._stirred.set())
+                connection.add_termination_listener(lambda *_: self._wake.set())
                 self._connected = True
-                await self._heed(connection)
+                await self._serve(connection)
             except Exception as error:  # noqa: BLE001
-                # Each second's look must do until it is back; the driver has many ways to say so.
-                logger.debug("listening stopped: %r", error)
+                # The driver raises many kinds. Until the connection is back, polling must do.
+                logger.debug("lost the connection that listens: %r", error)
             finally:
-                self._on.clear()
+                self._listening.clear()
                 self._held.clear()
                 if connection is not None:
                     self._connected = False
@@ -115,24 +115,24 @@ class Listener:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
             pause = min(2 * pause, LAST_PAUSE)
 
-    async def _heed(self, connection: Connection) -> None:
-        """Listen on every channel, and see to it that the connection is alive."""
+    async def _serve(self, connection: Connection) -> None:
+        """Listen on every channel, hold every lock, and check that the connection is alive."""
         while True:
-            self._stirred.clear()
-            for channel in self._hearers.keys() - self._on:
+            self._wake.clear()
+            for channel in self._subscribers.keys() - self._listening:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await connection.add_listener(channel, self._said)
-                self._on.add(channel)
-                self._said(connection, 0, channel, "")
+                    await connection.add_listener(channel, self._on_notify)
+                self._listening.add(channel)
+                self._on_notify(connection, 0, channel, "")
             await self._lock(connection)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    await self._stirred.wait()
+                    await self._wake.wait()
             async with asyncio.timeout(ANSWER_SECONDS):
                 await connection.fetch("SELECT 1")
 
     async def _lock(self, connection: Connection) -> None:
-        """Bring the locks that the connection has to those that are wanted."""
+        """Acquire and release locks until the connection has the wanted ones."""
         async with asyncio.timeout(ANSWER_SECONDS):
             for key in self._keys - self._held:
                 if (await connection.fetch(LOCK, key))[0][0]:
@@ -141,6 +141,6 @@ class Listener:
                 self._held.discard(key)
                 await connection.fetch(UNLOCK, key)
 
-    def _said(self, _connection: Any, _process: int, channel: str, words: str) -> None:
-        for heard in self._hearers[channel]:
-            heard(words)
+    def _on_notify(self, _connection: Any, _process: int, channel: str, message: str) -> None:
+        for on_message in self._subscribers[channel]:
+            on_message(message)

@@ -6,14 +6,13 @@ looked at stays so until it commits.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel.durable.registry import Audit, NodeRow, NotedTimes, ServiceRow, ShardRow
+from tickwheel.durable.registry import Audit, NotedTimes, ServiceRow
 from tickwheel.durable.stores.postgres.pool import clean
-from tickwheel.durable.stores.postgres.statements import LEFT_BEHIND, NOTIFY, UNUSED
+from tickwheel.durable.stores.postgres.statements import LEFT_BEHIND, UNUSED
 from tickwheel.durable.stores.rows import audit_page, token_of, token_row
-from tickwheel.errors import ServiceInUse, StoreUnavailable
+from tickwheel.errors import ServiceInUse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.stores.postgres.store import PostgresStore
 
 T = TypeVar("T")
-
-CHANNEL = "registry"
 
 NUMBER = "SELECT value::bigint FROM setting WHERE name = 'registry'"
 LOCK = f"{NUMBER} FOR UPDATE"
@@ -96,17 +93,6 @@ NOTE_TIMES = """
     VALUES ('last_ms', $1::bigint::text), ('trusted_ms', $2::bigint::text)
     ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value
 """
-NODES = """
-    SELECT k.name, n.started_at_ms, n.lease_until_ms,
-        (SELECT count(*) FROM shard s WHERE s.owner = k.name)
-    FROM (
-        SELECT name FROM node
-        UNION SELECT owner COLLATE "C" FROM shard WHERE owner IS NOT NULL
-    ) k
-    LEFT JOIN node n ON n.name = k.name
-    ORDER BY k.name
-"""
-SHARDS = "SELECT shard, owner, epoch FROM shard ORDER BY shard"
 LAST = 2**63 - 1
 
 
@@ -201,13 +187,8 @@ class PostgresRegistry:
 
         answer = await self._store._transaction(noted)
         if answer:
-            await self.tell()
+            await self._store.notifications.notify_change()
         return answer
-
-    async def tell(self) -> None:
-        """Tell the other processes that something has changed."""
-        with contextlib.suppress(StoreUnavailable):  # they look by themselves within a second
-            await self._store.fetch(NOTIFY, self._store.channel(CHANNEL), "")
 
     async def audit(
         self, *, namespace: str | None, cursor: int | None, limit: int
@@ -246,21 +227,6 @@ class PostgresRegistry:
     async def note_times(self, times: NotedTimes) -> None:
         """Note other times instead."""
         await self._store.fetch(NOTE_TIMES, *times)
-
-    async def nodes(self) -> list[NodeRow]:
-        """Return the nodes that have a lease or own a shard, by name."""
-        return list(map(NodeRow._make, await self._store.fetch(NODES)))
-
-    async def shards(self) -> list[ShardRow]:
-        """Return all shards."""
-        return list(map(ShardRow._make, await self._store.fetch(SHARDS)))
-
-    def listen(self, changed: Callable[[], None]) -> None:
-        """Call `changed()` on the running loop when something has changed, here or elsewhere.
-
-        Also each time the connection that listens has been made anew.
-        """
-        self._store.hear(CHANNEL, lambda _: changed())
 
 
 def line(audit: Audit) -> list[Any]:

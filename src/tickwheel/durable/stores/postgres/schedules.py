@@ -1,10 +1,10 @@
-"""Schedules on PostgreSQL: they are put, deleted and fired, each in one transaction."""
+"""Schedules on PostgreSQL; each put, delete and firing is one transaction."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.store import FIRE_BYTES, PAGE_BYTES
+from tickwheel.durable.store import BATCH, FIRE_BYTES, PAGE_BYTES
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.pool import clean
 from tickwheel.durable.stores.postgres.registry import BUMP, NOTE, line
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tickwheel.durable.registry import Audit
     from tickwheel.durable.stores.postgres.pool import Connection
+    from tickwheel.durable.stores.postgres.store import PostgresStore
     from tickwheel.values.schedule import Firing
 
 _COLUMNS = (
@@ -44,7 +45,7 @@ SCHEDULES = f"""
 """  # noqa: S608
 SCHEDULE = f"SELECT {_COLUMNS} FROM schedule WHERE name = $1"  # noqa: S608
 LOCKED = f"{SCHEDULE} FOR UPDATE"
-SCHEDULED = "SELECT name FROM schedule WHERE service = $1 ORDER BY name LIMIT 1"
+FIRST_USING = "SELECT name FROM schedule WHERE service = $1 ORDER BY name LIMIT 1"
 PUT = f"""
     INSERT INTO schedule ({_COLUMNS}) VALUES ($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13)
     ON CONFLICT (name) DO UPDATE SET {
@@ -115,24 +116,53 @@ FIRE = f"""
 """  # noqa: S608
 
 
-async def read(
-    connection: Connection, namespace: str | None, after: str, limit: int
-) -> list[Schedule]:
-    """Return schedules by name, from the first behind `after` on."""
-    values = *schedules_in(namespace, clean(after) or ""), limit, PAGE_BYTES
-    return list(map(Schedule._make, await connection.fetch(SCHEDULES, *values)))
+class PostgresSchedules:
+    """Schedules in the database of a store."""
 
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
 
-async def read_one(connection: Connection, name: str) -> Schedule | None:
-    """Return one schedule."""
-    rows = await connection.fetch(SCHEDULE, name)
-    return Schedule._make(rows[0]) if rows else None
+    async def read(
+        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
+    ) -> list[Schedule]:
+        """Return schedules in the order of their names, from the first after `after`."""
+        values = *schedules_in(namespace, clean(after) or ""), limit, PAGE_BYTES
+        return list(map(Schedule._make, await self._store.fetch(SCHEDULES, *values)))
 
+    async def get(self, name: str) -> Schedule | None:
+        """Return the schedule of this name, or None."""
+        rows = await self._store.fetch(SCHEDULE, name)
+        return Schedule._make(rows[0]) if rows else None
 
-async def scheduled(connection: Connection, service: str) -> str | None:
-    """Return the name of a schedule that submits to this service."""
-    rows = await connection.fetch(SCHEDULED, service)
-    return rows[0][0] if rows else None
+    async def first_using(self, service: str) -> str | None:
+        """Return the name of the first schedule that submits to this service, or None."""
+        rows = await self._store.fetch(FIRST_USING, service)
+        return rows[0][0] if rows else None
+
+    async def put(self, schedule: Schedule, audit: Audit) -> Schedule:
+        """Store a schedule; if it changes, cancel its pending firings."""
+        stored = await self._store._transaction(lambda connection: put(connection, schedule, audit))
+        if stored is schedule:
+            await self._store.notifications.notify_change()
+        return stored
+
+    async def delete(self, name: str, audit: Audit) -> bool:
+        """Delete a schedule and cancel its pending firings; return whether it existed."""
+        existed = await self._store._transaction(lambda connection: delete(connection, name, audit))
+        if existed:
+            await self._store.notifications.notify_change()
+        return existed
+
+    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
+        """Return when schedules fire, in the order of (`changed`, `name`), from after `after`."""
+        return list(map(Timing._make, await self._store.fetch(TIMINGS, *after, limit)))
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        """Insert each firing's task, unless its schedule has changed or fired; return who won."""
+        self._store._opened()
+        if not firings:
+            return []
+        return await self._store.run(lambda connection: fire(connection, firings))
 
 
 async def put(connection: Connection, schedule: Schedule, audit: Audit) -> Schedule:
@@ -176,11 +206,6 @@ async def cancel_pending(connection: Connection, name: str) -> None:
     rows = await connection.fetch(PENDING_FIRINGS, *firing_keys(name))
     if rows:
         await connection.fetch(sql.cancel(), sorted(task_id for (task_id,) in rows))
-
-
-async def timings(connection: Connection, after: tuple[int, str], limit: int) -> list[Timing]:
-    """Return when schedules fire that were put after that."""
-    return list(map(Timing._make, await connection.fetch(TIMINGS, *after, limit)))
 
 
 async def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]:

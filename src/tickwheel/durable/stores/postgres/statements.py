@@ -770,6 +770,7 @@ TAKE = """
     FROM wanted w WHERE s.shard = w.shard
     RETURNING s.shard, s.epoch
 """
+OWNERS = "SELECT shard, owner, epoch FROM shard ORDER BY shard"
 GIVE_UP = """
     WITH given_up AS MATERIALIZED (
         SELECT s.shard FROM unnest($1::integer[], $2::bigint[]) AS g (shard, epoch)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tickwheel.durable.coordinator import ShardRow
 from tickwheel.durable.store import (
     BATCH,
     LEASE_MS,
@@ -21,12 +23,12 @@ from tickwheel.durable.store import (
     Claims,
     InsertLimit,
 )
-from tickwheel.durable.stores.postgres import schedules
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.clock import DatabaseClock
 from tickwheel.durable.stores.postgres.insert import insert, keyed
 from tickwheel.durable.stores.postgres.listener import Listener
 from tickwheel.durable.stores.postgres.migration import migrate
+from tickwheel.durable.stores.postgres.notify import PostgresNotifications
 from tickwheel.durable.stores.postgres.pool import (
     ID,
     AnswerLost,
@@ -37,7 +39,9 @@ from tickwheel.durable.stores.postgres.pool import (
     valid,
 )
 from tickwheel.durable.stores.postgres.registry import PostgresRegistry
+from tickwheel.durable.stores.postgres.schedules import PostgresSchedules
 from tickwheel.durable.stores.postgres.session import address_of
+from tickwheel.durable.stores.postgres.takeover import take_over
 from tickwheel.durable.stores.postgres.transaction import within, within_now
 from tickwheel.durable.stores.postgres.unclaimed import TURNS, changed_where, verdicts
 from tickwheel.durable.stores.rows import (
@@ -53,13 +57,11 @@ from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import SHARDS, Attempt, AttemptKey, Due, State, Taken, Task, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from tickwheel.clock import Clock
-    from tickwheel.durable.registry import Audit
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.postgres.pool import Connection
-    from tickwheel.values.schedule import Fired, Firing, Schedule, Timing
     from tickwheel.values.task import Change, Ending, Filter, Lease, Page, Repeated, Submission
 
     WantedRow = tuple[str, int, int, int]
@@ -73,8 +75,6 @@ SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to
 RENEW_SECONDS = 5.0  # for a renewal: in time for another try before the leases are over
 AHEAD = 100  # unclaimed tasks of a service and shard that a look ahead passes, to find what runs
 WHY_SECONDS = 2.0  # to learn why a task was not changed; those that were are waiting
-WORDS = 7_900  # bytes that a notification can carry
-ALL = "*"
 LAST_ID = "f" * 32
 
 
@@ -92,9 +92,6 @@ class PostgresStore:
 
     joins_transactions = True
 
-    listening_for: Callable[[], Container[int]] | None = None
-    """The shards whose news are wanted; None: all."""
-
     def __init__(self, url: str, *, shards: int = SHARDS, clock: Clock | None = None) -> None:
         self._url = url
         self.shards = shards
@@ -108,10 +105,9 @@ class PostgresStore:
         self._lanes = asyncio.Semaphore(KEYED_LANES)
         self._brief_lanes = asyncio.Semaphore(BRIEF_LANES)
         self._tables = 0
-        self._heard: Callable[[], None] | None = None
-        self._untold: set[int] = set()
-        self._telling = False
+        self.notifications = PostgresNotifications(self)
         self.registry = PostgresRegistry(self)
+        self.schedules = PostgresSchedules(self)
 
     @property
     def offset_ms(self) -> float:
@@ -144,7 +140,8 @@ class PostgresStore:
             await self._listener.close()
         if pool is not None:
             await pool.close()
-        self._keeper = self._listener = self._heard = None
+        self._keeper = self._listener = None
+        self.notifications.close()
 
     async def require_writable(self) -> None:
         """Ask whether a transaction may write: not on a standby, or where it was forbidden."""
@@ -559,12 +556,23 @@ class PostgresStore:
         No index has what runs, so that claims are cheap: leases are left to their time.
         """
         del owner_is_dead
-        rows: Any = await self.fetch(sql.TAKE, node, [*shards], above)
+        rows: Any = await self.take_over(sql.TAKE, node, [*shards], above)
         return dict(rows)
+
+    async def take_over(
+        self, statement: str, *values: Any, seconds: float | None = None
+    ) -> list[Sequence[Any]]:
+        """Execute a statement that takes shards over, and end the sessions that block it."""
+        fetch = functools.partial(self.fetch, seconds=seconds, reserved=True)
+        return await take_over(fetch, statement, *values)
 
     async def give_up(self, epochs: Mapping[int, int]) -> None:
         """Own these shards of these epochs no longer."""
         await self.fetch(sql.GIVE_UP, [*epochs], [*epochs.values()])
+
+    async def owners(self) -> list[ShardRow]:
+        """Return all shards by number."""
+        return list(map(ShardRow._make, await self.fetch(sql.OWNERS)))
 
     async def counts(self) -> dict[str, int]:
         """Return how many tasks are live and final; from 100,000 on an estimate."""
@@ -574,69 +582,6 @@ class PostgresStore:
             "final": final if final < sql.MANY else max(final, final_estimate),
         }
 
-    async def schedules(
-        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
-    ) -> list[Schedule]:
-        """Return schedules by name, from the first behind `after` on."""
-        return await self.run(
-            lambda connection: schedules.read(connection, namespace, after, limit)
-        )
-
-    async def schedule(self, name: str) -> Schedule | None:
-        """Return one schedule."""
-        return await self.run(lambda connection: schedules.read_one(connection, name))
-
-    async def scheduled(self, service: str) -> str | None:
-        """Return the name of a schedule that submits to this service."""
-        return await self.run(lambda connection: schedules.scheduled(connection, service))
-
-    async def put_schedule(self, schedule: Schedule, audit: Audit) -> Schedule:
-        """Store a schedule; when it changes, its pending firings are cancelled with it."""
-        stored = await self._transaction(
-            lambda connection: schedules.put(connection, schedule, audit)
-        )
-        if stored is schedule:
-            await self.registry.tell()
-        return stored
-
-    async def delete_schedule(self, name: str, audit: Audit) -> bool:
-        """Delete a schedule and cancel its pending firings; whether there was one."""
-        gone = await self._transaction(lambda connection: schedules.delete(connection, name, audit))
-        if gone:
-            await self.registry.tell()
-        return gone
-
-    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
-        """Return when schedules fire that were put after that."""
-        return await self.run(lambda connection: schedules.timings(connection, after, limit))
-
-    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
-        """Insert each firing's task, unless its schedule has changed or fired since; who won."""
-        self._opened()
-        if not firings:
-            return []
-        return await self.run(lambda connection: schedules.fire(connection, firings))
-
-    def listen(self, heard: Callable[[], None]) -> None:
-        """Call `heard()` on the running loop when another process has stored something soon due.
-
-        Also each time the connection that listens has been made anew: then anything may have been.
-        Whoever listened before is deaf now.
-        """
-        if self._heard is None:
-            self.hear("due", self._told)
-        self._heard = heard
-
-    def _told(self, words: str) -> None:
-        if self._heard is not None and self._concerned(words):
-            self._heard()
-
-    def _concerned(self, words: str) -> bool:
-        if self.listening_for is None or words in {"", ALL}:
-            return True
-        ours = self.listening_for()
-        return any(int(word) in ours for word in words.split(","))
-
     @property
     def session(self) -> Listener:
         """The connection that lives as long as this process."""
@@ -644,49 +589,16 @@ class PostgresStore:
         assert self._listener is not None
         return self._listener
 
-    def hear(self, channel: str, heard: Callable[[str], None]) -> None:
-        """Call `heard(words)` on the running loop for what is said on a channel; "": anything."""
-        self.session.hear(self.channel(channel), heard)
+    def subscribe(self, channel: str, on_message: Callable[[str], None]) -> None:
+        """Call `on_message(message)` on the running loop for each notification on a channel.
+
+        An empty message means that notifications may have been lost.
+        """
+        self.session.subscribe(self.channel(channel), on_message)
 
     def channel(self, name: str) -> str:
         """Return the database's name of a channel: one for each set of tables in it."""
         return f"tickwheel_{name}_{self._tables}"
-
-    async def tell(self, shards: Sequence[int]) -> None:
-        """Tell the owners of these shards that something is soon due.
-
-        What comes while it is being said is said with the next word. One that is lost costs a
-        second, so a failure is not worth an error.
-        """
-        self._untold.update(shards)
-        if self._telling:
-            return
-        self._telling = True
-        try:
-            while self._untold:
-                words = ",".join(map(str, sorted(self._untold)))
-                self._untold.clear()
-                await self.fetch(
-                    sql.NOTIFY, self.channel("due"), words if len(words) < WORDS else ALL
-                )
-        except StoreUnavailable:
-            self._untold.clear()
-        finally:
-            self._telling = False
-
-    def listen_holds(self, heard: Callable[[str, int], None]) -> None:
-        """Call `heard(service, until_ms)` on the running loop for each hold that is told."""
-
-        def told(words: str) -> None:
-            until_ms, _, service = words.partition(" ")
-            if service:  # otherwise the connection is new, and nothing was said
-                heard(service, int(until_ms))
-
-        self.hear("hold", told)
-
-    async def tell_hold(self, service: str, until_ms: int) -> None:
-        """Tell all that dispatch that a service asked to be left alone until then."""
-        await self.fetch(sql.NOTIFY, self.channel("hold"), f"{until_ms} {service}")
 
 
 async def replayed(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tickwheel.durable.registry import Audit, NodeRow, NotedTimes, ServiceRow, ShardRow
+from tickwheel.durable.registry import Audit, NotedTimes, ServiceRow
 from tickwheel.durable.stores.rows import audit_page, token_of, token_row
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.errors import ServiceInUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tickwheel.durable.registry import Token
     from tickwheel.durable.stores.sqlite.connection import Connection
     from tickwheel.durable.stores.sqlite.store import SqliteStore
@@ -70,24 +68,14 @@ OLD_LINES = """
 NOTE_TIMES = """
     INSERT OR REPLACE INTO setting (name, value) VALUES ('last_ms', ?), ('trusted_ms', ?)
 """
-NODES = """
-    SELECT owner, NULL, NULL, count(*) FROM shard WHERE owner IS NOT NULL
-    GROUP BY owner ORDER BY owner
-"""
-SHARDS = "SELECT shard, owner, epoch FROM shard ORDER BY shard"
 LAST = 2**63 - 1
 
 
 class SqliteRegistry:
-    """Services, tokens and the audit log, in the file of a store.
-
-    - Other processes that changed something poke the one that dispatches; whoever else listens
-      hears nothing, and has to look at `version`.
-    """
+    """Services, tokens and the audit log, in the file of a store."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
-        self._hearers: list[Callable[[], None]] = []
 
     async def version(self) -> int:
         """Return a number that rises with every change."""
@@ -124,7 +112,7 @@ class SqliteRegistry:
 
         row = await self._store._write(Rank.CLAIM, work)
         if row is not None:
-            await self._tell()
+            self._store.notifications.send()
         return row
 
     async def delete_service(self, name: str, audit: Audit) -> bool:
@@ -143,7 +131,7 @@ class SqliteRegistry:
         if gone is None:
             raise ServiceInUse(f"the service {name!r} has live tasks")
         if gone:
-            await self._tell()
+            self._store.notifications.send()
         return gone
 
     async def tokens(self) -> list[Token]:
@@ -171,7 +159,7 @@ class SqliteRegistry:
             changed(connection, audit)
 
         await self._store._write(Rank.CLAIM, work)
-        await self._tell()
+        self._store.notifications.send()
 
     async def delete_token(self, token_id: str, audit: Audit) -> bool:
         """Delete a token; whether there was one."""
@@ -184,7 +172,7 @@ class SqliteRegistry:
 
         gone = await self._store._write(Rank.CLAIM, work)
         if gone:
-            await self._tell()
+            self._store.notifications.send()
         return gone
 
     async def audit(
@@ -228,41 +216,6 @@ class SqliteRegistry:
     async def note_times(self, times: NotedTimes) -> None:
         """Note other times instead."""
         await self._store._write(Rank.SUBMIT, lambda connection: connection.run(NOTE_TIMES, times))
-
-    async def nodes(self) -> list[NodeRow]:
-        """Return who owns shards, by name: nothing more is known of a node here."""
-
-        def work(connection: Connection) -> list[NodeRow]:
-            return list(map(NodeRow._make, connection.run(NODES)))
-
-        return await self._store._read(work)
-
-    async def shards(self) -> list[ShardRow]:
-        """Return all shards."""
-
-        def work(connection: Connection) -> list[ShardRow]:
-            return list(map(ShardRow._make, connection.run(SHARDS)))
-
-        return await self._store._read(work)
-
-    def listen(self, changed: Callable[[], None]) -> None:
-        """Call `changed()` when another process pokes this one, if the store listens to pokes.
-
-        Of all processes only one can, and that must be the one that dispatches.
-        """
-        self._hearers.append(changed)
-
-    def heard(self) -> None:
-        """Somebody has poked: tell who listens."""
-        for changed in self._hearers:
-            changed()
-
-    def deafen(self) -> None:
-        """Forget who listens: the store is closed."""
-        self._hearers.clear()
-
-    async def _tell(self) -> None:
-        await self._store.tell(())
 
 
 def changed(connection: Connection, audit: Audit) -> None:

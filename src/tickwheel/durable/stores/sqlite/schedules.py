@@ -1,14 +1,15 @@
-"""Schedules on SQLite: they are put, deleted and fired, each within the writer's transaction."""
+"""Schedules on SQLite; the store's writer puts, deletes and fires them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tickwheel.durable.store import FIRE_BYTES, PAGE_BYTES
+from tickwheel.durable.store import BATCH, FIRE_BYTES, PAGE_BYTES
 from tickwheel.durable.stores.rows import BODY, Filling, schedules_in
 from tickwheel.durable.stores.sqlite import statements as sql
 from tickwheel.durable.stores.sqlite.registry import changed
 from tickwheel.durable.stores.sqlite.unclaimed import cancelled
+from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.values.schedule import (
     Fired,
     Schedule,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from tickwheel.durable.registry import Audit
     from tickwheel.durable.stores.sqlite.connection import Connection, Row
+    from tickwheel.durable.stores.sqlite.store import SqliteStore
     from tickwheel.values.schedule import Firing
 
 _COLUMNS = (
@@ -37,7 +39,7 @@ SCHEDULES = SCHEDULE.replace(
     """name > :after AND name < :before AND (:any OR instr(name, '/') = 0)
     ORDER BY name LIMIT :limit""",
 )
-SCHEDULED = "SELECT name FROM schedule WHERE service = ? ORDER BY name LIMIT 1"
+FIRST_USING = "SELECT name FROM schedule WHERE service = ? ORDER BY name LIMIT 1"
 PUT = f"""
     INSERT OR REPLACE INTO schedule ({_COLUMNS}, changed) VALUES (
         ?,?,?,?,?,?,?,?,?,?,?,?,?,
@@ -69,6 +71,58 @@ START = f"""
 """  # noqa: S608
 
 
+class SqliteSchedules:
+    """Schedules in the file of a store."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    async def read(
+        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
+    ) -> list[Schedule]:
+        """Return schedules in the order of their names, from the first after `after`."""
+        return await self._store._read(lambda connection: read(connection, namespace, after, limit))
+
+    async def get(self, name: str) -> Schedule | None:
+        """Return the schedule of this name, or None."""
+        return await self._store._read(lambda connection: read_one(connection, name))
+
+    async def first_using(self, service: str) -> str | None:
+        """Return the name of the first schedule that submits to this service, or None."""
+        rows = await self._store._read(lambda connection: connection.run(FIRST_USING, (service,)))
+        return rows[0][0] if rows else None
+
+    async def put(self, schedule: Schedule, audit: Audit) -> Schedule:
+        """Store a schedule; if it changes, cancel its pending firings."""
+
+        def work(connection: Connection) -> Schedule:
+            return put(connection, schedule, audit, self._store._now())
+
+        stored = await self._store._write(Rank.SUBMIT, work)
+        if stored is schedule:
+            self._store.notifications.send()
+        return stored
+
+    async def delete(self, name: str, audit: Audit) -> bool:
+        """Delete a schedule and cancel its pending firings; return whether it existed."""
+
+        def work(connection: Connection) -> bool:
+            return delete(connection, name, audit, self._store._now())
+
+        existed = await self._store._write(Rank.SUBMIT, work)
+        if existed:
+            self._store.notifications.send()
+        return existed
+
+    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
+        """Return when schedules fire, in the order of (`changed`, `name`), from after `after`."""
+        return await self._store._read(lambda connection: timings(connection, after, limit))
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        """Insert each firing's task, unless the schedule has fired until then; return who won."""
+        return await self._store._write(Rank.SUBMIT, lambda connection: fire(connection, firings))
+
+
 def read(connection: Connection, namespace: str | None, after: str, limit: int) -> list[Schedule]:
     """Return schedules by name, from the first behind `after` on."""
     after, before, any_name = schedules_in(namespace, after)
@@ -82,12 +136,6 @@ def read_one(connection: Connection, name: str) -> Schedule | None:
     """Return one schedule."""
     rows = connection.run(SCHEDULE, (name,))
     return schedule_of(rows[0]) if rows else None
-
-
-def scheduled(connection: Connection, service: str) -> str | None:
-    """Return the name of a schedule that submits to this service."""
-    rows = connection.run(SCHEDULED, (service,))
-    return rows[0][0] if rows else None
 
 
 def put(connection: Connection, schedule: Schedule, audit: Audit, now_ms: int) -> Schedule:

@@ -371,6 +371,7 @@ END_LEASES = """
             WHERE s.shard = task.shard AND s.epoch = task.epoch AND s.owner = task.node
         )
 """
+OWNERS = "SELECT shard, owner, epoch FROM shard ORDER BY shard"
 GIVE_UP = """
     UPDATE shard SET owner = NULL FROM json_each(?) g
     WHERE shard.shard = g.value ->> 0 AND shard.epoch = g.value ->> 1

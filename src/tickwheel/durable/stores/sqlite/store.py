@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import WallClock
+from tickwheel.durable.coordinator import ShardRow
 from tickwheel.durable.store import (
     BATCH,
     LEASE_MS,
@@ -34,7 +35,6 @@ from tickwheel.durable.stores.rows import (
     task_of,
     turn_of,
 )
-from tickwheel.durable.stores.sqlite import schedules
 from tickwheel.durable.stores.sqlite import statements as sql
 from tickwheel.durable.stores.sqlite.connection import (
     DRIVERS,
@@ -44,8 +44,9 @@ from tickwheel.durable.stores.sqlite.connection import (
 )
 from tickwheel.durable.stores.sqlite.file import SqliteFile
 from tickwheel.durable.stores.sqlite.insert import insert
-from tickwheel.durable.stores.sqlite.notify import Poke
+from tickwheel.durable.stores.sqlite.notify import SqliteNotifications
 from tickwheel.durable.stores.sqlite.registry import SqliteRegistry
+from tickwheel.durable.stores.sqlite.schedules import SqliteSchedules
 from tickwheel.durable.stores.sqlite.unclaimed import (
     Place,
     cancelled,
@@ -73,10 +74,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from tickwheel.clock import Clock
-    from tickwheel.durable.registry import Audit
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.sqlite.connection import Connection, Row
-    from tickwheel.values.schedule import Fired, Firing, Schedule, Timing
     from tickwheel.values.task import Change, Ending, Filter, Repeated, Submission
 
 T = TypeVar("T")
@@ -110,8 +109,9 @@ class SqliteStore:
         self.insert_limit = InsertLimit(INSERT_ROWS, INSERT_BYTES, INSERT_KEYED)
         self._clock = clock or WallClock()
         self._file = SqliteFile(self.path, DRIVERS[driver or default_driver()], shards)
-        self._poke = Poke(self.path)
+        self.notifications = SqliteNotifications(self.path, self._file.impatient)
         self.registry = SqliteRegistry(self)
+        self.schedules = SqliteSchedules(self)
 
     @property
     def shards(self) -> int:
@@ -124,9 +124,8 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Finish what is queued, and close the file."""
-        self._poke.close()
+        self.notifications.close()
         await self._file.close()
-        self.registry.deafen()
 
     async def require_writable(self) -> None:
         """Begin to write, and write nothing."""
@@ -538,6 +537,12 @@ class SqliteStore:
         listed = (json.dumps(list(epochs.items())),)
         await self._write(Rank.CLAIM, lambda connection: connection.run(sql.GIVE_UP, listed))
 
+    async def owners(self) -> list[ShardRow]:
+        """Return all shards by number."""
+        return await self._read(
+            lambda connection: list(map(ShardRow._make, connection.run(sql.OWNERS)))
+        )
+
     async def counts(self) -> dict[str, int]:
         """Return how many live and final tasks there are; counting stops at 100,000."""
 
@@ -545,75 +550,6 @@ class SqliteStore:
             return {name: connection.run(count)[0][0] for name, count in sql.COUNTS.items()}
 
         return await self._read(work)
-
-    async def schedules(
-        self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
-    ) -> list[Schedule]:
-        """Return schedules by name, from the first behind `after` on."""
-        return await self._read(
-            lambda connection: schedules.read(connection, namespace, after, limit)
-        )
-
-    async def schedule(self, name: str) -> Schedule | None:
-        """Return one schedule."""
-        return await self._read(lambda connection: schedules.read_one(connection, name))
-
-    async def scheduled(self, service: str) -> str | None:
-        """Return the name of a schedule that submits to this service."""
-        return await self._read(lambda connection: schedules.scheduled(connection, service))
-
-    async def put_schedule(self, schedule: Schedule, audit: Audit) -> Schedule:
-        """Store a schedule; when it changes, its pending firings are cancelled with it."""
-
-        def work(connection: Connection) -> Schedule:
-            return schedules.put(connection, schedule, audit, self._now())
-
-        stored = await self._write(Rank.SUBMIT, work)
-        if stored is schedule:
-            self._poke.send()
-        return stored
-
-    async def delete_schedule(self, name: str, audit: Audit) -> bool:
-        """Delete a schedule and cancel its pending firings; whether there was one."""
-
-        def work(connection: Connection) -> bool:
-            return schedules.delete(connection, name, audit, self._now())
-
-        gone = await self._write(Rank.SUBMIT, work)
-        if gone:
-            self._poke.send()
-        return gone
-
-    async def timings(self, after: tuple[int, str] = (-1, ""), limit: int = BATCH) -> list[Timing]:
-        """Return when schedules fire that were put after that."""
-        return await self._read(lambda connection: schedules.timings(connection, after, limit))
-
-    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
-        """Insert each firing's task unless the schedule has fired until then; who won."""
-        return await self._write(
-            Rank.SUBMIT, lambda connection: schedules.fire(connection, firings)
-        )
-
-    def listen(self, heard: Callable[[], None]) -> None:
-        """Call `heard()` on the running loop when another process pokes this one."""
-
-        def poked() -> None:
-            heard()
-            self.registry.heard()
-
-        self._poke.listen(poked)
-        self._file.impatient()  # whoever listens dispatches
-
-    async def tell(self, shards: Sequence[int]) -> None:
-        """Poke the process that dispatches."""
-        del shards  # one process has them all
-        self._poke.send()
-
-    def listen_holds(self, heard: Callable[[str, int], None]) -> None:
-        """Do nothing: there is one process that dispatches."""
-
-    async def tell_hold(self, service: str, until_ms: int) -> None:
-        """Do nothing: there is one process that dispatches."""
 
 
 def still(attempts: Sequence[AttemptKey | Lease], rows: Sequence[Row]) -> list[bool]:

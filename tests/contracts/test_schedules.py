@@ -42,7 +42,7 @@ class TestSchedules:
         )
         early = schedule(store, "early", missed="skip")
         await put(store, nightly, hourly, early)
-        found = await store.schedules()
+        found = await store.schedules.read()
         assert found == [early, hourly, nightly]
         assert [one.enabled for one in found] == [True, True, False]
         assert all(isinstance(one.enabled, bool) for one in found)
@@ -50,29 +50,29 @@ class TestSchedules:
     async def test_one_is_read_by_its_name(self, store):
         nightly, other = schedule(store, enabled=False), schedule(store, "a/nightly")
         await put(store, nightly, other)
-        assert await store.schedule("nightly") == nightly
-        assert await store.schedule("a/nightly") == other
-        assert await store.schedule("nightl") is None
+        assert await store.schedules.get("nightly") == nightly
+        assert await store.schedules.get("a/nightly") == other
+        assert await store.schedules.get("nightl") is None
 
     async def test_they_are_read_page_by_page(self, store):
         schedules = [schedule(store, name) for name in ("B", "a", "a/b", "c", "é")]
         await put(store, *reversed(schedules))
-        assert await store.schedules(limit=2) == schedules[:2]
-        assert await store.schedules(after="a", limit=2) == schedules[2:4]
-        assert await store.schedules(after="b") == schedules[3:]
-        assert await store.schedules(after="é") == []
+        assert await store.schedules.read(limit=2) == schedules[:2]
+        assert await store.schedules.read(after="a", limit=2) == schedules[2:4]
+        assert await store.schedules.read(after="b") == schedules[3:]
+        assert await store.schedules.read(after="é") == []
 
     async def test_a_page_ends_where_its_payloads_are_many_bytes(self, store):
         large = [schedule(store, f"s{n}", body=b"x" * (PAGE_BYTES // 2)) for n in range(5)]
         await put(store, *large)
-        assert await store.schedules() == large[:2]
-        assert await store.schedules(after="s1") == large[2:4]
-        assert await store.schedules(after="s3") == large[4:]
+        assert await store.schedules.read() == large[:2]
+        assert await store.schedules.read(after="s1") == large[2:4]
+        assert await store.schedules.read(after="s3") == large[4:]
 
     async def test_one_that_alone_fills_a_page_is_a_page(self, store):
         large = schedule(store, body=b"x" * (PAGE_BYTES + 1))
         await put(store, large, schedule(store, "z"))
-        assert await store.schedules() == [large]
+        assert await store.schedules.read() == [large]
 
     async def test_a_namespace_has_its_own(self, store):
         names = ["a", "a.", "a/", "a/x", "a/y", "a0", "b/x", "z"]
@@ -80,7 +80,7 @@ class TestSchedules:
         await put(store, *schedules.values())
 
         async def found(namespace, **page):
-            return [one.name for one in await store.schedules(namespace=namespace, **page)]
+            return [one.name for one in await store.schedules.read(namespace=namespace, **page)]
 
         assert await found("a") == ["a/x", "a/y"]
         assert await found("a", limit=1) == ["a/x"]
@@ -92,8 +92,8 @@ class TestSchedules:
 
     async def test_the_one_that_submits_to_a_service_is_found(self, store):
         await put(store, schedule(store, "b", service="sms"), schedule(store, "a", service="sms"))
-        assert await store.scheduled("sms") == "a"
-        assert await store.scheduled("mail") is None
+        assert await store.schedules.first_using("sms") == "a"
+        assert await store.schedules.first_using("mail") is None
 
     async def test_the_registrys_number_rises_when_one_is_changed_or_deleted(self, store):
         first = schedule(store)
@@ -111,16 +111,16 @@ class TestSchedules:
         assert not await rose()
         await put(store, first._replace(tz="UTC"))
         assert await rose()
-        await store.delete_schedule(first.name, AUDIT)
+        await store.schedules.delete(first.name, AUDIT)
         assert await rose()
-        await store.delete_schedule(first.name, AUDIT)
+        await store.schedules.delete(first.name, AUDIT)
         assert not await rose()
 
     async def test_a_changed_one_takes_the_place_of_the_old(self, store):
         first = schedule(store)
         changed = first._replace(cron="0 4 * * *", body=b"2", enabled=False)
         await put(store, first, changed)
-        assert await store.schedules() == [changed]
+        assert await store.schedules.read() == [changed]
 
     async def test_a_change_cancels_the_pending_firing(self, store):
         first = schedule(store)
@@ -147,24 +147,24 @@ class TestSchedules:
         at = now(store) + HOUR
         firings = [firing(store, nightly, at), firing(store, hourly, at)]
         assert await fire(store, firings) == [True, True]
-        assert await store.delete_schedule("nightly", AUDIT) is True
-        assert [found.name for found in await store.schedules()] == ["hourly"]
+        assert await store.schedules.delete("nightly", AUDIT) is True
+        assert [found.name for found in await store.schedules.read()] == ["hourly"]
         found = await store.get([fired.task.id for fired in firings])
         assert [fired.state for fired in found] == [State.CANCELLED, State.DELAY]
 
     async def test_deleting_what_is_not_there_is_false(self, store):
-        assert await store.delete_schedule("nightly", AUDIT) is False
+        assert await store.schedules.delete("nightly", AUDIT) is False
         await put(store, schedule(store))
-        assert await store.delete_schedule("nightly", AUDIT) is True
-        assert await store.delete_schedule("nightly", AUDIT) is False
-        assert await store.schedules() == []
+        assert await store.schedules.delete("nightly", AUDIT) is True
+        assert await store.schedules.delete("nightly", AUDIT) is False
+        assert await store.schedules.read() == []
 
     async def test_a_firing_stores_its_task_and_how_far_it_came(self, store):
         first = schedule(store)
         await put(store, first)
         fired = firing(store, first, first.fired_until_ms + 5)
         assert await fire(store, [fired]) == [True]
-        assert await store.schedules() == [first._replace(fired_until_ms=fired.until_ms)]
+        assert await store.schedules.read() == [first._replace(fired_until_ms=fired.until_ms)]
         assert await everything(store) == [fired.task]
 
     async def test_a_second_firing_until_the_same_time_loses(self, store):
@@ -176,7 +176,7 @@ class TestSchedules:
         losers = [firing(store, first, until), firing(store, first, until - 1)]
         assert await fire(store, losers) == [False, False]
         assert await everything(store) == [winner.task]
-        assert await store.schedules() == [first._replace(fired_until_ms=until)]
+        assert await store.schedules.read() == [first._replace(fired_until_ms=until)]
 
     async def test_of_two_firings_in_one_call_the_first_wins(self, store):
         first = schedule(store)
@@ -195,7 +195,7 @@ class TestSchedules:
         rest = [fired._replace(schedule=as_stored) for fired in firings[3:]]
         assert await fire(store, rest) == [True] * 2
         assert await everything(store) == all_of(*[fired.task for fired in firings])
-        assert (await store.schedules())[0].fired_until_ms == firings[-1].until_ms
+        assert (await store.schedules.read())[0].fired_until_ms == firings[-1].until_ms
 
     async def test_one_that_does_not_know_of_the_last_firing_loses(self, store, epochs):
         """A node that read the schedule before would fire again what has fired, and ended."""
@@ -211,7 +211,7 @@ class TestSchedules:
         late = [again, Fire(first, winner.until_ms + 200, None)]
         assert await fire(store, late) == [False, False]
         as_stored = first._replace(fired_until_ms=winner.until_ms)
-        assert await store.schedules() == [as_stored]
+        assert await store.schedules.read() == [as_stored]
         assert await everything(store, final=False) == []
         assert await fire(store, [again._replace(schedule=as_stored)]) == [True]
 
@@ -221,7 +221,7 @@ class TestSchedules:
         await put(store, first)
         ahead = first._replace(fired_until_ms=first.fired_until_ms + 5)
         assert await fire(store, [firing(store, ahead, ahead.fired_until_ms + 5)]) == [False]
-        assert await store.schedules() == [first]
+        assert await store.schedules.read() == [first]
         assert await everything(store) == []
 
     async def test_of_firings_in_one_call_that_go_back_in_time_the_later_ones_lose(self, store):
@@ -231,7 +231,7 @@ class TestSchedules:
         firings = [firing(store, first, first.fired_until_ms + moved) for moved in moves]
         assert await fire(store, firings) == [False, True, False, False, True, False]
         assert await everything(store) == all_of(firings[1].task, firings[4].task)
-        assert await store.schedules() == [first._replace(fired_until_ms=firings[4].until_ms)]
+        assert await store.schedules.read() == [first._replace(fired_until_ms=firings[4].until_ms)]
 
     async def test_every_pending_firing_of_a_deleted_schedule_is_cancelled(self, store):
         first = schedule(store, missed="all")
@@ -239,13 +239,13 @@ class TestSchedules:
         at = now(store) + HOUR
         firings = [firing(store, first, at + n) for n in range(3)]
         assert await fire(store, firings) == [True] * 3
-        await store.delete_schedule(first.name, AUDIT)
+        await store.schedules.delete(first.name, AUDIT)
         assert await everything(store, final=False) == []
 
     async def test_a_firing_of_a_deleted_schedule_loses(self, store):
         first = schedule(store)
         await put(store, first)
-        await store.delete_schedule(first.name, AUDIT)
+        await store.schedules.delete(first.name, AUDIT)
         assert await fire(store, [firing(store, first, now(store))]) == [False]
         assert await everything(store) == []
 
@@ -276,15 +276,15 @@ class TestSchedules:
         at = large.fired_until_ms
         fires = [firing(store, large, at + n) for n in (1, 2, 3, 4)]
         fires[2:2] = [firing(store, small, at + 1), Fire(large, at + 1, None)]
-        answers = await store.fire([one.firing for one in fires])
+        answers = await store.schedules.fire([one.firing for one in fires])
         assert [answer.won for answer in answers] == [True, True]
-        assert (await store.schedule("large")).fired_until_ms == at + 2
-        assert (await store.schedule("small")).fired_until_ms == at
+        assert (await store.schedules.get("large")).fired_until_ms == at + 2
+        assert (await store.schedules.get("small")).fired_until_ms == at
         moved = large._replace(fired_until_ms=at + 2)
         rest = [one._replace(schedule=moved if one.schedule == large else small) for one in fires]
-        answers = await store.fire([one.firing for one in rest[2:]])
+        answers = await store.schedules.fire([one.firing for one in rest[2:]])
         assert [answer.won for answer in answers] == [True, False, True, True]
-        assert await store.fire([]) == []
+        assert await store.schedules.fire([]) == []
         fired = [*fires[:3], *fires[4:]]
         assert await everything(store) == all_of(*[one.task for one in fired])
 
@@ -296,7 +296,7 @@ class TestSchedules:
     async def test_when_they_fire_is_read_in_the_order_in_which_they_were_put(self, store):
         a, b, c = (schedule(store, name, body=b"x" * 9_999) for name in "abc")
         await put(store, c, a, b._replace(enabled=False))
-        found = await store.timings()
+        found = await store.schedules.timings()
         assert [one._replace(changed=0) for one in found] == [
             timing(c), timing(a), timing(b)._replace(enabled=False),
         ]  # fmt: skip
@@ -304,22 +304,22 @@ class TestSchedules:
         numbers = [one.changed for one in found]
         assert numbers == sorted(set(numbers))
         assert numbers[-1] == await store.registry.version()
-        assert await store.timings(limit=2) == found[:2]
-        assert await store.timings((found[1].changed, "a"), 2) == found[2:]
+        assert await store.schedules.timings(limit=2) == found[:2]
+        assert await store.schedules.timings((found[1].changed, "a"), 2) == found[2:]
 
     async def test_only_what_was_put_since_is_read(self, store):
         a, b = schedule(store, "a"), schedule(store, "b")
         await put(store, a, b)
-        last = (await store.timings())[-1]
+        last = (await store.schedules.timings())[-1]
         since = last.changed, last.name
-        assert await store.timings(since) == []
+        assert await store.schedules.timings(since) == []
         await put(store, a)  # which changes nothing
         await fire(store, [firing(store, b, now(store))])
-        await store.delete_schedule("b", AUDIT)
-        assert await store.timings(since) == []
+        await store.schedules.delete("b", AUDIT)
+        assert await store.schedules.timings(since) == []
         changed = a._replace(tz="UTC")
         await put(store, changed)
-        (found,) = await store.timings(since)
+        (found,) = await store.schedules.timings(since)
         assert found._replace(changed=0) == timing(changed)
         assert found.changed > last.changed
 
@@ -335,7 +335,7 @@ class TestSchedules:
     async def test_a_firing_of_a_schedule_that_was_made_anew_loses(self, store):
         first = schedule(store)
         await put(store, first)
-        await store.delete_schedule(first.name, AUDIT)
+        await store.schedules.delete(first.name, AUDIT)
         await put(store, first._replace(created_at_ms=first.created_at_ms + 1))
         assert await fire(store, [firing(store, first, now(store))]) == [False]
         assert await everything(store) == []
@@ -346,27 +346,27 @@ class TestSchedules:
         pending = firing(store, first, now(store) + HOUR)
         await fire(store, [pending])
         as_stored = first._replace(fired_until_ms=pending.until_ms)
-        assert await store.put_schedule(as_stored, AUDIT) == as_stored
+        assert await store.schedules.put(as_stored, AUDIT) == as_stored
         made_again = first._replace(created_at_ms=now(store), fired_until_ms=now(store))
-        assert await store.put_schedule(made_again, AUDIT) == as_stored
-        assert await store.schedules() == [as_stored]
+        assert await store.schedules.put(made_again, AUDIT) == as_stored
+        assert await store.schedules.read() == [as_stored]
         assert (await one(store, pending.task.id)).state is State.DELAY
-        await store.delete_schedule(first.name, AUDIT)
+        await store.schedules.delete(first.name, AUDIT)
         assert (await one(store, pending.task.id)).state is State.CANCELLED
 
     async def test_put_answers_with_what_is_stored(self, store):
         first = schedule(store)
         changed = first._replace(priority=4, created_at_ms=first.created_at_ms + 1)
-        assert await store.put_schedule(first, AUDIT) == first
-        assert await store.put_schedule(changed, AUDIT) == changed
-        assert await store.schedules() == [changed]
+        assert await store.schedules.put(first, AUDIT) == first
+        assert await store.schedules.put(changed, AUDIT) == changed
+        assert await store.schedules.read() == [changed]
 
     async def test_a_firing_without_a_task_only_notes_how_far_it_came(self, store):
         first = schedule(store, missed="skip")
         await put(store, first)
         until = first.fired_until_ms + 5
         assert await fire(store, [Fire(first, until, None)]) == [True]
-        assert await store.schedules() == [first._replace(fired_until_ms=until)]
+        assert await store.schedules.read() == [first._replace(fired_until_ms=until)]
         assert await fire(store, [Fire(first, until, None), firing(store, first, until)]) == [
             False,
             False,
@@ -381,7 +381,7 @@ class TestSchedules:
         firings = [firing(store, first, until), firing(store, other, until)]
         assert await fire(store, firings) == [True, True]
         assert await everything(store) == all_of(holder, firings[1].task)
-        assert {one.fired_until_ms for one in await store.schedules()} == {until}
+        assert {one.fired_until_ms for one in await store.schedules.read()} == {until}
 
     async def test_names_that_begin_alike_have_their_own_firings(self, store):
         names = [
@@ -400,7 +400,7 @@ class TestSchedules:
         until = now(store) + HOUR
         firings = [firing(store, one, until) for one in schedules]
         assert await fire(store, firings) == [True] * len(firings)
-        await store.delete_schedule("night", AUDIT)
+        await store.schedules.delete("night", AUDIT)
         found = await store.get([fired.task.id for fired in firings])
         assert [one.state for one in found if one.state is not State.DELAY] == [State.CANCELLED]
         assert found[0].state is State.CANCELLED
