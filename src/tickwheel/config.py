@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from tickwheel.errors import TickwheelError
+from tickwheel.values.store_url import SQLITE, kind_of, sqlite_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -217,12 +218,11 @@ def _parse_path(text: str) -> Path:
 
 
 def _parse_store(text: str) -> str:
-    scheme, rest = urlsplit(text).scheme, text.partition(":")[2]
-    if scheme == "sqlite" and rest.startswith("///") and rest.strip("/") not in ("", ":memory:"):
-        return text
-    if scheme in ("postgresql", "postgres") and rest.startswith("//"):
-        return text
-    raise ValueError
+    if kind_of(text) == SQLITE:
+        sqlite_path(text)
+    elif not text.partition(":")[2].startswith("//"):
+        raise ValueError
+    return text
 
 
 def _parse_coordinator(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 import servers
 from tickwheel.cli import store as store_commands
 from tickwheel.cli.store import NAMESPACE, SCOPES, make_token, token_document
-from tickwheel.durable.scheduler import store_at
+from tickwheel.durable.implementations import store_at
 from tickwheel.durable.stores.postgres import migration as postgres_migration
 from tickwheel.durable.stores.postgres import schema as postgres_schema
 from tickwheel.durable.stores.postgres import session as postgres_session
@@ -27,7 +27,7 @@ def store(request, tmp_path):
 
 def read_registry(url, read):
     async def open_and_read():
-        store = store_at(url, shards=64, clock=None)
+        store = store_at(url, shards=64)
         await store.open()
         try:
             return await read(store.registry)

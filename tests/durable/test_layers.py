@@ -22,6 +22,7 @@ LAYERS = [
     "administration",
     "verbs",
     "blocking",
+    "implementations",
     "scheduler",
     "__init__",
 ]
@@ -30,7 +31,7 @@ RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}
 IMPLEMENTATIONS = {"stores", "channels", "coordinators"}
 INNERMOST = {"log", "metrics", "permits"}
 INNERMOST |= {"store", "schedules", "registry", "channel", "coordinator"}
-NAMES_IMPLEMENTATIONS = {"scheduler", "__init__"}
+NAMES_IMPLEMENTATIONS = {"implementations", "__init__"}
 DRIVERS = {"asyncpg", "apsw", "redis", "psycopg", "sqlalchemy"}
 EDGES = {"web", "client", "cli", "receiver", "config"}
 MODULES = sorted(DURABLE.rglob("*.py"))

@@ -409,9 +409,9 @@ def change_constant(place, value):
 
 def become(user, url):
     """Run as another user; what is imported later may be out of that user's reach."""
-    from tickwheel.durable.scheduler import store_at
+    from tickwheel.durable.implementations import store_at
 
-    store_at(url, shards=64, clock=None)
+    store_at(url, shards=64)
     import concurrent.futures.thread  # noqa: F401
 
     os.setgroups([])

@@ -29,8 +29,9 @@ from urllib.parse import urlsplit
 
 import servers
 from tickwheel.durable.directory.tokens import new_token
+from tickwheel.durable.implementations import store_at
 from tickwheel.durable.registry import Audit, Token
-from tickwheel.durable.scheduler import Scheduler, store_at
+from tickwheel.durable.scheduler import Scheduler
 from tickwheel.web.access import Guard
 from tickwheel.web.app import App
 
@@ -292,7 +293,7 @@ def on_store(url, work):
     """Do something to a store from this process, as the command line does."""
 
     async def do():
-        store = store_at(url, shards=64, clock=None)
+        store = store_at(url, shards=64)
         await store.open()
         try:
             return await work(store)

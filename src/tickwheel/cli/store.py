@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,14 +13,16 @@ from tickwheel.cli.messages import print_line, print_message
 from tickwheel.cli.output import Output, examples, format_time_ms, with_output
 from tickwheel.cli.serve import load_config, setting_options
 from tickwheel.cli.types import DURATION
-from tickwheel.config import Config, ConfigError, without_password
+from tickwheel.config import Config, ConfigError
 from tickwheel.durable.directory.tokens import ANY, NAMESPACE, SCOPES, new_token
+from tickwheel.durable.implementations import store_at
 from tickwheel.durable.registry import Audit, Token
-from tickwheel.durable.scheduler import scheme_of, sqlite_path, store_at
 from tickwheel.values.changes import changes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from tickwheel.durable.store import Store
 
 ACTOR = "local"
 MAX_LIFETIME_SECONDS = 100 * 365 * 86_400.0
@@ -64,9 +65,8 @@ def token_document(token: Token) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_store(config: Config) -> AsyncIterator[Any]:
-    """Open the store that the configuration names."""
-    store = store_of(config)
+async def open_store(store: Store) -> AsyncIterator[Store]:
+    """Open a store, and close it at the end."""
     try:
         await store.open()
         yield store
@@ -74,10 +74,10 @@ async def open_store(config: Config) -> AsyncIterator[Any]:
         await store.close()
 
 
-def store_of(config: Config) -> Any:
+def store_of(config: Config) -> Store:
     """Return the store, not yet open; a wrong URL or a missing package is the user's error."""
     try:
-        return store_at(config.store, shards=config.shards, clock=None)
+        return store_at(config.store, shards=config.shards)
     except ImportError as missing:
         raise click.ClickException(str(missing)) from missing
     except ValueError as error:
@@ -155,10 +155,11 @@ def create(
     scopes = tuple(scope for scope in SCOPES if scope in scopes)
 
     async def put() -> NewToken:
-        if await store_is_missing(config):
-            where = describe_store(config)
-            print_message(f"creating {where}", label="note:", colour="yellow")
-        async with open_store(config) as there:
+        unopened = store_of(config)
+        if await unopened.schema_version() is None:
+            line = f"creating the store in {unopened.where}"
+            print_message(line, label="note:", colour="yellow")
+        async with open_store(unopened) as there:
             now_ms = int(there.now_ms())
             made = make_token(
                 name, namespace=namespace, scopes=scopes, rate=rate, now_ms=now_ms, lifetime=expires
@@ -192,10 +193,10 @@ def list_tokens(out: Output, config_file: str | None, store: str | None) -> None
     config, _ = load_config({"store": store}, config_file)
 
     async def read() -> list[Token]:
-        await require_store(config)
-        async with open_store(config) as there:
-            found: list[Token] = await there.registry.tokens()
-            return found
+        unopened = store_of(config)
+        await require_store(unopened)
+        async with open_store(unopened) as there:
+            return await there.registry.tokens()
 
     out.items(
         map(token_document, asyncio.run(read())),
@@ -214,15 +215,16 @@ def revoke(out: Output, token_id: str, config_file: str | None, store: str | Non
         token_id = token_id.split("_")[1]
 
     async def delete() -> bool:
-        await require_store(config)
-        async with open_store(config) as there:
+        unopened = store_of(config)
+        await require_store(unopened)
+        async with open_store(unopened) as there:
             found = {token.id: token for token in await there.registry.tokens()}
             if token_id not in found:
                 return False
             token, now_ms = found[token_id], int(there.now_ms())
             detail = changes(token_document(token), {})
             audit = Audit(now_ms, ACTOR, token.namespace, "token.revoke", token_id, detail=detail)
-            return bool(await there.registry.delete_token(token_id, audit))
+            return await there.registry.delete_token(token_id, audit)
 
     if not asyncio.run(delete()):
         raise UnknownToken(f"no token has the id {token_id!r:.50}: see `tickwheel tokens list`")
@@ -246,14 +248,14 @@ def migrate(out: Output, config_file: str | None, **flags: object) -> None:
     """
     config, _ = load_config(flags, config_file)
 
+    def notify(line: str) -> None:
+        print_message(line, label="waiting:", colour="yellow")
+
     async def bring_up_to_date() -> tuple[int, int]:
-        before = await schema_version(config)
-        if scheme_of(config.store) == "sqlite":
-            async with open_store(config):
-                pass
-        else:
-            await _migrate_postgres(config)
-        return before, await schema_version(config)
+        store = store_of(config)
+        before = await store.schema_version() or 0
+        await store.migrate(notify)
+        return before, await store.schema_version() or 0
 
     before, after = asyncio.run(bring_up_to_date())
     line = f"migrated the tables from version {before} to {after}"
@@ -262,68 +264,7 @@ def migrate(out: Output, config_file: str | None, **flags: object) -> None:
     out.result({"before": before, "after": after}, line)
 
 
-async def require_store(config: Config) -> None:
+async def require_store(store: Store) -> None:
     """Raise if there is no store: listing or revoking tokens must not create one."""
-    if await store_is_missing(config):
-        raise ConfigError(f"{describe_store(config)} does not exist: --store names another")
-
-
-async def store_is_missing(config: Config) -> bool:
-    """Return whether there is no store yet; opening it reports anything wrong with it."""
-    store_of(config)  # raises for a wrong URL
-    if scheme_of(config.store) == "sqlite":
-        return not sqlite_path(config.store).exists()
-    return not await schema_version(config)
-
-
-def describe_store(config: Config) -> str:
-    """Return the store's location for a message, without its password."""
-    if scheme_of(config.store) == "sqlite":
-        return f"the store {sqlite_path(config.store).absolute()}"
-    return f"a store in {without_password(config.store)}"
-
-
-async def schema_version(config: Config) -> int:
-    """Return the number of migrations applied to a store; 0 if there is no store."""
-    if scheme_of(config.store) == "sqlite":
-        return await asyncio.to_thread(_sqlite_version, config)
-    store_of(config)  # raises for a missing package
-    # The schema version is not part of the store's contract: only the migrations know it.
-    from tickwheel.durable.stores.postgres.migration import version  # noqa: PLC0415
-    from tickwheel.durable.stores.postgres.pool import Pool  # noqa: PLC0415
-
-    pool = Pool(config.store)
-    try:
-        return await pool.run(version, 10.0)
-    finally:
-        await pool.close()
-
-
-async def _migrate_postgres(config: Config) -> None:
-    """Migrate, and wait for locks without a limit."""
-    from tickwheel.durable.stores.postgres.migration import migrate  # noqa: PLC0415
-    from tickwheel.durable.stores.postgres.pool import Pool  # noqa: PLC0415
-
-    def notify(line: str) -> None:
-        print_message(line, label="waiting:", colour="yellow")
-
-    pool = Pool(config.store)
-    try:
-        await migrate(pool, config.shards, patience=math.inf, notify=notify)
-    finally:
-        await pool.close()
-
-
-def _sqlite_version(config: Config) -> int:
-    import sqlite3  # noqa: PLC0415
-
-    path = sqlite_path(config.store)
-    if not path.exists():
-        return 0
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    try:
-        return int(connection.execute("PRAGMA user_version").fetchone()[0])
-    except sqlite3.Error:
-        return 0  # opening the store reports what is wrong with the file
-    finally:
-        connection.close()
+    if await store.schema_version() is None:
+        raise ConfigError(f"the store in {store.where} does not exist: --store names another")

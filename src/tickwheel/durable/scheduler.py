@@ -1,4 +1,4 @@
-"""`Scheduler`: durable tasks in the user's own process; the only file to name implementations."""
+"""`Scheduler`: durable tasks in the user's own process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ import os
 import secrets
 import socket
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
-from urllib.parse import unquote, urlsplit
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import forkable
 from tickwheel.durable.blocking import Blocking
-from tickwheel.durable.channels.local import LocalChannel
-from tickwheel.durable.coordinators.solo import SoloCoordinator
 from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.function import TaskFunction
-from tickwheel.durable.log import logger
-from tickwheel.durable.permits import descriptors
+from tickwheel.durable.implementations import channels_for, coordinator_for, store_at
 from tickwheel.durable.steps.node import Node
 from tickwheel.durable.steps.submit import MAX_BODY_BYTES
 from tickwheel.durable.verbs import Verbs
@@ -34,9 +29,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tickwheel.clock import Clock
-    from tickwheel.durable.channel import Channel
-    from tickwheel.durable.coordinator import Coordinator
-    from tickwheel.durable.store import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -102,19 +94,19 @@ class Scheduler(Verbs):
         self._dispatch = dispatch
         self._horizon = horizon
         self._cap = cap
-        self._threads = threads
         self._retention = seconds_of(retention)
         self._audit_retention = audit_retention
         self._grace = grace
         self._clock = clock
         self._name = node
+        self._functions: dict[str, TaskFunction[..., Any]] = {}
         self._make_channels = functools.partial(
-            remote_channels, allow_private=allow_private_targets, allow=tuple(allow_targets),
-            own_port=own_port, max_calls=bounded("max_calls", max_calls, 1, 1_000_000),
+            channels_for, self._functions, threads=threads, allow_private=allow_private_targets,
+            allow=tuple(allow_targets), own_port=own_port,
+            max_calls=bounded("max_calls", max_calls, 1, 1_000_000),
         )  # fmt: skip
         self._vault = Vault(secret_key)
         self._max_body = bounded("max_body", max_body, 1, 1 << 30)
-        self._functions: dict[str, TaskFunction[..., Any]] = {}
         self._services: dict[str, Service] = {}
         self._node: Node | None = None
         self._starting = False
@@ -190,11 +182,7 @@ class Scheduler(Verbs):
             coordinator = self._coordinator(store, name)
             coordinator.functions = self._functions.keys
             self._node = Node(
-                store, coordinator, self._services,
-                {
-                    "local": LocalChannel(self._functions, self._threads),
-                    **self._make_channels(store.now_ms),
-                },
+                store, coordinator, self._services, self._make_channels(store.now_ms),
                 vault=self._vault, max_body=self._max_body, name=name,
                 dispatches=self._dispatch, horizon=self._horizon,
                 cap=self._cap, retention=self._retention, audit_retention=self._audit_retention,
@@ -289,93 +277,3 @@ def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool
     return function.__qualname__ == earlier.__qualname__ and (
         new.co_filename != old.co_filename or new.co_firstlineno == old.co_firstlineno
     )
-
-
-def remote_channels(
-    now_ms: Callable[[], float],
-    *,
-    allow_private: bool,
-    allow: tuple[str, ...],
-    own_port: int | None,
-    max_calls: int,
-) -> dict[str, Channel]:
-    """Return the channels to other processes, as far as what they need is installed."""
-    try:
-        from tickwheel.durable.channels.http.channel import HttpChannel  # noqa: PLC0415
-        from tickwheel.durable.channels.http.lookups import HUNG, PROMPT, Lookups  # noqa: PLC0415
-        from tickwheel.durable.channels.http.target import Targets  # noqa: PLC0415
-    except ImportError:
-        return {}  # then no service can be put, which is said there
-    calls = descriptors.within(descriptors.CALLS_SHARE, max_calls)
-    if calls < max_calls:
-        logger.info(
-            "%d calls at once instead of %d: this process may have %d file descriptors",
-            calls, max_calls, descriptors.limit(),
-        )  # fmt: skip
-    lookups = Lookups(descriptors.within(descriptors.LOOKUPS_SHARE, PROMPT + HUNG))
-    targets = Targets(allow_private=allow_private, allow=allow, own_port=own_port, lookup=lookups)
-    return {"http": HttpChannel(targets, now_ms, max_calls=calls)}
-
-
-def store_at(url: str, *, shards: int, clock: Clock | None) -> Store:
-    """Return the store that a URL names, not open yet."""
-    scheme = scheme_of(url)
-    if scheme == "sqlite":
-        from tickwheel.durable.stores.sqlite.store import SqliteStore  # noqa: PLC0415
-
-        return SqliteStore(sqlite_path(url), shards=shards, clock=clock)
-    if scheme in ("postgresql", "postgres"):
-        try:
-            from tickwheel.durable.stores.postgres.store import PostgresStore  # noqa: PLC0415
-        except ImportError as missing:
-            raise ImportError(
-                f"{missing}; for PostgreSQL: pip install 'tickwheel[postgres]'"
-            ) from missing
-        if clock is not None:
-            raise ValueError(
-                "clock= is for a store on SQLite: on PostgreSQL the time is the database's, got"
-                f" {clock!r:.100}"
-            )
-        return PostgresStore(url, shards=shards)
-    got = f", got {scheme!r}:// in the URL" if "://" in url else ""  # else it may be anything
-    raise ValueError(f"a store is sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE{got}")
-
-
-def coordinator_for(url: str, name: str | None) -> Callable[[Store, str], Coordinator]:
-    """Return how to make the coordinator: by name, or the one that fits the store."""
-    scheme = scheme_of(url)
-    if name is None:
-        name = "solo" if scheme == "sqlite" else "postgres"
-    if name == "solo":
-        lock = Path(f"{sqlite_path(url)}-lock") if scheme == "sqlite" else None
-        return functools.partial(SoloCoordinator, lock=lock)
-    if name == "postgres" and scheme != "sqlite":
-        from tickwheel.durable.coordinators.postgres import PostgresCoordinator  # noqa: PLC0415
-
-        return PostgresCoordinator
-    raise ValueError(
-        f"coordinator must be 'solo', or 'postgres' on PostgreSQL, got {name!r} for {scheme}"
-    )
-
-
-def scheme_of(url: str) -> str:
-    """Return the scheme of a store's URL; no message shows the rest, which may hold a password."""
-    if not isinstance(url, str):
-        raise TypeError(f"a store's URL must be a str, got a {type(url).__name__}")
-    try:
-        return urlsplit(url).scheme
-    except ValueError:
-        raise ValueError(
-            "a store's URL is sqlite:///PATH or postgresql://…; this is none"
-        ) from None
-
-
-def sqlite_path(url: str) -> Path:
-    """Return the file of a SQLite URL."""
-    parts = urlsplit(url)
-    path = unquote(parts.path[1:])
-    if not url.partition(":")[2].startswith("///") or not path.strip("/"):
-        raise ValueError("a SQLite URL is sqlite:///PATH, with three slashes before the path")
-    if path == ":memory:":
-        raise ValueError("a store is a file: one in memory would be lost with the process")
-    return Path(path)

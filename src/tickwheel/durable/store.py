@@ -351,8 +351,29 @@ class Store(Tasks, Shards, Protocol):
     def notifications(self) -> Notifications:
         """The wake-ups between the processes that use the same database."""
 
+    @property
+    def where(self) -> str:
+        """The database as messages name it; no user, no password."""
+
+    @property
+    def schema_needed(self) -> int:
+        """The schema version that this program works with: how many migrations it knows."""
+
+    async def schema_version(self) -> int | None:
+        """Return how many migrations the database has had; None: there is no store yet.
+
+        It changes nothing, and works on a store that is not open; so does `migrate`.
+        """
+
+    async def migrate(self, notify: Callable[[str], None]) -> None:
+        """Bring the schema to the version that is needed, or make the store.
+
+        `open` does the same, but gives up after a while. This waits for other sessions as long as
+        they take; `notify(line)` gets a line that names them.
+        """
+
     async def open(self) -> None:
-        """Connect, and bring the tables to this version's form."""
+        """Connect, and bring the schema to the version that is needed."""
 
     async def close(self) -> None:
         """Let go of every connection; what was under way ends first."""

@@ -83,5 +83,5 @@ async def test_shards_are_taken_by_force_from_a_process_that_hangs(store, postgr
         after = await store.take(range(SHARDS), "n2")
         assert after == {shard: epoch + 1 for shard, epoch in before.items()}
         assert "it kept shards locked" in caplog.text
-        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InternalClientError)):
             await session.execute("COMMIT")

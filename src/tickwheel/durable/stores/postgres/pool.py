@@ -28,6 +28,7 @@ from tickwheel.durable.stores.postgres.session import (
     script,
 )
 from tickwheel.errors import Locked, StoreUnavailable, TickwheelError
+from tickwheel.values.store_url import KINDS, POSTGRES, POSTGRES_FORM
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -299,8 +300,8 @@ def place_of(url: str) -> str:
     be the password.
     """
     scheme, _, rest = url.partition("://")
-    if scheme not in {"postgresql", "postgres"}:
-        raise ValueError("a PostgreSQL URL is postgresql://USER:PASSWORD@HOST/DATABASE")
+    if KINDS.get(scheme) != POSTGRES:
+        raise ValueError(f"a PostgreSQL URL is {POSTGRES_FORM}")
     parts = urlsplit(url)
     asked = parse_qs(parts.query)
     hosts = parts.netloc.rpartition("@")[2]
@@ -310,8 +311,8 @@ def place_of(url: str) -> str:
     odd = "@" in beyond or parts.fragment or UNSHOWN & {*host, *database}
     if odd or not HOSTS.fullmatch(hosts):
         raise ValueError(
-            "the PostgreSQL URL cannot be read: it is postgresql://USER:PASSWORD@HOST/DATABASE, and"
-            " in a password @ : / # ? are written as %40 …"
+            f"the PostgreSQL URL cannot be parsed: it is {POSTGRES_FORM}, and in a password"
+            " @ : / # ? are written as %40 …"
         )
     return f"PostgreSQL {host or 'the local socket'}/{database}"
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.durable.coordinator import ShardRow
@@ -23,11 +24,12 @@ from tickwheel.durable.store import (
     Claims,
     InsertLimit,
 )
+from tickwheel.durable.stores.postgres import schema
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.clock import DatabaseClock
 from tickwheel.durable.stores.postgres.insert import insert, keyed
 from tickwheel.durable.stores.postgres.listener import Listener
-from tickwheel.durable.stores.postgres.migration import migrate
+from tickwheel.durable.stores.postgres.migration import migrate, version
 from tickwheel.durable.stores.postgres.notify import PostgresNotifications
 from tickwheel.durable.stores.postgres.pool import (
     ID,
@@ -74,6 +76,7 @@ CLOCK_SECONDS = 2.0  # the database's clock is looked at so often when nothing e
 SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to look at
 RENEW_SECONDS = 5.0  # for a renewal: in time for another try before the leases are over
 AHEAD = 100  # unclaimed tasks of a service and shard that a look ahead passes, to find what runs
+VERSION_SECONDS = 10.0  # to read the schema's version
 WHY_SECONDS = 2.0  # to learn why a task was not changed; those that were are waiting
 LAST_ID = "f" * 32
 
@@ -114,8 +117,35 @@ class PostgresStore:
         """How far the database's clock is ahead of this host's: a metric."""
         return self.clock.offset_ms
 
+    @property
+    def schema_needed(self) -> int:
+        """The schema version that this program works with."""
+        return len(schema.MIGRATIONS)
+
+    async def schema_version(self) -> int | None:
+        """Return how many migrations the schema has had; None: it has no tables of a store."""
+        async with self._any_pool() as pool:
+            return await pool.run(version, VERSION_SECONDS) or None
+
+    async def migrate(self, notify: Callable[[str], None]) -> None:
+        """Migrate the schema, however long other sessions take."""
+        async with self._any_pool() as pool:
+            await migrate(pool, self.shards, patience=math.inf, notify=notify)
+
+    @contextlib.asynccontextmanager
+    async def _any_pool(self) -> AsyncIterator[Pool]:
+        """Give the pool, or one for a moment if the store is not open."""
+        if self._pool is not None:
+            yield self._pool
+            return
+        pool = Pool(self._url)
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
     async def open(self) -> None:
-        """Connect, and bring the tables to this version's form."""
+        """Connect, and bring the schema to the version that is needed."""
         pool = Pool(self._url)
         try:
             self.shards = await migrate(pool, self.shards)

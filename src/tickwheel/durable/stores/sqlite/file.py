@@ -27,7 +27,7 @@ from tickwheel.durable.stores.sqlite.connection import (
     opened,
     set_wal,
 )
-from tickwheel.durable.stores.sqlite.schema import check, is_older, migrate
+from tickwheel.durable.stores.sqlite.schema import check, is_older, migrate, version
 from tickwheel.durable.stores.sqlite.writer import Checkpointer, Reader, Writer
 from tickwheel.errors import StoreUnavailable, TickwheelError, WrongStore
 
@@ -106,6 +106,26 @@ class SqliteFile:
                 await asyncio.wait([task])
         self._reopening = self._checking = self._unusable = None
         await self._stop()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened and not closed since; it may be opened again at this moment."""
+        return self.writer is not None or self._unusable is not None
+
+    async def schema_version(self) -> int | None:
+        """Return how many migrations the file has had; None: there is no file."""
+        if self.is_open:
+            return await self.read(version)
+        return await asyncio.to_thread(self._read_version)
+
+    def _read_version(self) -> int | None:
+        if not self.path.exists():
+            return None
+        try:
+            with opened(self._connect_bare) as connection:
+                return version(connection)
+        except (StoreUnavailable, WrongStore):
+            return 0  # `open` reports what is wrong with the file
 
     def impatient(self) -> None:
         """Make no pauses between commits: this process dispatches, and others wait for it."""

@@ -35,6 +35,7 @@ from tickwheel.durable.stores.rows import (
     task_of,
     turn_of,
 )
+from tickwheel.durable.stores.sqlite import schema
 from tickwheel.durable.stores.sqlite import statements as sql
 from tickwheel.durable.stores.sqlite.connection import (
     DRIVERS,
@@ -118,8 +119,29 @@ class SqliteStore:
         """How many shards there are."""
         return self._file.shards
 
+    @property
+    def where(self) -> str:
+        """The database as messages name it."""
+        return f"SQLite database {self.path.absolute()}"
+
+    @property
+    def schema_needed(self) -> int:
+        """The schema version that this program works with."""
+        return len(schema.MIGRATIONS)
+
+    async def schema_version(self) -> int | None:
+        """Return how many migrations the file has had; None: there is no file."""
+        return await self._file.schema_version()
+
+    async def migrate(self, notify: Callable[[str], None]) -> None:
+        """Open the file, which migrates it, and close it; nothing else is waited for."""
+        del notify
+        if not self._file.is_open:
+            await self._file.open()
+            await self._file.close()
+
     async def open(self) -> None:
-        """Open the file, or make it, and bring its tables to this version's form."""
+        """Open the file, or make it, and bring its schema to the version that is needed."""
         await self._file.open()
 
     async def close(self) -> None:

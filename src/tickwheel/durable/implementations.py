@@ -1,0 +1,118 @@
+"""Which implementation is which: stores and coordinators by URL, channels by protocol.
+
+This is the only module that names implementations, and it imports each one when it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tickwheel.durable.channels.local import LocalChannel
+from tickwheel.durable.channels.missing import MissingChannel
+from tickwheel.durable.coordinators.solo import SoloCoordinator
+from tickwheel.durable.log import logger
+from tickwheel.durable.permits import descriptors
+from tickwheel.values.store_url import POSTGRES, SQLITE, kind_of, sqlite_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from tickwheel.clock import Clock
+    from tickwheel.durable.channel import Channel
+    from tickwheel.durable.coordinator import Coordinator
+    from tickwheel.durable.function import TaskFunction
+    from tickwheel.durable.store import Store
+
+
+def store_at(url: str, *, shards: int, clock: Clock | None = None) -> Store:
+    """Return the store that a URL names, not open yet."""
+    return STORES[kind_of(url)](url, shards, clock)
+
+
+def _sqlite_store(url: str, shards: int, clock: Clock | None) -> Store:
+    from tickwheel.durable.stores.sqlite.store import SqliteStore  # noqa: PLC0415
+
+    return SqliteStore(sqlite_path(url), shards=shards, clock=clock)
+
+
+def _postgres_store(url: str, shards: int, clock: Clock | None) -> Store:
+    try:
+        from tickwheel.durable.stores.postgres.store import PostgresStore  # noqa: PLC0415
+    except ImportError as missing:
+        raise ImportError(
+            f"{missing}; for PostgreSQL: pip install 'tickwheel[postgres]'"
+        ) from missing
+    if clock is not None:
+        raise ValueError(
+            "clock= is for a store on SQLite: on PostgreSQL the time is the database's, got"
+            f" {clock!r:.100}"
+        )
+    return PostgresStore(url, shards=shards)
+
+
+STORES = {SQLITE: _sqlite_store, POSTGRES: _postgres_store}
+
+
+def coordinator_for(url: str, name: str | None) -> Callable[[Store, str], Coordinator]:
+    """Return what makes the coordinator of this name; None: the first that fits the store."""
+    fitting = COORDINATORS[kind_of(url)]
+    if name is None:
+        name = next(iter(fitting))
+    if name not in fitting:
+        raise ValueError(
+            "coordinator must be 'solo', or 'postgres' on PostgreSQL, got"
+            f" {name!r} for {kind_of(url)}"
+        )
+    return fitting[name](url)
+
+
+def _solo(url: str) -> Callable[[Store, str], Coordinator]:
+    return SoloCoordinator
+
+
+def _solo_with_lock(url: str) -> Callable[[Store, str], Coordinator]:
+    return functools.partial(SoloCoordinator, lock=Path(f"{sqlite_path(url)}-lock"))
+
+
+def _postgres(url: str) -> Callable[[Store, str], Coordinator]:
+    from tickwheel.durable.coordinators.postgres import PostgresCoordinator  # noqa: PLC0415
+
+    return PostgresCoordinator
+
+
+COORDINATORS = {
+    SQLITE: {"solo": _solo_with_lock},
+    POSTGRES: {"postgres": _postgres, "solo": _solo},
+}
+
+
+def channels_for(
+    functions: Mapping[str, TaskFunction[..., Any]],
+    now_ms: Callable[[], float],
+    *,
+    threads: int,
+    allow_private: bool,
+    allow: tuple[str, ...],
+    own_port: int | None,
+    max_calls: int,
+) -> dict[str, Channel]:
+    """Return the channels by protocol; one without its package refuses every service."""
+    channels: dict[str, Channel] = {"local": LocalChannel(functions, threads)}
+    try:
+        from tickwheel.durable.channels.http.channel import HttpChannel  # noqa: PLC0415
+        from tickwheel.durable.channels.http.lookups import HUNG, PROMPT, Lookups  # noqa: PLC0415
+        from tickwheel.durable.channels.http.target import Targets  # noqa: PLC0415
+    except ImportError as missing:
+        return {**channels, "http": MissingChannel("http", "client", missing)}
+    calls = descriptors.within(descriptors.CALLS_SHARE, max_calls)
+    if calls < max_calls:
+        logger.info(
+            "%d calls at once instead of %d: this process may have %d file descriptors",
+            calls, max_calls, descriptors.limit(),
+        )  # fmt: skip
+    lookups = Lookups(descriptors.within(descriptors.LOOKUPS_SHARE, PROMPT + HUNG))
+    targets = Targets(allow_private=allow_private, allow=allow, own_port=own_port, lookup=lookups)
+    return {**channels, "http": HttpChannel(targets, now_ms, max_calls=calls)}

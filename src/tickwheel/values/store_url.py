@@ -1,0 +1,39 @@
+"""The URL of a store: the only module that knows the schemes of databases.
+
+No message shows a URL that is wrong: any part of it may be a password.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+SQLITE, POSTGRES = "sqlite", "postgres"
+KINDS = {"sqlite": SQLITE, "postgresql": POSTGRES, "postgres": POSTGRES}  # by scheme
+SQLITE_FORM = "sqlite:///PATH"
+POSTGRES_FORM = "postgresql://USER:PASSWORD@HOST/DATABASE"
+
+
+def kind_of(url: str) -> str:
+    """Return which database a URL names, `SQLITE` or `POSTGRES`; raise for any other."""
+    if not isinstance(url, str):
+        raise TypeError(f"a store's URL must be a str, got a {type(url).__name__}")
+    form = f"a store's URL is {SQLITE_FORM} or {POSTGRES_FORM}"
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        raise ValueError(f"{form}; the one given cannot be parsed") from None
+    if scheme not in KINDS:
+        got = f", got {scheme!r}://" if "://" in url else ""  # else it may be anything
+        raise ValueError(f"{form}{got}")
+    return KINDS[scheme]
+
+
+def sqlite_path(url: str) -> Path:
+    """Return the file of a SQLite URL."""
+    path = unquote(urlsplit(url).path[1:])
+    if not url.partition(":")[2].startswith("///") or not path.strip("/"):
+        raise ValueError(f"a SQLite URL is {SQLITE_FORM}, with three slashes before the path")
+    if path == ":memory:":
+        raise ValueError("a store is a file: one in memory would be lost with the process")
+    return Path(path)
