@@ -172,6 +172,8 @@ def test_imports_point_inward(path):
     for module in imported_by(path):
         if path.stem == "__main__" and module == "cli":
             continue  # the one edge that has no package of its own
+        if path.stem == "config" and module.startswith("values."):
+            continue  # pure: they import no more than errors and arguments
         assert LAYERS.index(module) < own, f"{path.stem} imports {module}"
 
 

@@ -109,8 +109,9 @@ class SqliteFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened and not closed since; it may be opened again at this moment."""
-        return self.writer is not None or self._unusable is not None
+        """Whether it was opened and not closed since; also while it is being opened again."""
+        reopens = self._reopening is not None or self._unusable is not None
+        return reopens or self.writer is not None
 
     async def schema_version(self) -> int | None:
         """Return how many migrations the file has had; None: there is no file."""
@@ -194,7 +195,7 @@ class SqliteFile:
         """Wait while the file is opened again; raise when it is not open."""
         if self._reopening is None and self.writer is not None:
             return
-        if self.writer is None and self._unusable is None:
+        if not self.is_open:
             raise RuntimeError(f"the store {self.path} is not open")
         if self._reopening is None and self._clock.time() >= self._retry_at:
             self._reopen()
@@ -400,6 +401,7 @@ class SqliteFile:
     def _forked(self) -> None:
         """In the child: the threads are the parent's."""
         self.writer = self.checkpointer = self.reader = None
+        self._reopening = self._checking = None
 
     def _connect_bare(self) -> Connection:
         return self._connect_class(str(self.path))
