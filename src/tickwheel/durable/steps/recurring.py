@@ -153,7 +153,7 @@ class Recurring:
     async def _fire(self, firings: list[Firing]) -> None:
         """Store firings, in as many calls as the store needs: it may take only the first ones."""
         while firings:
-            answers = await self._store.fire(firings[:BATCH_FIRINGS])
+            answers = await self._store.schedules.fire(firings[:BATCH_FIRINGS])
             for (timing, until_ms, _), (won, due) in zip(firings, answers, strict=False):
                 known = self._timings.get(timing.name)
                 if not won:
