@@ -149,3 +149,33 @@ class TestOpenAndClose:
         for _ in range(10):
             earliest = store.now_ms()
             assert earliest <= store.latest_ms() < earliest + PATIENCE * SECOND
+
+
+class TestSchema:
+    async def test_a_store_that_was_never_made_has_no_version_and_is_not_made(self, place):
+        for _ in range(2):
+            assert await place.store().schema_version() is None
+
+    async def test_an_open_store_has_the_version_that_is_needed(self, place, store):
+        assert await store.schema_version() == store.schema_needed > 0
+        assert await place.store().schema_version() == store.schema_needed
+
+    async def test_migrate_makes_a_store_and_leaves_it_closed(self, place):
+        store = place.store()
+        await store.migrate(lambda line: None)
+        assert await store.schema_version() == store.schema_needed
+        with pytest.raises(RuntimeError, match="not open"):
+            await store.counts()
+        await store.open()
+        assert store.shards == SHARDS
+        await store.close()
+
+    async def test_migrate_changes_nothing_in_a_store_that_is_open(self, store):
+        (given,) = await stored(store, task(store))
+        await store.migrate(lambda line: None)
+        assert await everything(store) == [given]
+
+    async def test_it_says_where_it_is_without_a_password(self, place):
+        where = place.store().where
+        assert where.startswith(("SQLite database /", "PostgreSQL "))
+        assert "@" not in where

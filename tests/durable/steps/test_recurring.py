@@ -165,7 +165,7 @@ class TestFiring:
             await app.put_schedule("s", note, interval=17)
             await stage.settle()
             store = app._node.store
-            fire, stored = store.fire, []
+            fire, stored = store.schedules.fire, []
 
             async def silent(firings):
                 if not stored:
@@ -174,7 +174,7 @@ class TestFiring:
                     raise StoreUnavailable("the answer was lost")
                 return await fire(firings)
 
-            store.fire = silent
+            store.schedules.fire = silent
             await stage.advance(40)
             assert [[one.won for one in answer] for answer in stored] == [[True]]
         assert dues(stage) == [17.0, 34.0]
@@ -448,7 +448,7 @@ class TestChanging:
         store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=ManualClock(start=START))
         await store.open()
         owner = Owner(store, await store.take(range(SHARDS), "n"))
-        read, reads = store.timings, []
+        read, reads = store.schedules.timings, []
 
         async def changing(after):
             reads.append(after)
@@ -456,7 +456,7 @@ class TestChanging:
                 owner.recurring.mark_stale()
             return await read(after)
 
-        store.timings = changing
+        store.schedules.timings = changing
         for _ in range(3):
             await owner.recurring.step()
         assert len(reads) == 2
@@ -467,7 +467,7 @@ class TestChanging:
         await store.open()
         owner = Owner(store, await store.take(range(SHARDS), "n"))
         now = int(store.now_ms())
-        read = store.timings
+        read = store.schedules.timings
 
         async def failing(_):
             raise StoreUnavailable("away")
@@ -477,10 +477,10 @@ class TestChanging:
                 Schedule(name, "note", b"[]", None, 1_000, "UTC", "once", now, now), AUDIT
             )
             owner.recurring.mark_stale()
-            store.timings = failing
+            store.schedules.timings = failing
             with pytest.raises(StoreUnavailable):
                 await owner.recurring.step()
-            store.timings = read
+            store.schedules.timings = read
             await owner.recurring.step()
             assert (await store.schedules.get(name)).fired_until_ms > now
         await store.close()

@@ -1,0 +1,77 @@
+"""Implementations by name: what is chosen, and what is said when a package is missing."""
+
+import sys
+
+import pytest
+
+from tickwheel.durable import Scheduler
+from tickwheel.durable.implementations import channels_for, coordinator_for, store_at
+from tickwheel.values.service import Service
+
+HTTP = "tickwheel.durable.channels.http.channel"
+URL = "https://example.org/hook"
+
+
+def channels():
+    return channels_for(
+        {}, lambda: 0.0, threads=1, allow_private=False, allow=(), own_port=None, max_calls=10
+    )
+
+
+@pytest.fixture
+def without_httptools(monkeypatch):
+    """An installation without the package of the HTTP channel."""
+    for name in list(sys.modules):
+        if name.startswith(("tickwheel.durable.channels.http", "tickwheel.http")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "httptools", None)
+
+
+def test_every_protocol_has_a_channel():
+    assert channels().keys() == {"local", "http"}
+
+
+@pytest.mark.usefixtures("without_httptools")
+def test_a_channel_without_its_package_names_the_extra_to_install():
+    with pytest.raises(ImportError, match=r"protocol 'http' .*pip install 'tickwheel\[client\]'"):
+        channels()["http"].check(Service("mail", "http", endpoint=URL))
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("without_httptools")
+async def test_so_does_the_service_that_is_put_and_the_one_that_is_stored(
+    tmp_path, caplog, monkeypatch
+):
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    async with Scheduler(url) as app:
+        with pytest.raises(ImportError, match=r"tickwheel\[client\]"):
+            await app.put_service("mail", endpoint=URL)
+    monkeypatch.undo()
+    async with Scheduler(url) as app:
+        await app.put_service("mail", endpoint=URL)
+    for name in list(sys.modules):
+        if name.startswith("tickwheel.durable.channels.http"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "httptools", None)
+    for name in list(sys.modules):
+        if name.startswith("tickwheel.http"):
+            monkeypatch.delitem(sys.modules, name)
+    caplog.clear()
+    async with Scheduler(url) as app:
+        assert "tickwheel[client]" in caplog.text
+        await app.submit("mail", b"held until the package is there")
+
+
+def test_a_store_without_its_driver_names_the_extra_to_install(monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith("tickwheel.durable.stores.postgres"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(ImportError, match=r"pip install 'tickwheel\[postgres\]'"):
+        store_at("postgresql://h/d", shards=8)
+
+
+@pytest.mark.parametrize("name", ["postgres", "zookeeper", ""])
+def test_a_coordinator_that_does_not_fit_the_store_is_refused(name):
+    with pytest.raises(ValueError, match="coordinator must be 'solo', or 'postgres' on PostgreSQL"):
+        coordinator_for("sqlite:///tasks.db", name)

@@ -1,0 +1,58 @@
+"""The URL of a store: which database it names, and what is said about a wrong one."""
+
+from pathlib import Path
+
+import pytest
+
+from tickwheel.values.store_url import POSTGRES, SQLITE, kind_of, sqlite_path
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("sqlite:///tasks.db", SQLITE),
+        ("SQLite:////var/tasks.db", SQLITE),
+        ("postgresql://h/d", POSTGRES),
+        ("postgres://u:p@h:5432/d?schema=s", POSTGRES),
+    ],
+)
+def test_the_scheme_names_the_database(url, kind):
+    assert kind_of(url) == kind
+
+
+@pytest.mark.parametrize(
+    "url", ["", "tasks.db", "mysql://u:secret@h/d", "http://[secret", "secret"]
+)
+def test_another_url_is_refused_and_not_shown(url):
+    with pytest.raises(ValueError, match=r"sqlite:///PATH or postgresql://") as refused:
+        kind_of(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_url_is_a_str():
+    with pytest.raises(TypeError, match="must be a str, got a PosixPath"):
+        kind_of(Path("tasks.db"))
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///tasks.db", "tasks.db"),
+        ("sqlite:////var/a%20b.db", "/var/a b.db"),
+    ],
+)
+def test_the_path_is_behind_three_slashes(url, path):
+    assert sqlite_path(url) == Path(path)
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:tasks.db", "sqlite://tasks.db", "sqlite:///", "sqlite:////"]
+)
+def test_a_sqlite_url_without_a_path_is_refused(url):
+    with pytest.raises(ValueError, match="three slashes before the path"):
+        sqlite_path(url)
+
+
+def test_a_database_in_memory_is_refused():
+    with pytest.raises(ValueError, match="lost with the process"):
+        sqlite_path("sqlite:///:memory:")
