@@ -35,8 +35,10 @@ def make_rows(count: int, days: tuple[int, int] = (1, 2)) -> list[Row]:
         made.append(
             inserted(
                 Task(
-                    ids.make(now + number // 100, shard), SERVICE, b"[%d]" % number, None,
-                    State.DELAY, due, shard, 0, 0, 0, 5, None, None, now, now,
+                    id=ids.make(now + number // 100, shard), service=SERVICE,
+                    body=b"[%d]" % number, key=None, state=State.DELAY, due_at_ms=due,
+                    shard=shard, priority=0, attempt=0, failures=0, max_attempts=5,
+                    timeout_ms=None, deadline_at_ms=None, created_at_ms=now, updated_at_ms=now,
                 )
             )
         )  # fmt: skip

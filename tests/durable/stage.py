@@ -14,6 +14,7 @@ from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
 from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.errors import StoreUnavailable
+from tickwheel.values.task import Ids, State, Task
 
 START = 1_800_000_000.0  # a Friday in January 2027, 08:00 UTC
 START_MS = round(START * 1000)
@@ -21,6 +22,17 @@ SHARDS = 4
 PATIENCE = 60  # seconds after which a test has hung
 TURNS = 100_000  # of the loop, after which it will never be quiet
 SECOND, MINUTE, HOUR, DAY = 1, 60, 3_600, 86_400
+
+
+def a_task(**fields):
+    """A task whose first attempt runs, made and due at START; `fields` say what differs."""
+    given = {
+        "id": Ids().make(START_MS, 0), "service": "f", "body": b"[]", "key": None,
+        "state": State.RUNNING, "due_at_ms": START_MS, "shard": 0, "priority": 0,
+        "attempt": 1, "failures": 0, "max_attempts": 5, "timeout_ms": None,
+        "deadline_at_ms": None, "created_at_ms": START_MS, "updated_at_ms": START_MS,
+    }  # fmt: skip
+    return Task(**given | fields)
 
 
 class Wall:

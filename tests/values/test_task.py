@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from contracts.stores import EVENTS, Place, ending, task
 from tickwheel.values.task import (
     COUNTED,
+    FIELDS,
     FINAL,
     MAX_AT_MS,
     MAX_SHARDS,
@@ -20,6 +21,7 @@ from tickwheel.values.task import (
     Event,
     Ids,
     State,
+    Task,
     at,
     hashed_shard,
     namespace_of,
@@ -189,3 +191,13 @@ class TestNamespaces:
     def test_no_namespace_adds_nothing(self):
         assert qualified("", "mail") == "mail"
         assert qualified("acme", "mail") == "acme/mail"
+
+
+def test_the_table_of_fields_has_those_of_a_task_in_their_order():
+    assert [field.name for field in FIELDS] == [*Task._fields]
+
+
+def test_what_only_final_tasks_have_comes_last():
+    """A row of a live task ends before it."""
+    live = [field.live for field in FIELDS]
+    assert live == sorted(live, reverse=True)

@@ -80,7 +80,10 @@ _attempt_key = partial(tuple.__new__, AttemptKey)  # a third of the cost, severa
 
 
 class Task(NamedTuple):
-    """One task as the store has it. `attempt` counts claims, `failures` those that went wrong."""
+    """One task as the store has it. `attempt` counts claims, `failures` those that went wrong.
+
+    Built with keyword arguments; `FIELDS` says how each field is stored.
+    """
 
     id: str
     service: str
@@ -149,6 +152,56 @@ class Task(NamedTuple):
     def updated_at(self) -> datetime:
         """When its row was last written."""
         return at(self.updated_at_ms)
+
+
+class Field(NamedTuple):
+    """How one field of a task is stored, and which statements copy it.
+
+    - `kind`: its type on PostgreSQL. `column`: its column, unless that has the field's name.
+    - `given`: an insert gives it. Otherwise the column's default is what a new task has.
+    - `replaced`: a submit with on_conflict="replace" takes it from the new task.
+    - `replayed`: a replay copies it from the final task, and `fired`: a firing from the schedule.
+    - `live`, `final`: whether the live and the final tasks have it. One that both have is copied
+      when a task ends.
+    """
+
+    name: str
+    kind: str
+    column: str = ""
+    given: bool = False
+    replaced: bool = False
+    replayed: bool = False
+    fired: bool = False
+    live: bool = True
+    final: bool = True
+
+
+FIELDS = [
+    Field("id", "uuid", given=True),
+    Field("service", "text", given=True, replayed=True, fired=True),
+    Field("body", "bytea", "payload", given=True, replaced=True, replayed=True, fired=True),
+    Field("key", "text", given=True, replayed=True),
+    Field("state", "text"),
+    Field("due_at_ms", "bigint", given=True, replaced=True),
+    Field("shard", "integer", given=True),
+    Field("priority", "integer", given=True, replaced=True, replayed=True, fired=True),
+    Field("attempt", "integer"),
+    Field("failures", "integer"),
+    Field("max_attempts", "integer", given=True, replaced=True, replayed=True, fired=True),
+    Field("timeout_ms", "bigint", given=True, replaced=True, replayed=True, fired=True),
+    Field("deadline_at_ms", "bigint", given=True, replaced=True),
+    Field("created_at_ms", "bigint", given=True),
+    Field("updated_at_ms", "bigint", given=True, replaced=True),
+    Field("replay_of", "uuid", given=True),
+    Field("error", "text"),
+    Field("node", "text"),
+    Field("epoch", "bigint"),
+    Field("lease_until_ms", "bigint", final=False),
+    Field("started_at_ms", "bigint", final=False),
+    Field("result_body", "text", "result", live=False),
+    Field("replayed_as", "uuid", live=False),
+]
+"""The fields of `Task`, in its order: the stores derive their lists of columns from this table."""
 
 
 class Idempotency(NamedTuple):

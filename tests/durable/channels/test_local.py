@@ -13,12 +13,12 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from durable.stage import START_MS
+from durable.stage import a_task
 from stage import program
-from tickwheel.durable import Fail, Retry, Scheduler, Snooze, State, Task, current_task
+from tickwheel.durable import Fail, Retry, Scheduler, Snooze, current_task
 from tickwheel.durable.channels.local import LocalChannel
 from tickwheel.durable.steps.ending import MAX_ERROR_CHARS, storable_text
-from tickwheel.values.task import Event, Ids
+from tickwheel.values.task import Event
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -50,10 +50,7 @@ class Calls:
 
 
 def task(body=b"[]", attempt=1):
-    return Task(
-        Ids().make(START_MS, 0), "f", body, None, State.RUNNING, START_MS, 0, 0, attempt, 0, 5,
-        None, None, START_MS, START_MS,
-    )  # fmt: skip
+    return a_task(body=body, attempt=attempt)
 
 
 @pytest_asyncio.fixture

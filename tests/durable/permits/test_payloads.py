@@ -2,12 +2,12 @@
 
 import pytest
 
+from durable.stage import a_task
 from tickwheel.durable.permits.payloads import CLAIM_BYTES, Payloads
-from tickwheel.values.task import State, Task
 
 
 def task(service, size):
-    return Task("0" * 32, service, bytes(size), None, State.RUNNING, *[0] * 10)
+    return a_task(id="0" * 32, service=service, body=bytes(size))
 
 
 def filled(payloads, service, size):

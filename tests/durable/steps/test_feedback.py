@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from durable.stage import START_MS, answer_lost, away, locking, until
-from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, Task, current_task
+from durable.stage import START_MS, a_task, answer_lost, away, locking, until
+from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, current_task
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.steps import feedback
 from tickwheel.durable.steps.ending import ending_of, lost_ending
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.service import Service
-from tickwheel.values.task import Event, Ids
+from tickwheel.values.task import Event
 
 SERVICE = Service("f", max_attempts=3, backoff=Backoff.of([1, 5]))
 
@@ -21,13 +21,10 @@ SERVICE = Service("f", max_attempts=3, backoff=Backoff.of([1, 5]))
 def running(**fields):
     """A task whose second attempt runs."""
     given = {
-        "id": Ids().make(START_MS, 0), "service": "f", "body": b"[]", "key": None,
-        "state": State.RUNNING, "due_at_ms": START_MS - 50, "shard": 0, "priority": 0,
-        "attempt": 2, "failures": 1, "max_attempts": 3, "timeout_ms": None,
-        "deadline_at_ms": None, "created_at_ms": START_MS, "updated_at_ms": START_MS,
+        "due_at_ms": START_MS - 50, "attempt": 2, "failures": 1, "max_attempts": 3,
         "node": "n1", "epoch": 4, "lease_until_ms": START_MS + 5,
     }  # fmt: skip
-    return Task(**{**given, **fields})
+    return a_task(**given | fields)
 
 
 def meaning(event, *, after_ms=None, **fields):

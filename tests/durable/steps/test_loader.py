@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import pytest_asyncio
 
-from durable.stage import HOUR, SHARDS, START, StagedStore, Wall, away
+from durable.stage import HOUR, SHARDS, START, StagedStore, Wall, a_task, away
 from tickwheel import ManualClock
 from tickwheel.durable import State, current_task
 from tickwheel.durable.steps.horizon import WINDOW, Horizon
 from tickwheel.durable.steps.loader import LATE_COMMIT_MS, NEAR_MS, Loader
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.service import Service
-from tickwheel.values.task import Due, Ids, Submission, Task
+from tickwheel.values.task import Due, Ids, Submission
 
 pytestmark = pytest.mark.asyncio
 
@@ -53,9 +53,9 @@ class Shelf:
         """Store tasks that are due after so many seconds; return their ids."""
         now = int(self.store.now_ms())
         tasks = [
-            Task(
-                self._ids.make(now, shard), service, b"[]", None, State.DELAY,
-                now + round(delay * 1000), shard, 0, 0, 0, 5, None, None, now, now,
+            a_task(
+                id=self._ids.make(now, shard), service=service, state=State.DELAY, shard=shard,
+                due_at_ms=now + round(delay * 1000), attempt=0,
             )
             for delay in delays
         ]  # fmt: skip

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from itertools import accumulate, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.registry import Audit, Token
 from tickwheel.durable.store import error_bytes
 from tickwheel.values.task import (
+    FIELDS,
     FINAL,
     Attempt,
     Event,
@@ -37,13 +39,8 @@ BODY, ERROR, RESULT = map(Task._fields.index, ("body", "error", "result_body"))
 MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
 
 
-def inserted(task: Task) -> tuple[Any, ...]:
-    """Return the columns that an insert gives."""
-    return (
-        task.id, task.service, task.body, task.key, task.due_at_ms, task.shard, task.priority,
-        task.max_attempts, task.timeout_ms, task.deadline_at_ms, task.created_at_ms,
-        task.updated_at_ms, task.replay_of,
-    )  # fmt: skip
+inserted = attrgetter(*(field.name for field in FIELDS if field.given))
+"""Return the columns that an insert gives."""
 
 
 def task_of(row: Sequence[Any]) -> Task:

@@ -15,7 +15,7 @@ import standardwebhooks
 
 import servers
 import tickwheel
-from durable.stage import START, START_MS
+from durable.stage import START, START_MS, a_task
 from receivers import Receiver, answering, date, flapping, head, writing
 from tickwheel import ManualClock
 from tickwheel.clock import WallClock
@@ -34,7 +34,7 @@ from tickwheel.errors import TargetRefused
 from tickwheel.http import Pool
 from tickwheel.values.service import Service
 from tickwheel.values.signature import new_secret, verify
-from tickwheel.values.task import Event, Ids, State, Task
+from tickwheel.values.task import Event
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -62,10 +62,7 @@ def now_ms_of(clock):
 
 
 def task(body=b"{}", attempt=1, **more):
-    return Task(
-        Ids().make(START_MS, 0), "orders", body, None, State.RUNNING, START_MS, 0, 0, attempt, 0, 5,
-        None, None, START_MS, START_MS,
-    )._replace(**more)  # fmt: skip
+    return a_task(service="orders", body=body, attempt=attempt, **more)
 
 
 def service(endpoint, **options):

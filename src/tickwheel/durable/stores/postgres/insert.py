@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg  # type: ignore[import-untyped]
 
+from tickwheel.durable.stores.columns import GIVEN
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.pool import transaction
 from tickwheel.durable.stores.rows import (
@@ -101,9 +102,7 @@ async def copy(connection: Connection, tasks: Sequence[Task], checked: Mapping[i
     """Store tasks by COPY, all of them or none: an id is there already, or a shard is stale."""
 
     async def copy_rows(connection: Connection) -> None:
-        await connection.copy_records_to_table(
-            "task", records=map(inserted, tasks), columns=sql.GIVEN_COLUMNS
-        )
+        await connection.copy_records_to_table("task", records=map(inserted, tasks), columns=GIVEN)
 
     async def copy_checked(connection: Connection) -> None:
         # The shards are locked last: a process that is stopped amid a COPY, which no timeout of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.store import BATCH, FIRE_BYTES, PAGE_BYTES
+from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.pool import clean
 from tickwheel.durable.stores.postgres.registry import BUMP, NOTE, line
@@ -72,6 +73,10 @@ _FIRED = (
     "text", "text", "bigint", "text", "text", "bigint", "bigint", "bigint", "uuid", "bigint",
     "integer", "bigint", "text",
 )  # fmt: skip
+_STARTED = columns.given(
+    columns.FIRED, "t", id="t.id", key="t.key", due_at_ms="t.due_at_ms", shard="t.shard",
+    created_at_ms="t.at_ms", updated_at_ms="t.at_ms",
+)  # fmt: skip
 FIRE = f"""
     WITH firing AS MATERIALIZED (
         SELECT * FROM unnest({
@@ -82,8 +87,7 @@ FIRE = f"""
         SELECT s.ctid AS place, {_COLUMNS} FROM schedule s
         WHERE s.name = ANY ($1::text[]) AND s.enabled ORDER BY s.name FOR UPDATE
     ), judged AS MATERIALIZED (
-        SELECT f.*, o.place, o.service, o.payload, o.priority, o.max_attempts,
-            o.timeout_ms,
+        SELECT f.*, o.place, {columns.listed(columns.FIRED, "o")},
             CASE WHEN f.id IS NULL THEN 0 ELSE coalesce(octet_length(o.payload), 0) END AS bytes
         FROM firing f
         LEFT JOIN open o ON o.name = f.name AND o.fired_until_ms < f.until_ms
@@ -105,8 +109,7 @@ FIRE = f"""
         RETURNING w.place
     ), stored AS (
         INSERT INTO task ({sql.GIVEN})
-        SELECT id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,
-            NULL, at_ms, at_ms, NULL
+        SELECT {_STARTED}
         FROM turn t JOIN moved USING (place) WHERE id IS NOT NULL ON CONFLICT DO NOTHING
         RETURNING id
     )

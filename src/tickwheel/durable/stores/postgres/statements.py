@@ -16,21 +16,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.durable.store import ERROR_WEIGHT, STATEMENT_BYTES, SWEPT
+from tickwheel.durable.stores import columns
+from tickwheel.durable.stores.columns import KINDS, listed, replacements
 from tickwheel.durable.stores.rows import names_in
 from tickwheel.values.task import State
 
 if TYPE_CHECKING:
     from tickwheel.values.task import Filter
 
-# In the order of Task's fields.
-LIVE = (
-    "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
-    " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch,"
-    " lease_until_ms, started_at_ms"
-)
-FINAL = LIVE.replace(
-    "lease_until_ms, started_at_ms", "NULL::bigint, NULL::bigint, result, replayed_as"
-)
+LIVE = listed(columns.LIVE)
+FINAL = columns.final("NULL::{kind} AS {name}")
 # An accept moves the lease and the due time of its task to one moment: no other has both alike.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
 # Which it was due at before; without the row that says so, at the latest when it was claimed.
@@ -38,25 +33,10 @@ _DUE_AT = f"""CASE WHEN {_ACCEPTED} THEN coalesce(
             (SELECT a.due_at_ms FROM accepted a WHERE a.task_id = t.id AND a.attempt = t.attempt),
             least(t.due_at_ms, t.started_at_ms)
         ) ELSE t.due_at_ms END"""
-GIVEN = (
-    "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
-    " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
-)
-GIVEN_COLUMNS = GIVEN.split(", ")
-SENT = ("uuid", "text", "bytea", "text", "bigint", "integer", "integer", "integer", "bigint",
-         "bigint", "bigint", "bigint", "uuid")  # fmt: skip
-_KEPT = (
-    "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
-    " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch"
-)
-
-
-def of(table: str, columns: str) -> str:
-    """Return columns with the table's name before each."""
-    return ", ".join(f"{table}.{name}" for name in columns.split(", "))
-
-
-SHOWN = of("t", LIVE).replace("t.due_at_ms", f"{_DUE_AT} AS due_at_ms")
+GIVEN = listed(columns.GIVEN)
+_KEPT = listed(columns.KEPT)
+SHOWN = listed(columns.LIVE, "t", due_at_ms=f"{_DUE_AT} AS due_at_ms")
+_BODILESS = listed(columns.LIVE, "t", payload="''::bytea AS payload")
 _TABLES = {"task": f"(SELECT {SHOWN} FROM task t)", "backlog": "backlog"}
 _COLUMNS = {"task": LIVE, "backlog": FINAL}
 _BYTES = {
@@ -84,7 +64,7 @@ def by_key(key: str, service: str) -> str:
 
 def given(first: int) -> str:
     """Return the rows to insert, from the parameter `first` on, as `g`."""
-    arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(SENT, first))
+    arrays = ", ".join(f"${at}::{KINDS[name]}[]" for at, name in enumerate(columns.GIVEN, first))
     return f"unnest({arrays}) AS g ({GIVEN})"
 
 
@@ -141,12 +121,9 @@ REPLACE_KEYED = f"""
             FOR NO KEY UPDATE
         ) t
     )
-    UPDATE task t SET payload = h.payload, due_at_ms = h.due_at_ms, priority = h.priority,
-        max_attempts = h.max_attempts, timeout_ms = h.timeout_ms,
-        deadline_at_ms = h.deadline_at_ms, updated_at_ms = h.updated_at_ms,
-        failures = 0, error = NULL
+    UPDATE task t SET {replacements("h")}, failures = 0, error = NULL
     FROM holder h WHERE t.ctid = h.place
-    RETURNING {of("t", LIVE)}
+    RETURNING {listed(columns.LIVE, "t")}
 """
 HOLDERS = f"""
     SELECT t.* FROM unnest($1::text[], $2::text[]) AS g (key, service)
@@ -244,7 +221,7 @@ CLAIM = f"""
             epoch = f.epoch, started_at_ms = f.now_ms, updated_at_ms = f.now_ms,
             lease_until_ms = f.now_ms + $8::bigint
         FROM free f WHERE t.ctid = f.place AND f.fits
-        RETURNING {of("t", LIVE)}
+        RETURNING {listed(columns.LIVE, "t")}
     )
     SELECT m.exact_ms, (SELECT min(number) FROM free WHERE NOT fits) AS first_left, c.*
     FROM moment m LEFT JOIN claimed c ON true
@@ -276,21 +253,19 @@ _ENDINGS = f"""
         FOR UPDATE SKIP LOCKED
     ) t
 """
+_ENDED = listed(
+    columns.KEPT, "t", state="e.state", due_at_ms="e.was_due_at_ms AS due_at_ms",
+    failures="e.failures", updated_at_ms="e.at_ms AS updated_at_ms", error="e.error",
+)  # fmt: skip
 RECORD = f"""
     WITH won AS MATERIALIZED (
         {_fitting("$13::bigint", _ENDINGS)}
     ), gone AS (
         DELETE FROM task t USING won e WHERE t.ctid = e.place AND e.state <> 'delay' AND e.fits
-        RETURNING t.id, t.service, t.payload, t.key, e.state, e.was_due_at_ms, t.shard,
-            t.priority, t.attempt, e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
-            t.created_at_ms, e.at_ms, t.replay_of, e.error, t.node, t.epoch, e.result,
-            t.started_at_ms, e.event, e.accepted, e.number
+        RETURNING {_ENDED}, e.result, t.started_at_ms, e.event, e.at_ms, e.accepted, e.number
     ), kept AS (
         INSERT INTO backlog ({_KEPT}, result)
-        SELECT id, service, payload, key, state, was_due_at_ms, shard, priority, attempt, failures,
-            max_attempts, timeout_ms, deadline_at_ms, created_at_ms, at_ms, replay_of, error, node,
-            epoch, result
-        FROM gone
+        SELECT {_KEPT}, result FROM gone
     ), back AS (
         UPDATE task t SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
             error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
@@ -376,7 +351,7 @@ ACCEPT = _still(
 )
 ACCEPTED = f"""
     SELECT t.* FROM accepted a CROSS JOIN LATERAL (
-        SELECT {LIVE.replace("payload", "''::bytea AS payload")} FROM task t
+        SELECT {_BODILESS} FROM task t
         WHERE t.attempt = a.attempt AND t.state = 'running' AND t.lease_until_ms <= $2::bigint
             AND {by_id("a.task_id")} LIMIT 1
     ) t
@@ -457,7 +432,7 @@ def running(bounded: bool) -> str:
         """
     return f"""
         WITH RECURSIVE {_SERVICES}, {_MOMENT}
-        SELECT {of("t", LIVE).replace("t.payload", "''::bytea AS payload")}
+        SELECT {_BODILESS}
         FROM service s CROSS JOIN unnest($1::integer[]) AS o (shard) {end}
         CROSS JOIN LATERAL (
             SELECT * FROM task t WHERE {_BEGUN} AND t.state = 'running' {before}
@@ -469,13 +444,13 @@ def running(bounded: bool) -> str:
 
 RUNNING_BY_ID = f"""
     SELECT t.* FROM unnest($1::uuid[]) AS i (id) CROSS JOIN LATERAL (
-        SELECT {LIVE.replace("payload", "''::bytea AS payload")} FROM task t
+        SELECT {_BODILESS} FROM task t
         WHERE t.state = 'running' AND {by_id("i.id")} LIMIT 1
     ) t
 """
 
 
-_AS_DUE = "id, due_at_ms, service, priority, shard"
+_AS_DUE = "t.id, t.due_at_ms, t.service, t.priority, t.shard"
 
 
 def _free(where: str | None, ids: str, task: str) -> str:
@@ -499,9 +474,7 @@ def cancelling(where: str | None, ids: str, schema: str = "") -> tuple[str, str]
             {_fitting(f"{STATEMENT_BYTES}", _free(where, ids, f"{schema}task"))}
         ), gone AS (
             DELETE FROM {schema}task t USING free f WHERE t.ctid = f.place AND f.fits
-            RETURNING t.id, t.service, t.payload, t.key, 'cancelled', t.due_at_ms, t.shard,
-                t.priority, t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
-                t.created_at_ms, {_NOW}, t.replay_of, t.error, t.node, t.epoch
+            RETURNING {listed(columns.KEPT, "t", state="'cancelled'", updated_at_ms=_NOW)}
         )"""
     return ctes, f"INSERT INTO {schema}backlog AS t ({_KEPT}) SELECT * FROM gone"
 
@@ -517,13 +490,13 @@ def rescheduling(where: str | None, ids: str, due_at_ms: str, schema: str = "") 
 def cancel(where: str | None = None) -> str:
     """Return the statement that cancels which of the ids $1 are unclaimed."""
     ctes, end = cancelling(where, "$1")
-    return f"WITH {ctes} {end} RETURNING {of('t', _AS_DUE)}"
+    return f"WITH {ctes} {end} RETURNING {_AS_DUE}"
 
 
 def reschedule(where: str | None = None) -> str:
     """Return the statement that moves which of the ids $1 are unclaimed to $2."""
     ctes, end = rescheduling(where, "$1", "$2")
-    return f"WITH {ctes} {end} RETURNING {of('t', _AS_DUE)}"
+    return f"WITH {ctes} {end} RETURNING {_AS_DUE}"
 
 
 def still_unclaimed(where: str) -> str:
@@ -542,15 +515,13 @@ _LATE = f"""
     ORDER BY t.deadline_at_ms LIMIT $2::bigint
     FOR UPDATE SKIP LOCKED
 """
+_EXPIRY = f"'{EXPIRED}' || coalesce(chr(10) || t.error, '')"
 EXPIRE = f"""
     WITH {_MOMENT}, late AS MATERIALIZED (
         {_fitting("$3::bigint", _LATE)}
     ), gone AS (
         DELETE FROM task t USING late l WHERE t.ctid = l.place AND l.fits
-        RETURNING t.id, t.service, t.payload, t.key, 'failed', t.due_at_ms, t.shard, t.priority,
-            t.attempt, t.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms,
-            t.created_at_ms, {_NOW}, t.replay_of, '{EXPIRED}' || coalesce(chr(10) || t.error, ''),
-            t.node, t.epoch
+        RETURNING {listed(columns.KEPT, "t", state="'failed'", updated_at_ms=_NOW, error=_EXPIRY)}
     )
     INSERT INTO backlog ({_KEPT}) SELECT * FROM gone
     RETURNING id, due_at_ms, service, priority, shard
@@ -713,10 +684,13 @@ def find(
     return statement, values.list
 
 
+_REPLAYED = columns.given(
+    columns.REPLAYED, "o", id="o.new_id", due_at_ms="o.due_at_ms", shard="o.shard",
+    created_at_ms=_NOW, updated_at_ms=_NOW, replay_of="o.id",
+)  # fmt: skip
 REPLAY = f"""
     WITH {_MOMENT}, old AS MATERIALIZED (
-        SELECT r.new_id, b.service, b.payload, b.key, r.due_at_ms, r.shard, b.priority,
-            b.max_attempts, b.timeout_ms, b.id
+        SELECT b.id, r.new_id, r.due_at_ms, r.shard, {listed(columns.REPLAYED, "b")}
         FROM unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[])
             AS r (id, new_id, shard, due_at_ms)
         CROSS JOIN LATERAL (
@@ -725,9 +699,8 @@ REPLAY = f"""
         ) b
     ), stored AS (
         INSERT INTO task ({GIVEN})
-        SELECT new_id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,
-            NULL, {_NOW}, {_NOW}, id
-        FROM old
+        SELECT {_REPLAYED}
+        FROM old o
         ON CONFLICT DO NOTHING
         RETURNING {LIVE}
     ), noted AS (

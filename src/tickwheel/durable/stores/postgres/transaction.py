@@ -15,10 +15,18 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.drivers import blocking_driver_of, driver_of
 from tickwheel.durable.stores.postgres.pool import valid
-from tickwheel.durable.stores.rows import answered_with, inserted, repeated, task_of, verdicts_on
+from tickwheel.durable.stores.rows import (
+    BODY,
+    answered_with,
+    inserted,
+    repeated,
+    task_of,
+    verdicts_on,
+)
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import (
     Cancel,
@@ -42,18 +50,15 @@ Verdicts = list[Verdict | None]
 Steps = Generator[Statement, Row | None, Answer | Verdicts]
 
 TURNS = 8
-KINDS = ("text::uuid", "text", "bytea", "text", "bigint", "integer", "integer", "integer", "bigint",
-         "bigint", "bigint", "bigint", "text::uuid")  # fmt: skip
 # Ids as text: every driver has its own idea of a uuid.
-RETURNED = ", ".join(
-    f"translate({name}::text, '-', '') AS {name}" if name in {"id", "replay_of"} else name
-    for name in sql.LIVE.split(", ")
-)
-FINAL_RETURNED = RETURNED.replace(
-    "lease_until_ms, started_at_ms",
-    "NULL::bigint AS lease_until_ms, NULL::bigint AS started_at_ms, result,"
-    " translate(replayed_as::text, '-', '') AS replayed_as",
-)
+_AS_ID = {"uuid": "text::uuid"}
+_IDS = {
+    name: f"translate({name}::text, '-', '') AS {name}"
+    for name, kind in columns.KINDS.items()
+    if kind == "uuid"
+}
+RETURNED = columns.listed(columns.LIVE, **_IDS)
+FINAL_RETURNED = columns.listed(sql.FINAL.split(", "), **_IDS)
 # The time of now() is that of the transaction: without one each statement has its own.
 BEGAN = "SELECT extract(epoch FROM now())::text AS began"
 USE = """
@@ -106,18 +111,15 @@ BY_KEY = f"""
         WHERE t.key = {{0}}::text AND ({{1}}::text IS NULL OR t.service = {{2}}::text)
     ) AS ids
 """  # noqa: S608
-REPLACED = ("payload", "due_at_ms", "priority", "max_attempts", "timeout_ms", "deadline_at_ms",
-            "updated_at_ms")  # fmt: skip
 _HOLDER = sql.by_key("(SELECT key FROM given)", "(SELECT service FROM given)")
 # Not DO UPDATE … WHERE: that locks the holder of the key also where it leaves it as it is, and the
 # end of a running one could not be written before the user's transaction ends. One that is being
 # claimed at this very moment is locked all the same: then its own end waits, and no other.
 REPLACE = f"""
-    UPDATE {{table}} t SET {", ".join(f"{name} = g.{name}" for name in REPLACED)},
-        failures = 0, error = NULL
+    UPDATE {{table}} t SET {columns.replacements("g")}, failures = 0, error = NULL
     FROM given g
     WHERE {_HOLDER} AND t.state = 'delay' AND NOT EXISTS (SELECT 1 FROM stored)
-    RETURNING {sql.of("t", sql.LIVE)}
+    RETURNING {columns.listed(columns.LIVE, "t")}
 """  # noqa: S608
 
 
@@ -140,7 +142,8 @@ def insert_statement(
         return f"{'%s' if style == '%s' else f'${len(values)}'}::{kind}"
 
     task, replaces = submission.task, submission.on_conflict == "replace"
-    marks = ", ".join(mark(value, kind) for value, kind in zip(inserted(task), KINDS, strict=True))
+    kinds = [_AS_ID.get(columns.KINDS[name], columns.KINDS[name]) for name in columns.GIVEN]
+    marks = ", ".join(mark(value, kind) for value, kind in zip(inserted(task), kinds, strict=True))
     if task.key is None:
         insert = f"INSERT INTO {table} ({sql.GIVEN}) VALUES ({marks})"  # noqa: S608
         return f"{insert} RETURNING true AS stored, {RETURNED}", values
@@ -292,16 +295,16 @@ def within_now(connection: Any, change: Change, schema: str) -> Answer | Verdict
 
 def answer(row: Row) -> Task | Taken:
     """Return what the row of an insert says."""
-    stored, *columns = columns_of(row)
-    task = stored_task(columns)
+    stored, *values = columns_of(row)
+    task = stored_task(values)
     return task if stored else Taken(task)
 
 
 def stored_task(row: Row) -> Task:
     """Return the task of a row."""
-    columns = columns_of(row)
-    columns[2] = bytes(columns[2])
-    return task_of(columns)
+    values = columns_of(row)
+    values[BODY] = bytes(values[BODY])
+    return task_of(values)
 
 
 def columns_of(row: Row | None) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.store import BATCH, FIRE_BYTES, PAGE_BYTES
+from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.rows import BODY, Filling, schedules_in
 from tickwheel.durable.stores.sqlite import statements as sql
 from tickwheel.durable.stores.sqlite.registry import changed
@@ -62,10 +63,13 @@ FIRE = """
             (:cron, :interval_ms, :tz, :missed, :created_at_ms)
     RETURNING service, priority, length(payload)
 """
+_STARTED = columns.given(
+    columns.FIRED, "schedule", id=":id", key=":key", due_at_ms=":due_at_ms", shard=":shard",
+    created_at_ms=":at_ms", updated_at_ms=":at_ms",
+)  # fmt: skip
 START = f"""
     INSERT INTO task ({sql.GIVEN})
-    SELECT :id, service, payload, :key, :due_at_ms, :shard, priority, max_attempts, timeout_ms,
-        NULL, :at_ms, :at_ms, NULL
+    SELECT {_STARTED}
     FROM schedule WHERE name = :name
     ON CONFLICT DO NOTHING RETURNING id
 """  # noqa: S608

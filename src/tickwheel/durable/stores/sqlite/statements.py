@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.durable.stores import columns
+from tickwheel.durable.stores.columns import given, listed, replacements
 from tickwheel.durable.stores.rows import names_in
 from tickwheel.values.task import State
 
@@ -15,27 +17,20 @@ PRAGMAS = [
     "PRAGMA temp_store = MEMORY",
 ]
 
-# In the order of Task's fields.
-LIVE = (
-    "id, service, payload, key, state, due_at_ms, shard, priority, attempt, failures, max_attempts,"
-    " timeout_ms, deadline_at_ms, created_at_ms, updated_at_ms, replay_of, error, node, epoch,"
-    " lease_until_ms, started_at_ms"
-)
-_KEPT = LIVE.removesuffix(", lease_until_ms, started_at_ms")  # of a task that is final
-FINAL = f"{_KEPT}, NULL, NULL, result, replayed_as"
+LIVE = listed(columns.LIVE)
+_KEPT = listed(columns.KEPT)  # of a task that is final
+FINAL = columns.final()
 _LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
 # An accept moves the lease and the due time of its task to one moment: no other has both alike.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
 _DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_at_ms)"
-SHOWN = ", ".join(f"t.{name}" for name in LIVE.split(", ")).replace("t.due_at_ms", _DUE_AT)
+SHOWN = listed(columns.LIVE, "t", due_at_ms=_DUE_AT)
 COLUMNS = {"task": SHOWN, "backlog": FINAL}
 IDS = "id IN (SELECT value FROM json_each(:ids))"
 _AS_DUE = "id, due_at_ms, service, priority, shard"
 # A later version may have added columns: whatever is inserted or read is named.
-GIVEN = (
-    "id, service, payload, key, due_at_ms, shard, priority, max_attempts, timeout_ms,"
-    " deadline_at_ms, created_at_ms, updated_at_ms, replay_of"
-)
+GIVEN = listed(columns.GIVEN)
+_MARKS = ",".join("?" for _ in columns.GIVEN)
 
 SCRATCH = [
     """
@@ -48,20 +43,17 @@ SCRATCH = [
     f"CREATE TEMP TABLE submission (place INTEGER PRIMARY KEY, on_conflict, {GIVEN})",
 ]
 
-INSERT = f"INSERT INTO task ({GIVEN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"
+INSERT = f"INSERT INTO task ({GIVEN}) VALUES ({_MARKS}) ON CONFLICT DO NOTHING"
 
 SUBMISSION = f"""
     INSERT INTO temp.submission (place, on_conflict, {GIVEN})
-    VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+    VALUES (?,?,{_MARKS})
 """
 INSERT_KEYED = f"""
     INSERT INTO task ({GIVEN}) SELECT {GIVEN} FROM temp.submission WHERE true ON CONFLICT DO NOTHING
 """
-REPLACE_KEYED = """
-    UPDATE task SET payload = s.payload, due_at_ms = s.due_at_ms, priority = s.priority,
-        max_attempts = s.max_attempts, timeout_ms = s.timeout_ms,
-        deadline_at_ms = s.deadline_at_ms, updated_at_ms = s.updated_at_ms,
-        failures = 0, error = NULL
+REPLACE_KEYED = f"""
+    UPDATE task SET {replacements("s")}, failures = 0, error = NULL
     FROM temp.submission s
     WHERE task.key = s.key AND task.service = s.service AND task.id <> s.id
         AND s.on_conflict = 'replace' AND task.state = 'delay'
@@ -143,6 +135,10 @@ WINNERS = """
     FROM temp.ending e CROSS JOIN task t ON t.id = e.id
 """
 KEEP_FIRST = "DELETE FROM temp.ending WHERE number >= ?"
+_ENDED = listed(
+    columns.KEPT, "t", state="e.state", due_at_ms=_DUE_AT, failures="e.failures",
+    updated_at_ms="e.at_ms", error="e.error",
+)  # fmt: skip
 RECORD = [
     f"""
     INSERT INTO attempt ({_LOGGED})
@@ -151,9 +147,7 @@ RECORD = [
     """,
     f"""
     INSERT INTO backlog ({_KEPT}, result)
-    SELECT t.id, t.service, t.payload, t.key, e.state, {_DUE_AT}, t.shard, t.priority, t.attempt,
-        e.failures, t.max_attempts, t.timeout_ms, t.deadline_at_ms, t.created_at_ms, e.at_ms,
-        t.replay_of, e.error, t.node, t.epoch, e.result
+    SELECT {_ENDED}, e.result
     FROM temp.ending e CROSS JOIN task t ON t.id = e.id WHERE e.state <> 'delay'
     """,
     "DELETE FROM task WHERE id IN (SELECT id FROM temp.ending WHERE state <> 'delay')",
@@ -196,7 +190,7 @@ ACCEPT = f"""
     RETURNING id, attempt, epoch
 """
 # By the leases: the plus keeps the planner from going by the shards, of which one node has all.
-_BODILESS = LIVE.replace("payload", "x'' AS payload")
+_BODILESS = listed(columns.LIVE, payload="x'' AS payload")
 RUNNING = f"""
     SELECT {_BODILESS} FROM task
     WHERE state = 'running' AND lease_until_ms <= :until
@@ -215,9 +209,7 @@ RUNNING_BY_ID = f"""
 
 CANCEL = f"""
     INSERT INTO backlog ({_KEPT})
-    SELECT id, service, payload, key, 'cancelled', due_at_ms, shard, priority, attempt, failures,
-        max_attempts, timeout_ms, deadline_at_ms, created_at_ms, :now, replay_of, error, node,
-        epoch
+    SELECT {listed(columns.KEPT, state="'cancelled'", updated_at_ms=":now")}
     FROM task WHERE {IDS} AND state = 'delay'
     RETURNING {_AS_DUE}
 """
@@ -248,11 +240,10 @@ PAST_DEADLINE = """
         AND shard IN (SELECT value FROM json_each(:shards))
     ORDER BY deadline_at_ms LIMIT :limit
 """
+_EXPIRY = f"'{EXPIRED}' || coalesce(char(10) || error, '')"
 EXPIRE = f"""
     INSERT INTO backlog ({_KEPT})
-    SELECT id, service, payload, key, 'failed', due_at_ms, shard, priority, attempt, failures,
-        max_attempts, timeout_ms, deadline_at_ms, created_at_ms, :now, replay_of,
-        '{EXPIRED}' || coalesce(char(10) || error, ''), node, epoch
+    SELECT {listed(columns.KEPT, state="'failed'", updated_at_ms=":now", error=_EXPIRY)}
     FROM task WHERE {IDS} AND state = 'delay' AND deadline_at_ms < :now
     RETURNING id, due_at_ms, service, priority, shard
 """
@@ -329,10 +320,13 @@ REPLAYS = """(
             value ->> 3 AS due_at_ms
         FROM json_each(:replays)
     ) r"""
+_REPLAYED = given(
+    columns.REPLAYED, "b", id="r.new_id", due_at_ms="r.due_at_ms", shard="r.shard",
+    created_at_ms=":now", updated_at_ms=":now", replay_of="b.id",
+)  # fmt: skip
 REPLAY = f"""
     INSERT INTO task ({GIVEN})
-    SELECT r.new_id, b.service, b.payload, b.key, r.due_at_ms, r.shard, b.priority, b.max_attempts,
-        b.timeout_ms, NULL, :now, :now, b.id
+    SELECT {_REPLAYED}
     FROM {REPLAYS} CROSS JOIN backlog b ON b.id = r.id
     WHERE :force OR b.replayed_as IS NULL
     ON CONFLICT DO NOTHING
