@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import tickwheel.durable
 from tickwheel.durable import Blocking, Scheduler, TaskFunction
-from tickwheel.durable.function import OPTIONS
 from tickwheel.durable.stores.postgres import schema as postgres_schema
 from tickwheel.durable.stores.sqlite import schema as sqlite_schema
 from tickwheel.errors import TickwheelError
+from tickwheel.values.options import OPTIONS
 from tickwheel.values.service import Service
 from tickwheel.values.task import COUNTED, FINAL, TRANSITIONS, State
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from tickwheel.durable import Backoff, Request, Scheduler, TaskFunction
-from tickwheel.durable.function import OPTIONS
+from tickwheel.values.options import OPTIONS
 
 
 def nothing():

@@ -8,22 +8,21 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Generic,
-    Literal,
     NamedTuple,
     ParamSpec,
-    TypedDict,
     TypeVar,
     overload,
 )
 
 from tickwheel.values.json.call import Signature
+from tickwheel.values.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime, timedelta
     from typing import Unpack
 
     from tickwheel.durable.scheduler import Scheduler
+    from tickwheel.values.options import Options
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task
 
@@ -35,24 +34,6 @@ C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
 F = TypeVar("F")
-
-
-class Options(TypedDict, total=False):
-    """The options of a submit; `Scheduler.submit` explains them."""
-
-    delay: float | timedelta | None
-    at: datetime | None
-    key: str | None
-    on_conflict: Literal["reject", "keep", "replace"]
-    priority: int
-    timeout: float | timedelta | None
-    deadline: float | timedelta | datetime | None
-    max_attempts: int | None
-    idempotency_key: str | None
-    connection: Any
-
-
-OPTIONS = frozenset(Options.__annotations__)
 
 
 class Request(NamedTuple):
@@ -149,10 +130,8 @@ class TaskFunction(Generic[P, R]):
     async def submit(self, *args: Any, **kwargs: Any) -> Task:
         """Submit a call with these arguments, and wait until it is stored.
 
-        Besides the function's own arguments it takes the options of `Scheduler.submit`: `delay` or
-        `at`, `key`, `on_conflict`, `priority`, `timeout`, `deadline`, `max_attempts`,
-        `idempotency_key`, `connection`. Type checkers accept options after positional arguments;
-        with named arguments use `options(...)`.
+        Besides the function's own arguments it takes the options of `Scheduler.submit`. Type
+        checkers accept options after positional arguments; with named arguments use `options(...)`.
         """
         return await self._app.submit(self, *args, **kwargs)
 

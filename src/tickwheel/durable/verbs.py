@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import ManualClock
 from tickwheel.durable.administration import LOCAL, Administration
-from tickwheel.durable.function import OPTIONS, Request, TaskFunction
-from tickwheel.durable.steps.submit import SubmitError, request_bytes
+from tickwheel.durable.function import Request, TaskFunction
+from tickwheel.durable.steps.submit import SubmitError
 from tickwheel.durable.store import BATCH, PAGE_BYTES, Replay, error_bytes
 from tickwheel.errors import (
     AlreadyReplayed,
@@ -27,6 +27,7 @@ from tickwheel.errors import (
 )
 from tickwheel.progress import show_progress
 from tickwheel.values.json import call as serial
+from tickwheel.values.options import OPTIONS, request_bytes, with_options
 from tickwheel.values.schedule import Schedule
 from tickwheel.values.service import Service, check_name, seconds_of
 from tickwheel.values.task import (
@@ -78,22 +79,11 @@ class Verbs(Administration):
     _functions: dict[str, TaskFunction[..., Any]]
     _clock: Clock | None
 
+    @with_options
     async def submit(self, target: Target, /, *args: Any, **kwargs: Any) -> Task:
         """Store a task, and return it once it is committed.
 
-        `target` is a task function, with its arguments, or a name with one payload. Options:
-
-        - `delay` (seconds or a timedelta) or `at` (an aware datetime); with neither it is due now.
-        - `key`, unique among the live tasks of a service; `on_conflict` says what to do when it is
-          taken: "reject" raises `KeyTaken`, "keep" returns the holder, "replace" changes it.
-        - `priority` (higher first), `timeout` (of one attempt, at most the service's),
-          `max_attempts`, `deadline` (a moment, or seconds from now, after which it is not run any
-          more).
-        - `idempotency_key`: the same one again within 24 hours, with the same arguments and
-          options, stores nothing and returns the task that the first one stored; with others it
-          raises `KeyReused`.
-        - `connection`: the task is stored by this PostgreSQL connection or SQLAlchemy session of
-          yours, in your transaction, and exists when that commits.
+        `target` is a task function, with its arguments, or a name with one payload.
         """
         submission, connection = await self._submission(target, args, kwargs)
         node = self._started()

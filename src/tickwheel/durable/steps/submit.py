@@ -8,18 +8,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
-from tickwheel.arguments import bounded
 from tickwheel.durable.batching.batch import HEAVY, Batch, parts_of
 from tickwheel.durable.batching.capacity import Capacity
 from tickwheel.durable.batching.contention import LockedQueue
 from tickwheel.durable.permits.share import Share
 from tickwheel.errors import KeyReused, KeyTaken, Locked, TaskGone
-from tickwheel.values.json import call as serial
-from tickwheel.values.outcome import milliseconds
-from tickwheel.values.service import check_name, seconds_of
+from tickwheel.values.options import checked_on_conflict, task_fields
 from tickwheel.values.task import (
     Due,
     Idempotency,
@@ -30,20 +26,20 @@ from tickwheel.values.task import (
     Taken,
     Task,
 )
-from tickwheel.values.times import deadline_ms, later_ms, moment_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.store import Store
+    from tickwheel.values.options import TaskOptions
     from tickwheel.values.service import Service
 
     Stored = Task | Taken | Repeated | None
 
 SubmitError = KeyTaken | KeyReused | Locked | TaskGone
-ON_CONFLICT = ("reject", "replace", "keep")
 MAX_BODY_BYTES = 1 << 20  # of a payload, unless the scheduler sets another limit
 CHUNK_TASKS = 1_000  # that `submit_many` stores together
 CHUNKS_IN_FLIGHT = 2  # that it stores at the same time
@@ -94,48 +90,25 @@ class Submit:
         service: Service,
         body: bytes,
         *,
-        max_attempts: int | None = None,
-        delay: float | timedelta | None = None,
-        at: datetime | None = None,
-        key: str | None = None,
         on_conflict: str = "reject",
-        priority: int = 0,
-        timeout: float | timedelta | None = None,
-        deadline: float | timedelta | datetime | None = None,
         idempotency: Idempotency | None = None,
         hashed: bool = False,
+        **options: Unpack[TaskOptions],
     ) -> Submission:
         """Return a task to store; raise if an option is invalid."""
         now = self._store.latest_ms()
         now_ms = int(now)
-        if delay is not None and at is not None:
-            raise ValueError(f"give delay or at, not both: got delay={delay!r} and at={at!r}")
-        due_at_ms = (
-            moment_ms("at", at)
-            if at is not None
-            else later_ms(now, "delay", 0 if delay is None else delay)
-        )
-        if key is not None:
-            check_name("key", key)
-        if on_conflict not in ON_CONFLICT:
-            raise ValueError(f"on_conflict must be one of {ON_CONFLICT}, got {on_conflict!r:.100}")
+        fields = task_fields(service, now, **options)
+        checked_on_conflict(on_conflict)
         if len(body) > self._max_body:
             raise ValueError(f"a payload may have {self._max_body} bytes, this one has {len(body)}")
-        if priority != 0 or type(priority) is not int:
-            bounded("priority", priority, -32_768, 32_767)
-        timeout_ms = None if timeout is None else bounded_timeout_ms(timeout, service)
-        deadline_at_ms = None
-        if deadline is not None:
-            deadline_at_ms = deadline_ms(now, deadline, due_at_ms)
-        attempts = service.max_attempts
-        if max_attempts is not None:
-            attempts = bounded("max_attempts", max_attempts, 1, 10_000)
+        due_at_ms = fields["due_at_ms"]
         hashed = hashed or self._is_spread(service.name, due_at_ms)
         shard = self._choose_shard(due_at_ms, hashed=hashed)
         task = Task(
-            self._ids.make(now_ms, shard), service.name, body, key, State.DELAY, due_at_ms, shard,
-            priority, 0, 0, attempts, timeout_ms,
-            deadline_at_ms, now_ms, now_ms,
+            id=self._ids.make(now_ms, shard), service=service.name, body=body, state=State.DELAY,
+            shard=shard, attempt=0, failures=0, created_at_ms=now_ms, updated_at_ms=now_ms,
+            **fields,
         )  # fmt: skip
         return Submission(task, on_conflict, idempotency)
 
@@ -387,21 +360,6 @@ def lock_keys(submission: Submission) -> Iterator[tuple[str, str, str]]:
         yield "request", idempotency.caller, idempotency.key
 
 
-def request_bytes(service: str, body: bytes, options: Mapping[str, Any]) -> bytes:
-    """Return a request as bytes: equal for equal requests, in any process."""
-    given = [[name, plain_option(options[name])] for name in sorted(options)]
-    return serial.encode([service, [one for one in given if one[1] is not None]]) + b"\n" + body
-
-
-def plain_option(value: Any) -> Any:
-    """Return an option in a form in which 60, 60.0 and a timedelta of a minute are equal."""
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return value if value is None or isinstance(value, str) else float(value)
-
-
 def repeated_task(submission: Submission, answer: Repeated) -> Task:
     """Return the task of a repeated request; raise if the request differs or the task is gone."""
     assert submission.idempotency is not None
@@ -419,17 +377,3 @@ def repeated_task(submission: Submission, answer: Repeated) -> Task:
 def body_bytes(submission: Submission) -> int:
     """Return the size of a submission's payload, which counts towards the limits in bytes."""
     return len(submission.task.body)
-
-
-def bounded_timeout_ms(timeout: float | timedelta, service: Service) -> int:
-    """Return a task's timeout; raise unless it is above 0 and at most its service's."""
-    timeout_ms = milliseconds("timeout", timeout)
-    if timeout_ms == 0:
-        raise ValueError(f"timeout must be more than 0 seconds, got {timeout!r}")
-    if service.timeout is not None and timeout_ms > service.timeout_ms:
-        seconds = seconds_of(timeout)
-        raise ValueError(
-            f"timeout must be at most the timeout of {service.name!r}, {service.timeout:.15g} s,"
-            f" got {seconds:.15g} s"
-        )
-    return timeout_ms
