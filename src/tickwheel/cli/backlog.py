@@ -7,30 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tickwheel.cli.output import Output, examples, with_output
-from tickwheel.cli.remote import iterate_pages, page_options, service_names, with_client
-from tickwheel.cli.tasks import due_options
+from tickwheel.cli.remote import iterate_pages, page_options, with_client
+from tickwheel.cli.tasks import due_options, filter_options, given_filters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
     from tickwheel.client import Client
 
 ENDED = ("finished", "failed", "cancelled")
 COLUMNS = ("id", "service", "state", "updated_at", "key", "attempt", "error", "replayed_as")
-
-
-def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --state, --service and --key to a command."""
-    for option in (
-        click.option("--key", help="Only tasks with this key."),
-        click.option("--service", shell_complete=service_names, help="Only tasks of this service."),
-        click.option(
-            "--state", type=click.Choice(ENDED), help="Only tasks that ended in this state."
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 @click.group()
@@ -45,7 +31,7 @@ def backlog() -> None:
         "tickwheel backlog list --service close-order --all --json",
     ),
 )
-@filter_options
+@filter_options(ENDED)
 @page_options
 @with_output
 @with_client
@@ -64,7 +50,7 @@ def list_backlog(
     )
 )
 @click.argument("task_ids", metavar="[ID]...", nargs=-1)
-@filter_options
+@filter_options(ENDED)
 @due_options
 @click.option("--force", is_flag=True, help="Also replay tasks that were replayed before.")
 @with_output
@@ -77,14 +63,14 @@ def replay(
     delay: float | None,
     at: datetime | None,
     force: bool,
-    **asked: str | None,
+    **asked: Any,
 ) -> None:
     """Submit ended tasks again: by id, or all that match.
 
     The new task has a new id and names the old one as replay_of. A second replay needs --force;
     without it the exit code is 4.
     """
-    matches = {name: value for name, value in asked.items() if value is not None}
+    matches = given_filters(asked)
     if bool(task_ids) == bool(matches):
         raise click.UsageError("give ids, or at least one of --state, --service and --key")
     if matches:

@@ -216,9 +216,9 @@ def _skip(sign: str, text: str, at: int) -> int:
 def submit_many(*, client: Client, out: Output, file: str, service: str | None, batch: int) -> int:
     """Submit many tasks from a file or stdin.
 
-    FILE, or - for stdin, is a JSON array or has one JSON object per line. An object has the fields
-    of a submit: service, payload, delay or due_at, key, on_conflict, max_attempts, priority,
-    timeout, deadline. Tasks are sent while the file is read, so it may be of any length.
+    FILE, or - for stdin, is a JSON array or has one JSON object per line. An object has a
+    service, a payload, and the options of `tickwheel submit`, with underscores: due_at,
+    on_conflict, max_attempts. Tasks are sent while the file is read, so it may be of any length.
 
     With --json, the answers are printed one per line, in order. A refused task does not stop the
     others; the exit code is that of the first refusal. Invalid input stops the command: tasks

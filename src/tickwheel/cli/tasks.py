@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from tickwheel.client import Attempt, Client, Verdict
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 STATES = ("delay", "ready", "running", "finished", "failed", "cancelled")
 COLUMNS = ("id", "service", "state", "due_at", "key", "attempt", "failures", "error")
@@ -38,6 +40,31 @@ def due_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--delay", type=DURATION, help="Time until it is due: 30s, 5m, 2h, 1d.")(
         wrapped
     )
+
+
+def filter_options(states: Sequence[str]) -> Callable[[F], F]:
+    """Return a decorator that adds the options which say which tasks a command is about."""
+
+    def decorate(command: F) -> F:
+        for option in (
+            click.option("--key", help="Only tasks with this key."),
+            click.option(
+                "--service", shell_complete=service_names, help="Only tasks of this service."
+            ),
+            click.option("--state", type=click.Choice(states), help="Only tasks in this state."),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+due_before = click.option("--due-before", type=MOMENT, help="Only tasks due before this time.")
+
+
+def given_filters(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the filters that were given."""
+    return {name: value for name, value in asked.items() if value not in (None, ())}
 
 
 @click.command(
@@ -121,10 +148,8 @@ def print_attempts(log: Sequence[Attempt], out: Output) -> None:
         "tickwheel list --all --json | jq .id",
     ),
 )
-@click.option("--state", type=click.Choice(STATES), help="Only tasks in this state.")
-@click.option("--service", shell_complete=service_names, help="Only tasks of this service.")
-@click.option("--key", help="Only tasks with this key.")
-@click.option("--due-before", type=MOMENT, help="Only tasks due before this time.")
+@filter_options(STATES)
+@due_before
 @page_options
 @with_output
 @with_client
@@ -146,10 +171,8 @@ def list_tasks(
     )
 )
 @click.argument("task_ids", metavar="[ID]...", nargs=-1)
-@click.option("--key", help="All tasks with this key.")
-@click.option("--service", shell_complete=service_names, help="All tasks of this service.")
-@click.option("--state", type=click.Choice(STATES[:2]), help="Of these, only those in this state.")
-@click.option("--due-before", type=MOMENT, help="Of these, only those due before this time.")
+@filter_options(STATES[:2])
+@due_before
 @click.option("--yes", "-y", is_flag=True, help="Cancel all tasks of a service without asking.")
 @with_output
 @with_client
@@ -158,31 +181,29 @@ def cancel(
     client: Client,
     out: Output,
     task_ids: tuple[str, ...],
-    key: str | None,
-    service: str | None,
-    state: str | None,
-    due_before: datetime | None,
     yes: bool,
+    **asked: Any,
 ) -> int:
     """Cancel tasks by id, key or service.
 
     A task that runs or has ended is not cancelled: for an id the exit code is then 4. Cancelling
     all tasks of a service asks for confirmation; without a terminal it needs --yes.
     """
+    which = given_filters(asked)
     if task_ids:
-        if key or service or state or due_before:
+        if which:
             raise click.UsageError("give ids, or --key and --service, not both")
         return print_verdicts(out, map(client.cancel, task_ids), "cancelled")
-    if not (key or service):
+    if not which.keys() & {"key", "service"}:
         raise click.UsageError("give the tasks to cancel: ids, --key or --service")
-    if key is None and not yes:
+    if "key" not in which and not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(
                 "this cancels all matching tasks of a service: confirm with --yes"
             )
-        if not click.confirm(f"Cancel all matching tasks of {service}?", err=True):
+        if not click.confirm(f"Cancel all matching tasks of {which['service']}?", err=True):
             return exit_codes.OTHER
-    count = client.cancel_where(key=key, service=service, state=state, due_before=due_before)
+    count = client.cancel_where(**which)
     out.result({"cancelled": count}, f"cancelled {count:,}")
     return exit_codes.OK
 

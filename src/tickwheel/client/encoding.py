@@ -59,8 +59,8 @@ def encode_given(options: Mapping[str, object]) -> bytes:
 
 def path_with_query(path: str, query: Mapping[str, object]) -> str:
     """Return a path with a query of the parameters that are not None."""
-    words = {name: str(value) for name, value in query.items() if value is not None}
-    return f"{path}?{urlencode(words)}"
+    words = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(words, doseq=True)}"  # a list is given once for each item
 
 
 def path_segment(name: str) -> str:

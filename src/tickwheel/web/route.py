@@ -138,7 +138,8 @@ class Route:
         self.adds = adds
         self.parts = path.removeprefix("/").split("/")
         self._decoder = msgspec.json.Decoder(takes) if takes is not None and not raw else None
-        self._numbers = whole_numbers(query) if query is not None else frozenset()
+        self._numbers = fields_of_kind(query, msgspec.inspect.IntType)
+        self._lists = fields_of_kind(query, msgspec.inspect.ListType)
 
     def decode(self, body: bytes) -> Any:
         """Return the body as its type; raise when it is none."""
@@ -162,6 +163,9 @@ class Route:
             return None
         values: dict[str, Any] = {}
         for name, value in pairs:
+            if name in self._lists:
+                values.setdefault(name, []).append(value)
+                continue
             if name in values:
                 raise Refused("invalid", f"in the query: {name!r:.100} is given twice")
             whole = name in self._numbers and WHOLE.fullmatch(value)
@@ -173,14 +177,15 @@ class Route:
             raise Refused("invalid", f"in the query: {told}") from None
 
 
-def whole_numbers(query: Any) -> frozenset[str]:
-    """Return the names of a query's fields that are whole numbers, which come as text."""
+def fields_of_kind(query: Any, kind: type[msgspec.inspect.Type]) -> frozenset[str]:
+    """Return the names of a query's fields of a kind: whole numbers and lists come as text."""
+    if query is None:
+        return frozenset()
     fields = msgspec.inspect.type_info(query).fields  # type: ignore[attr-defined]
-    number = msgspec.inspect.IntType
     return frozenset(
         field.encode_name
         for field in fields
-        if any(isinstance(one, number) for one in getattr(field.type, "types", [field.type]))
+        if any(isinstance(one, kind) for one in getattr(field.type, "types", [field.type]))
     )
 
 

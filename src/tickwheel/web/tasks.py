@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tickwheel.errors import TickwheelError, UnknownService
+from tickwheel.values.options import OPTIONS
 from tickwheel.values.task import Idempotency, Repeated, State, Task
 from tickwheel.web import types, views
 from tickwheel.web.bodies import ENVELOPE_BYTES
@@ -25,6 +26,9 @@ CREATED = 201
 TURN_COST = 65_536  # bytes of a batch, or of its answers, that are worked on in one turn
 TASK_COST = 512  # bytes that a task counts as, besides its own
 SPARE = 4  # lines for each task that a batch may have: most may be blank
+
+# The fields that are options of a submit under the same name.
+OPTION_NAMES = [name for name in types.SubmitTask.__struct_fields__ if name in OPTIONS]
 
 _item = msgspec.json.Decoder(types.BatchTask)
 
@@ -61,11 +65,10 @@ async def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | N
     if body.delay is not None and body.due_at is not None:
         raise Refused("invalid", "give delay or due_at, not both")
     payload = await call.payload(body.payload)
+    options: Any = {name: getattr(body, name) for name in OPTION_NAMES}
     return call.node.submit.build(
-        service, payload, delay=body.delay, at=body.due_at, key=body.key,
-        on_conflict=body.on_conflict, max_attempts=body.max_attempts, priority=body.priority,
-        timeout=body.timeout, deadline=body.deadline, idempotency=idempotency,
-    )  # fmt: skip
+        service, payload, at=body.due_at, idempotency=idempotency, **options
+    )
 
 
 async def submit_batch(call: Call) -> Reply:
@@ -181,13 +184,7 @@ async def get(call: Call) -> Reply:
 
 async def list_tasks(call: Call) -> Reply:
     """Return tasks, newest first."""
-    query: types.ListTasks = call.query
-    page = await call.scheduler.list(
-        state=query.state, service=call.access.name(query.service) if query.service else None,
-        key=query.key, due_before=query.due_before, namespace=call.access.namespace,
-        cursor=query.cursor, limit=query.limit,
-    )  # fmt: skip
-    return page_of_tasks(call, page)
+    return page_of_tasks(call, await call.scheduler.list(**arguments_of(call, call.query)))
 
 
 async def attempts(call: Call) -> Reply:
@@ -235,12 +232,7 @@ async def feedback(call: Call, body: types.Feedback) -> Reply:
 
 async def cancel_where(call: Call, body: types.CancelWhere) -> Reply:
     """Cancel all unclaimed tasks of a service, or with a key, that match."""
-    if body.key is None and body.service is None:
-        raise Refused("invalid", "say which tasks: give key or service")
-    count = await call.scheduler.cancel_where(
-        service=call.access.name(body.service) if body.service else None, key=body.key,
-        state=body.state, due_before=body.due_before, namespace=call.access.namespace,
-    )  # fmt: skip
+    count = await call.scheduler.cancel_where(**arguments_of(call, body))
     if body.key is None:  # many at once is administration; by key it is everyday work
         target = call.access.name(body.service or "*")
         await call.scheduler.note("task.cancel", target, detail=f"{count} tasks", **call.who)
@@ -249,12 +241,7 @@ async def cancel_where(call: Call, body: types.CancelWhere) -> Reply:
 
 async def backlog(call: Call) -> Reply:
     """Return final tasks, newest first."""
-    query: types.ListBacklog = call.query
-    page = await call.scheduler.backlog(
-        state=query.state, service=call.access.name(query.service) if query.service else None,
-        key=query.key, namespace=call.access.namespace, cursor=query.cursor, limit=query.limit,
-    )  # fmt: skip
-    return page_of_tasks(call, page)
+    return page_of_tasks(call, await call.scheduler.backlog(**arguments_of(call, call.query)))
 
 
 async def replay(call: Call, body: types.ReplayOne) -> Reply:
@@ -271,17 +258,20 @@ async def replay(call: Call, body: types.ReplayOne) -> Reply:
 
 async def replay_where(call: Call, body: types.ReplayWhere) -> Reply:
     """Run all final tasks again that match: without a state the failed ones."""
-    if body.state is None and body.service is None and body.key is None:
-        raise Refused("invalid", "say which tasks: give state, service or key")
     count = await call.scheduler.replay_where(
-        state=body.state or State.FAILED,
-        service=call.access.name(body.service) if body.service else None,
-        key=body.key, namespace=call.access.namespace, force=body.force,
-    )  # fmt: skip
+        **arguments_of(call, body) | {"state": body.state or ""}
+    )
     await call.scheduler.note(
         "backlog.replay", call.access.name(body.service or "*"), detail=f"{count} tasks", **call.who
     )
     return Reply(types.Replayed(count))
+
+
+def arguments_of(call: Call, which: Any) -> dict[str, Any]:
+    """Return which tasks are meant as arguments of the scheduler's verb, in the full names."""
+    given = msgspec.structs.asdict(which)
+    service = None if which.service is None else call.access.name(which.service)
+    return given | {"service": service, "namespace": call.access.namespace}
 
 
 def page_of_tasks(call: Call, page: Page) -> Reply:

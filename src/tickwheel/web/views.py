@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +13,8 @@ from msgspec import Raw
 from tickwheel.web import types
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tickwheel.durable.coordinator import NodeRow, ShardRow
     from tickwheel.durable.registry import Audit
     from tickwheel.errors import TickwheelError
@@ -47,25 +50,36 @@ def local_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
+# From which field of a task one of its view is made, and how; the others are shown as they are.
+_SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "service": ("service", local_name),
+    "payload": ("body", lambda body: Raw(body or b"null")),
+    "state": ("state", str),
+    "due_at": ("due_at_ms", time),
+    "created_at": ("created_at_ms", time),
+    "updated_at": ("updated_at_ms", time),
+    "result": ("result_body", lambda result: Raw(b"null" if result is None else result.encode())),
+    "timeout": ("timeout_ms", seconds),
+    "deadline": ("deadline_at_ms", moment),
+}
+_NAMES = types.Task.__struct_fields__
+_values_of = attrgetter(*(_SHOWN[name][0] if name in _SHOWN else name for name in _NAMES))
+_CONVERTED = [(at, _SHOWN[name][1]) for at, name in enumerate(_NAMES) if name in _SHOWN]
+
+
 def task_view(task: Task, access: Access, *, own_payload: bool = False) -> types.Task:
     """Return a task as this caller may see it.
 
     Without the scope `read`, payload, result and error are null; `own_payload`: the request itself
     has stored this payload, so that its caller knows it.
     """
-    may_read = access.may("read")
-    body = task.body if may_read or own_payload else b""
-    result = task.result_body if may_read else None
-    return types.Task(
-        task.id, local_name(task.service), Raw(body or b"null"), task.key,
-        str(task.state),  # type: ignore[arg-type]
-        time(task.due_at_ms), task.shard, task.attempt, task.failures, task.max_attempts,
-        time(task.created_at_ms), time(task.updated_at_ms),
-        Raw(b"null" if result is None else result.encode()),
-        task.error if may_read else None,
-        task.priority, seconds(task.timeout_ms), moment(task.deadline_at_ms),
-        task.replay_of, task.replayed_as, task.node, task.epoch,
-    )  # fmt: skip
+    if not access.may("read"):
+        body = task.body if own_payload else b""
+        task = task._replace(body=body, result_body=None, error=None)
+    values = [*_values_of(task)]
+    for at, shown in _CONVERTED:
+        values[at] = shown(values[at])
+    return types.Task(*values)
 
 
 def attempt_view(row: Attempt) -> types.Attempt:
