@@ -58,12 +58,11 @@ def test_a_commands_line_in_the_root_help_is_the_first_of_its_own():
     assert firsts == {name: lazy.help for name, lazy in COMMANDS.items()}
 
 
-@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_every_command_has_help_with_an_example_of_itself(run, path):
-    ran = run(*path, "--help")
-    assert ran.code == 0
-    assert "Examples:" in ran.out
-    assert f"tickwheel {' '.join(path)}" in ran.out.partition("Examples:")[2]
+def test_every_command_has_help_with_an_example_of_itself(run):
+    for path in LEAVES:
+        ran = run(*path, "--help")
+        assert ran.code == 0, path
+        assert f"tickwheel {' '.join(path)}" in ran.out.partition("Examples:")[2], path
 
 
 def test_every_command_that_prints_data_takes_json():

@@ -108,12 +108,13 @@ def test_a_busy_server_is_retried(client, server, status):
     assert 0.125 <= first <= 0.25 <= second <= 0.5
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500])
-def test_a_refusal_is_not_retried(client, server, status):
-    server.say(Reply(status, b""))
-    with pytest.raises(ApiError):
-        client.submit("mail")
-    assert len(server.asked) == 1
+def test_a_refusal_is_not_retried(client, server):
+    statuses = (400, 401, 403, 404, 409, 413, 422, 500)
+    for status in statuses:
+        server.say(Reply(status, b""))
+        with pytest.raises(ApiError):
+            client.submit("mail")
+    assert len(server.asked) == len(statuses)
 
 
 def test_retry_after_sets_the_wait(client, server):

@@ -31,11 +31,11 @@ def test_a_payload_is_sent_unchanged(client, server, text):
     assert asked.body == b'{"service":"mail","key":"k","payload":' + text.encode() + b"}"
 
 
-@pytest.mark.parametrize("text", ODD)
-def test_payloads_of_a_batch_are_sent_unchanged(client, server, text):
+def test_payloads_of_a_batch_are_sent_unchanged(client, server):
     server.say(Reply(200, {"items": []}))
-    client.submit_many([{"service": "mail", "payload": Json(text)}, {"service": "b"}])
-    assert b'"payload":' + text.encode() + b"}" in server.asked[0].body
+    client.submit_many([{"service": "mail", "payload": Json(text)} for text in ODD])
+    for text in ODD:
+        assert b'"payload":' + text.encode() + b"}" in server.asked[0].body
 
 
 def test_results_and_payloads_of_schedules_are_sent_unchanged(client, server):

@@ -38,26 +38,29 @@ def rows(*found):
     return Reply(200, {"items": list(found), "next_cursor": None})
 
 
-@pytest.fixture(params=[CLOSE, BAD_GATEWAY, problem(503, "store_unavailable")])
-def lost(request):
-    """A first try that may have succeeded."""
-    return request.param
+LOST = {
+    "closed": CLOSE,
+    "closed while reused": CLOSE,
+    "bad gateway": BAD_GATEWAY,
+    "store unavailable": problem(503, "store_unavailable"),
+}
 
 
-@pytest.fixture(params=["fresh", "kept"])
-def connected(request, client, server):
-    """Send the first try over a new connection, or over a reused one."""
-    if request.param == "kept":
+@pytest.fixture(params=LOST)
+def lost(request, client, server):
+    """A first try that may have succeeded, over a new connection or a reused one."""
+    if request.param == "closed while reused":
         server.say(Reply(200, TASK))
         client.get(ID)
         server.asked.clear()
+    return LOST[request.param]
 
 
 DELETES = [("delete_service", UnknownService), ("delete_schedule", UnknownSchedule)]
 
 
 @pytest.mark.parametrize(("verb", "error"), DELETES)
-def test_a_retried_delete_that_finds_nothing_succeeds(client, server, connected, lost, verb, error):
+def test_a_retried_delete_that_finds_nothing_succeeds(client, server, lost, verb, error):
     server.say(lost, problem(404, error.code))
     assert getattr(client, verb)("x") is None
     assert len(server.asked) == 2
@@ -81,9 +84,7 @@ def test_a_retried_delete_raises_other_refusals(client, server):
 
 
 @pytest.mark.parametrize("refusal", ["already_replayed", "key_taken"])
-def test_a_retried_replay_returns_the_task_of_the_first_try(
-    client, server, connected, lost, refusal
-):
+def test_a_retried_replay_returns_the_task_of_the_first_try(client, server, lost, refusal):
     server.say(
         lost,
         problem(409, refusal, holder=OTHER),
@@ -138,9 +139,9 @@ def test_a_refused_replay_without_a_lost_answer_makes_no_further_call(client, se
     ],
 )
 def test_retried_feedback_is_found_in_the_execution_log(
-    client, server, connected, lost, outcome, options, event, state
+    client, server, outcome, options, event, state
 ):
-    server.say(lost, problem(409, "attempt_over"), rows(row(1, "retry"), row(2, event)))
+    server.say(CLOSE, problem(409, "attempt_over"), rows(row(1, "retry"), row(2, event)))
     assert client.feedback(ID, outcome, attempt=2, **options) == Verdict(ID, True, state)
 
 
@@ -164,14 +165,12 @@ def test_retried_feedback_for_an_attempt_that_ended_otherwise_is_refused(
     assert MAY_BE_DONE in caught.value.__notes__
 
 
-def test_a_retried_cancel_finds_the_task_cancelled(client, server, connected):
-    server.say(CLOSE, Reply(200, {"won": False, "state": "cancelled"}))
+def test_a_retried_cancel_finds_the_task_cancelled(client, server, lost):
+    server.say(lost, Reply(200, {"won": False, "state": "cancelled"}))
     assert client.cancel(ID) == Verdict(ID, False, State.CANCELLED)
 
 
-def test_a_count_that_may_be_incomplete_is_logged_as_a_warning(
-    client, server, connected, lost, caplog
-):
+def test_a_count_that_may_be_incomplete_is_logged_as_a_warning(client, server, lost, caplog):
     for call, answer in (
         (lambda: client.cancel_where(service="mail"), {"cancelled": 0}),
         (lambda: client.cancel_key("k"), {"cancelled": 0}),

@@ -48,14 +48,12 @@ async def test_a_request_is_sent_unchanged(stage):
     assert arrived == body
 
 
-@pytest.mark.parametrize(
-    ("method", "length"),
-    [("GET", None), ("HEAD", None), ("DELETE", None), ("POST", "0"), ("PUT", "0"), ("PATCH", "0")],
-)
-async def test_an_empty_body_has_a_content_length_if_the_method_needs_one(stage, method, length):
+async def test_an_empty_body_has_a_content_length_if_the_method_needs_one(stage):
     server, pool = await stage.server(), stage.pool()
-    await pool.request(method, server.url())
-    assert dict(server.requests[0][1]).get("content-length") == length
+    for method in ("GET", "DELETE", "POST", "PUT", "PATCH", "HEAD"):
+        await pool.request(method, server.url())
+    lengths = [dict(request[1]).get("content-length") for request in server.requests]
+    assert lengths == [None, None, "0", "0", "0", None]
 
 
 async def test_a_body_of_a_megabyte_arrives_complete(stage):
@@ -486,14 +484,13 @@ async def test_a_body_in_the_answer_to_head_closes_the_connection(stage):
     assert (await pool.request("GET", server.url())).body == b"ok"
 
 
-@pytest.mark.parametrize("where", ["name", "value"])
-@pytest.mark.parametrize("bad", ["\r\nx-evil: 1", "a\nb", "a\rb", "a\x00b"])
-async def test_header_injection_is_refused(stage, where, bad):
+async def test_header_injection_is_refused(stage):
     server, pool = await stage.server(), stage.pool()
-    header = (bad, "v") if where == "name" else ("x-a", bad)
-    with pytest.raises(ValueError, match="header") as caught:
-        await pool.request("GET", server.url(), headers=[("x-fine", "1"), header])
-    assert "evil" not in str(caught.value)
+    for bad in ("\r\nx-evil: 1", "a\nb", "a\rb", "a\x00b"):
+        for header in ((bad, "v"), ("x-a", bad)):
+            with pytest.raises(ValueError, match="header") as caught:
+                await pool.request("GET", server.url(), headers=[("x-fine", "1"), header])
+            assert "evil" not in str(caught.value)
     assert not server.connections
 
 
