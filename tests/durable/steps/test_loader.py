@@ -246,7 +246,7 @@ class TestReading:
         said = [record.getMessage() for record in caplog.records]
         assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
         for name, text in zip(["gone", "renamed", "new"], sorted(said[:2]) + said[2:], strict=True):
-            assert f"{name!r}, which is no service or function here" in text
+            assert f"{name!r}, which is not a service or function here" in text
 
 
 class TestWhereALookBegins:

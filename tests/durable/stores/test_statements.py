@@ -125,7 +125,7 @@ async def test_the_loader_reads_only_what_is_due_within_the_horizon(tmp_path, mo
             return found
 
         monkeypatch.setattr(app._node.store, "due", noted)
-        app._node.loader._scanned_ms = -1
+        app._node.loader._scanned_at_ms = -1
         app._node._steps["loader"].wake()
         async with asyncio.timeout(20):
             while not read:

@@ -49,7 +49,7 @@ def lost_ending(task: Task, service: Service | None, now_ms: int) -> Ending:
     """Return the end of an attempt whose lease has expired: a failure.
 
     The retry is due at once if the node is gone, and after the backoff if the callee sent no
-    feedback. The end takes effect only if nobody has renewed the lease since the task was read.
+    feedback. The end takes effect only if the lease was not renewed since the task was read.
     """
     if is_accepted(task):
         error = f"no feedback: attempt {task.attempt} was accepted, and its time has run out"

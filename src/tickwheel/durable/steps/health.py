@@ -77,7 +77,7 @@ class Span(NamedTuple):
 
 
 class Ownership(NamedTuple):
-    """Who owns which shard, as one check found it."""
+    """The owners of the shards, as found by one check."""
 
     shards: Mapping[int, ShardRow]
     unowned: frozenset[int]  # shards without a live owner

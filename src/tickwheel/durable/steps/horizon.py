@@ -80,7 +80,7 @@ class Horizon:
         return sum(map(len, self._queues.values()))
 
     def add(self, due: Due) -> None:
-        """Put a task on the wheel, or move it there; one that runs here is left alone."""
+        """Put a task on the wheel, or move it there; no-op if it runs on this node."""
         entry = self.entries.get(due.id)
         if entry is not None:
             unchanged = entry.item == due if entry.pending else entry.expiry == due.due_at_ms
@@ -103,7 +103,7 @@ class Horizon:
             entry.cancel()
 
     def record_removals(self) -> set[str]:
-        """Return a set that gets the id of each task that is removed from now on.
+        """Return a set that collects the ids of tasks removed until `stop_recording`.
 
         A task that is claimed, moved or cancelled while the store is read has an old row there.
         """

@@ -3,12 +3,12 @@
 An attempt belongs to the node that claimed it until its lease expires, `LEASE_SECONDS` after the
 claim or the last renewal by the store's clock. `Leases` renews the leases of this node's attempts.
 It measures a lease from the moment of its request, by a clock that counts suspension, and trusts it
-for a shorter time than the store does. So a call whose lease is no longer proven ends here before
-another node can start the next attempt. A call whose lease was lost leaves no outcome.
+for a shorter time than the store does. So a call with an unproven lease ends here before another
+node can start the next attempt. A call whose lease was lost leaves no outcome.
 
 `Orphans` finds attempts that are running in the store and on no node. It ends an orphan once its
 lease expires unrenewed. If the answer to a claim was lost, the claimed tasks were never sent, and
-this node returns them at once.
+this node releases them at once.
 """
 
 from __future__ import annotations
@@ -187,18 +187,18 @@ class Orphans:
 
     async def step(self) -> float:
         """Find orphans, and end those whose leases have expired; return the pause."""
-        await self.return_unsent()
+        await self.release_unsent()
         if await self._sweep_if_due():
-            await self.return_unsent()
+            await self.release_unsent()
         return await self._end_expired()
 
-    async def return_unsent(self) -> None:
-        """Return tasks that this node claimed and never sent: due at once, without a failure."""
+    async def release_unsent(self) -> None:
+        """Release tasks that this node claimed and never sent: due at once, without a failure."""
         suspects = [one for one in self._suspects if one not in self._leases.claiming]
         for start in range(0, len(suspects), BATCH):
-            await self._return_batch(suspects[start : start + BATCH])
+            await self._release_batch(suspects[start : start + BATCH])
 
-    async def _return_batch(self, ids: Sequence[str]) -> None:
+    async def _release_batch(self, ids: Sequence[str]) -> None:
         checked_at = self._clock.time()
         unsent = [task for task in await self._store.running_by_id(ids) if self._is_unsent(task)]
         now = int(self._store.now_ms())
@@ -207,22 +207,22 @@ class Orphans:
             ending_of(task, None, answer, now)._replace(lease_until_ms=task.lease_until_ms)
             for task in unsent
         ]
-        returned = 0
+        released = 0
         if endings:
             for task, ending, won in zip(
                 unsent, endings, await self._store.record(endings), strict=True
             ):
                 if won:
-                    returned += 1
+                    released += 1
                     self._suspects.pop(task.id, None)
                     self.on_end(task, ending)
         for one in ids:
             if one in self._suspects and checked_at >= self._suspects[one].until:
                 del self._suspects[one]
-        if returned:
+        if released:
             logger.warning(
-                "returned %d tasks, claimed but not sent: the answer to the claim was lost",
-                returned,
+                "released %d tasks, claimed but not sent: the answer to the claim was lost",
+                released,
             )
 
     def _is_unsent(self, task: Task) -> bool:
@@ -280,7 +280,7 @@ class Orphans:
         self._sweep_at = self._clock.time() + pause
 
     def _watch(self, task: Task) -> None:
-        """Watch an orphan until its lease expires, which ends it unless somebody renews it.
+        """Watch an orphan until its lease expires; end it then, unless the lease was renewed.
 
         The wait is measured by this node's clock and is long enough for the orphan's node to renew:
         the store's clock may have been set.

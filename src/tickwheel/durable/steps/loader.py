@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 1.0  # between two reads
 NEAR_MS = 2_000  # how far ahead a short read looks
 READ_ALL_SERVICES = 16  # up to this many, reading each costs less than asking which are due
-LATE_COMMIT_MS = 10_000  # a look finds a task that is committed at most this long after it was due
+LATE_COMMIT_MS = 10_000  # a short read finds tasks committed up to this long after their due time
 SCAN_PAUSE_FACTOR = 20  # the pause after a scan is at least this many times its duration
-SLOW_SCAN_SECONDS = 5.0  # a scan that fails after more than this is put off; the looks go on
-SKIPPED_SCAN_MS = 3_600_000  # how far back a look starts when these shards were never scanned
+SLOW_SCAN_SECONDS = 5.0  # a scan that fails after more than this is postponed
+SKIPPED_SCAN_MS = 3_600_000  # how far back a short read starts if no scan has succeeded
 
 Reach = frozenset[tuple[str | None, int, int]]
 
 
 def reach_of(owned: Mapping[int, int], lent: Mapping[str, Mapping[int, int]]) -> Reach:
-    """Return from where tasks are read: each shard with its epoch, and for which function."""
+    """Return where tasks are read: each shard with its epoch, and for which function."""
     reach: set[tuple[str | None, int, int]] = {(None, *shard) for shard in owned.items()}
     for name, shards in lent.items():
         reach |= {(name, *shard) for shard in shards.items()}
@@ -64,51 +64,51 @@ class Loader:
         self._coordinator = coordinator
         self._horizon = horizon
         self._services = services
-        self._scan_ms = horizon.length_ms // 3
+        self._min_scan_interval_ms = horizon.length_ms // 3
         self._limits: dict[str, int] = {}  # how many rows to read of a service at once
-        self._strangers: set[str] = set()
-        self._scanned_ms = -1
-        self._rest_ms = self._scan_ms  # from one scan to the next
-        self._scanned: Reach = frozenset()  # from where the last scan has read
-        self._looked_ms = -1
-        self._known: set[str] = set()  # services that a look has read, or found to have nothing due
+        self._unknown_services: set[str] = set()
+        self._scanned_at_ms = -1
+        self._scan_interval_ms = self._min_scan_interval_ms  # grows with the duration of a scan
+        self._scanned: Reach = frozenset()  # where the last scan has read
+        self._read_at_ms = -1
+        self._read_services: set[str] = set()  # those known at the last read
         self._oldest: dict[str, int] = {}  # by service: when its oldest unclaimed task was due
-        self.seconds = {"near": 0.0, "scan": 0.0}  # that the last look of each kind took
+        self.seconds = {"near": 0.0, "scan": 0.0}  # duration of the last read of each kind
 
     def rescan(self) -> None:
         """Read the whole horizon with the next step."""
-        self._scanned_ms = -1
+        self._scanned_at_ms = -1
 
     async def step(self) -> float:
-        """Read the next two seconds, or the horizon when that is due; return when to look again."""
+        """Read the next two seconds, or the whole horizon if a scan is due; return the pause."""
         shards, lent = self._coordinator.owned(), self._coordinator.lent()
         if not shards and not lent:
             self._horizon.drop_shards(())
             self._scanned = frozenset()
             return INTERVAL_SECONDS
         now, began = int(self._store.now_ms()), perf_counter()
-        scanned = 0 <= now - self._scanned_ms < self._rest_ms
+        scanned = 0 <= now - self._scanned_at_ms < self._scan_interval_ms
         reach = reach_of(shards, lent)
         full = not scanned or self._scanned != reach
         until = now + (max(NEAR_MS, self._horizon.length_ms) if full else NEAR_MS)
         if full:
             self._horizon.drop_shards(self._coordinator.claimable())
         try:
-            names = await self._names(until, full=full)
+            names = await self._services_to_read(until, full=full)
             windows = self._windows(names, full=full)
             removed = self._horizon.record_removals()
             found = await self.read(windows, now, until)
         except StoreUnavailable:
             if full and perf_counter() - began > SLOW_SCAN_SECONDS:
-                self._put_off(reach, now)
+                self._postpone_scan(reach, now)
             raise
         finally:
             self._horizon.stop_recording()
-            self._time(perf_counter() - began, full=full)
-        self._note_oldest(windows, found, now)
-        cut = self._adapt(windows, found, now)
+            self._record_duration(perf_counter() - began, full=full)
+        self._record_oldest(windows, found, now)
+        cut = self._adapt_limits(windows, found, now)
         if full and not cut:
-            self._scanned_ms, self._scanned = now, reach
+            self._scanned_at_ms, self._scanned = now, reach
         for due in found:
             if due.id not in removed:
                 self._horizon.add(due)
@@ -116,7 +116,7 @@ class Loader:
         return 0.0 if cut else INTERVAL_SECONDS
 
     async def read(self, windows: Sequence[Window], now: int, until: int) -> list[Due]:
-        """Read these windows: in the shards of this node, and in those that are lent for some."""
+        """Read these windows in the shards that this node owns or borrows for a function."""
         shards, lent = self._coordinator.owned(), self._coordinator.lent()
         parts: dict[frozenset[int], list[Window]] = {frozenset(): []}
         for window in windows:
@@ -126,40 +126,44 @@ class Loader:
             found += await self._store.due(part, [*{*shards} | more], now, until)
         return found
 
-    def _time(self, seconds: float, *, full: bool) -> None:
-        """Note how long a look took; a slow scan has the next one wait for longer."""
+    def _record_duration(self, seconds: float, *, full: bool) -> None:
+        """Record how long a read took; a slow scan delays the next one."""
         self.seconds["scan" if full else "near"] = seconds
         if full:
-            self._rest_ms = max(self._scan_ms, int(SCAN_PAUSE_FACTOR * seconds * 1000))
+            self._scan_interval_ms = max(
+                self._min_scan_interval_ms, int(SCAN_PAUSE_FACTOR * seconds * 1000)
+            )
 
-    def _put_off(self, reach: Reach, now: int) -> None:
-        """Make the looks between scans, though this scan has failed: it may do so each time."""
+    def _postpone_scan(self, reach: Reach, now: int) -> None:
+        """Go on with short reads, although the scan has failed: it may fail each time."""
         if self._scanned != reach:
-            self._looked_ms, self._oldest = now - SKIPPED_SCAN_MS, {}
-            self._known = {*self._services}
-        self._scanned_ms, self._scanned = now, reach
+            self._read_at_ms, self._oldest = now - SKIPPED_SCAN_MS, {}
+            self._read_services = {*self._services}
+        self._scanned_at_ms, self._scanned = now, reach
 
-    async def _names(self, until: int, *, full: bool) -> set[str]:
-        """Return the services to read: of many those that may have something due by then.
+    async def _services_to_read(self, until: int, *, full: bool) -> set[str]:
+        """Return the services to read: all if they are few, else those with tasks due.
 
-        Between scans, those whose tasks are due since the last look, with a margin for late
-        commits, and those that had overdue tasks then.
+        A short read takes services with tasks due since the last read, with a margin for late
+        commits, and services that had overdue tasks then.
         """
         known = self._services.keys()
         if full:
             due = {*await self._store.services(until)}
-            self._note_strangers(due)
+            self._warn_unknown(due)
         if len(known) <= READ_ALL_SERVICES:
             return {*known}
         if not full:
-            since = self._looked_ms - LATE_COMMIT_MS
-            due = {*await self._store.services(until, since), *self._oldest, *known - self._known}
+            since = self._read_at_ms - LATE_COMMIT_MS
+            due = {*await self._store.services(until, since)}
+            due |= self._oldest.keys() | (known - self._read_services)
         return due & known
 
     def _windows(self, names: set[str], *, full: bool) -> list[Window]:
-        """Say how much of each service to read; those held are read again, and skipped.
+        """Return how much of each service to read; tasks in memory are read again and skipped.
 
-        Of a service that is disabled, or has enough waiting, nothing that is overdue is read.
+        No overdue tasks are read of a service with a full queue, and no later ones of a disabled
+        service.
         """
         windows = []
         for name in names:
@@ -167,24 +171,24 @@ class Loader:
             overdue = 0 if waiting >= WINDOW else WINDOW + waiting
             later = self._limits.setdefault(name, WINDOW) if self._services[name].enabled else 0
             since = -1
-            if not full and name in self._known:
-                since = max(-1, self._oldest.get(name, self._looked_ms) - LATE_COMMIT_MS)
+            if not full and name in self._read_services:
+                since = max(-1, self._oldest.get(name, self._read_at_ms) - LATE_COMMIT_MS)
             windows.append(Window(name, overdue, later, since))
         return windows
 
-    def _note_oldest(self, windows: list[Window], found: list[Due], now: int) -> None:
-        """Note of each service when its oldest unclaimed task was due, if that is overdue."""
+    def _record_oldest(self, windows: list[Window], found: list[Due], now: int) -> None:
+        """Record when the oldest unclaimed task of each service was due, if it is overdue."""
         oldest: dict[str, int] = {}
         for due in found:
             if due.due_at_ms <= now:
                 oldest[due.service] = min(due.due_at_ms, oldest.get(due.service, now))
         for name, overdue, *_ in windows:
-            if not overdue:  # not read: it has enough waiting, which was due before the last look
-                oldest[name] = self._oldest.get(name, self._looked_ms)
-        self._oldest, self._looked_ms, self._known = oldest, now, {*self._services}
+            if not overdue:  # not read: its queue is full of tasks due before the last read
+                oldest[name] = self._oldest.get(name, self._read_at_ms)
+        self._oldest, self._read_at_ms, self._read_services = oldest, now, {*self._services}
 
-    def _adapt(self, windows: list[Window], found: list[Due], now: int) -> bool:
-        """Note which services had more than was asked for; say whether to read again at once."""
+    def _adapt_limits(self, windows: list[Window], found: list[Due], now: int) -> bool:
+        """Adapt the limits to what was found; return whether to read again at once."""
         overdue = Counter(due.service for due in found if due.due_at_ms <= now)
         later = Counter(due.service for due in found if due.due_at_ms > now)
         self._horizon.truncated_services = {
@@ -201,9 +205,9 @@ class Loader:
                 self._limits[name] = max(WINDOW, limit // 4)
         return cut
 
-    def _note_strangers(self, names: set[str]) -> None:
-        """Say once of a service that has tasks in the store and no function here."""
-        strangers = names - self._services.keys() - self._strangers
-        for name in strangers:
-            logger.warning("there are tasks of %r, which is no service or function here", name)
-        self._strangers |= strangers
+    def _warn_unknown(self, names: set[str]) -> None:
+        """Warn once about each service that has tasks in the store and is unknown here."""
+        unknown = names - self._services.keys() - self._unknown_services
+        for name in unknown:
+            logger.warning("there are tasks of %r, which is not a service or function here", name)
+        self._unknown_services |= unknown

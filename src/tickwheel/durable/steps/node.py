@@ -125,7 +125,7 @@ class Node:
         self._steps["dispatch"].wake_within((due_at_ms - self.store.now_ms()) / 1000)
 
     async def start(self) -> None:
-        """Join the others, and begin; what cannot be begun leaves nothing behind."""
+        """Join the other nodes and start the steps; undo everything if that fails."""
         try:
             await self.directory.refresh()
             self.store.notifications.subscribe_changes(self._steps["directory"].wake)
@@ -144,9 +144,9 @@ class Node:
                 step.start()
 
     def _services_changed(self) -> None:
-        """Read what is due of services that are new, or may be called again; send it.
+        """Read and send due tasks of services that are new or enabled again.
 
-        What was changed may have been a schedule, too.
+        The same notification may mean that a schedule has changed.
         """
         for name in self.dispatch.flows.keys() - self.services.keys():
             self.dispatch.forget(name)
@@ -170,33 +170,33 @@ class Node:
         self.feedback.notify_waiters(task_id)
 
     def end_event(self, task_id: str) -> AbstractContextManager[asyncio.Event]:
-        """Give an event that is set when a task ends in this process."""
+        """Give an event that is set when the task ends in this process."""
         return self.feedback.end_event(task_id)
 
     def schedules_changed(self) -> None:
-        """Read the schedules again."""
+        """Read the schedules that have changed."""
         self._recurring.mark_stale()
         self._steps.wake("recurring")
 
     def leave(self) -> asyncio.Future[None]:
-        """Send nothing more, and give up the shards: other nodes may have them now."""
+        """Send nothing more, and give up the shards, which other nodes may take at once."""
         if self._leaving is None:
             self.dispatch.quit()
             self._leaving = asyncio.ensure_future(self._leave())
         return self._leaving
 
     async def _leave(self) -> None:
-        kept = {"directory", "leases", "unproven leases"}  # for calls that are under way
+        kept = {"directory", "leases", "unproven leases"}  # for running calls
         steps = [step for step in self._steps if step.name not in kept]
         await asyncio.gather(*(step.stop(STOP_SECONDS) for step in steps))
         try:
-            await self.coordinator.stop()  # ends count without shards: others may have them now
+            await self.coordinator.stop()  # outcomes need no shards
             self._joined = False
         except ConnectionError as error:
             logger.warning("the shards could not be given up: %s", error)
 
     async def stop(self, grace: float) -> None:
-        """Leave, and finish or hand back what is under way, within that time."""
+        """Leave, and finish or release running tasks within `grace` seconds."""
         try:
             await self.leave()
             await self._finish(self._timer.time() + grace)
@@ -210,10 +210,10 @@ class Node:
                 await self.submit.drain()
                 await self.feedback.drain()
                 with contextlib.suppress(ConnectionError):
-                    await self.orphans.return_unsent()
+                    await self.orphans.release_unsent()
         except TimeoutError:
             left = len(self.feedback.unrecorded)
-            logger.warning("stopped with %d ends not written: their leases will run out", left)
+            logger.warning("stopped with %d outcomes not written: their leases will expire", left)
 
     async def _close(self) -> None:
         self.feedback.close()
@@ -228,7 +228,7 @@ class Node:
         self.directory.close()
 
     def stats(self) -> dict[str, Any]:
-        """Return what this node holds and has done."""
+        """Return counts of what this node holds and has done."""
         return {
             "node": self.name,
             "nodes": self.coordinator.node_count(),
@@ -261,7 +261,7 @@ class Node:
 
 
 def summary(histogram: Histogram | None) -> dict[str, Any]:
-    """Return a histogram in words and numbers; its last bucket, which has all, has no bound."""
+    """Return a histogram as a dict; the last bucket counts everything and has no bound."""
     if histogram is None:
         return {"count": 0, "sum": 0.0, "p50": None, "p99": None, "buckets": []}
     return {
