@@ -1,4 +1,4 @@
-"""The horizon: random steps against a model that keeps one place for each task."""
+"""The horizon: due tasks, a clock that is set back, and random steps against a model."""
 
 import os
 
@@ -196,12 +196,100 @@ class HorizonMachine(RuleBasedStateMachine):
         assert (wakeup is None) == (not pending)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _small_window(monkeypatch):
     monkeypatch.setattr(module, "WINDOW", WINDOW)
 
 
+@pytest.mark.usefixtures("_small_window")
 def test_random_steps_keep_every_task_in_one_place():
     run_state_machine_as_test(
         HorizonMachine, settings=settings(stateful_step_count=STEPS, max_examples=100)
     )
+
+
+class Memory:
+    """A horizon, and a clock set by hand."""
+
+    def __init__(self):
+        self.now_ms = 1_000_000
+        self.horizon = Horizon(
+            lambda: self.now_ms, set(), lambda _: None, length_ms=60_000, cap=1_000
+        )
+        self._ids = Ids()
+
+    def add(self, *delays_ms):
+        """Add tasks that are due after these delays; return their ids."""
+        ids = [self._ids.make(self.now_ms, 0) for _ in delays_ms]
+        for task_id, delay_ms in zip(ids, delays_ms, strict=True):
+            self.horizon.add(Due(task_id, self.now_ms + delay_ms, "mail", 0, 0))
+        return ids
+
+    def take_due(self):
+        """Take the tasks that have come due; return their ids in order."""
+        self.horizon.advance(lambda _: False)
+        names = self.horizon.waiting_services()
+        return [due.id for name in names for due, _ in self.horizon.take(name, 1_000)]
+
+
+class TestWheel:
+    def test_due_tasks_come_in_order_and_stay_in_memory(self):
+        memory = Memory()
+        late, early, _ = memory.add(2_000, 1_000, 3_000)
+        assert memory.take_due() == []
+        memory.now_ms += 2_000
+        assert memory.take_due() == [early, late]
+        assert len(memory.horizon.entries) == 3
+        assert 0 < memory.horizon.sleep_ms() <= 1_000
+
+    def test_an_empty_horizon_has_no_time_to_wake_up(self):
+        assert Memory().horizon.sleep_ms() is None
+
+    def test_a_removed_task_is_gone_wherever_it_was(self):
+        memory = Memory()
+        pending, due = memory.add(5_000, 1_000)
+        memory.now_ms += 1_000
+        memory.take_due()
+        for task_id in (pending, due, "unknown"):
+            memory.horizon.remove(task_id)
+        assert (len(memory.horizon.entries), len(memory.horizon.wheel)) == (0, 0)
+
+    def test_another_due_time_moves_a_task(self):
+        memory = Memory()
+        (task_id,) = memory.add(5_000)
+        memory.horizon.add(Due(task_id, memory.now_ms + 9_000, "mail", 0, 0))
+        assert memory.horizon.entries[task_id].expiry == memory.now_ms + 9_000
+        assert len(memory.horizon.wheel) == 1
+
+    def test_no_task_is_early_or_lost_after_the_clock_is_set_back(self):
+        memory = Memory()
+        first, second = memory.add(10_000, 20_000)
+        memory.now_ms += 5_000
+        assert memory.take_due() == []
+        memory.now_ms -= 5_000
+        assert memory.take_due() == []
+        assert memory.horizon.entries.keys() == {first, second}
+        memory.now_ms += 9_999
+        assert memory.take_due() == []
+        memory.now_ms += 1
+        assert memory.take_due() == [first]
+
+    def test_a_task_added_after_the_clock_is_set_back_is_not_early(self):
+        memory = Memory()
+        memory.now_ms += 50_000
+        assert memory.take_due() == []
+        memory.now_ms -= 50_000
+        (task_id,) = memory.add(5_000)
+        assert memory.take_due() == []
+        assert 0 < memory.horizon.sleep_ms() <= 5_000
+        memory.now_ms += 5_000
+        assert memory.take_due() == [task_id]
+
+    def test_a_task_taken_before_the_clock_is_set_back_is_taken_once(self):
+        memory = Memory()
+        (task_id,) = memory.add(1_000)
+        memory.now_ms += 1_000
+        assert memory.take_due() == [task_id]
+        memory.now_ms -= 100_000
+        assert memory.take_due() == []
+        assert memory.horizon.entries.keys() == {task_id}

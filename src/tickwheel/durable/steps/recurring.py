@@ -2,8 +2,8 @@
 
 A firing is stored some seconds before it is due. The same transaction records how far its schedule
 has fired, so no firing is doubled, however many nodes try. A firing that no node was running for is
-missed: the option `missed` makes all of those run, one of them, or none. A firing that falls due after
-a schedule was put, and before its node is notified, is late and never missed.
+missed: the option `missed` makes all of those run, one of them, or none. A firing that falls due
+after a schedule was put, and before its node is notified, is late and never missed.
 
 A node has the times of its schedules in memory, not the payloads, which the store copies. It reads
 the times of schedules that were put since its last read, and sometimes all of them.
