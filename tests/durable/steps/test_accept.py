@@ -46,7 +46,7 @@ class TestAccepted:
             assert (row.ended_at_ms - row.started_at_ms) == (DAY - 1) * 1000
         assert callee.times == [0.0]
 
-    async def test_its_permit_is_given_back(self, stage):
+    async def test_its_permit_is_free_again(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             await app.put_service("s", endpoint=URL, concurrency=2)
@@ -70,7 +70,7 @@ class TestAccepted:
             await app.feedback(task.id, "finished", attempt=1)
             assert (await app.submit("s", key="k")).id != task.id
 
-    async def test_whoever_waits_for_its_end_hears_of_the_feedback(self, stage):
+    async def test_feedback_notifies_those_who_wait_for_the_end(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -79,7 +79,7 @@ class TestAccepted:
             await app.feedback(task.id, "finished", attempt=1, result=7)
             assert (await waiting).result == 7
 
-    async def test_ten_thousand_of_them_cost_no_memory(self, stage):
+    async def test_ten_thousand_accepted_tasks_use_no_memory(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             await app.put_service("s", endpoint=URL, concurrency=1_000, feedback_timeout=DAY)
@@ -96,7 +96,7 @@ class TestAccepted:
             assert not node.feedback.unrecorded
             assert (await app.counts())["live"] == 10_000
 
-    async def test_one_that_is_watched_is_watched_without_its_payload(self, stage):
+    async def test_a_watched_task_is_kept_without_its_payload(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app, "x" * 100_000, feedback_timeout=30)
@@ -105,7 +105,7 @@ class TestAccepted:
             await app.feedback(task.id, "progress", attempt=1)
             assert app.node.orphans.watched[task.id].body == b""
 
-    async def test_one_whose_task_is_locked_is_noted_when_it_is_no_more(self, stage):
+    async def test_the_accept_of_a_locked_task_is_written_after_the_lock(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             flush, ids = app.node.feedback._accepts, set()
@@ -121,9 +121,7 @@ class TestAccepted:
             assert (await app.get(task.id)).lease_until_ms - stage.now_ms > HOUR * 1000
 
     @pytest.mark.parametrize("outcome", ["finished", "progress"])
-    async def test_feedback_waits_for_a_transaction_that_has_the_task_but_not_for_ever(
-        self, stage, monkeypatch, outcome
-    ):
+    async def test_feedback_waits_for_a_lock_but_not_for_ever(self, stage, monkeypatch, outcome):
         monkeypatch.setattr(feedback, "LOCKED_RETRY_SECONDS", (0.001,) * 5)
         app, _ = calling(stage, ACCEPTED)
         async with app:
@@ -148,7 +146,7 @@ class TestAccepted:
             node.feedback._accepts._flush = locked(accept, 5)
             assert (await app.feedback(task.id, outcome, attempt=1)).won
 
-    async def test_more_than_one_look_shows_are_all_ended_soon(self, stage, monkeypatch):
+    async def test_tasks_beyond_the_limit_of_one_sweep_all_end_soon(self, stage, monkeypatch):
         monkeypatch.setattr(leases, "SWEPT", 5)
         app, _ = calling(stage, ACCEPTED)
         async with app:
@@ -171,7 +169,7 @@ class TestAccepted:
             await stage.advance(120)
             assert len(looks) <= 3
 
-    async def test_the_breaker_hears_that_the_service_works(self, stage):
+    async def test_an_accept_counts_as_a_success_for_the_breaker(self, stage):
         app, callee = calling(stage, BROKEN)
         async with app:
             await app.put_service(
@@ -185,7 +183,7 @@ class TestAccepted:
 
 
 class TestFeedback:
-    async def test_failed_is_tried_again_after_the_backoff(self, stage):
+    async def test_a_failure_is_retried_after_the_backoff(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -200,7 +198,7 @@ class TestFeedback:
             assert callee.times == [0.0, 65.0]
             assert await outcome(app, task) == (State.RUNNING, 2, 1)
 
-    async def test_failed_without_a_retry_is_the_end(self, stage):
+    async def test_a_failure_without_a_retry_is_final(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -211,7 +209,7 @@ class TestFeedback:
             assert (await app.get(task.id)).error == "never"
         assert len(callee.calls) == 1
 
-    async def test_the_last_failure_is_the_end(self, stage):
+    async def test_the_last_failure_is_final(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app, max_attempts=2)
@@ -222,7 +220,7 @@ class TestFeedback:
             assert await outcome(app, task) == (State.FAILED, 2, 2)
             assert (await app.get(task.id)).error
 
-    async def test_progress_gives_it_its_time_anew(self, stage):
+    async def test_progress_restarts_the_feedback_timeout(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app, feedback_timeout=100)
@@ -237,7 +235,7 @@ class TestFeedback:
             assert await outcome(app, task) == (State.DELAY, 1, 1)
 
     @pytest.mark.parametrize("outcome", ["finished", "failed", "progress"])
-    async def test_feedback_of_an_older_attempt_is_told_so_and_changes_nothing(
+    async def test_feedback_of_an_older_attempt_is_refused_and_changes_nothing(
         self, stage, outcome
     ):
         app, _ = calling(stage, ACCEPTED)
@@ -253,7 +251,7 @@ class TestFeedback:
             assert len(await app.attempts(task.id)) == 1
 
     @pytest.mark.parametrize("wrong", [{"attempt": 2}, {"attempt": 0}, {"attempt": 1, "epoch": 99}])
-    async def test_feedback_of_an_attempt_that_never_was_changes_nothing(self, stage, wrong):
+    async def test_feedback_of_an_attempt_that_does_not_exist_changes_nothing(self, stage, wrong):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -262,7 +260,7 @@ class TestFeedback:
                 await app.feedback(task.id, "finished", **wrong)
             assert await app.get(task.id) == before
 
-    async def test_the_epoch_of_the_claim_is_the_right_one(self, stage):
+    async def test_feedback_may_name_the_epoch_of_the_claim(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -270,7 +268,7 @@ class TestFeedback:
             assert epoch > 0
             assert (await app.feedback(task.id, "finished", attempt=1, epoch=epoch)).won
 
-    async def test_feedback_comes_too_late_for_a_task_that_waits_or_has_ended(self, stage):
+    async def test_feedback_is_too_late_for_a_task_that_waits_or_has_ended(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -283,7 +281,7 @@ class TestFeedback:
                 await app.feedback(task.id, "failed", attempt=2)
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
 
-    async def test_of_two_at_once_one_wins(self, stage):
+    async def test_only_one_of_two_concurrent_reports_wins(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -296,7 +294,7 @@ class TestFeedback:
             assert [type(answer).__name__ for answer in answers].count("AttemptOver") == 2
             assert len(await app.attempts(task.id)) == 1
 
-    async def test_what_makes_no_sense_is_refused(self, stage):
+    async def test_invalid_feedback_is_refused(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -306,7 +304,7 @@ class TestFeedback:
                 await app.feedback("0" * 32, "finished", attempt=1)
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
 
-    async def test_a_namespace_has_its_own_tasks_only(self, stage):
+    async def test_a_namespace_sees_only_its_own_tasks(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             await app.put_service("acme/s", endpoint=URL)
@@ -318,7 +316,7 @@ class TestFeedback:
             verdict = await app.feedback(task.id, "finished", attempt=1, namespace="acme")
             assert verdict.won
 
-    async def test_a_result_may_be_given_as_it_is(self, stage):
+    async def test_a_result_may_be_given_as_raw_json(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -326,7 +324,7 @@ class TestFeedback:
             done = await app.get(task.id)
             assert (done.result_body, done.result) == ('{"a" :  1.0}', {"a": 1.0})
 
-    async def test_a_next_try_after_the_deadline_expires_it(self, stage):
+    async def test_a_retry_after_the_deadline_expires_the_task(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             await app.put_service("s", endpoint=URL, backoff=600)
@@ -336,7 +334,7 @@ class TestFeedback:
             assert verdict.state is State.FAILED
             assert (await app.get(task.id)).error.startswith("expired")
 
-    async def test_a_store_that_is_away_is_said_and_changes_nothing(self, stage):
+    async def test_feedback_raises_while_the_store_is_unavailable(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app)
@@ -346,7 +344,7 @@ class TestFeedback:
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
             assert (await app.feedback(task.id, "finished", attempt=1)).won
 
-    async def test_another_process_may_take_it(self, stage):
+    async def test_another_process_may_take_the_feedback(self, stage):
         (app, callee), (other, _) = calling(stage, ACCEPTED), calling(stage, dispatch=False)
         async with app, other:
             done, again, goes_on = [await accepted(stage, app) for _ in range(3)]
@@ -358,7 +356,7 @@ class TestFeedback:
             assert callee.calls[-1][2].id == again.id
             assert (await app.get(done.id)).result == 1
 
-    async def test_a_process_that_runs_nothing_keeps_nothing_of_what_it_takes(self, stage):
+    async def test_a_process_that_only_submits_keeps_nothing_of_feedback(self, stage):
         (app, _), (other, _) = calling(stage, ACCEPTED), calling(stage, dispatch=False)
         async with app, other:
             for _ in range(5):
@@ -389,7 +387,7 @@ class TestOvertaking:
         assert len(callee.calls) == 1
 
     @pytest.mark.parametrize("answer", [ACCEPTED, OK, BROKEN], ids=["202", "200", "500"])
-    async def test_a_failure_that_is_fed_back_is_tried_again_on_time(self, stage, answer):
+    async def test_a_failure_reported_by_feedback_is_retried_on_time(self, stage, answer):
         held = Held()
         app, callee = calling(stage, held)
         async with app:
@@ -401,7 +399,7 @@ class TestOvertaking:
             assert callee.times == [0.0, 5.0]
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
 
-    async def test_a_retry_waits_until_the_call_that_is_still_under_way_is_ended(self, stage):
+    async def test_a_retry_waits_until_the_running_call_has_ended(self, stage):
         """Two attempts of one task are never under way here."""
         held = Held()
         app, callee = calling(stage, held)
@@ -427,7 +425,7 @@ class TestOvertaking:
             await stage.settle()
             assert await outcome(app, task) == (State.FINISHED, 1, 0)
 
-    async def test_a_call_that_outlasts_its_feedback_timeout_is_not_ended_by_that(self, stage):
+    async def test_a_feedback_timeout_does_not_end_a_running_call(self, stage):
         held = Held()
         app, callee = calling(stage, held)
         async with app:
@@ -443,7 +441,7 @@ class TestOvertaking:
 
 class TestTimeout:
     @pytest.mark.parametrize("feedback_timeout", [30, 600, DAY])
-    async def test_no_feedback_is_a_failure_that_is_tried_again_after_the_backoff(
+    async def test_missing_feedback_is_a_failure_and_is_retried_after_the_backoff(
         self, stage, feedback_timeout
     ):
         app, callee = calling(stage, ACCEPTED)
@@ -462,7 +460,7 @@ class TestTimeout:
             assert callee.times == [0.0, pytest.approx(feedback_timeout + 5, abs=0.05)]
             assert callee.times[1] > feedback_timeout + 5
 
-    async def test_it_counts_and_can_be_the_last(self, stage):
+    async def test_missing_feedback_can_be_the_last_failure(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app, feedback_timeout=30, max_attempts=2)
@@ -473,7 +471,7 @@ class TestTimeout:
                 await app.feedback(task.id, "finished", attempt=2)
         assert len(callee.calls) == 2
 
-    async def test_many_that_end_at_one_moment_are_all_tried_again(self, stage):
+    async def test_many_timeouts_at_one_moment_are_all_retried(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             await app.put_service(
@@ -486,7 +484,7 @@ class TestTimeout:
             assert len(callee.calls) == 6_000
             assert app.node.orphans.watched == {}
 
-    async def test_a_service_that_is_gone_by_then_has_the_default_backoff(self, stage):
+    async def test_a_deleted_service_has_the_default_backoff(self, stage):
         app, _ = calling(stage, ACCEPTED)
         async with app:
             task = await accepted(stage, app, feedback_timeout=30)
@@ -494,7 +492,7 @@ class TestTimeout:
             await stage.advance(30.1)
             assert await outcome(app, task) == (State.DELAY, 1, 1)
 
-    async def test_a_store_that_is_away_hears_of_the_accept_when_it_is_back(self, stage):
+    async def test_an_accept_is_written_when_the_store_is_back(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             app.node.feedback._accepts._flush = away(app.node.store.accept, 2)
@@ -512,7 +510,7 @@ async def noted(app, task):
 
 
 class TestRestart:
-    async def test_one_that_waits_for_days_is_neither_lost_nor_called_again(self, stage):
+    async def test_a_task_that_waits_for_days_is_neither_lost_nor_called_again(self, stage):
         app, callee = calling(stage, ACCEPTED)
         await app.start()
         await stage.settle()
@@ -537,7 +535,7 @@ class TestRestart:
                 assert await outcome(third, task) == (State.FINISHED, 2, 1)
         assert len(callee.calls) == 3
 
-    async def test_feedback_of_before_the_restart_names_the_old_epoch_and_counts(self, stage):
+    async def test_feedback_with_the_epoch_from_before_a_restart_counts(self, stage):
         app, callee = calling(stage, ACCEPTED)
         await app.start()
         task = await accepted(stage, app)
@@ -549,7 +547,7 @@ class TestRestart:
             assert second.node.coordinator.owned()[task.shard] > epoch
             assert (await second.feedback(task.id, "finished", attempt=1, epoch=epoch)).won
 
-    async def test_one_whose_time_ended_while_nobody_was_there_is_tried_again(self, stage):
+    async def test_a_task_that_timed_out_while_no_node_ran_is_retried(self, stage):
         app, _ = calling(stage, ACCEPTED)
         await app.start()
         task = await accepted(stage, app, feedback_timeout=60)
@@ -588,7 +586,7 @@ class TestStop:
             assert await outcome(second, task) == (State.FINISHED, 2, 1)
         assert len(callee.calls) == 1
 
-    async def test_what_is_claimed_and_not_sent_is_handed_back(self, stage):
+    async def test_claimed_and_unsent_tasks_are_released(self, stage):
         app, callee = calling(stage)
         await app.start()
         await app.put_service("s", endpoint=URL)
@@ -626,7 +624,7 @@ class TestStop:
         async with second:
             assert await outcome(second, task) == (State.FINISHED, 1, 0)
 
-    async def test_an_accept_within_the_grace_time_is_noted(self, stage):
+    async def test_an_accept_within_the_grace_time_is_stored(self, stage):
         held = Held()
         app, _ = calling(stage, held, grace=30)
         app._make_store = lambda: SlowStore(stage.path, shards=SHARDS, clock=stage.wall)
@@ -642,7 +640,7 @@ class TestStop:
         async with second:
             assert (await second.get(task.id)).lease_until_ms == START_MS + HOUR * 1000
 
-    async def test_what_waits_for_feedback_does_not_keep_it_from_stopping(self, stage):
+    async def test_a_task_that_waits_for_feedback_does_not_delay_the_stop(self, stage):
         app, _ = calling(stage, ACCEPTED, grace=3600)
         await app.start()
         task = await accepted(stage, app)

@@ -41,7 +41,7 @@ async def both_permits_are_there(stage, wait, begun, goes_on):
 
 
 class TestOrder:
-    async def test_within_a_service_priority_goes_before_due_and_due_before_id(self, stage):
+    async def test_priority_comes_before_due_time_and_due_time_before_id(self, stage):
         app = stage.app()
         wait, begun, goes_on = waiting_task(app, concurrency=1)
         async with app:
@@ -78,7 +78,7 @@ class TestOrder:
             await stage.advance(1)
         assert [call[1] for call in stage.calls] == sorted(task.id for task in tasks)
 
-    async def test_those_of_one_claim_begin_in_order_of_their_priority(self, stage):
+    async def test_the_tasks_of_one_claim_begin_in_order_of_priority(self, stage):
         app = stage.app()
 
         @app.task
@@ -96,7 +96,7 @@ class TestOrder:
 
 class TestPermits:
     @pytest.mark.parametrize("concurrency", [1, 3])
-    async def test_no_more_run_at_once_than_are_allowed(self, stage, concurrency):
+    async def test_no_more_tasks_run_at_once_than_the_concurrency_allows(self, stage, concurrency):
         app = stage.app()
         at_once, most = 0, []
 
@@ -114,7 +114,7 @@ class TestPermits:
         assert len(most) == 20
         assert max(most) == concurrency
 
-    async def test_what_waits_for_a_permit_is_unclaimed_and_can_be_cancelled(self, stage):
+    async def test_a_task_that_waits_for_a_permit_is_unclaimed_and_can_be_cancelled(self, stage):
         app = stage.app()
         wait, begun, goes_on = waiting_task(app, concurrency=1)
         async with app:
@@ -180,9 +180,7 @@ class TestPermits:
             await stage.advance(1)
         assert sorted(call[1] for call in stage.calls[3:]) == [2, 3]
 
-    async def test_one_plain_function_that_takes_all_threads_leaves_the_others_unclaimed(
-        self, stage
-    ):
+    async def test_tasks_without_a_free_thread_stay_unclaimed(self, stage):
         app = stage.app(threads=1)
         door = stage.door()
 
@@ -204,7 +202,7 @@ class TestPermits:
             await stage.settle()
             assert (await app.get(task.id)).state is State.FINISHED
 
-    async def test_a_task_that_was_moved_away_and_back_costs_no_permit(self, stage):
+    async def test_moving_a_task_away_and_back_costs_no_permit(self, stage):
         app = stage.app()
         wait, begun, goes_on = waiting_task(app, concurrency=2)
         async with app:
@@ -222,7 +220,7 @@ class TestPermits:
             assert [what for what, _ in begun] == ["a", "b", "c"]
             await both_permits_are_there(stage, wait, begun, goes_on)
 
-    async def test_replacing_a_task_that_waits_for_a_permit_costs_none(self, stage):
+    async def test_replacing_a_task_that_waits_costs_no_permit(self, stage):
         app = stage.app()
         wait, begun, goes_on = waiting_task(app, concurrency=2)
         async with app:
@@ -237,7 +235,7 @@ class TestPermits:
             assert [what for what, _ in begun] == ["a", "b", "e"]
             await both_permits_are_there(stage, wait, begun, goes_on)
 
-    async def test_of_two_plain_functions_with_tasks_due_none_takes_all_threads(self, stage):
+    async def test_two_plain_functions_with_due_tasks_share_the_threads(self, stage):
         app = stage.app(threads=4)
         door = stage.door()
 
@@ -278,7 +276,7 @@ class TestPermits:
         assert len(names) == 61
         assert names.index("quick") <= 2 * threads
 
-    async def test_a_thread_that_comes_free_goes_to_one_service_after_the_other(self, stage):
+    async def test_free_threads_go_to_the_services_in_turn(self, stage):
         for count in (20, 21):  # of one number it may be the turn by luck
             app = stage.app(threads=1)
 
@@ -299,7 +297,7 @@ class TestPermits:
             assert len(names) == count + 1
             assert names.index("quick") <= 2
 
-    async def test_a_slow_service_that_fills_the_cap_makes_no_other_late(self, stage):
+    async def test_a_slow_service_that_fills_the_cap_delays_no_other(self, stage):
         app = stage.app(cap=2 * WINDOW)
         wait, begun, goes_on = waiting_task(app, concurrency=1)
 
@@ -322,7 +320,7 @@ class TestPermits:
             goes_on.set()
             await stage.settle()
 
-    async def test_what_left_a_full_line_runs_all_the_same(self, stage):
+    async def test_tasks_dropped_from_a_full_queue_run_nevertheless(self, stage):
         app = stage.app(cap=WINDOW)
         wait, begun, goes_on = waiting_task(app, concurrency=100)
         async with app:
@@ -334,7 +332,7 @@ class TestPermits:
         assert sorted(what for what, _ in begun) == list(range(3 * WINDOW))
         assert len(tasks) == 3 * WINDOW
 
-    async def test_a_claim_that_fails_while_its_task_is_moved_costs_no_permit(self, stage):
+    async def test_a_failed_claim_of_a_moved_task_costs_no_permit(self, stage):
         app = stage.app()
 
         @app.task(concurrency=2)
@@ -358,7 +356,7 @@ class TestPermits:
             assert app._node.dispatch.flows["note"].under_way == 0
         assert [call[1] for call in stage.calls] == [1]
 
-    async def test_a_task_that_is_moved_again_and_again_takes_one_place_in_its_line(self, stage):
+    async def test_a_task_that_is_moved_repeatedly_takes_one_slot_in_its_queue(self, stage):
         app = stage.app()
         wait, begun, goes_on = waiting_task(app, concurrency=1)
         async with app:
@@ -403,7 +401,7 @@ class TestClaims:
             assert len(claims) == 2
             assert (await app.stats())["ended"] == {"finish": 2_000}
 
-    async def test_a_claim_before_the_stores_time_is_refused_and_armed_again(self, stage):
+    async def test_a_claim_before_the_stores_time_is_refused_and_repeated(self, stage):
         """The node believes that it is later than the store does: it must not ask and ask."""
         app = stage.app()
         note = counting_task(stage, app)
@@ -421,7 +419,7 @@ class TestClaims:
         ((at,),) = stage.calls
         assert 5 <= at <= 6
 
-    async def test_a_task_that_another_process_moved_is_not_run_at_its_old_time(self, stage):
+    async def test_a_task_moved_by_another_process_does_not_run_at_its_old_time(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
 
         @app.task
@@ -439,7 +437,7 @@ class TestClaims:
             await stage.advance(30)
         assert stage.calls == [(pytest.approx(3, abs=1.001), "earlier"), (20.0, "moved")]
 
-    async def test_one_that_was_claimed_too_late_is_handed_back_unsent(self, stage):
+    async def test_a_claim_that_took_too_long_is_released_unsent(self, stage):
         app = stage.app()
 
         @app.task
@@ -470,7 +468,7 @@ class TestClaims:
             assert (done.state, done.failures) == (State.FINISHED, 0)
         assert len(stage.calls) == 1
 
-    async def test_what_is_locked_when_it_comes_due_is_asked_for_again_soon(self, stage):
+    async def test_a_task_that_is_locked_when_due_is_claimed_again_soon(self, stage):
         """And then each second, as the loader finds it; nobody else waits for that."""
         app = stage.app()
         asked, ids = [], set()
@@ -504,7 +502,7 @@ class TestClaims:
         assert [number for _, number in stage.calls] == [1, 2, 3, 4, 0]
         assert [at for at, *_ in stage.calls[:4]] == pytest.approx([0.5, 1, 1.5, 2], abs=0.005)
 
-    async def test_one_that_is_locked_for_a_moment_is_hardly_late(self, stage):
+    async def test_a_short_lock_makes_a_task_hardly_late(self, stage):
         app = stage.app()
 
         @app.task
@@ -524,7 +522,7 @@ class TestClaims:
             await stage.advance(1.5)
         assert stage.calls == [(pytest.approx(1.32, abs=0.003),)]
 
-    async def test_a_node_that_has_lost_its_shards_without_knowing_claims_nothing(
+    async def test_a_node_that_lost_its_shards_without_knowing_claims_nothing(
         self, stage, monkeypatch
     ):
         monkeypatch.setattr(solo, "LOOK", HOUR)  # it does not look whether they are its own
@@ -538,7 +536,7 @@ class TestClaims:
             assert (await app.get(task.id)).state is State.READY
         assert stage.calls == []
 
-    async def test_attempts_name_node_and_epoch(self, stage):
+    async def test_an_attempt_names_its_node_and_epoch(self, stage):
         app = stage.app(node="here")
 
         @app.task
@@ -554,7 +552,7 @@ class TestClaims:
                 assert (row.node, row.epoch) == ("here", epoch)
                 assert row.started_at_ms == START_MS
 
-    async def test_one_whose_turn_comes_when_its_lease_would_not_last_is_handed_back(self, stage):
+    async def test_a_task_whose_lease_is_no_longer_proven_is_released_unsent(self, stage):
         """The machine is suspended after the claim, before the function's first turn."""
         app = stage.app()
 
@@ -580,7 +578,7 @@ class TestClaims:
             assert dispatch.flows["note"].under_way == 0
         assert [call[1:] for call in stage.calls] == [(2, 0)]
 
-    async def test_one_that_another_process_moved_far_away_leaves_memory(self, stage):
+    async def test_a_task_that_another_process_moved_far_ahead_leaves_memory(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         note = counting_task(stage, app)
         async with app, other:

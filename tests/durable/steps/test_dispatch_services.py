@@ -34,7 +34,7 @@ async def paused(stage):
 class TestServices:
     """Services that are called over a network: what holds them back, and whom that concerns."""
 
-    async def test_a_service_is_called_with_what_was_submitted(self, stage):
+    async def test_a_service_is_called_with_the_submitted_payload(self, stage):
         app, callee = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, secret="whsec_AAAA", headers={"a": "b"})
@@ -47,7 +47,7 @@ class TestServices:
             ("whsec_AAAA",), (("a", "b"),),
         )  # fmt: skip
 
-    async def test_no_more_are_under_way_than_its_concurrency(self, stage):
+    async def test_no_more_calls_run_than_the_concurrency_allows(self, stage):
         held = Held()
         app, callee = calling(stage, held)
         async with app:
@@ -58,7 +58,7 @@ class TestServices:
                 assert len(callee.calls) == done
                 held.give()
 
-    async def test_concurrency_is_divided_by_the_nodes_that_live(self, stage):
+    async def test_concurrency_is_divided_by_the_live_nodes(self, stage):
         held = Held()
         app, callee = calling(stage, held)
         async with app:
@@ -75,7 +75,7 @@ class TestServices:
             await stage.settle()
             held.give()
 
-    async def test_a_rate_spreads_calls_and_nobody_else_waits(self, stage):
+    async def test_a_rate_spreads_calls_and_delays_no_other_service(self, stage):
         app, callee = calling(stage)
         async with app:
             await app.put_service("slow", endpoint=URL, rate=4)
@@ -86,7 +86,7 @@ class TestServices:
         assert callee.times_of("slow") == pytest.approx([n / 4 for n in range(9)], abs=0.002)
         assert callee.times_of("free") == [1.1]
 
-    async def test_a_rate_is_divided_by_the_nodes_that_live(self, stage):
+    async def test_a_rate_is_divided_by_the_live_nodes(self, stage):
         app, callee = calling(stage)
         async with app:
             app.node.coordinator.node_count = lambda: 2
@@ -95,7 +95,7 @@ class TestServices:
             await stage.advance(3)
         assert callee.times == pytest.approx([0, 0.5, 1, 1.5], abs=0.002)
 
-    async def test_what_waits_for_the_rate_can_be_cancelled(self, stage):
+    async def test_a_task_that_waits_for_the_rate_can_be_cancelled(self, stage):
         app, callee = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, rate=1)
@@ -106,7 +106,7 @@ class TestServices:
             await stage.advance(10)
         assert callee.times == [0.0]
 
-    async def test_one_that_does_not_work_is_left_alone_and_no_attempt_is_burned(self, stage):
+    async def test_an_open_breaker_makes_no_calls_and_uses_no_attempts(self, stage):
         app, callee = calling(stage, BROKEN)
         breaker = {"failures": 3, "pause": 10, "max_pause": 30}
         async with app:
@@ -126,7 +126,7 @@ class TestServices:
             assert len(callee.calls) == 20, "those that had not failed are called at once"
             assert app.node.stats()["services"]["s"]["breaker"] == "closed"
 
-    async def test_after_an_outage_it_begins_slowly(self, stage):
+    async def test_calls_restart_slowly_after_an_outage(self, stage):
         app, callee = calling(stage, BROKEN)
         async with app:
             await app.put_service(
@@ -149,7 +149,7 @@ class TestServices:
                 await stage.settle()
         assert len(callee.calls) == 21
 
-    async def test_an_answer_from_before_the_pause_is_no_probe(self, stage):
+    async def test_an_answer_from_before_the_pause_does_not_count_as_a_probe(self, stage):
         async with paused(stage) as (app, callee, held):
             await stage.advance(10)
             assert len(callee.calls) == 11, "one probe"
@@ -167,7 +167,7 @@ class TestServices:
                 held.give()
                 await stage.settle()
 
-    async def test_calls_that_hang_from_before_do_not_keep_it_from_coming_back(self, stage):
+    async def test_hanging_calls_do_not_keep_the_breaker_open(self, stage):
         async with paused(stage) as (_, callee, held):
             await stage.advance(9)
             callee.answer = OK  # it works again, but for the eight that hang
@@ -176,7 +176,7 @@ class TestServices:
             held.give()
             await stage.settle()
 
-    async def test_an_open_breaker_of_one_is_nothing_to_another(self, stage):
+    async def test_an_open_breaker_affects_no_other_service(self, stage):
         def answer(task, service):
             return BROKEN if service.name == "down" else OK
 
@@ -191,9 +191,7 @@ class TestServices:
         assert callee.times_of("up") == [1.0]
 
     @pytest.mark.parametrize(("asked", "at"), [(2, 5.0), (5, 5.0), (7, 7.0), (100, 100.0)])
-    async def test_the_next_try_is_the_later_of_backoff_and_what_was_asked_for(
-        self, stage, asked, at
-    ):
+    async def test_a_retry_is_due_at_the_later_of_backoff_and_retry_after(self, stage, asked, at):
         app, callee = calling(stage, REFUSED._replace(least_ms=asked * 1000))
         async with app:
             await app.put_service("s", endpoint=URL, backoff=5)
@@ -204,7 +202,7 @@ class TestServices:
             assert callee.times == [0.0, at]
             assert (await app.get(task.id)).failures == 2
 
-    async def test_one_that_asks_for_a_pause_is_held_as_a_whole(self, stage):
+    async def test_a_service_that_asks_for_a_pause_is_held_as_a_whole(self, stage):
         app, callee = calling(stage, REFUSED._replace(least_ms=30_000, hold_ms=30_000))
         async with app:
             await app.put_service("s", endpoint=URL, backoff=1)
@@ -221,7 +219,7 @@ class TestServices:
             assert callee.times_of("s") == [0.0, *[30.0] * 6]
             assert (await app.get(first.id)).state is State.FINISHED
 
-    async def test_one_that_asked_another_node_for_a_pause_is_held(self, stage):
+    async def test_a_pause_requested_from_another_node_holds_the_service(self, stage):
         app, callee = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -234,7 +232,7 @@ class TestServices:
             await stage.advance(0.001)
             assert callee.times == [30.0]
 
-    async def test_a_hold_that_is_over_when_it_is_heard_of_holds_nothing(self, stage):
+    async def test_a_hold_that_arrives_too_late_is_ignored(self, stage):
         app, callee = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -243,7 +241,7 @@ class TestServices:
             await stage.settle()
             assert callee.times == [0.0]
 
-    async def test_the_other_nodes_are_told_of_a_pause(self, stage):
+    async def test_the_other_nodes_are_notified_of_a_pause(self, stage):
         app, _ = calling(stage, REFUSED._replace(least_ms=30_000, hold_ms=30_000))
         async with app:
             told = []
@@ -258,7 +256,7 @@ class TestServices:
             await stage.settle()
             assert told == [("s", START_MS + 30_000)]
 
-    async def test_a_refusal_without_a_pause_holds_nobody_else(self, stage):
+    async def test_a_refusal_without_a_pause_delays_no_other_task(self, stage):
         app, callee = calling(stage, lambda task, _: REFUSED if task.payload == "bad" else OK)
         async with app:
             await app.put_service("s", endpoint=URL, backoff=60, concurrency=1)
@@ -268,9 +266,7 @@ class TestServices:
         assert len(callee.calls) == 60, "a callee that says no works"
 
     @pytest.mark.parametrize("why", ["disabled", "open", "held"])
-    async def test_ten_thousand_that_wait_cost_a_window_of_memory_and_others_no_lateness(
-        self, stage, why
-    ):
+    async def test_ten_thousand_waiting_tasks_use_one_window_and_delay_no_other(self, stage, why):
         def answer(task, service):
             if service.name == "up" or why == "disabled":
                 return OK
@@ -298,7 +294,7 @@ class TestServices:
             assert app.node.horizon.waiting("down") <= 2 * WINDOW
             assert (await app.counts())["live"] == 10_001
 
-    async def test_ten_thousand_that_waited_are_all_called_in_the_end(self, stage):
+    async def test_ten_thousand_waiting_tasks_are_all_called_in_the_end(self, stage):
         app, callee = calling(stage, REFUSED._replace(hold_ms=60_000))
         async with app:
             await app.put_service("s", endpoint=URL, backoff=1)
@@ -325,7 +321,7 @@ class TestServices:
             assert app.node.dispatch.flows["s"].under_way == 0
             assert [(await app.get(task.id)).failures for task in tasks] == [1, 1]
 
-    async def test_a_claim_that_fails_costs_no_token_and_no_probe(self, stage):
+    async def test_a_failed_claim_costs_no_token_and_no_probe(self, stage):
         app, callee = calling(stage, BROKEN)
         async with app:
             await app.put_service(
@@ -341,7 +337,7 @@ class TestServices:
             assert callee.times == [0.0, pytest.approx(10.1)]
             assert app.node.stats()["services"]["s"]["breaker"] == "closed"
 
-    async def test_one_that_is_enabled_again_is_called_at_once(self, stage):
+    async def test_a_service_that_is_enabled_again_is_called_at_once(self, stage):
         app, callee = calling(stage, BROKEN)
         config = {"endpoint": URL, "breaker": {"failures": 1, "pause": 3600}, "backoff": 600}
         async with app:
@@ -358,7 +354,7 @@ class TestServices:
             await stage.advance(1)
             assert [task.payload for _, _, task in callee.calls] == [None, "waits"]
 
-    async def test_one_that_is_moved_is_called_at_once(self, stage):
+    async def test_a_service_with_a_new_endpoint_is_called_at_once(self, stage):
         app, callee = calling(stage, BROKEN)
         config = {"breaker": {"failures": 1, "pause": 3600}, "backoff": 600}
         async with app:
@@ -373,7 +369,7 @@ class TestServices:
             await stage.settle()
             assert len(callee.calls) == 2
 
-    async def test_a_change_while_a_call_is_under_way_keeps_count_of_it(self, stage):
+    async def test_a_change_of_a_service_keeps_the_count_of_its_running_calls(self, stage):
         held = Held()
         app, callee = calling(stage, held)
         async with app:
@@ -395,7 +391,7 @@ class TestServices:
                 await stage.settle()
         assert len(callee.calls) == 6
 
-    async def test_lateness_is_measured_from_when_a_task_was_due(self, stage):
+    async def test_lateness_is_measured_from_the_due_time(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, rate=1)
@@ -414,7 +410,7 @@ async def unheard():
 class TestGone:
     """A service that says it does not exist any more."""
 
-    async def test_it_is_disabled_here_and_everywhere_and_its_tasks_wait(self, stage):
+    async def test_a_gone_service_is_disabled_everywhere_and_its_tasks_wait(self, stage):
         (app, callee), (other, _) = calling(stage, GONE), calling(stage, dispatch=False)
         async with app, other:
             await app.put_service("s", endpoint=URL, backoff=1)
@@ -438,7 +434,7 @@ class TestGone:
             await stage.advance(1)
             assert [(await app.get(task.id)).state for task in tasks] == [State.FINISHED] * 3
 
-    async def test_its_secrets_and_headers_stay(self, stage):
+    async def test_a_gone_service_keeps_its_secrets_and_headers(self, stage):
         app, _ = calling(stage, GONE, secret_key="k" * 16)
         async with app:
             put = await app.put_service(
@@ -451,7 +447,7 @@ class TestGone:
             changed = {"version": put.version + 1, "gone_at_ms": now.gone_at_ms}
             assert now == replace(put, enabled=False, **changed)
 
-    async def test_one_that_was_changed_meanwhile_stays_enabled(self, stage):
+    async def test_a_service_that_changed_during_the_call_stays_enabled(self, stage):
         held = Held()
         app, callee = calling(stage, held)
         async with app:
@@ -466,7 +462,7 @@ class TestGone:
             assert (await app.get(task.id)).state is State.FINISHED
         assert [service.endpoint for service in callee.services] == [URL, f"{URL}new"]
 
-    async def test_one_that_another_process_has_just_changed_stays_enabled(self, stage):
+    async def test_a_service_that_another_process_just_changed_stays_enabled(self, stage):
         held = Held()
         (app, callee), (other, _) = calling(stage, held), calling(stage, dispatch=False)
         async with app, other:
@@ -486,7 +482,7 @@ class TestGone:
             assert (await app.get_service("s")).enabled
             assert (await app.get(task.id)).state is State.FINISHED
 
-    async def test_a_store_that_is_away_hears_of_it_when_it_is_back(self, stage):
+    async def test_a_gone_service_is_stored_when_the_store_is_back(self, stage):
         app, callee = calling(stage, GONE)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -502,7 +498,7 @@ class TestGone:
             assert [row.name for row in await registry.services()] == ["s"]
             assert (await app.get_service("s")).version == 2
 
-    async def test_it_is_stored_though_the_scheduler_stops_at_that_moment(self, stage):
+    async def test_a_gone_service_is_stored_although_the_scheduler_stops(self, stage):
         held = Held()
         app, _ = calling(stage, held, grace=5)
         await app.start()

@@ -50,7 +50,7 @@ class TestTimeout:
             await stage.advance(100)
             assert (await app.get(long.id)).state is State.FAILED
 
-    async def test_a_stored_timeout_counts_only_up_to_the_functions_own(self, stage):
+    async def test_the_functions_timeout_bounds_a_stored_one(self, stage):
         before = stage.app()
         wait, _, _ = waiting_task(before, timeout=None)
         async with before:
@@ -64,7 +64,7 @@ class TestTimeout:
             failed = await app.get(task.id)
             assert (failed.state, failed.error) == (State.FAILED, "timed out after 2 s")
 
-    async def test_one_that_ends_in_time_is_not_disturbed_later(self, stage):
+    async def test_a_function_that_ends_in_time_is_not_cancelled_later(self, stage):
         app = stage.app()
 
         @app.task(timeout=2)
@@ -77,7 +77,7 @@ class TestTimeout:
             assert (await app.get(task.id)).result == "done"
             assert len(await app.attempts(task.id)) == 1
 
-    async def test_a_coroutine_that_ignores_its_cancellation_comes_too_late(self, stage):
+    async def test_the_result_of_a_coroutine_that_ignores_its_cancellation_is_too_late(self, stage):
         app = stage.app()
         goes_on = asyncio.Event()
 
@@ -149,7 +149,7 @@ class TestTimeout:
             await stage.settle()
         assert stage.calls == [(0.0, 1), (10.0, 2)]
 
-    async def test_no_timeout_means_that_it_may_take_for_ever(self, stage):
+    async def test_a_function_without_a_timeout_may_run_for_ever(self, stage):
         app = stage.app()
         wait, begun, goes_on = waiting_task(app, timeout=None)
         async with app:
@@ -161,7 +161,7 @@ class TestTimeout:
             assert (await app.get(task.id)).state is State.FINISHED
         assert begun == [(None, 1)]
 
-    async def test_a_timeout_counts_from_when_the_function_is_called(self, stage):
+    async def test_a_timeout_starts_with_the_call_of_the_function(self, stage):
         """The machine was suspended between the claim and the loop's next turn."""
         app = stage.app()
 
@@ -206,7 +206,7 @@ class TestDeadline:
             assert row.event is Event.EXPIRE
         assert [what for what, _ in begun] == ["holds the permit"]
 
-    async def test_the_moment_itself_is_in_time(self, stage):
+    async def test_a_task_at_its_deadline_is_in_time(self, stage):
         app = stage.app()
         note = counting_task(stage, app)
         async with app:
@@ -214,7 +214,7 @@ class TestDeadline:
             await stage.advance(5)
         assert stage.calls == [(5.0,)]
 
-    async def test_a_deadline_before_it_is_due_expires_it_then(self, stage):
+    async def test_a_deadline_before_the_due_time_expires_the_task_at_the_deadline(self, stage):
         app = stage.app()
         note = counting_task(stage, app)
         async with app:
@@ -224,7 +224,7 @@ class TestDeadline:
             assert (final.state, final.error[:7]) == (State.FAILED, "expired")
         assert stage.calls == []
 
-    async def test_a_next_try_that_would_come_after_it_is_not_waited_for(self, stage):
+    async def test_a_retry_after_the_deadline_expires_the_task_at_once(self, stage):
         app = stage.app()
 
         @app.task(backoff=[2, 10])
@@ -242,7 +242,7 @@ class TestDeadline:
             assert [row.event for row in await app.attempts(task.id)] == ["retry", "expire"]
         assert len(stage.calls) == 2
 
-    async def test_so_it_is_with_a_snooze(self, stage):
+    async def test_a_snooze_past_the_deadline_expires_the_task_at_once(self, stage):
         app = stage.app()
 
         @app.task
@@ -254,7 +254,7 @@ class TestDeadline:
             await stage.settle()
             assert (await app.get(task.id)).error.startswith("expired")
 
-    async def test_one_without_a_deadline_runs_however_late(self, stage):
+    async def test_a_task_without_a_deadline_runs_however_late(self, stage):
         app = stage.app()
         note = counting_task(stage, app)
         await app.start()

@@ -98,7 +98,7 @@ class TestWhatItWaitsFor:
 
 
 class TestMany:
-    async def test_more_than_a_window_of_them_leave_no_place_taken(self, stage):
+    async def test_expired_tasks_leave_the_queue(self, stage):
         app = stage.app()
 
         @app.task(enabled=False)
@@ -116,7 +116,7 @@ class TestMany:
         lines = [one.getMessage() for one in stage.logged if "deadlines" in one.getMessage()]
         assert len(lines) < 20  # not one for each
 
-    async def test_a_look_that_takes_long_is_taken_seldom(self, stage):
+    async def test_a_slow_read_is_made_less_often(self, stage):
         class Slow:
             async def expire(self, shards, limit):
                 stage.clock.advance(0.5)
@@ -130,7 +130,7 @@ class TestMany:
         assert await expiry.step() == 10.0
 
 
-async def test_on_postgresql_too(postgres_url):
+async def test_tasks_expire_on_postgresql(postgres_url):
     app = Scheduler(postgres_url)
 
     @app.task(enabled=False)

@@ -36,14 +36,14 @@ def meaning(event, *, after_ms=None, **fields):
 
 
 class TestMeaning:
-    def test_finished_is_finished_and_no_failure(self):
+    def test_a_finish_is_not_a_failure(self):
         assert meaning(Event.FINISH)[:2] == (Event.FINISH, 1)
 
-    def test_a_failure_is_tried_again_after_the_backoff_for_so_many_failures(self):
+    def test_a_failure_is_retried_after_the_backoff_for_its_number(self):
         assert meaning(Event.RETRY) == (Event.RETRY, 2, 5_000)
         assert meaning(Event.RETRY, failures=0) == (Event.RETRY, 1, 1_000)
 
-    def test_the_answer_may_say_when(self):
+    def test_an_answer_may_set_the_time_of_the_retry(self):
         assert meaning(Event.RETRY, after_ms=77) == (Event.RETRY, 2, 77)
         assert meaning(Event.RETRY, after_ms=0) == (Event.RETRY, 2, 0)
 
@@ -52,41 +52,41 @@ class TestMeaning:
         assert meaning(Event.RETRY, failures=2, after_ms=5)[:2] == (Event.FAIL, 3)
         assert meaning(Event.RETRY, failures=0, max_attempts=1)[:2] == (Event.FAIL, 1)
 
-    def test_attempts_do_not_count_failures_do(self):
+    def test_failures_count_and_attempts_do_not(self):
         assert meaning(Event.RETRY, attempt=2, failures=0, max_attempts=2)[0] is Event.RETRY
 
-    def test_fail_fails_it_whatever_is_left(self):
+    def test_fail_is_final_whatever_attempts_are_left(self):
         assert meaning(Event.FAIL, failures=0)[:2] == (Event.FAIL, 1)
 
-    def test_a_snooze_is_no_failure_and_comes_when_it_said(self):
+    def test_a_snooze_is_not_a_failure_and_sets_the_due_time(self):
         assert meaning(Event.SNOOZE, after_ms=9_000) == (Event.SNOOZE, 1, 9_000)
         assert meaning(Event.SNOOZE, after_ms=9_000, failures=2)[0] is Event.SNOOZE
 
-    def test_a_hand_back_is_no_failure_and_due_as_it_was(self):
+    def test_a_release_is_not_a_failure_and_keeps_the_due_time(self):
         assert meaning(Event.RELEASE) == (Event.RELEASE, 1, -50)
 
     @pytest.mark.parametrize("event", [Event.RETRY, Event.SNOOZE])
-    def test_a_next_try_after_the_deadline_expires_it(self, event):
+    def test_a_retry_after_the_deadline_expires_the_task(self, event):
         late = {"after_ms": 1_001, "deadline_at_ms": START_MS + 1_000}
         assert meaning(event, **late)[0] is Event.EXPIRE
         in_time = {"after_ms": 1_000, "deadline_at_ms": START_MS + 1_000}
         assert meaning(event, **in_time)[0] is event
 
-    def test_one_that_expired_tells_why_and_what_went_wrong_before(self):
+    def test_an_expired_task_has_the_reason_and_the_last_error(self):
         task = running(deadline_at_ms=START_MS + 1)
         ending = ending_of(task, SERVICE, Answer(Event.RETRY, error="no luck"), START_MS)
         assert ending.error.startswith("expired")
         assert ending.error.endswith("no luck")
         assert ending.failures == 2
 
-    def test_a_lost_lease_is_a_failure_that_is_tried_again_at_once(self):
+    def test_a_lost_lease_is_a_failure_and_is_retried_at_once(self):
         ending = lost_ending(running(), SERVICE, START_MS)
         assert (ending.event, ending.failures, ending.due_at_ms) == (Event.RETRY, 2, START_MS)
         assert ending.error.startswith("lost: n1")
         assert ending.lease_until_ms == START_MS + 5, "it counts if nobody has renewed that"
 
     @pytest.mark.parametrize("accepted", [False, True])
-    def test_a_lost_lease_past_the_deadline_expires_it_as_any_failure_would(self, accepted):
+    def test_a_lost_lease_past_the_deadline_expires_the_task(self, accepted):
         lease = {"due_at_ms": START_MS - 1, "lease_until_ms": START_MS - 1} if accepted else {}
         task = running(deadline_at_ms=START_MS - 1, **lease)
         ending = lost_ending(task, SERVICE, START_MS)
@@ -94,18 +94,18 @@ class TestMeaning:
         assert ending.error.startswith("expired")
         assert ("no feedback" if accepted else "lost: n1") in ending.error
 
-    def test_a_lost_lease_whose_next_try_is_in_time_is_tried_again(self):
+    def test_a_lost_lease_before_the_deadline_is_retried(self):
         task = running(deadline_at_ms=START_MS)
         assert lost_ending(task, SERVICE, START_MS).event is Event.RETRY
 
-    def test_a_lost_lease_of_a_service_that_is_gone_has_the_default_backoff(self):
+    def test_a_lost_lease_of_a_deleted_service_has_the_default_backoff(self):
         task = running(failures=0, due_at_ms=START_MS - 1, lease_until_ms=START_MS - 1)
         assert 900 <= lost_ending(task, None, START_MS).due_at_ms - START_MS <= 1_000
 
     def test_a_lost_lease_can_be_the_last_failure(self):
         assert lost_ending(running(failures=2), SERVICE, START_MS).event is Event.FAIL
 
-    def test_one_that_was_accepted_and_not_heard_of_is_tried_again_after_the_backoff(self):
+    def test_an_accepted_task_without_feedback_is_retried_after_the_backoff(self):
         ending = lost_ending(
             running(due_at_ms=START_MS - 1, lease_until_ms=START_MS - 1), SERVICE, START_MS
         )
@@ -115,17 +115,17 @@ class TestMeaning:
         assert ending.lease_until_ms == START_MS - 1
 
     @pytest.mark.parametrize(("least", "after"), [(0, 5_000), (4_999, 5_000), (5_001, 5_001)])
-    def test_a_next_try_is_the_later_of_the_backoff_and_what_was_asked_for(self, least, after):
+    def test_a_retry_is_due_at_the_later_of_backoff_and_retry_after(self, least, after):
         answer = Answer(Event.RETRY, error="503", least_ms=least)
         assert ending_of(running(), SERVICE, answer, START_MS).due_at_ms == START_MS + after
 
-    def test_what_was_asked_for_counts_against_the_deadline(self):
+    def test_a_requested_delay_may_pass_the_deadline(self):
         answer = Answer(Event.RETRY, error="503", least_ms=9_000)
         task = running(deadline_at_ms=START_MS + 8_999)
         assert ending_of(task, SERVICE, answer, START_MS).event is Event.EXPIRE
 
     @pytest.mark.parametrize("text", ["a\0b", "a\ud800b", "\udcff" * 9])
-    def test_a_text_that_no_database_takes_becomes_one_that_it_does(self, text):
+    def test_an_unstorable_text_is_made_storable(self, text):
         error = ending_of(running(), SERVICE, Answer(Event.RETRY, error=text), 0).error
         assert "\0" not in error
         error.encode()
@@ -164,9 +164,7 @@ class TestLives:
             (0, [0, 0, 0, 0]),
         ],
     )
-    async def test_a_failing_function_is_tried_again_as_its_backoff_says(
-        self, stage, backoff, times
-    ):
+    async def test_a_failing_function_is_retried_by_its_backoff(self, stage, backoff, times):
         app = stage.app()
 
         @app.task(max_attempts=4, backoff=backoff)
@@ -186,7 +184,7 @@ class TestLives:
             assert all("ValueError: no" in row.error for row in rows)
             assert [one.id for one in (await app.backlog(state="failed")).items] == [task.id]
 
-    async def test_while_it_waits_for_its_next_try_its_error_is_shown(self, stage):
+    async def test_a_task_that_waits_for_its_retry_shows_its_error(self, stage):
         app = stage.app()
 
         @app.task(backoff=10)
@@ -201,7 +199,7 @@ class TestLives:
             assert waiting.due_at_ms == START_MS + 10_000
             assert "ValueError: no" in waiting.error
 
-    async def test_one_that_works_in_the_end_has_no_error_left(self, stage):
+    async def test_a_task_that_finishes_after_failures_has_no_error(self, stage):
         app = stage.app()
 
         @app.task(backoff=1)
@@ -236,7 +234,7 @@ class TestLives:
             assert [row.event for row in rows] == ["snooze", "retry", "snooze", "retry", "fail"]
             assert rows[1].error == "busy"
 
-    async def test_a_snooze_never_uses_tries_up(self, stage):
+    async def test_a_snooze_uses_no_attempts(self, stage):
         app = stage.app()
 
         @app.task(max_attempts=1)
@@ -280,9 +278,7 @@ class TestLives:
         ],
         ids=["exit", "cancelled", "generator", "huge", "nul", "surrogate", "name"],
     )
-    async def test_whatever_it_raises_is_recorded_and_the_scheduler_goes_on(
-        self, stage, kind, error
-    ):
+    async def test_any_exception_is_recorded_and_the_scheduler_goes_on(self, stage, kind, error):
         app = stage.app()
 
         def plain():
@@ -328,7 +324,7 @@ class TestLives:
             assert final.state is State.FAILED
             assert len(final.error) < 20_000
 
-    async def test_a_payload_that_does_not_fit_ends_in_the_backlog(self, stage):
+    async def test_a_payload_that_does_not_match_the_function_ends_in_the_backlog(self, stage):
         app = stage.app()
 
         @app.task(max_attempts=2, backoff=1)
@@ -365,7 +361,7 @@ class TestLives:
             Answer(Event.RETRY, error=Unprintable()),
         ],
     )
-    async def test_an_answer_that_makes_no_sense_is_a_failure(self, stage, answer):
+    async def test_an_invalid_answer_is_a_failure(self, stage, answer):
         stage.expects_errors = True
         app = stage.app()
 
@@ -395,7 +391,7 @@ class TestLives:
 
 @pytest.mark.asyncio
 class TestWriting:
-    async def test_an_outcome_is_kept_while_the_store_is_away(self, stage):
+    async def test_an_outcome_is_kept_while_the_store_is_unavailable(self, stage):
         app = stage.app()
 
         @app.task
@@ -435,7 +431,7 @@ class TestWriting:
             assert len(await app.attempts(task.id)) == 2
         assert [at for at, *_ in stage.calls] == pytest.approx([0, 5], abs=1.1)
 
-    async def test_an_outcome_whose_task_is_locked_waits_alone(self, stage):
+    async def test_the_outcome_of_a_locked_task_waits_alone(self, stage):
         app = stage.app()
         ids = set()
 
@@ -457,7 +453,7 @@ class TestWriting:
             assert (done.state, done.result, done.attempt) == (State.FINISHED, 1, 1)
         assert not [one for one in stage.logged if one.levelno >= logging.WARNING]
 
-    async def test_one_that_stays_locked_is_told_once(self, stage, monkeypatch):
+    async def test_a_task_that_stays_locked_is_logged_once(self, stage, monkeypatch):
         monkeypatch.setattr(
             feedback, "LOCKED_RETRY_SECONDS", (0.001,) * len(feedback.LOCKED_RETRY_SECONDS)
         )
@@ -505,7 +501,7 @@ class TestWriting:
             assert sum(records) == 100
             assert len(records) <= 3
 
-    async def test_stopping_writes_what_is_yet_to_be_written(self, stage):
+    async def test_stop_writes_the_remaining_outcomes(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
 
         @app.task
@@ -520,7 +516,7 @@ class TestWriting:
                 await stage.settle()
             assert (await other.get(task.id)).state is State.FINISHED
 
-    async def test_an_end_that_cannot_be_stored_is_stored_without_its_result(self, stage):
+    async def test_an_outcome_that_the_store_refuses_is_stored_without_its_result(self, stage):
         app = stage.app()
 
         @app.task(concurrency=1)
@@ -615,7 +611,7 @@ class TestLog:
         ("options", "text"),
         [({"timeout": 1}, "timed out after 1 s"), ({"deadline": 0.5, "delay": 1}, "expired")],
     )
-    async def test_so_is_a_timeout_and_a_deadline_that_passed(self, stage, options, text):
+    async def test_a_timeout_and_a_passed_deadline_are_warnings(self, stage, options, text):
         app = stage.app()
 
         @app.task(max_attempts=1)
@@ -628,7 +624,7 @@ class TestLog:
         (said,) = [one.getMessage() for one in stage.logged if one.levelno == logging.WARNING]
         assert text in said
 
-    async def test_what_went_well_says_nothing(self, stage):
+    async def test_a_success_logs_no_warning(self, stage):
         app = stage.app()
 
         @app.task
@@ -643,7 +639,7 @@ class TestLog:
 
 @pytest.mark.asyncio
 class TestWaiters:
-    async def test_whoever_waits_for_a_task_is_notified_of_its_end_or_its_cancel(self, stage):
+    async def test_waiters_are_notified_of_the_end_or_the_cancel_of_a_task(self, stage):
         """A wait looks at the store each half second, too, which is for what other nodes do."""
         app = stage.app()
 
@@ -661,7 +657,7 @@ class TestWaiters:
 
 @pytest.mark.asyncio
 class TestBrokenLog:
-    async def test_a_log_that_cannot_be_written_stops_nothing(self, stage, monkeypatch):
+    async def test_a_broken_log_stops_nothing(self, stage, monkeypatch):
         def broken(*_):
             raise ValueError("I/O operation on closed file")
 

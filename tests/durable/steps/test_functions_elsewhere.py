@@ -45,7 +45,7 @@ async def shared(*apps):
     await until(done)
 
 
-async def test_a_node_without_the_function_keeps_no_task_from_its_node(url):
+async def test_a_node_without_a_function_lends_its_shards_to_one_that_has_it(url):
     other, _ = node_with(url, "else")
     app, calls = node_with(url, "work")
     async with other, app, Scheduler(url, dispatch=False) as web:
@@ -56,7 +56,7 @@ async def test_a_node_without_the_function_keeps_no_task_from_its_node(url):
     assert sorted(number for _, number in calls) == [*range(100)]
 
 
-async def test_each_runs_its_own_functions_and_both_what_both_have(url):
+async def test_each_node_runs_the_functions_that_it_has(url):
     one, ones = node_with(url, "a", "both")
     two, twos = node_with(url, "b", "both")
     async with one, two, Scheduler(url, dispatch=False) as web:
@@ -70,7 +70,7 @@ async def test_each_runs_its_own_functions_and_both_what_both_have(url):
     assert len(ones) + len(twos) == len({*ones, *twos}) == 90
 
 
-async def test_the_owner_of_a_shard_leaves_alone_what_a_node_runs_that_it_is_lent_to(url):
+async def test_the_owner_of_a_lent_shard_leaves_the_borrowers_attempts_alone(url):
     other, _ = node_with(url)
     app = Scheduler(url)
     running, go_on = asyncio.Event(), asyncio.Event()
@@ -96,7 +96,7 @@ async def test_the_owner_of_a_shard_leaves_alone_what_a_node_runs_that_it_is_len
     assert sorted(calls) == [*range(50)]
 
 
-async def test_a_node_that_gets_the_shards_reads_the_others_no_more(url):
+async def test_a_node_that_owns_all_shards_borrows_none(url):
     other, _ = node_with(url)
     app, calls = node_with(url, "work")
     async with app:
@@ -117,7 +117,7 @@ async def looked(app):
     return {*app._node.health.stalled}
 
 
-async def test_a_node_watches_what_it_is_lent(url, monkeypatch):
+async def test_a_node_checks_the_shards_that_it_borrows(url, monkeypatch):
     monkeypatch.setattr(health, "STALLED_AFTER_SECONDS", 0.0)
     other, _ = node_with(url)
     app, _ = node_with(url, "work")
@@ -132,7 +132,7 @@ async def test_a_node_watches_what_it_is_lent(url, monkeypatch):
         assert await looked(app) == {Reason.CLAIM}
 
 
-async def test_what_waits_for_a_permit_elsewhere_is_not_stalled(postgres_url, monkeypatch):
+async def test_a_task_that_waits_for_a_permit_elsewhere_is_not_stalled(postgres_url, monkeypatch):
     monkeypatch.setattr(health, "STALLED_AFTER_SECONDS", 0.0)
     other, _ = node_with(postgres_url)
     app = Scheduler(postgres_url)

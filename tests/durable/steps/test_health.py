@@ -85,7 +85,7 @@ async def ready(app):
 
 
 class TestTheLogOfSqlite:
-    async def test_that_grows_behind_a_reader_is_warned_of_and_then_cut(
+    async def test_a_log_that_grows_behind_a_reader_is_reported_and_then_truncated(
         self, tmp_path, caplog, monkeypatch
     ):
         caplog.set_level(logging.INFO)
@@ -139,7 +139,7 @@ class TestATaskThatIsNotRun:
         assert "no node owns its shard" in log()[0]
 
     @pytest.mark.parametrize("ahead_ms", [-1, 3_600_000], ids=["over", "before a clock set back"])
-    async def test_because_its_shard_is_a_dead_nodes(self, postgres_url, log, ahead_ms):
+    async def test_because_a_dead_node_owns_its_shard(self, postgres_url, log, ahead_ms):
         async with node(postgres_url, dispatch=False) as (app, _, _):
             task = await app.submit("mail", ["a"])
             async with connected(postgres_url) as user:
@@ -219,7 +219,7 @@ class TestATaskThatIsNotRun:
             await called(calls)
         assert "the loader has been running for" in log()[0]
 
-    async def test_because_nobody_has_the_function(self, tmp_path, log):
+    async def test_because_no_node_has_the_function(self, tmp_path, log):
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             async with node(f"sqlite:///{tmp_path}/tasks.db", dispatch=False) as (other, _, _):
                 task = await other.submit("sms", ["a"])
@@ -256,7 +256,7 @@ class TestATaskThatMayNotBeRun:
 
         await until(often)
 
-    async def test_as_its_service_is_disabled(self, tmp_path, log):
+    async def test_because_its_service_is_disabled(self, tmp_path, log):
         app = Scheduler(f"sqlite:///{tmp_path}/tasks.db")
         app.task(enabled=False, name="mail")(lambda word: word)
         async with app:
@@ -264,7 +264,7 @@ class TestATaskThatMayNotBeRun:
             assert app.node.health.stalled == {}
         assert log() == []
 
-    async def test_as_all_permits_are_taken(self, tmp_path, log):
+    async def test_because_all_permits_are_taken(self, tmp_path, log):
         app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", grace=0)
         go_on = asyncio.Event()
 
@@ -286,7 +286,7 @@ class TestATaskThatMayNotBeRun:
             await app.wait(second.id)
         assert log() == []
 
-    async def test_as_it_is_one_of_a_backlog_that_gets_on(self, tmp_path, log):
+    async def test_because_it_is_in_a_backlog_that_makes_progress(self, tmp_path, log):
         app = Scheduler(f"sqlite:///{tmp_path}/tasks.db")
 
         @app.task(concurrency=1)
@@ -301,7 +301,7 @@ class TestATaskThatMayNotBeRun:
 
 
 class TestALook:
-    async def test_alone_it_reports_nothing(self, tmp_path):
+    async def test_a_single_check_reports_nothing(self, tmp_path):
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
             due, later = (Due("1" * 32, at_ms, "mail", 0, 0) for at_ms in (5, 6))
@@ -310,7 +310,7 @@ class TestALook:
                 health._report_overdue(ownership, Span(), [found])
                 assert bool(health.stalled) == stalls
 
-    async def test_it_says_nothing_of_services_that_it_does_not_cover(self, tmp_path):
+    async def test_a_check_reports_only_services_that_it_covers(self, tmp_path):
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
             due, ownership = Due("1" * 32, 5, "mail", 0, 0), Ownership({}, *[frozenset()] * 2)
@@ -326,7 +326,7 @@ class TestALook:
                 health._report_overdue(ownership, span, found)
                 assert bool(health.stalled) == stalls
 
-    async def test_of_very_many_services_it_covers_some(self, tmp_path, monkeypatch):
+    async def test_a_check_covers_a_part_of_very_many_services(self, tmp_path, monkeypatch):
         monkeypatch.setattr(health_module, "SERVICES_PER_CHECK", 2)
         names = [f"s{number}" for number in range(5)]
         url = f"sqlite:///{tmp_path}/tasks.db"
@@ -346,7 +346,7 @@ class TestALook:
 
             await until(goes_on)
 
-    async def test_that_fails_is_a_stall_and_leaves_the_node_ready(self, tmp_path, log):
+    async def test_a_failed_check_is_a_stall_and_leaves_the_node_ready(self, tmp_path, log):
         async def fails(_):
             raise StoreUnavailable("no answer in time")
 
@@ -358,7 +358,7 @@ class TestALook:
                 health._read_overdue = real
         assert "overdue tasks could not be read: no answer in time" in log()[0]
 
-    async def test_that_is_slow_is_made_less_often_and_the_node_is_looked_at_as_often(
+    async def test_slow_reads_of_overdue_tasks_are_made_less_often_and_checks_are_not(
         self, tmp_path
     ):
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
@@ -378,7 +378,7 @@ class TestALook:
             assert looks[1] - looks[0] >= 0.1 / health_module.OVERDUE_TIME_SHARE
             assert await health.step() == health_module.INTERVAL_SECONDS
 
-    async def test_that_fails_once_leaves_what_is_stalled_as_it_was(self, tmp_path, caplog):
+    async def test_a_check_that_fails_once_keeps_the_stalls(self, tmp_path, caplog):
         caplog.set_level(logging.INFO)
 
         async def fails(_):
@@ -410,12 +410,12 @@ class TestReadiness:
                 owned = [len(one.node.coordinator.owned()) for one in (first, second)]
                 assert sorted(owned) == [0, 1]
 
-    async def test_one_that_only_submits_needs_the_store_alone(self, postgres_url):
+    async def test_a_node_that_only_submits_needs_only_the_store(self, postgres_url):
         async with node(postgres_url, dispatch=False) as (app, _, _):
             await ready(app)
 
     @pytest.mark.parametrize("dispatch", [True, False])
-    async def test_none_is_where_the_database_may_only_be_read(self, postgres_url, dispatch):
+    async def test_no_node_is_ready_while_the_database_is_read_only(self, postgres_url, dispatch):
         async with node(postgres_url, ["mail"], dispatch=dispatch) as (app, health, _):
             await ready(app)
             database = postgres_url.rpartition("/")[2]
@@ -440,7 +440,7 @@ class TestReadiness:
                 await user.execute(others)
             await ready(app)
 
-    async def test_none_is_while_another_process_keeps_a_sqlite_file_locked(self, tmp_path):
+    async def test_no_node_is_ready_while_another_process_locks_the_sqlite_file(self, tmp_path):
         path = tmp_path / "tasks.db"
         async with node(f"sqlite:///{path}", ["mail"]) as (app, health, _):
             await ready(app)

@@ -26,7 +26,7 @@ def noting(stage, app):
 
 
 class TestTheSameAgain:
-    async def test_it_is_the_same_task_which_runs_once(self, stage):
+    async def test_repeated_requests_are_one_task_that_runs_once(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -43,7 +43,7 @@ class TestTheSameAgain:
             assert (late.id, late.state) == (first.id, State.FINISHED), "as it is by now"
         assert stage.calls == [(0.0, "a")]
 
-    async def test_a_hundred_at_once_are_one_task(self, stage):
+    async def test_a_hundred_concurrent_requests_are_one_task(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -63,14 +63,14 @@ class TestTheSameAgain:
             ({"delay": 1, "deadline": NOON}, {"delay": 1, "deadline": NOON.astimezone()}),
         ],
     )
-    async def test_options_that_say_the_same_are_the_same(self, stage, one, other):
+    async def test_equal_options_in_another_form_are_equal(self, stage, one, other):
         app = stage.app()
         note = noting(stage, app)
         async with app:
             first = await note.submit("a", **one, idempotency_key="k")
             assert (await note.submit("a", **other, idempotency_key="k")).id == first.id
 
-    async def test_it_is_known_in_another_process_and_after_a_restart(self, stage):
+    async def test_a_key_is_known_in_another_process_and_after_a_restart(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         noting(stage, app)
         async with app, other:
@@ -81,7 +81,7 @@ class TestTheSameAgain:
             again = await other.submit("note", ["a", "b"], delay=HOUR, idempotency_key="k")
             assert again.id == first.id
 
-    async def test_it_is_known_for_a_day(self, stage, monkeypatch):
+    async def test_a_key_is_known_for_a_day(self, stage, monkeypatch):
         monkeypatch.setattr(prune, "TRUST_AFTER_MS", 120_000)
         app = stage.app()
         note = noting(stage, app)
@@ -94,7 +94,7 @@ class TestTheSameAgain:
             await stage.advance(300)  # nothing is deleted by a jump of the clock alone
             assert (await note.submit("a", idempotency_key="k")).id != first.id
 
-    async def test_one_whose_answer_was_lost_is_the_same_when_it_is_submitted_again(self, stage):
+    async def test_a_request_whose_answer_was_lost_can_be_repeated(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -105,7 +105,7 @@ class TestTheSameAgain:
             await stage.advance(5)
         assert len(stage.calls) == 1
 
-    async def test_a_task_that_is_not_kept_any_more_is_told_so(self, stage):
+    async def test_a_repeated_request_of_a_deleted_task_raises_task_gone(self, stage):
         app = stage.app(retention=60)
         note = noting(stage, app)
         async with app:
@@ -115,7 +115,7 @@ class TestTheSameAgain:
             with pytest.raises(TaskGone):
                 await note.submit("a", idempotency_key="k")
 
-    async def test_with_keep_it_is_the_holder_of_the_key_each_time(self, stage):
+    async def test_a_repeated_request_with_keep_returns_the_holder_of_the_key(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -144,7 +144,7 @@ class TestAnotherRequest:
             (("a",), {"delay": 60, "deadline": 100}),
         ],
     )
-    async def test_under_the_same_key_it_is_refused(self, stage, args, options):
+    async def test_another_request_with_the_same_key_is_refused(self, stage, args, options):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -166,7 +166,7 @@ class TestAnotherRequest:
             with pytest.raises(KeyReused):
                 await other.submit("a", delay=60, idempotency_key="k")
 
-    async def test_of_many_each_answers_for_itself(self, stage):
+    async def test_each_of_many_requests_has_its_own_answer(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -182,7 +182,7 @@ class TestAnotherRequest:
             assert isinstance(three, KeyReused)
             assert four.id != one.id
 
-    async def test_one_that_was_refused_has_not_used_its_key(self, stage):
+    async def test_a_refused_request_does_not_use_its_key(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -197,7 +197,7 @@ class TestAnotherRequest:
 class TestCallers:
     """Whose keys they are: one for each namespace, and none of those of the HTTP API."""
 
-    async def test_each_namespace_has_keys_of_its_own(self, stage):
+    async def test_each_namespace_has_its_own_keys(self, stage):
         app = stage.app(dispatch=False)
         async with app:
             names = ("mail", "acme/mail", "zeta/mail")
@@ -209,7 +209,7 @@ class TestCallers:
 
 class TestKeys:
     @pytest.mark.parametrize("key", ["", " ", "a\nb", "é", "x" * 201, "\x00"])
-    async def test_what_is_no_key_is_refused(self, stage, key):
+    async def test_an_invalid_key_is_refused(self, stage, key):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -225,14 +225,14 @@ class TestKeys:
             with pytest.raises(TypeError, match="idempotency key"):
                 await note.submit("a", idempotency_key=key)
 
-    async def test_none_is_no_key(self, stage):
+    async def test_none_means_no_key(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
             tasks = [await note.submit("a", delay=9, idempotency_key=None) for _ in range(2)]
             assert len({task.id for task in tasks}) == 2
 
-    async def test_no_function_may_have_a_parameter_of_that_name(self):
+    async def test_a_function_may_not_have_a_parameter_of_that_name(self):
         app = Scheduler("sqlite:///unused.db")
         with pytest.raises(ValueError, match="idempotency_key"):
             app.task(name="pay")(lambda idempotency_key: None)

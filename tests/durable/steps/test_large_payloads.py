@@ -70,7 +70,7 @@ def claims(monkeypatch):
 
 
 class TestOnANode:
-    async def test_of_a_service_as_many_bytes_are_under_way_as_it_leaves_free(self, stage):
+    async def test_the_payload_bytes_of_running_calls_are_bounded(self, stage):
         app = stage.app()
         tasks = large_and_small(app, concurrency=1_000)
         async with app:
@@ -88,7 +88,9 @@ class TestOnANode:
             assert tasks.begun.count("large") == 50
             assert payloads.total == 0
 
-    async def test_a_claim_brings_one_of_any_size_and_a_mebibyte_besides(self, stage, claims):
+    async def test_a_claim_brings_one_task_of_any_size_and_a_mebibyte_of_others(
+        self, stage, claims
+    ):
         app = stage.app()
         tasks = large_and_small(app, concurrency=1_000)
         async with app:
@@ -101,7 +103,7 @@ class TestOnANode:
         assert [len(one.found.tasks) for one in noted] == [3, 3, 3]
         assert len(noted[1].wanted) <= 6, "about what fits is asked for when sizes are known"
 
-    async def test_small_ones_go_along_with_a_large_one(self, stage, claims):
+    async def test_small_payloads_are_claimed_with_a_large_one(self, stage, claims):
         app = stage.app()
         tasks = large_and_small(app, concurrency=1_000)
         app.task(name="larger")(len)
@@ -145,9 +147,7 @@ class TestOnANode:
                 while payloads_in_memory(task_id):  # the thread ends its turn in its own time
                     await asyncio.sleep(0.01)
 
-    async def test_the_payload_of_a_call_that_is_over_is_let_go_of_though_the_store_is_away(
-        self, stage
-    ):
+    async def test_a_finished_call_frees_its_payload_while_the_store_is_unavailable(self, stage):
         app = stage.app()
         tasks = large_and_small(app)
         async with app:
@@ -164,7 +164,7 @@ class TestOnANode:
             await stage.advance(10)
             assert not app._node.feedback.unrecorded
 
-    async def test_a_claim_that_fails_is_made_smaller_and_grows_again(self, stage, claims):
+    async def test_claims_shrink_after_a_failure_and_grow_again(self, stage, claims):
         app = stage.app()
         tasks = large_and_small(app)
         async with app:
@@ -212,21 +212,19 @@ class TestOverASlowLink:
                 link.heal()
         return tasks.begun
 
-    async def test_all_run_and_no_other_service_waits_for_them(self, link, postgres_url):
+    async def test_large_payloads_all_run_and_delay_no_other_service(self, link, postgres_url):
         """All of them in one claim would take one and a half seconds."""
         begun = await self.run_all(link, postgres_url, 4 * MIB, "x" * (MIB - KIB), 6)
         assert begun.count("large") == 6, "each ran once"
         assert "small" in begun[: len(begun) - begun[::-1].index("large") - 1]
 
-    async def test_what_is_too_much_for_the_time_a_call_has_is_asked_for_in_smaller_parts(
-        self, link, postgres_url
-    ):
+    async def test_a_claim_that_times_out_is_repeated_in_smaller_parts(self, link, postgres_url):
         """A quarter of a mebibyte, and one besides, would take one and a half seconds."""
         begun = await self.run_all(link, postgres_url, 840 * KIB, "x" * 256 * KIB, 6)
         assert begun.count("large") == 6
 
 
-async def test_a_portion_is_halved_by_failures_and_doubled_by_what_is_full_and_quick():
+async def test_a_portion_halves_after_failures_and_doubles_after_quick_full_calls():
     portion = Portion(1_000)
     assert portion.size == 1_000
     for expected in (500, 250, 125):

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.asyncio
 
 
 class TestRenewal:
-    async def test_a_lease_is_short_whatever_the_timeout_and_renewed_while_it_runs(self, stage):
+    async def test_a_lease_is_short_whatever_the_timeout_and_renewed_while_the_task_runs(
+        self, stage
+    ):
         app = stage.app()
         long, goes_on = waiting(stage, app)
         async with app:
@@ -51,7 +53,7 @@ class TestRenewal:
             assert len(batches) <= 15
             goes_on.set()
 
-    async def test_what_has_ended_is_not_renewed(self, stage):
+    async def test_the_lease_of_an_ended_attempt_is_not_renewed(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -61,7 +63,7 @@ class TestRenewal:
             app._node.store.renew = None
             await stage.advance(60)
 
-    async def test_a_call_is_renewed_while_its_node_stops(self, stage):
+    async def test_a_lease_is_renewed_while_its_node_stops(self, stage):
         app, other = stage.app(grace=HOUR), stage.app()
         long, goes_on = waiting(stage, app)
         waiting(stage, other)
@@ -79,7 +81,7 @@ class TestRenewal:
             assert await outcome(other, task) == (State.FINISHED, 1, 0)
         assert stage.calls == [(0.0, "begun", 1)]
 
-    async def test_one_that_is_locked_for_now_keeps_no_other_from_it(self, stage):
+    async def test_a_locked_task_does_not_delay_the_renewal_of_others(self, stage):
         app = stage.app()
         long, goes_on = waiting(stage, app)
         ids = set()
@@ -106,7 +108,7 @@ class TestRenewal:
 
 
 class TestLost:
-    async def test_a_call_whose_attempt_is_over_is_ended_and_records_nothing(self, stage):
+    async def test_a_call_whose_attempt_has_ended_is_cancelled_and_records_nothing(self, stage):
         app = stage.app()
         long, goes_on = waiting(stage, app)
         async with app:
@@ -132,7 +134,7 @@ class TestLost:
         end = lost_ending(running, None, int(app._node.store.now_ms()))
         assert await app._node.store.record([end]) == [True]
 
-    async def test_a_plain_function_goes_on_and_its_end_counts_no_more(self, stage):
+    async def test_a_plain_function_goes_on_and_its_end_does_not_count(self, stage):
         app, door = stage.app(threads=2), stage.door()
 
         @app.task(timeout=HOUR, backoff=0)
@@ -153,7 +155,7 @@ class TestLost:
             assert (await app.get(task.id)).result == 2
         assert [attempt for _, attempt in stage.calls] == [1, 2]
 
-    async def test_a_probe_that_is_lost_leaves_the_breaker_its_next_one(self, stage):
+    async def test_a_lost_probe_does_not_block_the_next_probe_of_the_breaker(self, stage):
         held = Held()
         app, callee = calling(stage, held)
         async with app:
@@ -171,7 +173,7 @@ class TestLost:
             assert await outcome(app, task) == (State.FINISHED, 3, 2)
             assert app.node.stats()["services"]["s"]["breaker"] == "closed"
 
-    async def test_an_answer_that_comes_after_the_lease_was_lost_comes_to_nothing(self, stage):
+    async def test_an_answer_after_the_lease_was_lost_is_ignored(self, stage):
         first, second = stage.app(node="first"), stage.app(node="second")
         goes_on = asyncio.Event()
         for app in (first, second):
@@ -203,7 +205,7 @@ class TestLost:
 class TestUnproven:
     """The store is away, and leases cannot be renewed."""
 
-    async def test_a_call_is_ended_before_another_node_can_make_it(self, stage):
+    async def test_a_call_is_ended_before_another_node_can_repeat_it(self, stage):
         app = stage.app()
         long, goes_on = waiting(stage, app)
         async with app:
@@ -225,7 +227,7 @@ class TestUnproven:
             first, _ = await app.attempts(task.id)
             assert first.error.startswith("lost: the lease could not be renewed")
 
-    async def test_nothing_is_recorded_when_another_node_was_quicker(self, stage):
+    async def test_nothing_is_recorded_if_another_node_was_first(self, stage):
         app = stage.app()
         long, goes_on = waiting(stage, app, max_attempts=3)
         async with app:
@@ -245,7 +247,7 @@ class TestUnproven:
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
             assert len(await app.attempts(task.id)) == 2
 
-    async def test_while_nobody_else_can_have_the_shards_calls_go_on(self, stage):
+    async def test_calls_go_on_while_no_other_node_can_own_the_shards(self, stage):
         """As on SQLite, where the file's lock says so: a full disk ends no call."""
         app = stage.app()
         long, goes_on = waiting(stage, app)
@@ -285,7 +287,7 @@ class TestUnproven:
             assert await outcome(app, task) == (State.FINISHED, 1, 0)
         assert len(stage.calls) == 1
 
-    async def test_a_renewal_that_hangs_does_not_keep_a_call_from_being_ended(self, stage):
+    async def test_a_call_is_ended_although_its_renewal_hangs(self, stage):
         app = stage.app()
         long, _ = waiting(stage, app)
         async with app:
@@ -306,7 +308,7 @@ class TestUnproven:
                 1,
             )
 
-    async def test_an_accept_is_not_lost_with_its_lease(self, stage):
+    async def test_an_accept_is_kept_until_the_store_is_back(self, stage):
         """A 202 that cannot be noted for long is noted when the store is back."""
         app, callee = calling(stage, ACCEPTED)
         async with app:

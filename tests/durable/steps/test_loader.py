@@ -93,7 +93,7 @@ async def shelf(tmp_path, watched):
 
 
 class TestReading:
-    async def test_what_is_due_within_the_horizon_is_held(self, shelf):
+    async def test_tasks_due_within_the_horizon_are_in_memory(self, shelf):
         shelf = await shelf()
         await shelf.put(-5, 0, 10, 59.9, 60, 60.1, HOUR)
         assert await shelf.loader.step() == 1.0
@@ -111,13 +111,13 @@ class TestReading:
         assert shelf.held() == [-17.5, 11]
 
     @pytest.mark.parametrize("horizon", [0, 0.2, 1])
-    async def test_a_short_horizon_makes_nothing_late(self, shelf, horizon):
+    async def test_a_short_horizon_makes_no_task_late(self, shelf, horizon):
         made = await shelf(length_ms=int(horizon * 1000))
         await made.put(0.5, 1.5, 1.9)
         await made.loader.step()
         assert made.held() == [0.5, 1.5, 1.9]  # the next look is in a second
 
-    async def test_a_task_committed_late_below_what_was_read_is_found(self, shelf):
+    async def test_a_task_that_is_committed_late_is_found(self, shelf):
         shelf = await shelf()
         await shelf.put(5)
         await shelf.loader.step()
@@ -127,7 +127,7 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == [-8, -5]
 
-    async def test_what_it_holds_is_left_alone(self, shelf):
+    async def test_tasks_in_memory_are_left_alone(self, shelf):
         shelf = await shelf()
         (one,) = await shelf.put(5)
         await shelf.loader.step()
@@ -143,7 +143,7 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == []
 
-    async def test_what_was_claimed_while_it_read_does_not_come_back(self, shelf):
+    async def test_a_task_claimed_during_a_read_does_not_come_back(self, shelf):
         shelf = await shelf()
         one, _ = await shelf.put(1, 2)
         await shelf.loader.step()
@@ -161,7 +161,7 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == [1, 2], "what the store still has is found by the next look"
 
-    async def test_what_was_moved_while_it_read_stays_where_it_is(self, shelf):
+    async def test_a_task_moved_during_a_read_stays_moved(self, shelf):
         shelf = await shelf()
         await shelf.put(1)
         await shelf.loader.step()
@@ -176,7 +176,7 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == [31]
 
-    async def test_only_our_shards_are_read(self, shelf):
+    async def test_only_owned_shards_are_read(self, shelf):
         shelf = await shelf()
         await shelf.put(1, shard=0)
         await shelf.put(2, shard=3)
@@ -195,7 +195,7 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == [30, 40]
 
-    async def test_without_shards_everything_is_let_go_of(self, shelf):
+    async def test_a_node_without_shards_drops_all_tasks(self, shelf):
         shelf = await shelf()
         await shelf.put(1, 2, 3)
         await shelf.loader.step()
@@ -207,7 +207,7 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == [1, 2, 3]
 
-    async def test_what_is_added_earlier_is_told(self, shelf):
+    async def test_each_added_due_time_is_reported(self, shelf):
         shelf = await shelf()
         await shelf.put(5, 1)
         await shelf.loader.step()
@@ -221,7 +221,7 @@ class TestReading:
         await shelf.loader.step()
         assert shelf.held() == [1]
 
-    async def test_what_is_in_a_shard_that_was_lost_is_let_go_of(self, shelf):
+    async def test_tasks_of_a_lost_shard_are_dropped(self, shelf):
         shelf = await shelf()
         (ours,) = await shelf.put(5, shard=0)
         await shelf.put(6, 7, shard=1)
@@ -232,7 +232,7 @@ class TestReading:
         assert shelf.horizon.entries.keys() == {ours}
         assert len(shelf.horizon.wheel) == 1
 
-    async def test_a_service_with_tasks_and_no_function_here_is_named_once(self, shelf, caplog):
+    async def test_a_service_with_tasks_and_no_function_is_logged_once(self, shelf, caplog):
         shelf = await shelf()
         await shelf.put(5, 6, service="renamed")
         await shelf.put(5, service="gone")
@@ -273,13 +273,11 @@ class TestWhereALookBegins:
             await shelf.loader.step()
             shelf.clock.advance(1)
 
-    async def test_a_scan_at_the_start_and_the_next_looks_a_little_before_the_last_one(
-        self, noting
-    ):
+    async def test_short_reads_start_a_little_before_the_last_read(self, noting):
         await self.looks(noting, 22)
         assert noting.begins == [None, *[11] * 19, None, 11]
 
-    async def test_with_overdue_tasks_a_little_before_the_oldest(self, noting):
+    async def test_short_reads_start_a_little_before_the_oldest_overdue_task(self, noting):
         one, two = await noting.put(-100, -50)
         await self.looks(noting, 2)
         await noting.store.cancel([one])
@@ -288,7 +286,7 @@ class TestWhereALookBegins:
         await self.looks(noting, 2)
         assert noting.begins == [None, 111, 112, 63, 64, 11]
 
-    async def test_with_enough_waiting_as_far_back_as_before(self, noting):
+    async def test_short_reads_of_a_full_queue_keep_their_start(self, noting):
         await noting.put(-100)
         await self.looks(noting, 1)
         noting.horizon.waiting = lambda _: WINDOW
@@ -302,9 +300,7 @@ class TestWhereALookBegins:
         assert [n for n, begin in enumerate(noting.begins) if begin is None] == [0, 60]
         assert noting.loader.seconds == {"near": 3, "scan": 3}
 
-    async def test_a_scan_that_fails_after_long_does_not_keep_the_other_looks(
-        self, noting, monkeypatch
-    ):
+    async def test_a_slow_scan_that_fails_does_not_prevent_short_reads(self, noting, monkeypatch):
         await noting.put(-30)
         await noting.put(-7_200)
         times = itertools.count(0, 10)  # each look takes ten seconds
@@ -319,7 +315,7 @@ class TestWhereALookBegins:
         await self.looks(noting, 1)
         assert len(noting.held()) == 2
 
-    async def test_a_scan_that_fails_at_once_is_made_again(self, noting):
+    async def test_a_scan_that_fails_at_once_is_repeated(self, noting):
         due, noting.store.due = noting.store.due, away(noting.store.due, 1)
         with pytest.raises(StoreUnavailable):
             await noting.loader.step()
@@ -344,7 +340,7 @@ class TestManyServices:
         made.store.due = noted
         return made
 
-    async def test_those_without_a_task_are_not_read(self, many):
+    async def test_services_without_tasks_are_not_read(self, many):
         await many.put(1, service="s7")
         await many.put(30, service="s8")
         await many.put(3600, service="s9")
@@ -354,14 +350,14 @@ class TestManyServices:
         assert [sorted(names) for names in many.windows] == [["s7", "s8"], ["s7"]]
         assert many.held() == [1, 30]
 
-    async def test_one_that_gets_a_task_is_read_with_the_next_look(self, many):
+    async def test_a_service_that_gets_a_task_is_in_the_next_read(self, many):
         await many.loader.step()
         await many.put(0.5, service="s7")
         await many.loader.step()
         assert many.windows == [[], ["s7"]]
         assert many.held() == [0.5]
 
-    async def test_the_look_follows_what_is_due_since_the_last_one(self, many):
+    async def test_a_short_read_asks_for_services_due_since_the_last_one(self, many):
         asked = []
         services = many.store.services
 
@@ -380,7 +376,7 @@ class TestManyServices:
             (now - 1_000 + NEAR_MS, now - 2_000 - LATE_COMMIT_MS),
         ]
 
-    async def test_one_that_has_been_overdue_for_long_is_read_again_and_again(self, many):
+    async def test_a_service_with_old_overdue_tasks_is_in_every_read(self, many):
         await many.put(*[-3_600] * (2 * WINDOW), service="s7")
         for turn in range(1, 5):
             await many.loader.step()
@@ -392,7 +388,7 @@ class TestManyServices:
             else:
                 many.horizon.waiting = lambda _: 0
 
-    async def test_one_that_becomes_known_is_read_from_its_oldest_task_on(self, many):
+    async def test_a_new_service_is_read_from_its_oldest_task(self, many):
         await many.put(-3_600, service="new")
         await many.loader.step()
         assert many.held() == []
@@ -401,14 +397,14 @@ class TestManyServices:
         await many.loader.step()
         assert many.held() == [-3_601]
 
-    async def test_one_whose_task_is_committed_late_is_read_with_the_next_look(self, many):
+    async def test_a_service_whose_task_is_committed_late_is_in_the_next_read(self, many):
         await many.loader.step()
         many.clock.advance(1)
         await many.put(-9, service="s7")
         await many.loader.step()
         assert many.held() == [-9]
 
-    async def test_a_look_that_failed_is_made_up_for_by_the_next(self, many):
+    async def test_the_next_read_makes_up_for_a_failed_one(self, many):
         await many.loader.step()
         many.clock.advance(15)
         due, many.store.due = many.store.due, away(many.store.due, 1)
@@ -419,7 +415,7 @@ class TestManyServices:
         await many.loader.step()
         assert many.held() == [-14]
 
-    async def test_one_that_is_overdue_and_waits_is_not_taken_for_empty(self, many):
+    async def test_a_service_with_a_full_queue_is_not_taken_for_empty(self, many):
         await many.put(*[-1] * 5, service="s7")
         await many.loader.step()
         assert many.held() == [-1] * 5
@@ -427,7 +423,7 @@ class TestManyServices:
 
 class TestBounds:
     @pytest.mark.parametrize("cap", [1, 8, 100])
-    async def test_at_the_cap_the_latest_leave_for_earlier_ones(self, shelf, cap):
+    async def test_at_the_cap_earlier_tasks_replace_the_latest(self, shelf, cap):
         shelf = await shelf(cap=cap)
         await shelf.put(*(10 + n / 10 for n in range(200)))
         await shelf.loader.step()
@@ -440,7 +436,7 @@ class TestBounds:
         assert shelf.held() == pytest.approx([n / 10 for n in range(cap)])
         assert len(shelf.horizon.wheel) == cap
 
-    async def test_a_service_with_much_to_come_is_read_further_at_once(self, shelf):
+    async def test_a_service_with_many_later_tasks_is_read_further_at_once(self, shelf):
         shelf = await shelf(cap=10_000)
         await shelf.put(*(5 + n / 1000 for n in range(3 * WINDOW)))
         steps = 1
@@ -449,7 +445,7 @@ class TestBounds:
         assert len(shelf.horizon.entries) == 3 * WINDOW
         assert steps <= 4
 
-    async def test_of_a_service_with_a_long_queue_a_window_is_held(self, shelf):
+    async def test_one_window_of_a_long_queue_is_in_memory(self, shelf):
         shelf = await shelf(cap=50_000)
         await shelf.put(*[-1] * (5 * WINDOW))
         await shelf.put(1, service="bill")
@@ -459,7 +455,7 @@ class TestBounds:
         assert 1 in shelf.held()
         assert "mail" in shelf.horizon.truncated_services
 
-    async def test_services_with_much_to_come_share_the_cap(self, shelf):
+    async def test_services_with_many_later_tasks_share_the_cap(self, shelf):
         """However many there are, one look reads no more than can be kept."""
         cap, names = 16 * WINDOW, [f"s{number}" for number in range(4)]
         shelf = await shelf(cap=cap)
@@ -485,7 +481,7 @@ class TestBounds:
 
 
 class TestLives:
-    async def test_a_small_cap_is_never_passed_and_all_run_in_order(self, stage):
+    async def test_a_small_cap_is_never_exceeded_and_all_tasks_run_in_order(self, stage):
         app = stage.app(cap=16)
         most = 0
 
@@ -511,7 +507,7 @@ class TestLives:
             assert most <= 16 + 16 // 8
             assert (await app.stats())["store"]["live"] == 0
 
-    async def test_more_than_the_cap_due_at_one_moment_all_run(self, stage):
+    async def test_more_tasks_than_the_cap_due_at_one_moment_all_run(self, stage):
         app = stage.app(cap=16)
 
         @app.task(concurrency=4)
@@ -525,7 +521,7 @@ class TestLives:
             assert sorted(number for _, number in stage.calls) == list(range(100))
             assert app._node.dispatch.flows["note"].under_way == 0
 
-    async def test_a_long_queue_is_read_on_without_waiting_for_the_next_look(self, stage):
+    async def test_a_long_queue_is_read_on_without_a_pause(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
 
         @app.task(concurrency=500)
@@ -539,7 +535,7 @@ class TestLives:
             assert len(stage.calls) == 4 * WINDOW
             assert {at for at, _ in stage.calls} == {0.0}
 
-    async def test_overdue_tasks_of_a_service_nobody_runs_here_cost_nothing(self, stage):
+    async def test_overdue_tasks_of_an_unknown_service_use_no_memory(self, stage):
         first, second = stage.app(dispatch=False), stage.app()
 
         @second.task
@@ -557,7 +553,7 @@ class TestLives:
             assert (await second.stats())["held"] == 0
         assert stage.calls == [(2.0 + n, n) for n in range(5)]
 
-    async def test_overdue_tasks_of_a_disabled_service_hold_a_small_window(self, stage):
+    async def test_overdue_tasks_of_a_disabled_service_use_one_window(self, stage):
         app = stage.app()
 
         @app.task(enabled=False)
@@ -578,7 +574,7 @@ class TestLives:
             assert (await app.stats())["held"] <= 2 * WINDOW + 1
         assert stage.calls == [(4.0 + n, n) for n in range(5)]
 
-    async def test_ten_thousand_far_away_are_not_in_memory(self, stage):
+    async def test_tasks_far_in_the_future_are_not_in_memory(self, stage):
         app = stage.app()
 
         @app.task
@@ -632,7 +628,7 @@ class TestLives:
             assert [call[1:] for call in stage.calls] == [(2, 1), (10, 1)]
             assert all(at >= number for at, number, _ in stage.calls), "never early"
 
-    async def test_a_clock_set_to_and_fro_loses_and_doubles_nothing(self, stage):
+    async def test_a_clock_set_back_and_forth_loses_and_doubles_no_task(self, stage):
         app = stage.app()
 
         @app.task
@@ -649,7 +645,7 @@ class TestLives:
             assert {attempt for *_, attempt in stage.calls} == {1}
             assert all(at >= number / 2 for at, number, _ in stage.calls), "never early"
 
-    async def test_a_long_pause_of_the_process_makes_tasks_late_and_nothing_else(self, stage):
+    async def test_a_long_pause_of_the_process_only_makes_tasks_late(self, stage):
         app = stage.app()
 
         @app.task(timeout=HOUR)

@@ -64,19 +64,19 @@ async def line(manual_clock):
             await step.stop()
 
 
-async def test_it_works_at_once_and_then_as_often_as_it_says(line):
+async def test_a_step_runs_at_once_and_then_after_the_pause_that_it_returns(line):
     _, times = line.begin(2.0, 3.0)
     await line.advance(0, 1.9, 0.1, 2.9, 0.1)
     assert times == [0, 2, 5]
 
 
-async def test_no_time_to_sleep_means_again_at_once_and_others_have_their_turn(line):
+async def test_a_pause_of_zero_runs_it_again_and_yields_to_others(line):
     _, times = line.begin(0.0, -1.0)
     await line.advance(0)
     assert times == [0, 0, 0]
 
 
-async def test_one_that_is_woken_works_now(line):
+async def test_a_woken_step_runs_now(line):
     step, times = line.begin()
     await line.advance(5)
     step.wake()
@@ -84,7 +84,7 @@ async def test_one_that_is_woken_works_now(line):
     assert times == [0, 5]
 
 
-async def test_one_that_is_woken_while_at_work_works_once_more(line):
+async def test_a_step_that_is_woken_while_running_runs_once_more(line):
     gate = asyncio.Event()
     calls = []
 
@@ -104,7 +104,7 @@ async def test_one_that_is_woken_while_at_work_works_once_more(line):
     assert calls == [0, 1]
 
 
-async def test_an_earlier_time_wakes_it_and_a_later_one_does_not(line):
+async def test_wake_within_wakes_a_step_only_earlier(line):
     step, times = line.begin(10.0)
     await line.advance(1)
     step.wake_within(20.0)
@@ -115,7 +115,7 @@ async def test_an_earlier_time_wakes_it_and_a_later_one_does_not(line):
     assert times == [0, 1]
 
 
-async def test_what_it_raises_is_logged_and_it_is_tried_again_more_slowly(line, caplog):
+async def test_an_error_is_logged_and_retries_back_off(line, caplog):
     _, times = line.begin(*[RuntimeError("no")] * 7)
     with caplog.at_level(logging.INFO, "tickwheel"):
         for _ in range(100):
@@ -127,7 +127,7 @@ async def test_what_it_raises_is_logged_and_it_is_tried_again_more_slowly(line, 
     assert "works again after 7 failures" in caplog.text
 
 
-async def test_a_store_that_is_away_is_warned_of_once_without_a_traceback(line, caplog):
+async def test_an_unavailable_store_is_logged_once_without_a_traceback(line, caplog):
     line.begin(*[StoreUnavailable("it is locked")] * 5)
     with caplog.at_level(logging.INFO, "tickwheel"):
         for _ in range(60):
@@ -139,7 +139,7 @@ async def test_a_store_that_is_away_is_warned_of_once_without_a_traceback(line, 
     assert "works again after 5 failures" in caplog.text
 
 
-async def test_after_it_went_well_the_next_failure_is_soon_tried_again(line, caplog):
+async def test_a_success_resets_the_back_off(line, caplog):
     _, times = line.begin(*[RuntimeError("no")] * 4, 1.0, RuntimeError("no"))
     with caplog.at_level(logging.CRITICAL, "tickwheel"):
         for _ in range(60):
@@ -147,7 +147,7 @@ async def test_after_it_went_well_the_next_failure_is_soon_tried_again(line, cap
     assert times[-2:] == pytest.approx([2.8, 2.9], abs=0.001)
 
 
-async def test_one_that_fails_can_still_be_woken(line, caplog):
+async def test_a_failing_step_can_be_woken(line, caplog):
     with caplog.at_level(logging.CRITICAL, "tickwheel"):
         step, times = line.begin(*[RuntimeError("no")] * 3)
         await line.advance(0)
@@ -156,7 +156,7 @@ async def test_one_that_fails_can_still_be_woken(line, caplog):
     assert times == [0, 0]
 
 
-async def test_stop_ends_it_in_the_middle_of_its_work(line):
+async def test_stop_cancels_a_running_step(line):
     ended = []
 
     async def work():
@@ -177,7 +177,7 @@ async def test_stop_before_start_does_nothing(line):
     await Step("try", Work(line.clock), line.timer).stop()
 
 
-async def test_its_sleep_counts_from_when_its_work_began(line):
+async def test_the_pause_counts_from_the_start_of_the_work(line):
     """A manual clock may move while it works, and then nobody moves it again."""
     times = []
 
@@ -194,7 +194,7 @@ async def test_its_sleep_counts_from_when_its_work_began(line):
     assert times == [0, 5, 10]
 
 
-async def test_a_time_that_came_while_it_worked_is_not_slept_through(line):
+async def test_a_pause_that_ends_during_the_work_is_skipped(line):
     times = []
 
     async def work():

@@ -50,7 +50,7 @@ def unnoticed(app):
 class TestUnsent:
     """A claim whose answer was lost: what this node has not sent goes back, and costs nothing."""
 
-    async def test_it_goes_back_at_once_without_a_failure(self, stage):
+    async def test_an_unsent_task_is_released_at_once_without_a_failure(self, stage):
         app = stage.app()
 
         @app.task(timeout=HOUR, max_attempts=1)
@@ -71,7 +71,9 @@ class TestUnsent:
             )  # fmt: skip
 
     @pytest.mark.parametrize("driver", sorted(DRIVERS))
-    async def test_so_does_one_whose_commit_the_driver_reports_as_failed(self, stage, driver):
+    async def test_a_task_is_released_whose_commit_the_driver_reports_as_failed(
+        self, stage, driver
+    ):
         failed = []
 
         class Failing(DRIVERS[driver]):
@@ -104,7 +106,7 @@ class TestUnsent:
             assert await outcome(app, task) == (State.FINISHED, 2, 0)
         assert [call[1:] for call in stage.calls] == [(2, 0)]
 
-    async def test_so_does_one_that_is_committed_only_later(self, stage):
+    async def test_a_task_is_released_whose_claim_is_committed_later(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -130,7 +132,7 @@ class TestUnsent:
             assert await outcome(app, task) == (State.FINISHED, 2, 0)
 
     @pytest.mark.parametrize("verb", ["running_by_id", "record"])
-    async def test_so_does_one_that_a_store_which_is_away_could_not_give_back(self, stage, verb):
+    async def test_a_task_is_released_when_the_store_is_back(self, stage, verb):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -142,7 +144,7 @@ class TestUnsent:
             await stage.advance(SUSPECT_SECONDS)
             assert await outcome(app, task) == (State.FINISHED, 2, 0)
 
-    async def test_it_stays_where_it_is_while_its_answer_is_on_its_way(self, stage):
+    async def test_a_task_is_not_released_while_its_claim_may_be_answered(self, stage):
         """Whatever the clock says, and however often somebody looks."""
         app = stage.app()
         committed, heard = asyncio.Event(), asyncio.Event()
@@ -171,7 +173,7 @@ class TestUnsent:
             assert await outcome(app, task) == (State.FINISHED, 1, 0)
         assert len(stage.calls) == 1
 
-    async def test_one_that_nobody_suspected_is_found_by_the_next_look(self, stage):
+    async def test_an_unsuspected_claim_is_found_by_the_next_sweep(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -186,7 +188,7 @@ class TestUnsent:
             await stage.advance(SWEEP_SECONDS + 1)
             assert await outcome(app, task) == (State.FINISHED, 2, 0)
 
-    async def test_what_was_accepted_under_the_same_epoch_is_not_taken_for_it(self, stage):
+    async def test_an_accepted_task_of_the_same_epoch_is_not_released(self, stage):
         app, callee = calling(stage, ACCEPTED)
         async with app:
             await app.put_service("s", endpoint=URL, feedback_timeout=HOUR)
@@ -200,7 +202,7 @@ class TestUnsent:
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
         assert len(callee.calls) == 1
 
-    async def test_what_runs_here_is_not_taken_for_it(self, stage):
+    async def test_a_task_that_runs_here_is_not_released(self, stage):
         app = stage.app()
         long, goes_on = waiting(stage, app)
         async with app:
@@ -215,7 +217,7 @@ class TestUnsent:
             await stage.settle()
             assert await outcome(app, task) == (State.FINISHED, 1, 0)
 
-    async def test_nor_what_another_owner_claimed_under_a_later_epoch(self, stage):
+    async def test_a_task_claimed_under_another_epoch_is_not_released(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -226,7 +228,7 @@ class TestUnsent:
             await stage.advance(20)
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
 
-    async def test_a_node_that_stops_amid_a_claim_gives_back_what_it_got(self, stage):
+    async def test_a_node_that_stops_during_a_claim_releases_its_tasks(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         note = noting(stage, app)
         committed = asyncio.Event()
@@ -247,7 +249,7 @@ class TestUnsent:
             assert await outcome(other, task) == (State.READY, 1, 0)
         assert stage.calls == []
 
-    async def test_a_claim_that_was_refused_by_a_store_that_is_away_is_made_again(self, stage):
+    async def test_a_claim_is_repeated_when_the_store_is_back(self, stage):
         app = stage.app()
 
         @app.task(concurrency=1)
@@ -263,7 +265,7 @@ class TestUnsent:
             await stage.advance(10)
         assert [call[1:] for call in stage.calls] == [(0, 1), (1, 1), (2, 1)]
 
-    async def test_a_store_that_is_away_is_asked_for_a_claim_more_and_more_slowly(self, stage):
+    async def test_claims_back_off_while_the_store_is_unavailable(self, stage):
         app = stage.app()
 
         @app.task
@@ -280,7 +282,7 @@ class TestUnsent:
 
 
 class TestOrphans:
-    async def test_after_a_crash_the_next_process_tries_again_at_once(self, stage):
+    async def test_the_next_process_retries_at_once_after_a_crash(self, stage):
         """It has the file's lock, so whoever had it before is dead."""
         first, second = stage.app(node="first"), stage.app(node="second")
         for app in (first, second):
@@ -307,7 +309,7 @@ class TestOrphans:
             assert one.error.startswith("lost")
             assert (two.event, two.node) == (Event.FINISH, "second")
 
-    async def test_a_stop_that_the_store_does_not_hear_of_keeps_the_lock_to_its_end(self, stage):
+    async def test_a_stop_without_the_store_keeps_the_lock_until_its_end(self, stage):
         first, second = stage.app(grace=HOUR), stage.app()
         long, goes_on = waiting(stage, first)
         waiting(stage, second)
@@ -326,7 +328,7 @@ class TestOrphans:
             assert await outcome(second, task) == (State.FINISHED, 1, 0)
         assert stage.calls == [(0.0, "begun", 1)]
 
-    async def test_lost_leases_use_tries_up(self, stage):
+    async def test_lost_leases_use_attempts_up(self, stage):
         task = None
         for _ in range(2):
             app = stage.app()
@@ -349,7 +351,7 @@ class TestOrphans:
             assert final.error.startswith("lost")
         assert [attempt for _, attempt in stage.calls] == [1, 2]
 
-    async def test_one_that_is_lost_past_its_deadline_has_expired(self, stage):
+    async def test_an_orphan_past_its_deadline_expires(self, stage):
         first, second = stage.app(), stage.app()
         for app in (first, second):
             waiting(stage, app)
@@ -367,7 +369,7 @@ class TestOrphans:
             assert "lost" in done.error
             assert [row.event for row in await second.attempts(task.id)] == ["expire"]
 
-    async def test_one_is_found_though_nobody_suspected_it(self, stage):
+    async def test_a_sweep_finds_an_unsuspected_orphan(self, stage):
         """Whatever lost it: each minute what runs by the store is looked at."""
         app = stage.app()
         note = noting(stage, app)
@@ -380,7 +382,7 @@ class TestOrphans:
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
         assert len(stage.calls) == 1
 
-    async def test_one_that_another_node_renews_is_not_forgotten(self, stage):
+    async def test_an_orphan_that_another_node_renews_stays_watched(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -399,7 +401,7 @@ class TestOrphans:
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
         assert len(stage.calls) == 1
 
-    async def test_it_is_ended_though_our_own_leases_cannot_be_renewed(self, stage):
+    async def test_an_orphan_is_ended_although_own_leases_cannot_be_renewed(self, stage):
         app = stage.app()
         note = noting(stage, app)
         long, goes_on = waiting(stage, app)
@@ -414,7 +416,7 @@ class TestOrphans:
             assert (await app.get(task.id)).state is State.FINISHED
             goes_on.set()
 
-    async def test_one_that_is_locked_is_ended_when_it_is_no_more(self, stage):
+    async def test_a_locked_orphan_is_ended_after_the_lock(self, stage):
         app = stage.app()
         note = noting(stage, app)
         asked = []
@@ -440,7 +442,7 @@ class TestOrphans:
             assert await outcome(app, locked) == (State.FINISHED, 2, 1)
 
     @pytest.mark.parametrize("verb", ["running", "record"])
-    async def test_one_is_not_forgotten_while_the_store_is_away(self, stage, verb):
+    async def test_an_orphan_stays_watched_while_the_store_is_unavailable(self, stage, verb):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -452,7 +454,7 @@ class TestOrphans:
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
         assert len(stage.calls) == 1
 
-    async def test_nor_is_one_that_another_node_has_renewed(self, stage):
+    async def test_a_renewed_orphan_stays_watched_while_the_store_is_unavailable(self, stage):
         """It is looked at again at once: the next look at all that runs is a minute away."""
         app = stage.app()
         note = noting(stage, app)
@@ -466,7 +468,7 @@ class TestOrphans:
             await stage.advance(LEASE_SECONDS + 5)
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
 
-    async def test_shards_that_were_away_for_a_moment_are_looked_at_again(self, stage):
+    async def test_shards_that_come_back_are_swept_again(self, stage):
         """The numbers are the same, the epochs are not: somebody had them in between."""
         app = stage.app()
         note = noting(stage, app)
@@ -477,7 +479,7 @@ class TestOrphans:
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
         assert len(stage.calls) == 1
 
-    async def test_the_log_says_that_it_was_lost(self, stage):
+    async def test_the_log_says_that_a_lease_was_lost(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -491,7 +493,7 @@ class TestOrphans:
 class TestAClockThatIsSet:
     """A lease that ends far from now, or long ago, may have been written by the clock of before."""
 
-    async def test_an_orphan_is_not_left_alone_until_the_clock_has_caught_up(self, stage):
+    async def test_an_orphan_does_not_wait_for_a_clock_that_was_set_back(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -503,7 +505,7 @@ class TestAClockThatIsSet:
             await stage.advance(LEASE_SECONDS + 2)
             assert (await app.get(task.id)).failures == 1
 
-    async def test_nor_for_longer_than_its_node_needs_to_renew_it(self, stage):
+    async def test_an_orphan_waits_only_as_long_as_its_node_needs_to_renew(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -515,7 +517,7 @@ class TestAClockThatIsSet:
             await stage.advance(2)
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
 
-    async def test_so_it_is_when_the_clock_is_set_while_it_is_watched(self, stage):
+    async def test_a_watched_orphan_does_not_wait_for_a_clock_that_is_set_back(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -527,7 +529,7 @@ class TestAClockThatIsSet:
             assert (await app.get(task.id)).failures == 1
 
     @pytest.mark.parametrize("seconds", [-3600, 20, 3600])
-    async def test_one_that_is_renewed_is_left_alone(self, stage, seconds):
+    async def test_a_renewed_orphan_is_not_ended_when_the_clock_is_set(self, stage, seconds):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -541,7 +543,7 @@ class TestAClockThatIsSet:
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
         assert stage.calls == []
 
-    async def test_after_a_crash_it_is_tried_again_at_once(self, stage):
+    async def test_a_crash_is_retried_at_once_when_the_clock_is_set(self, stage):
         first, second = stage.app(), stage.app()
         first.task(name="long", timeout=HOUR)(asyncio.Event().wait)
         second.task(name="long")(lambda: stage.called("again"))
@@ -556,7 +558,7 @@ class TestAClockThatIsSet:
             await stage.advance(1)
         assert stage.calls == [(pytest.approx(-3600, abs=2), "again")]
 
-    async def test_what_runs_here_goes_on_and_is_renewed(self, stage):
+    async def test_running_calls_go_on_and_are_renewed_when_the_clock_is_set(self, stage):
         app = stage.app()
         long, goes_on = waiting(stage, app)
         async with app:

@@ -106,7 +106,7 @@ def steps(caplog):
 
 @asynchronous
 class TestOrdinaryTime:
-    async def test_each_leaves_after_its_own_time(self, scene, caplog):
+    async def test_each_kind_of_row_has_its_own_retention(self, scene, caplog):
         scene.prune = scene.process(audit_ms=30 * DAY * 1000)
         await scene.pass_by(DAY - HOUR, step=HOUR)
         assert await scene.left() == ALL
@@ -120,14 +120,14 @@ class TestOrdinaryTime:
         assert await scene.left() == set()
         assert steps(caplog) == []
 
-    async def test_a_short_retention_is_kept_to_at_once(self, scene):
+    async def test_a_short_retention_is_measured_by_the_current_time(self, scene):
         scene.prune = scene.process(retention_ms=60_000)
         await scene.look()
         assert "task" in await scene.left()
         await scene.look()
         assert "task" not in await scene.left()
 
-    async def test_a_machine_that_was_suspended_prunes_an_hour_later(self, scene, caplog):
+    async def test_a_machine_prunes_an_hour_after_a_suspension(self, scene, caplog):
         await scene.look()
         scene.boot.advance(8 * DAY)
         await scene.look()
@@ -136,7 +136,7 @@ class TestOrdinaryTime:
         assert await scene.left() == {"line"}
         assert steps(caplog) == [], "its clock was not set"
 
-    async def test_processes_that_live_shortly_prune_by_what_those_before_have_seen(self, scene):
+    async def test_short_lived_processes_prune_by_the_stored_times(self, scene):
         for day in range(10):
             scene.prune = scene.process()
             await scene.pass_by(2 * MINUTE)
@@ -145,7 +145,7 @@ class TestOrdinaryTime:
             scene.boot.advance(DAY)
         assert await scene.left() == {"line"}
 
-    async def test_processes_that_restart_all_the_time_prune_as_well(self, scene):
+    async def test_processes_that_restart_constantly_prune_as_well(self, scene):
         for _ in range(8 * 24 * 2):
             scene.prune = scene.process()
             await scene.look()
@@ -161,7 +161,7 @@ class TestOrdinaryTime:
 
 @asynchronous
 class TestSteps:
-    async def test_one_forward_prunes_nothing_until_it_has_lasted(self, scene, caplog):
+    async def test_a_clock_set_forward_prunes_nothing_for_an_hour(self, scene, caplog):
         await scene.look()
         scene.set_ms += 30 * DAY * 1000
         await scene.look()
@@ -172,7 +172,7 @@ class TestSteps:
         await scene.pass_by(20 * MINUTE)
         assert await scene.left() == {"line"}
 
-    async def test_one_that_is_set_right_in_time_prunes_nothing_at_all(self, scene):
+    async def test_a_clock_that_is_corrected_within_the_hour_prunes_nothing(self, scene):
         await scene.pass_by(2 * HOUR)
         scene.set_ms += 30 * DAY * 1000
         await scene.pass_by(50 * MINUTE)
@@ -182,7 +182,7 @@ class TestSteps:
         await scene.pass_by(5 * HOUR)
         assert await scene.left() == {"task", "line"}
 
-    async def test_several_one_after_the_other_are_waited_for_from_the_last_on(self, scene):
+    async def test_the_hour_counts_from_the_last_of_several_clock_steps(self, scene):
         await scene.look()
         for _ in range(6):
             scene.set_ms += 9 * DAY * 1000
@@ -191,7 +191,7 @@ class TestSteps:
         await scene.pass_by(HOUR)
         assert await scene.left() == {"line"}
 
-    async def test_one_is_noticed_by_a_process_that_starts_after_it_as_well(self, scene, caplog):
+    async def test_a_process_that_starts_after_a_clock_step_notices_it(self, scene, caplog):
         await scene.pass_by(2 * HOUR)
         scene.set_ms += 30 * DAY * 1000
         for _ in range(5):  # it is started again and again
@@ -202,7 +202,7 @@ class TestSteps:
         await scene.pass_by(20 * MINUTE)
         assert await scene.left() == {"line"}
 
-    async def test_one_back_and_forth_again_is_no_step(self, scene, caplog):
+    async def test_a_clock_set_back_and_forth_again_is_not_a_step(self, scene, caplog):
         await scene.look()
         scene.set_ms -= 3 * DAY * 1000
         await scene.pass_by(2 * HOUR)
@@ -211,7 +211,7 @@ class TestSteps:
         assert await scene.left() == ALL
         assert steps(caplog) == []
 
-    async def test_one_while_the_store_was_away_is_not_forgotten(self, scene, caplog):
+    async def test_a_clock_step_while_the_store_was_unavailable_is_noticed(self, scene, caplog):
         await scene.look()
         scene.set_ms += 30 * DAY * 1000
         noted_times = scene.store.registry.noted_times
@@ -230,7 +230,7 @@ class TestSteps:
 
 @asynchronous
 class TestANode:
-    async def test_one_whose_clock_is_set_forward_keeps_its_backlog(self, stage):
+    async def test_a_node_whose_clock_is_set_forward_keeps_its_backlog(self, stage):
         app = stage.app()
 
         @app.task
@@ -251,7 +251,7 @@ class TestANode:
 
 
 @asynchronous
-async def test_a_task_whose_replay_is_under_way_is_left_to_the_next_prune(postgres_url, watched):
+async def test_a_task_whose_replay_is_running_is_left_to_the_next_prune(postgres_url, watched):
     """On SQLite there is one writer at a time, so nothing is under way when it prunes."""
     async with opened(postgres_url) as store, connected(postgres_url) as user:
         epochs = await store.take(range(SHARDS), "n1")
@@ -268,7 +268,7 @@ async def test_a_task_whose_replay_is_under_way_is_left_to_the_next_prune(postgr
 
 class TestSettled:
     @given(st.lists(st.tuples(st.integers(0, 10 * TRUST_AFTER_MS), st.booleans()), max_size=30))
-    def test_no_time_is_trusted_that_the_clock_has_not_gone_an_hour_beyond(self, looks):
+    def test_a_time_is_not_trusted_within_the_hour(self, looks):
         times, seen = NotedTimes(), []
         for now_ms, stepped in looks:
             times = times_to_note(times, now_ms, stepped=stepped)
@@ -286,8 +286,8 @@ class TestSettled:
         assert times_to_note(times, later, stepped=False) == (later, START_MS)
         assert times_to_note(times, later, stepped=True) == (later, 0)
 
-    def test_a_clock_that_is_set_back_takes_its_trust_with_it(self):
+    def test_a_clock_that_is_set_back_lowers_the_trusted_time(self):
         assert times_to_note(NotedTimes(500, 400), 100, stepped=False) == (100, 100)
 
-    def test_idempotency_keys_are_measured_by_it(self):
+    def test_idempotency_keys_are_measured_by_the_trusted_time(self):
         assert IDEMPOTENCY_MS > TRUST_AFTER_MS

@@ -41,7 +41,7 @@ def dues(stage):
 
 
 class TestFiring:
-    async def test_an_interval_counts_from_when_it_was_made(self, stage):
+    async def test_an_interval_counts_from_the_creation_of_the_schedule(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -50,7 +50,7 @@ class TestFiring:
             await stage.advance(35)
         assert stage.calls == [(at, at, "a") for at in (13.0, 23.0, 33.0)]
 
-    async def test_an_interval_may_be_a_timedelta_and_shorter_than_a_look(self, stage):
+    async def test_an_interval_may_be_a_timedelta_and_shorter_than_the_steps(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -67,7 +67,7 @@ class TestFiring:
             await stage.advance(130)
         assert stage.calls == [(60.0, 60.0, "there"), (120.0, 120.0, "utc")]
 
-    async def test_a_firing_is_an_ordinary_task_with_a_key_of_its_own(self, stage):
+    async def test_a_firing_is_an_ordinary_task_with_its_own_key(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -113,7 +113,7 @@ class TestFiring:
             assert [at for (at,) in stage.calls] == [10.0, 20.0, 30.0]
             goes_on.set()
 
-    async def test_one_that_is_disabled_does_not_fire(self, stage):
+    async def test_a_disabled_schedule_does_not_fire(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -179,7 +179,7 @@ class TestFiring:
             assert [[one.won for one in answer] for answer in stored] == [[True]]
         assert dues(stage) == [17.0, 34.0]
 
-    async def test_one_whose_rule_is_of_no_use_here_is_named_and_stops_no_other(self, stage):
+    async def test_a_schedule_with_an_invalid_rule_is_logged_and_stops_no_other(self, stage):
         """This host knows fewer time zones than the one that stored it."""
         stage.expects_errors = True
         app = stage.app()
@@ -199,7 +199,7 @@ class TestFiring:
         assert "the schedule 'bad' cannot fire" in error.getMessage()
         assert "Mars/Olympus" in logging.Formatter().format(error)
 
-    async def test_a_look_at_which_nothing_is_due_reckons_nothing(self, stage, monkeypatch):
+    async def test_a_step_without_due_firings_evaluates_no_rule(self, stage, monkeypatch):
         app = stage.app()
         note = noting(stage, app)
         reckoned = []
@@ -236,7 +236,7 @@ class TestNext:
             (1_000.0, 1_001.0),  # the clock was ahead once: nothing is stored so far ahead
         ],
     )
-    async def test_it_is_the_first_firing_that_is_still_to_come(self, fired_until, next_at):
+    async def test_next_is_the_first_firing_in_the_future(self, fired_until, next_at):
         until_ms = START_MS + round(fired_until * 1000)
         made = Schedule("s", "note", b"[]", None, 1_000, "UTC", "once", until_ms, START_MS)
         assert made.next_ms(START_MS + 100_500) == START_MS + round(next_at * 1000)
@@ -246,7 +246,7 @@ class TestMissed:
     @pytest.mark.parametrize(
         ("missed", "late"), [("once", [10.0]), ("all", [10.0, 20.0, 30.0]), ("skip", [])]
     )
-    async def test_what_no_process_was_there_for(self, stage, missed, late):
+    async def test_firings_while_no_process_ran(self, stage, missed, late):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -260,7 +260,7 @@ class TestMissed:
         assert dues(stage) == [*late, 40.0, 50.0]
 
     @pytest.mark.parametrize("missed", ["once", "all", "skip"])
-    async def test_a_firing_that_was_stored_before_the_end_is_not_missed(self, stage, missed):
+    async def test_a_firing_stored_before_the_stop_is_not_missed(self, stage, missed):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -284,7 +284,7 @@ class TestMissed:
             await stage.advance(1)
         assert dues(stage) == [10.0]
 
-    async def test_thousands_that_were_missed_all_run_in_order(self, stage):
+    async def test_thousands_of_missed_firings_all_run_in_order(self, stage):
         app = stage.app()
         note = noting(stage, app, concurrency=1_000)
         async with app:
@@ -294,7 +294,7 @@ class TestMissed:
             await stage.advance(10)
         assert dues(stage) == [float(n) for n in range(1, 2_511)]
 
-    async def test_years_that_were_missed_cost_no_time_when_one_is_enough(self, stage):
+    async def test_one_firing_for_missed_years_is_computed_fast(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -305,7 +305,7 @@ class TestMissed:
             await stage.advance(1)
         assert [what for _, due, what in stage.calls if due < DAY] == ["tick"]
 
-    async def test_a_clock_set_forward_is_a_pause(self, stage):
+    async def test_a_clock_set_forward_is_treated_as_a_pause(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -327,14 +327,14 @@ class TestMissed:
             await stage.advance(35)
         assert dues(stage) == [10.0, 20.0, 30.0, 40.0]
 
-    async def test_a_word_that_missed_does_not_know_is_refused(self, stage):
+    async def test_an_invalid_value_of_missed_is_refused(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
             with pytest.raises(ValueError, match="once"):
                 await app.put_schedule("s", note, interval=10, missed="twice")
 
-    async def test_a_clock_that_was_far_ahead_once_is_told(self, stage):
+    async def test_a_schedule_that_fired_far_ahead_is_logged(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -351,7 +351,7 @@ class TestMissed:
 
 
 class TestChanging:
-    async def test_a_change_cancels_the_firing_that_is_to_come(self, stage):
+    async def test_a_change_cancels_the_next_firing(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -363,7 +363,7 @@ class TestChanging:
             await stage.advance(11)
         assert stage.calls == [(18.0, 18.0, "new")]
 
-    async def test_a_delete_cancels_the_firing_that_is_to_come(self, stage):
+    async def test_a_delete_cancels_the_next_firing(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -376,7 +376,7 @@ class TestChanging:
             await stage.advance(30)
         assert stage.calls == []
 
-    async def test_a_change_in_another_process_counts_at_once(self, stage):
+    async def test_a_change_by_another_process_takes_effect_at_once(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         note = noting(stage, app)
         async with app, other:
@@ -388,7 +388,7 @@ class TestChanging:
             await stage.advance(25)
         assert stage.calls == [(11.0, 11.0, "new"), (21.0, 21.0, "new")]
 
-    async def test_a_schedule_that_another_process_made_is_fired(self, stage):
+    async def test_a_schedule_of_another_process_fires(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         noting(stage, app)
         async with app, other:
@@ -398,7 +398,7 @@ class TestChanging:
         assert [due for _, due, _ in stage.calls] == [13.0, 25.0]
 
     @pytest.mark.parametrize("missed", ["once", "all", "skip"])
-    async def test_no_firing_of_one_that_another_process_made_is_missed(self, stage, missed):
+    async def test_no_firing_of_a_schedule_of_another_process_is_missed(self, stage, missed):
         app, other = stage.app(), stage.app(dispatch=False)
         noting(stage, app)
         async with app, other:
@@ -408,7 +408,7 @@ class TestChanging:
         assert dues(stage) == [6 + n / 2 for n in range(10)]
 
     @pytest.mark.parametrize("missed", ["once", "skip"])
-    async def test_what_falls_due_before_its_node_hears_of_it_is_late_and_not_missed(
+    async def test_a_firing_due_before_its_node_is_notified_is_late_and_not_missed(
         self, tmp_path, missed
     ):
         clock = ManualClock(start=START)
@@ -427,7 +427,7 @@ class TestChanging:
         assert await owner.run(clock, 0) == [now + n * 1_000 for n in range(1, 6)]
         await store.close()
 
-    async def test_one_made_while_no_node_looked_has_missed_firings(self, tmp_path):
+    async def test_a_schedule_put_while_no_node_ran_has_missed_firings(self, tmp_path):
         clock = ManualClock(start=START)
         store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=clock)
         await store.open()
@@ -444,7 +444,7 @@ class TestChanging:
         assert await owner.run(clock, 0) == [now + 30_000]
         await store.close()
 
-    async def test_a_change_that_comes_while_they_are_read_makes_them_read_again(self, tmp_path):
+    async def test_a_change_during_a_read_causes_another_read(self, tmp_path):
         store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=ManualClock(start=START))
         await store.open()
         owner = Owner(store, await store.take(range(SHARDS), "n"))
@@ -462,7 +462,7 @@ class TestChanging:
         assert len(reads) == 2
         await store.close()
 
-    async def test_they_are_read_again_after_a_read_that_failed(self, tmp_path):
+    async def test_schedules_are_read_again_after_a_failed_read(self, tmp_path):
         store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=ManualClock(start=START))
         await store.open()
         owner = Owner(store, await store.take(range(SHARDS), "n"))
@@ -485,7 +485,7 @@ class TestChanging:
             assert (await store.schedules.get(name)).fired_until_ms > now
         await store.close()
 
-    async def test_the_same_again_changes_nothing(self, stage):
+    async def test_putting_an_equal_schedule_changes_nothing(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -497,7 +497,7 @@ class TestChanging:
             await stage.advance(13)
         assert dues(stage) == [10.0, 20.0]
 
-    async def test_putting_it_at_each_start_loses_and_doubles_nothing(self, stage):
+    async def test_putting_a_schedule_at_each_start_loses_and_doubles_nothing(self, stage):
         note = None
         for _ in range(8):
             app = stage.app()
@@ -507,7 +507,7 @@ class TestChanging:
                 await stage.advance(7)
         assert dues(stage) == [10.0, 20.0, 30.0, 40.0, 50.0]
 
-    async def test_they_are_listed_by_name(self, stage):
+    async def test_schedules_are_listed_by_name(self, stage):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -522,7 +522,7 @@ class TestChanging:
         )  # fmt: skip
         assert (a.body, a.service) == (b'["x"]', "note")
 
-    async def test_deleting_one_that_does_not_exist_is_refused(self, stage):
+    async def test_deleting_an_unknown_schedule_is_refused(self, stage):
         app = stage.app()
         async with app:
             with pytest.raises(UnknownSchedule, match="'nope'"):
@@ -549,7 +549,7 @@ class TestChanging:
             {"interval": 5, "priority": 10**6},
         ],
     )
-    async def test_what_cannot_be_right_is_refused_and_nothing_is_stored(self, stage, options):
+    async def test_an_invalid_schedule_is_refused_and_not_stored(self, stage, options):
         app = stage.app()
         note = noting(stage, app)
         async with app:
@@ -612,7 +612,7 @@ class TestTwo:
             await stage.advance(25)
         assert dues(stage) == [10.0, 20.0, 30.0, 40.0, 50.0]
 
-    async def test_two_nodes_that_both_believe_to_own_all_double_no_firing(self, stage):
+    async def test_two_nodes_that_own_the_same_shards_double_no_firing(self, stage):
         first, second = stage.app(), stage.app()
         for app in (first, second):
             app._coordinator = app._coordinator.func  # without the lock on the file
@@ -626,7 +626,7 @@ class TestTwo:
             assert len({task.key for task in page.items}) == len(page.items)
         assert dues(stage) == [10.0, 20.0, 30.0, 40.0, 50.0]
 
-    async def test_after_a_crash_the_next_one_goes_on_without_a_gap(self, stage):
+    async def test_the_next_process_goes_on_without_a_gap_after_a_crash(self, stage):
         first, second = stage.app(), stage.app()
         noting(stage, first, second)
         await first.start()
@@ -638,7 +638,7 @@ class TestTwo:
             await stage.advance(MINUTE)
         assert dues(stage) == [float(at) for at in range(10, 80, 10)]
 
-    async def test_after_a_hand_over_the_firing_of_the_one_before_is_not_missed(self, tmp_path):
+    async def test_a_firing_of_the_previous_owner_is_not_missed(self, tmp_path):
         """The next owner read the schedule before the firing was stored."""
         clock = ManualClock(start=START - 20)
         store = SqliteStore(tmp_path / "tasks.db", shards=SHARDS, clock=clock)
@@ -664,7 +664,7 @@ class TestTwo:
         assert await after.run(clock, 5) == [START_MS + 60_000], "it goes on with the next"
         await store.close()
 
-    async def test_a_firing_counts_only_while_the_schedule_has_fired_as_far_as_was_read(
+    async def test_a_firing_counts_only_if_the_schedule_has_not_fired_since_it_was_read(
         self, tmp_path
     ):
         clock = ManualClock(start=START)

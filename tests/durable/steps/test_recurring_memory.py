@@ -92,7 +92,7 @@ async def fill(store, size):
     await store._write(Rank.SUBMIT, lambda connection: connection.run(statement))
 
 
-async def test_payloads_are_neither_held_nor_read(any_store, monkeypatch):
+async def test_payloads_are_neither_read_nor_in_memory(any_store, monkeypatch):
     store, size = any_store, MIB // 16
     await fill(store, size)
     watched = Watched(store, monkeypatch)
@@ -107,7 +107,7 @@ async def test_payloads_are_neither_held_nor_read(any_store, monkeypatch):
     assert watched.names() == [], "a change of something else has nothing read"
 
 
-async def test_only_what_was_put_is_read_again(any_store, monkeypatch):
+async def test_only_changed_schedules_are_read_again(any_store, monkeypatch):
     store = any_store
     await fill(store, 10)
     watched = Watched(store, monkeypatch)
@@ -129,7 +129,7 @@ async def test_only_what_was_put_is_read_again(any_store, monkeypatch):
     assert "s7" not in owner.recurring._next
 
 
-async def test_one_that_was_deleted_is_let_go_when_all_are_read(any_store, monkeypatch):
+async def test_a_deleted_schedule_leaves_memory_when_all_are_read(any_store, monkeypatch):
     store = any_store
     await fill(store, 10)
     owner = Owner(store, await store.take(range(SHARDS), "n"))
@@ -144,7 +144,7 @@ async def test_one_that_was_deleted_is_let_go_when_all_are_read(any_store, monke
     assert len(owner.recurring._timings) == COUNT - 1
 
 
-async def test_large_ones_that_fire_together_are_copied_by_the_store_in_turns(
+async def test_large_payloads_that_fire_together_are_copied_in_several_calls(
     any_store, monkeypatch
 ):
     store, size = any_store, MIB
@@ -174,7 +174,7 @@ async def test_large_ones_that_fire_together_are_copied_by_the_store_in_turns(
     assert {due.service for due in noticed} == {"note"}
 
 
-async def test_missed_firings_of_a_large_one_all_come_in_their_order(any_store):
+async def test_missed_firings_with_a_large_payload_come_in_order(any_store):
     store = any_store
     now = int(store.now_ms())
     start = now - 10 * HOUR_MS

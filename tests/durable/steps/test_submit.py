@@ -38,7 +38,7 @@ class Order:
 
 
 class TestTargets:
-    async def test_a_name_and_one_payload_will_do(self, stage):
+    async def test_a_target_may_be_a_name_with_one_payload(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -77,7 +77,7 @@ class TestTargets:
             with pytest.raises(TypeError, match="one payload"):
                 await app.submit("note", "a", "b")
 
-    async def test_an_unknown_name_is_refused_and_says_which_there_are(self, stage):
+    async def test_an_unknown_name_is_refused_with_the_known_names(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -120,7 +120,7 @@ class TestTargets:
             await stage.advance(3)
         assert stage.calls == [(0.0, 2), (1.0, 1), (2.0, 0)]
 
-    async def test_a_function_that_is_no_task_is_refused_and_told_how_to_be_one(self, stage):
+    async def test_a_function_that_is_not_a_task_is_refused_with_advice(self, stage):
         app = stage.app()
         noting_task(stage, app)
 
@@ -141,14 +141,14 @@ class TestServicesMadeElsewhere:
     """Another process has put the service just now, and nobody was told of it."""
 
     @pytest.mark.parametrize("dispatch", [True, False])
-    async def test_its_settings_count_at_once(self, stage, dispatch):
+    async def test_settings_of_a_service_made_elsewhere_take_effect_at_once(self, stage, dispatch):
         app, other = stage.app(), stage.app(dispatch=dispatch)
         async with app, other:
             await app.put_service("pay", MADE_ELSEWHERE)
             assert (await other.submit("pay", 1, delay=HOUR)).max_attempts == 1
 
     @pytest.mark.parametrize("dispatch", [True, False])
-    async def test_they_count_for_many_and_for_schedules(self, stage, dispatch):
+    async def test_they_take_effect_for_many_and_for_schedules(self, stage, dispatch):
         app, other = stage.app(), stage.app(dispatch=dispatch)
         async with app, other:
             await app.put_service("pay", MADE_ELSEWHERE)
@@ -158,7 +158,7 @@ class TestServicesMadeElsewhere:
             await app.put_service("send", MADE_ELSEWHERE)
             assert (await other.put_schedule("s", "send", cron="0 0 * * *")).max_attempts == 1
 
-    async def test_one_that_nobody_knows_is_looked_for_now_and_then_only(self, stage):
+    async def test_the_store_is_rarely_asked_for_an_unknown_service(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         async with app, other:
             looks, version = [], other._node.store.registry.version
@@ -185,7 +185,7 @@ class TestCommits:
             assert app._node.store._file.writer.commits - before <= 3
             assert len({task.id for task in tasks}) == 256
 
-    async def test_while_the_store_stands_still_no_more_than_some_megabytes_wait(self, stage):
+    async def test_a_bounded_number_of_bytes_waits_while_the_store_is_stuck(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -215,7 +215,7 @@ class TestCommits:
             room = app._node.submit._capacity
             assert (room.items, room.bytes) == (0, 0)
 
-    async def test_many_at_once_are_never_too_many_for_themselves(self, stage):
+    async def test_one_call_with_many_tasks_does_not_overload_itself(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -228,7 +228,7 @@ class TestCommits:
             assert all(isinstance(answer, Task) for answer in answers)
             assert (submit._capacity.items, submit._capacity.bytes) == (0, 0)
 
-    async def test_many_that_are_given_up_take_up_no_room(self, stage):
+    async def test_cancelled_submits_of_many_free_their_capacity(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -249,14 +249,14 @@ class TestCommits:
             room = app._node.submit._capacity
             assert (room.items, room.bytes) == (0, 0)
 
-    async def test_it_is_stored_when_it_is_acknowledged(self, stage):
+    async def test_an_acknowledged_task_is_stored(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         note = noting_task(stage, app)
         async with app, other:
             task = await note.submit("a", delay=HOUR)
             assert await other.get(task.id) == task
 
-    async def test_one_that_fails_fails_alone(self, stage):
+    async def test_a_task_that_fails_fails_alone(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -276,7 +276,7 @@ class TestCommits:
             assert isinstance(answers[1], ValueError)
             assert [answers[n].payload for n in (0, 2, 3)] == [["a"], ["c"], ["d"]]
 
-    async def test_when_the_store_is_away_nothing_is_acknowledged(self, stage):
+    async def test_nothing_is_acknowledged_while_the_store_is_unavailable(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -289,7 +289,7 @@ class TestCommits:
             await stage.advance(2)
         assert stage.calls == [(1.0, "b")]
 
-    async def test_a_caller_that_is_cancelled_disturbs_nobody(self, stage):
+    async def test_a_cancelled_caller_disturbs_no_other(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -300,7 +300,7 @@ class TestCommits:
             assert (await stays).state is State.DELAY
 
     @pytest.mark.parametrize("many", [True, False])
-    async def test_a_commit_has_some_megabytes_at_most(self, stage, many):
+    async def test_a_commit_has_a_bounded_number_of_bytes(self, stage, many):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -324,7 +324,7 @@ class TestCommits:
 
 
 class TestShards:
-    async def test_an_id_has_its_shard_inside_and_ids_are_in_order_of_time(self, stage):
+    async def test_an_id_contains_its_shard_and_ids_are_in_order_of_time(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -336,7 +336,7 @@ class TestShards:
                 await stage.advance(0.001)
             assert ids == sorted(ids)
 
-    async def test_what_is_due_soon_goes_to_a_shard_of_ours_and_at_once_to_the_wheel(self, stage):
+    async def test_a_task_due_soon_goes_to_an_own_shard_and_into_memory(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -346,7 +346,7 @@ class TestShards:
             await note.submit("a", delay=HOUR)
             assert (await app.stats())["held"] == 1
 
-    async def test_a_shard_that_is_lost_meanwhile_costs_the_submitter_nothing(self, stage):
+    async def test_a_shard_that_is_lost_during_a_submit_does_not_fail_it(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -355,9 +355,7 @@ class TestShards:
             task = await note.submit("a", delay=1)
             assert (await app.get(task.id)).payload == ["a"]
 
-    async def test_a_lost_shard_gets_nothing_and_an_id_names_the_shard_that_the_task_gets(
-        self, stage
-    ):
+    async def test_a_lost_shard_gets_nothing_and_the_id_names_the_new_shard(self, stage):
         """The next owner of a lost shard would not hear of the task."""
         app = stage.app()
         note = noting_task(stage, app)
@@ -417,17 +415,17 @@ class TestSeveralNodes:
         return [task.shard for task in tasks], ours
 
     @pytest.mark.parametrize("delay", [0, 30])
-    async def test_more_than_its_part_is_divided_among_all(self, stage, delay):
+    async def test_tasks_beyond_the_nodes_share_are_spread_over_all_nodes(self, stage, delay):
         shards, ours = await self.stored(stage, 100, delay=delay)
         assert set(shards[:4]) <= ours.keys()
         assert len({*shards} - ours.keys()) > 1
 
     @pytest.mark.parametrize("delay", [0, 30])
-    async def test_no_more_than_its_part_stays_here(self, stage, delay):
+    async def test_tasks_within_the_nodes_share_stay_on_the_node(self, stage, delay):
         shards, ours = await self.stored(stage, 4, delay=delay)
         assert set(shards) <= ours.keys()
 
-    async def test_one_node_keeps_all(self, stage):
+    async def test_a_single_node_keeps_all_tasks(self, stage):
         app = stage.app()
         note = noting_task(stage, app, concurrency=1)
         async with app:
@@ -436,7 +434,7 @@ class TestSeveralNodes:
         assert len({task.shard for task in tasks}) == 1
 
     @pytest.mark.parametrize("limit", [{"rate": 10}, {"concurrency": 8}], ids=["rate", "calls"])
-    async def test_a_service_that_was_put_after_the_start_is_divided_as_well(self, stage, limit):
+    async def test_a_service_put_after_the_start_is_spread_as_well(self, stage, limit):
         app = stage.app()
         async with app:
             await stage.settle()

@@ -65,7 +65,7 @@ class TestKeys:
         assert stage.calls == [(float(second), "b")]
 
     @pytest.mark.parametrize(("second", "entries"), [(30, 1), (HOUR, 0)])
-    async def test_replaced_to_a_later_time_it_leaves_its_old_one(self, stage, second, entries):
+    async def test_a_task_replaced_to_a_later_time_leaves_its_old_one(self, stage, second, entries):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -123,7 +123,7 @@ class TestKeys:
             await stage.advance(5)
         assert stage.calls == [(5.0, "b")]
 
-    async def test_a_key_is_a_services_own(self, stage):
+    async def test_each_service_has_its_own_keys(self, stage):
         app = stage.app()
         one, two = noting_task(stage, app, name="one"), noting_task(stage, app, name="two")
         async with app:
@@ -131,7 +131,7 @@ class TestKeys:
             second = await two.submit("b", key="k", delay=1)
             assert first.id != second.id
 
-    async def test_of_many_at_once_one_gets_the_key(self, stage):
+    async def test_one_of_many_concurrent_submits_gets_the_key(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -144,21 +144,21 @@ class TestKeys:
             assert {refused.holder for refused in lost} == {won[0].id}
 
     @pytest.mark.parametrize("key", ["", " ", "a\nb", "x" * 201, "\ud800"])
-    async def test_a_key_that_cannot_be_read_is_refused(self, stage, key):
+    async def test_an_invalid_key_is_refused(self, stage, key):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
             with pytest.raises(ValueError, match="key"):
                 await note.submit("a", key=key)
 
-    async def test_a_word_that_on_conflict_does_not_know_is_refused(self, stage):
+    async def test_an_invalid_value_of_on_conflict_is_refused(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
             with pytest.raises(ValueError, match="reject"):
                 await note.submit("a", key="k", on_conflict="ignore")
 
-    async def test_a_keyed_submit_that_waits_for_its_lane_holds_up_no_other(self, stage):
+    async def test_a_slow_keyed_submit_delays_no_other(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -178,7 +178,7 @@ class TestKeys:
             held.set()
             await keyed
 
-    async def test_a_key_that_is_locked_holds_up_no_other_key_and_no_named_request(self, stage):
+    async def test_a_locked_key_delays_no_other_key_and_no_idempotent_request(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -205,7 +205,7 @@ class TestKeys:
                     await waits
                 held.clear()
 
-    async def test_what_replaces_has_all_its_tries_and_no_old_error(self, stage):
+    async def test_a_replacement_has_all_its_attempts_and_no_old_error(self, stage):
         app = stage.app()
 
         @app.task(max_attempts=3, backoff=5)
@@ -229,7 +229,7 @@ class TestKeys:
 class TestIdempotency:
     """A request that comes again is answered, not stored again."""
 
-    async def test_the_same_request_again_is_the_same_task(self, stage):
+    async def test_a_repeated_request_returns_the_same_task(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -241,7 +241,7 @@ class TestIdempotency:
             assert (late.id, late.state) == (first.id, State.FINISHED), "as it is by now"
         assert stage.calls == [(0.0, "a")]
 
-    async def test_a_hundred_at_once_are_one_task(self, stage):
+    async def test_a_hundred_concurrent_requests_are_one_task(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -252,7 +252,7 @@ class TestIdempotency:
             await stage.advance(2)
         assert len(stage.calls) == 1
 
-    async def test_another_request_under_the_same_name_is_refused(self, stage):
+    async def test_another_request_with_the_same_key_is_refused(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -263,7 +263,7 @@ class TestIdempotency:
             await stage.advance(2)
         assert stage.calls == [(0.0, "a")]
 
-    async def test_each_caller_has_names_of_its_own(self, stage):
+    async def test_each_caller_has_its_own_keys(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -271,7 +271,7 @@ class TestIdempotency:
             two = await app.node.submit.submit(named(app, "k", caller="two"))
             assert one.id != two.id
 
-    async def test_it_is_known_in_another_process_and_after_a_restart(self, stage):
+    async def test_a_request_is_known_in_another_process_and_after_a_restart(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         noting_task(stage, app)
         async with app, other:
@@ -281,7 +281,7 @@ class TestIdempotency:
         async with second:
             assert (await second.node.submit.submit(named(second, "k"))).id == first.id
 
-    async def test_it_is_known_for_a_day(self, stage):
+    async def test_a_request_is_known_for_a_day(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -292,7 +292,7 @@ class TestIdempotency:
             await stage.hours(27)
             assert (await app.node.submit.submit(named(app, "k"))).id != first.id
 
-    async def test_one_that_was_refused_was_not_made(self, stage):
+    async def test_a_refused_request_is_not_recorded(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -303,7 +303,7 @@ class TestIdempotency:
             made = await app.node.submit.submit(named(app, "k", key="taken", delay=60))
             assert made.id != holder.id
 
-    async def test_one_whose_answer_was_lost_is_the_same_when_it_is_asked_for_again(self, stage):
+    async def test_a_request_whose_answer_was_lost_can_be_repeated(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -315,7 +315,7 @@ class TestIdempotency:
             assert (await app.get(task.id)).state is State.FINISHED
         assert len(stage.calls) == 1
 
-    async def test_in_a_batch_each_answers_for_itself(self, stage):
+    async def test_each_request_of_a_batch_has_its_own_answer(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
@@ -328,7 +328,7 @@ class TestIdempotency:
             assert isinstance(answers[2], KeyReused)
             assert answers[3].id != answers[0].id
 
-    async def test_a_task_that_is_gone_from_the_backlog_is_told_so(self, stage):
+    async def test_a_repeated_request_of_a_deleted_task_raises_task_gone(self, stage):
         app = stage.app(retention=60)
         noting_task(stage, app)
         async with app:
@@ -341,7 +341,7 @@ class TestIdempotency:
                 await app.node.submit.submit(named(app, "k"))
         assert len(stage.calls) == 1
 
-    async def test_a_payload_has_the_bytes_that_the_scheduler_allows(self, stage):
+    async def test_the_scheduler_sets_the_maximum_size_of_a_payload(self, stage):
         app = stage.app(max_body=100)
         noting_task(stage, app)
         async with app:

@@ -24,7 +24,7 @@ NOW = datetime.fromtimestamp(START, UTC)
 
 
 class TestMany:
-    async def test_they_are_answered_in_their_order(self, stage):
+    async def test_answers_are_in_the_order_of_the_tasks(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -33,7 +33,7 @@ class TestMany:
             assert len({task.id for task in tasks}) == 2_500
             assert await app.get(tasks[-1].id) == tasks[-1]
 
-    async def test_mappings_will_do(self, stage):
+    async def test_tasks_may_be_mappings(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -48,7 +48,7 @@ class TestMany:
             await stage.advance(2)
         assert stage.calls == [(0.0, "b"), (1.0, "a"), (2.0, "c")]
 
-    async def test_a_taken_key_stands_in_its_place(self, stage):
+    async def test_a_taken_key_is_the_answer_of_its_task(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -68,14 +68,14 @@ class TestMany:
             assert isinstance(f, KeyTaken)
             assert f.holder == e.id
 
-    async def test_none_is_none(self, stage):
+    async def test_no_tasks_have_no_answers(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
             assert await app.submit_many([]) == []
             assert await app.submit_many(iter(())) == []
 
-    async def test_a_generator_will_do(self, stage):
+    async def test_tasks_may_come_from_a_generator(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -94,7 +94,7 @@ class TestMany:
             (7, TypeError),
         ],
     )
-    async def test_one_that_cannot_be_right_raises_and_says_which(self, stage, bad, error):
+    async def test_an_invalid_task_raises_with_its_index(self, stage, bad, error):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -103,7 +103,7 @@ class TestMany:
             assert any("request 1 of submit_many" in note for note in raised.value.__notes__)
             assert (await app.list()).items == []
 
-    async def test_the_thousands_before_a_bad_one_are_stored_when_it_raises(self, stage):
+    async def test_the_chunks_before_an_invalid_task_are_stored(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -116,7 +116,7 @@ class TestMany:
     @pytest.mark.parametrize(
         ("size", "count", "inserts"), [(10, 1_010, [300] * 3 + [100, 10]), (200_000, 7, [3, 3, 1])]
     )
-    async def test_on_sqlite_it_is_cut_so_that_claims_get_their_turn(
+    async def test_on_sqlite_inserts_are_small_so_that_claims_run_between_them(
         self, stage, size, count, inserts
     ):
         app = stage.app()
@@ -137,7 +137,7 @@ class TestMany:
             await asyncio.gather(*(note.submit("x" * size, delay=HOUR) for _ in range(count)))
             assert max(seen) == max(inserts)
 
-    async def test_progress_is_told_after_each_thousand(self, stage):
+    async def test_progress_is_reported_after_each_chunk(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         told = []
@@ -146,7 +146,7 @@ class TestMany:
             await app.submit_many(requests, progress=told.append)
         assert told == [1_000, 2_000, 2_500]
 
-    async def test_those_that_are_due_soon_are_fired_on_time(self, stage):
+    async def test_tasks_due_soon_run_on_time(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -154,7 +154,7 @@ class TestMany:
             await stage.advance(5)
         assert stage.calls == [(n / 10, n) for n in range(50)]
 
-    async def test_when_the_store_is_away_the_caller_hears_it(self, stage):
+    async def test_an_unavailable_store_raises_to_the_caller(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -163,7 +163,7 @@ class TestMany:
             with pytest.raises(StoreUnavailable):
                 await app.submit_many([note.request(n, delay=HOUR) for n in range(1_500)])
 
-    async def test_a_key_that_is_locked_stands_in_its_place_and_the_others_are_stored(self, stage):
+    async def test_a_locked_key_is_the_answer_of_its_task_and_the_others_are_stored(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:

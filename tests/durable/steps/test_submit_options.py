@@ -34,7 +34,7 @@ class TestTime:
             assert stage.calls == [(5.0, "a")]
 
     @pytest.mark.parametrize("options", [{}, {"delay": 0}, {"at": NOW}, {"delay": timedelta()}])
-    async def test_without_a_time_it_is_due_now(self, stage, options):
+    async def test_a_task_without_a_time_is_due_now(self, stage, options):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -93,7 +93,7 @@ class TestTime:
             await self.nothing_is_stored(app)
 
     @pytest.mark.parametrize("delay", [math.nan, math.inf, -math.inf, 1e10, 10**400])
-    async def test_a_delay_that_is_no_time_is_refused(self, stage, delay):
+    async def test_a_delay_out_of_range_is_refused(self, stage, delay):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -102,7 +102,7 @@ class TestTime:
             await self.nothing_is_stored(app)
 
     @pytest.mark.parametrize("delay", ["5", "", True, False, [], b"1", datetime.now(UTC)])
-    async def test_a_delay_of_another_kind_is_refused(self, stage, delay):
+    async def test_a_delay_of_another_type_is_refused(self, stage, delay):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -119,7 +119,7 @@ class TestTime:
             await self.nothing_is_stored(app)
 
     @pytest.mark.parametrize("at", [START, "2027-01-15", NOW.date(), timedelta(1)])
-    async def test_a_moment_of_another_kind_is_refused(self, stage, at):
+    async def test_a_moment_of_another_type_is_refused(self, stage, at):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -133,7 +133,7 @@ class TestTime:
             with pytest.raises(ValueError, match="not both"):
                 await note.submit("a", delay=0, at=NOW)
 
-    async def test_the_far_future_waits_in_the_store(self, stage):
+    async def test_a_task_far_in_the_future_waits_in_the_store(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -148,7 +148,7 @@ class TestTime:
             datetime(9999, 12, 31, 23, 59, tzinfo=timezone(timedelta(hours=-12))),
         ],
     )
-    async def test_the_end_of_time_is_refused_or_can_be_shown(self, stage, at):
+    async def test_a_moment_near_the_end_of_time_is_refused_or_can_be_shown(self, stage, at):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -188,7 +188,7 @@ class TestOptions:
                 await note.submit("a", priority=priority)
 
     @pytest.mark.parametrize("priority", [None, 1.5, 0.0, "", "high"])
-    async def test_a_priority_is_a_whole_number(self, stage, priority):
+    async def test_a_priority_is_an_integer(self, stage, priority):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -196,7 +196,7 @@ class TestOptions:
                 await note.submit("a", priority=priority)
 
     @pytest.mark.parametrize("timeout", [0, -1, math.nan])
-    async def test_a_timeout_is_more_than_nothing(self, stage, timeout):
+    async def test_a_timeout_is_more_than_zero(self, stage, timeout):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -206,7 +206,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("timeout", "got"), [(60.001, "60.001"), (timedelta(days=36_000), "3110400000")]
     )
-    async def test_a_timeout_above_its_services_is_refused_with_both_numbers(
+    async def test_a_timeout_above_the_services_is_refused_with_both_numbers(
         self, stage, timeout, got
     ):
         error = f"timeout of 'note', 60 s, got {got} s"
@@ -222,7 +222,7 @@ class TestOptions:
             assert (await app.counts())["live"] == 0
             assert (await note.submit("a", timeout=60)).timeout_ms == 60_000
 
-    async def test_a_function_without_a_timeout_bounds_none(self, stage):
+    async def test_a_function_without_a_timeout_allows_any_timeout(self, stage):
         app = stage.app()
 
         @app.task(timeout=None)
@@ -232,7 +232,7 @@ class TestOptions:
         async with app:
             assert (await long.submit(timeout=DAY, delay=1)).timeout_ms == DAY * 1000
 
-    async def test_a_process_that_does_not_know_the_service_cannot_bound_it(self, stage):
+    async def test_a_process_that_does_not_know_the_service_allows_any_timeout(self, stage):
         app = stage.app(dispatch=False)
         async with app:
             assert (await app.submit("elsewhere", timeout=DAY)).timeout_ms == DAY * 1000
@@ -269,7 +269,7 @@ class TestOptions:
             with pytest.raises(ValueError, match=r"before the task is due.*never be called"):
                 await note.submit("a", **times)
 
-    async def test_one_that_passed_a_moment_ago_is_taken_since_it_may_be_a_repetition(self, stage):
+    async def test_a_deadline_that_has_just_passed_is_accepted_since_it_may_be_a_retry(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -278,14 +278,14 @@ class TestOptions:
             assert (await app.get(task.id)).error.startswith("expired")
 
     @pytest.mark.parametrize("deadline", [-1, math.nan, NOW.replace(tzinfo=None)])
-    async def test_a_deadline_that_cannot_be_right_is_refused(self, stage, deadline):
+    async def test_an_invalid_deadline_is_refused(self, stage, deadline):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
             with pytest.raises(ValueError, match="deadline"):
                 await note.submit("a", deadline=deadline)
 
-    async def test_an_option_that_does_not_exist_is_refused(self, stage):
+    async def test_an_unknown_option_is_refused(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
@@ -294,7 +294,7 @@ class TestOptions:
             with pytest.raises(TypeError, match="retries"):
                 await app.submit("note", "a", retries=3)
 
-    async def test_a_payload_has_a_largest_size(self, stage):
+    async def test_a_payload_has_a_maximum_size(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
