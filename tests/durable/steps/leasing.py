@@ -1,4 +1,4 @@
-"""Task functions, and ways to look at leases, for the tests of leases and orphans."""
+"""Task functions and queries for the tests of leases and orphans."""
 
 import asyncio
 
@@ -8,8 +8,8 @@ from tickwheel.durable import current_task
 FOREVER = 1_000_000  # calls
 
 
-def noting(stage, app):
-    """A function that notes its calls."""
+def noting_task(stage, app):
+    """Return a task function that records its attempts."""
 
     @app.task(timeout=5, max_attempts=3)
     async def note():
@@ -18,8 +18,8 @@ def noting(stage, app):
     return note
 
 
-def waiting(stage, app, **options):
-    """A coroutine function that notes its calls and their ends, and waits until it may go on."""
+def waiting_task(stage, app, **options):
+    """Return a task function that records its calls and ends, and the event that unblocks it."""
     goes_on = asyncio.Event()
 
     @app.task(**{"timeout": HOUR, "backoff": 0} | options)
@@ -37,11 +37,11 @@ def waiting(stage, app, **options):
 
 
 async def lease_of(app, stage, task):
-    """How long the lease of a running task still lasts, in seconds."""
+    """Return for how many seconds the lease of a running task lasts."""
     return ((await app.get(task.id)).lease_until_ms - stage.now_ms) / 1000
 
 
 async def outcome(app, task):
-    """What a task has come to: state, attempts, failures."""
+    """Return the state, attempts and failures of a task."""
     now = await app.get(task.id)
     return now.state, now.attempt, now.failures

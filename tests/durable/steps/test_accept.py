@@ -1,4 +1,4 @@
-"""202 and feedback: a callee that has accepted a task says later how it ended."""
+"""202 and feedback: a callee accepts a task and reports its outcome later."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def accepted(stage, app, payload=None, **config):
-    """A task that its callee has accepted."""
+    """Return a task that its callee has accepted."""
     await app.put_service("s", {"endpoint": URL, "backoff": 5, **config})
     task = await app.submit("s", payload)
     await stage.settle()
@@ -24,7 +24,7 @@ async def accepted(stage, app, payload=None, **config):
 
 
 async def outcome(app, task):
-    """What a task has come to: state, attempts, failures."""
+    """Return the state, attempts and failures of a task."""
     now = await app.get(task.id)
     return now.state, now.attempt, now.failures
 
@@ -400,7 +400,7 @@ class TestOvertaking:
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
 
     async def test_a_retry_waits_until_the_running_call_has_ended(self, stage):
-        """Two attempts of one task are never under way here."""
+        """Two attempts of one task never run at the same time on a node."""
         held = Held()
         app, callee = calling(stage, held)
         async with app:
@@ -505,7 +505,7 @@ class TestTimeout:
 
 
 async def noted(app, task):
-    """Whether the store knows that a task was accepted for an hour."""
+    """Return whether the store has a task as accepted for an hour."""
     return (await app.get(task.id)).lease_until_ms == START_MS + HOUR * 1000
 
 
@@ -561,7 +561,7 @@ class TestRestart:
 
 
 class SlowStore(StagedStore):
-    """Takes some turns of the loop to note an accept."""
+    """A store that takes some turns of the loop to store an accept."""
 
     async def accept(self, leases):
         for _ in range(200):

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.asyncio
 NOW = datetime.fromtimestamp(START, UTC)
 
 
-class Later:
-    """A clock that is ahead of another by so many seconds: the machine was suspended."""
+class ClockAhead:
+    """A clock that is some seconds ahead of another, as after a suspension."""
 
     def __init__(self, clock, seconds):
         self._clock, self._seconds = clock, seconds
@@ -29,8 +29,8 @@ class Later:
         return self._clock.time() + self._seconds
 
 
-async def both_permits_are_there(stage, wait, begun, goes_on):
-    """After three that have ended, two more begin at once."""
+async def check_both_permits(stage, wait, begun, goes_on):
+    """Check that two more tasks begin at once after three have ended."""
     goes_on.clear()
     for what in ("one more", "and another"):
         await wait.submit(what)
@@ -218,7 +218,7 @@ class TestPermits:
             goes_on.set()
             await stage.settle()
             assert [what for what, _ in begun] == ["a", "b", "c"]
-            await both_permits_are_there(stage, wait, begun, goes_on)
+            await check_both_permits(stage, wait, begun, goes_on)
 
     async def test_replacing_a_task_that_waits_costs_no_permit(self, stage):
         app = stage.app()
@@ -233,7 +233,7 @@ class TestPermits:
             goes_on.set()
             await stage.settle()
             assert [what for what, _ in begun] == ["a", "b", "e"]
-            await both_permits_are_there(stage, wait, begun, goes_on)
+            await check_both_permits(stage, wait, begun, goes_on)
 
     async def test_two_plain_functions_with_due_tasks_share_the_threads(self, stage):
         app = stage.app(threads=4)
@@ -402,7 +402,7 @@ class TestClaims:
             assert (await app.stats())["ended"] == {"finish": 2_000}
 
     async def test_a_claim_before_the_stores_time_is_refused_and_repeated(self, stage):
-        """The node believes that it is later than the store does: it must not ask and ask."""
+        """A node whose clock is ahead of the store's must not claim in a busy loop."""
         app = stage.app()
         note = counting_task(stage, app)
         async with app:
@@ -451,10 +451,10 @@ class TestClaims:
             claim = node.store.claim
 
             async def suspended(*args):
-                """The machine sleeps for a minute while the claim is under way."""
+                """Suspend the machine for a minute during the claim."""
                 node.store.claim = claim
                 claims = await claim(*args)
-                node.leases.clock = Later(stage.clock, 60)
+                node.leases.clock = ClockAhead(stage.clock, 60)
                 return claims
 
             node.store.claim = suspended
@@ -469,7 +469,7 @@ class TestClaims:
         assert len(stage.calls) == 1
 
     async def test_a_task_that_is_locked_when_due_is_claimed_again_soon(self, stage):
-        """And then each second, as the loader finds it; nobody else waits for that."""
+        """After that the loader finds it each second; no other task waits for it."""
         app = stage.app()
         asked, ids = [], set()
 
@@ -568,7 +568,7 @@ class TestClaims:
 
             def suspended(*args):
                 send(*args)
-                leases.clock = Later(stage.clock, 60)
+                leases.clock = ClockAhead(stage.clock, 60)
                 dispatch._send = send
 
             dispatch._send = suspended

@@ -1,4 +1,4 @@
-"""Dispatch: calls of services: concurrency, rate, breaker, holds, and services that are gone."""
+"""Dispatch of calls to services: concurrency, rate, breaker, holds, and gone services."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio
 
 
 @asynccontextmanager
-async def paused(stage):
+async def paused_service(stage):
     """A service in the pause of its breaker: two calls have failed, eight hang, ten tasks wait."""
     held = Held()
     app, callee = calling(stage, held)
@@ -32,7 +32,7 @@ async def paused(stage):
 
 
 class TestServices:
-    """Services that are called over a network: what holds them back, and whom that concerns."""
+    """Services that are called over a network, and their limits."""
 
     async def test_a_service_is_called_with_the_submitted_payload(self, stage):
         app, callee = calling(stage)
@@ -150,7 +150,7 @@ class TestServices:
         assert len(callee.calls) == 21
 
     async def test_an_answer_from_before_the_pause_does_not_count_as_a_probe(self, stage):
-        async with paused(stage) as (app, callee, held):
+        async with paused_service(stage) as (app, callee, held):
             await stage.advance(10)
             assert len(callee.calls) == 11, "one probe"
             held.give(BROKEN, 4)  # those of before, which have hung until now
@@ -168,7 +168,7 @@ class TestServices:
                 await stage.settle()
 
     async def test_hanging_calls_do_not_keep_the_breaker_open(self, stage):
-        async with paused(stage) as (_, callee, held):
+        async with paused_service(stage) as (_, callee, held):
             await stage.advance(9)
             callee.answer = OK  # it works again, but for the eight that hang
             await stage.advance(2)
@@ -403,12 +403,12 @@ class TestServices:
             assert lateness["buckets"][-1] == [None, 3]
 
 
-async def unheard():
-    """Stand in for a look at the registry that comes too early."""
+async def no_refresh():
+    """Replace a read of the registry that would come too early."""
 
 
 class TestGone:
-    """A service that says it does not exist any more."""
+    """A service whose answer says that it no longer exists."""
 
     async def test_a_gone_service_is_disabled_everywhere_and_its_tasks_wait(self, stage):
         (app, callee), (other, _) = calling(stage, GONE), calling(stage, dispatch=False)
@@ -470,7 +470,7 @@ class TestGone:
             task = await app.submit("s")
             await stage.settle()
             directory = app.node.directory
-            refresh, directory.refresh = directory.refresh, unheard
+            refresh, directory.refresh = directory.refresh, no_refresh
             put = await other.put_service("s", endpoint=f"{URL}new")
             callee.answer = OK
             held.give(GONE)

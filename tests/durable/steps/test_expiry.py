@@ -1,4 +1,4 @@
-"""Tasks that wait past their deadlines: for a permit, a pause, a service that is disabled."""
+"""Expiry: tasks that wait past their deadlines for a permit, a pause, or a disabled service."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def noting(app, stage):
 
 
 async def expired(app, *tasks):
-    """Whether all of them were failed for their deadlines; none was called."""
+    """Return whether all of them expired without a call."""
     finals = [await app.get(task.id) for task in tasks]
     assert all(final.state is State.FAILED for final in finals), finals
     assert all(final.error.startswith("expired: its deadline") for final in finals), finals
@@ -58,7 +58,7 @@ class TestWhatItWaitsFor:
             await stage.advance(2.1)
             await expired(app, second)
             assert (await app.get(first.id)).state is State.RUNNING  # begun in time
-            await busy.submit(key="k")  # nobody has the key any more
+            await busy.submit(key="k")  # the key is free again
             goes_on.set()
             await stage.settle()
 

@@ -1,4 +1,4 @@
-"""Feedback: what an answer means, and how it is written."""
+"""Feedback: the outcome of an answer, and how it is written."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ SERVICE = Service("f", max_attempts=3, backoff=Backoff.of([1, 5]))
 
 
 def running(**fields):
-    """A task whose second attempt runs."""
+    """Return a task whose second attempt runs."""
     given = {
         "due_at_ms": START_MS - 50, "attempt": 2, "failures": 1, "max_attempts": 3,
         "node": "n1", "epoch": 4, "lease_until_ms": START_MS + 5,
@@ -28,7 +28,7 @@ def running(**fields):
 
 
 def meaning(event, *, after_ms=None, **fields):
-    """What such an answer comes to: event, failures, and how long until the next try."""
+    """Return the event and failures after an answer, and the delay of the retry."""
     task = running(**fields)
     ending = ending_of(task, SERVICE, Answer(event, error="no", after_ms=after_ms), START_MS)
     assert (ending.id, ending.attempt, ending.epoch) == (task.id, 2, 4)
@@ -640,7 +640,7 @@ class TestLog:
 @pytest.mark.asyncio
 class TestWaiters:
     async def test_waiters_are_notified_of_the_end_or_the_cancel_of_a_task(self, stage):
-        """A wait looks at the store each half second, too, which is for what other nodes do."""
+        """A wait also reads the store each half second, for tasks that end on other nodes."""
         app = stage.app()
 
         @app.task

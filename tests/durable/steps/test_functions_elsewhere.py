@@ -22,7 +22,7 @@ def url(request, tmp_path):
 
 
 def node_with(url, *names):
-    """A scheduler with task functions of these names, and what each was called with."""
+    """Return a scheduler with task functions of these names, and the list of their calls."""
     app, calls = Scheduler(url), []
     for name in names:
 
@@ -34,7 +34,7 @@ def node_with(url, *names):
 
 
 async def shared(*apps):
-    """Wait until the shards are shared among these nodes as they will stay."""
+    """Wait until the shards are divided among these nodes for good."""
 
     def done():
         nodes = [app._node.coordinator for app in apps]
@@ -109,8 +109,8 @@ async def test_a_node_that_owns_all_shards_borrows_none(url):
     assert calls == [("work", 1)]
 
 
-async def looked(app):
-    """Look for stalled tasks twice, as the node does in a while; return the reasons."""
+async def stall_reasons(app):
+    """Check for stalled tasks twice; return the reasons."""
     for _ in range(2):
         app._node.health._read_overdue_at = 0.0
         await app._node.health.step()
@@ -129,7 +129,7 @@ async def test_a_node_checks_the_shards_that_it_borrows(url, monkeypatch):
         while (task := await web.submit("work", 1)).shard not in lent:
             await web.cancel(task.id)
         await until(lambda: task.id in node.horizon.entries)
-        assert await looked(app) == {Reason.CLAIM}
+        assert await stall_reasons(app) == {Reason.CLAIM}
 
 
 async def test_a_task_that_waits_for_a_permit_elsewhere_is_not_stalled(postgres_url, monkeypatch):
@@ -148,5 +148,5 @@ async def test_a_task_that_waits_for_a_permit_elsewhere_is_not_stalled(postgres_
         for number in range(20):
             await web.submit("work", number)
         await begun.wait()
-        assert await looked(other) == set()
+        assert await stall_reasons(other) == set()
         goes_on.set()

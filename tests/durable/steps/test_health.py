@@ -1,4 +1,4 @@
-"""What stands still is found, with its reason, and so is what keeps a node from its work."""
+"""Health: stalled tasks are found with their reasons, and so is why a node is not ready."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """Everything a hundred times as often: what is found does not depend on it."""
+    """Make all intervals a hundred times shorter; the findings do not depend on them."""
     monkeypatch.setattr(health_module, "INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr(health_module, "IDLE_INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr(health_module, "UNREADY_INTERVAL_SECONDS", 0.02)
@@ -34,7 +34,7 @@ def _quick(monkeypatch):
 
 @pytest.fixture
 def log(caplog):
-    """The lines about what is stalled."""
+    """Return the log lines about stalls."""
     caplog.set_level(logging.INFO)
 
     def lines():
@@ -45,7 +45,7 @@ def log(caplog):
 
 @contextlib.asynccontextmanager
 async def node(url, functions=(), **options):
-    """A running scheduler with functions that note their calls, and its health."""
+    """Run a scheduler with functions that record their calls; give it with its health."""
     app = Scheduler(url, **options)
     calls = []
     for name in functions:
@@ -56,7 +56,7 @@ async def node(url, functions=(), **options):
 
 @contextlib.asynccontextmanager
 async def one_stall(app, reason):
-    """Wait until something stands still for this reason; when it is mended, it does no more."""
+    """Wait until a task is stalled for this reason, and until it is not after the repair."""
     health = app.node.health
 
     async def stalled():
@@ -115,7 +115,7 @@ class TestTheLogOfSqlite:
             assert app.node.store.log_bytes <= 2 << 20
 
 
-class TestATaskThatIsNotRun:
+class TestStalledTask:
     async def test_because_another_transaction_has_it_locked(self, postgres_url, log):
         async with node(postgres_url, dispatch=False) as (app, _, _):
             task = await app.submit("mail", ["a"])
@@ -242,17 +242,17 @@ class TestATaskThatIsNotRun:
         assert "(store)" in log()[0]
 
 
-class TestATaskThatMayNotBeRun:
-    """Is none that stands still, however long it is due."""
+class TestNotStalledTask:
+    """A task that is overdue for a good reason is not stalled."""
 
     async def looked_at(self, app, task):
-        """Wait until it could have been found, several times."""
-        health, looks = app.node.health, []
+        """Wait until several checks could have found it."""
+        health, checks = app.node.health, []
         report = health._report_overdue
-        health._report_overdue = lambda *given: (looks.append(given), report(*given))
+        health._report_overdue = lambda *given: (checks.append(given), report(*given))
 
         async def often():
-            return app.node.store.now_ms() - task.due_at_ms > 500 and len(looks) > 5
+            return app.node.store.now_ms() - task.due_at_ms > 500 and len(checks) > 5
 
         await until(often)
 
@@ -300,7 +300,7 @@ class TestATaskThatMayNotBeRun:
         assert log() == []
 
 
-class TestALook:
+class TestCheck:
     async def test_a_single_check_reports_nothing(self, tmp_path):
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
@@ -363,19 +363,19 @@ class TestALook:
     ):
         async with node(f"sqlite:///{tmp_path}/tasks.db", ["mail"]) as (app, health, _):
             await ready(app)
-            looks = []
+            checks = []
 
             async def slow(_):
-                looks.append(health._timer.time())
+                checks.append(health._timer.time())
                 await asyncio.sleep(0.1)
                 return Span(), []
 
             async def twice():
-                return len(looks) > 1
+                return len(checks) > 1
 
             health._read_overdue = slow
             await until(twice)
-            assert looks[1] - looks[0] >= 0.1 / health_module.OVERDUE_TIME_SHARE
+            assert checks[1] - checks[0] >= 0.1 / health_module.OVERDUE_TIME_SHARE
             assert await health.step() == health_module.INTERVAL_SECONDS
 
     async def test_a_check_that_fails_once_keeps_the_stalls(self, tmp_path, caplog):
@@ -428,12 +428,12 @@ class TestReadiness:
                 await user.execute(f"{alter} = on")
                 await user.execute(others)
 
-                looks = []
+                checks = []
                 look = health._read_ownership
-                health._read_ownership = lambda: (looks.append(health.unready()), look())[1]
+                health._read_ownership = lambda: (checks.append(health.unready()), look())[1]
 
                 async def unready():  # also when it has connected again
-                    return len(looks) > 20 and all(looks[-5:])
+                    return len(checks) > 20 and all(checks[-5:])
 
                 await until(unready)
                 await user.execute(f"SET default_transaction_read_only = off; {alter} = off")

@@ -152,7 +152,7 @@ class HorizonMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, service=services, in_ms=soon_ms)
     def reschedule_while_taken(self, number, service, in_ms):
-        """A claim whose task was moved meanwhile neither queues nor drops the moved one."""
+        """A claim whose task was moved in between neither queues nor drops the moved one."""
         before = self.taken.get(self.ids[number])
         self.add(number, service, in_ms, 0)
         if before is not None and self.ids[number] not in self.taken:

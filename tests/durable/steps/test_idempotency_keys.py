@@ -1,4 +1,4 @@
-"""`idempotency_key=` of an embedded submit: the same request again stores nothing."""
+"""`idempotency_key=` of an embedded submit: a repeated request stores nothing."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.asyncio
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
 
-def noting(stage, app):
-    """A task function that notes its argument."""
+def noting_task(stage, app):
+    """Return a task function that records its argument."""
 
     @app.task
     async def note(what, more=None):
@@ -28,7 +28,7 @@ def noting(stage, app):
 class TestTheSameAgain:
     async def test_repeated_requests_are_one_task_that_runs_once(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             first = await note.submit("a", idempotency_key="k")
             again = [
@@ -45,7 +45,7 @@ class TestTheSameAgain:
 
     async def test_a_hundred_concurrent_requests_are_one_task(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             tasks = await asyncio.gather(
                 *(note.submit("a", idempotency_key="k") for _ in range(100))
@@ -65,14 +65,14 @@ class TestTheSameAgain:
     )
     async def test_equal_options_in_another_form_are_equal(self, stage, one, other):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             first = await note.submit("a", **one, idempotency_key="k")
             assert (await note.submit("a", **other, idempotency_key="k")).id == first.id
 
     async def test_a_key_is_known_in_another_process_and_after_a_restart(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
-        noting(stage, app)
+        noting_task(stage, app)
         async with app, other:
             first = await app.submit("note", {"b", "a"}, delay=HOUR, idempotency_key="k")
             again = await other.submit("note", {"a", "b"}, delay=HOUR, idempotency_key="k")
@@ -84,7 +84,7 @@ class TestTheSameAgain:
     async def test_a_key_is_known_for_a_day(self, stage, monkeypatch):
         monkeypatch.setattr(prune, "TRUST_AFTER_MS", 120_000)
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             first = await note.submit("a", idempotency_key="k")
             await stage.jump(DAY - 60)
@@ -96,7 +96,7 @@ class TestTheSameAgain:
 
     async def test_a_request_whose_answer_was_lost_can_be_repeated(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             app.node.store.insert = answer_lost(app.node.store.insert)
             with pytest.raises(StoreUnavailable):
@@ -107,7 +107,7 @@ class TestTheSameAgain:
 
     async def test_a_repeated_request_of_a_deleted_task_raises_task_gone(self, stage):
         app = stage.app(retention=60)
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await note.submit("a", idempotency_key="k")
             await stage.jump(HOUR)
@@ -117,7 +117,7 @@ class TestTheSameAgain:
 
     async def test_a_repeated_request_with_keep_returns_the_holder_of_the_key(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             holder = await note.submit("a", key="order", delay=HOUR)
             for _ in range(2):
@@ -146,7 +146,7 @@ class TestAnotherRequest:
     )
     async def test_another_request_with_the_same_key_is_refused(self, stage, args, options):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             first = await note.submit("a", delay=60, idempotency_key="k")
             with pytest.raises(KeyReused) as refused:
@@ -156,7 +156,7 @@ class TestAnotherRequest:
 
     async def test_another_function_is_another_request(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
 
         @app.task
         async def other(what): ...
@@ -168,7 +168,7 @@ class TestAnotherRequest:
 
     async def test_each_of_many_requests_has_its_own_answer(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             one, two, three, four = await app.submit_many(
                 [
@@ -184,7 +184,7 @@ class TestAnotherRequest:
 
     async def test_a_refused_request_does_not_use_its_key(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             holder = await note.submit("a", key="order", delay=HOUR)
             with pytest.raises(KeyTaken):
@@ -195,7 +195,7 @@ class TestAnotherRequest:
 
 
 class TestCallers:
-    """Whose keys they are: one for each namespace, and none of those of the HTTP API."""
+    """Each namespace has its own keys, apart from those of the HTTP API."""
 
     async def test_each_namespace_has_its_own_keys(self, stage):
         app = stage.app(dispatch=False)
@@ -211,7 +211,7 @@ class TestKeys:
     @pytest.mark.parametrize("key", ["", " ", "a\nb", "é", "x" * 201, "\x00"])
     async def test_an_invalid_key_is_refused(self, stage, key):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             with pytest.raises(ValueError, match="1 to 200 printable ASCII"):
                 await note.submit("a", idempotency_key=key)
@@ -220,14 +220,14 @@ class TestKeys:
     @pytest.mark.parametrize("key", [7, b"k", object()])
     async def test_a_key_is_text(self, stage, key):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             with pytest.raises(TypeError, match="idempotency key"):
                 await note.submit("a", idempotency_key=key)
 
     async def test_none_means_no_key(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             tasks = [await note.submit("a", delay=9, idempotency_key=None) for _ in range(2)]
             assert len({task.id for task in tasks}) == 2

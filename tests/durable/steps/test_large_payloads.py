@@ -1,4 +1,4 @@
-"""Large payloads: bounded in memory and in each statement, and in no other service's way."""
+"""Large payloads: bounded in memory and in each statement, without delays for other services."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ LARGE = ["large", "larger"]  # functions with large payloads
 
 
 def large_and_small(app, **options):
-    """Two functions, of which `large` waits for `goes_on`; `begun` has the names of those run."""
+    """Two functions: `large` waits for `goes_on`; `begun` has the names in order of calls."""
     begun, goes_on = [], asyncio.Event()
 
     @app.task(**options)
@@ -40,7 +40,7 @@ def large_and_small(app, **options):
 
 
 def payloads_in_memory(task_id):
-    """How many different payloads of a task there are in memory."""
+    """Return how many different payloads of a task are in memory."""
     gc.collect()
     found = [one for one in gc.get_objects() if type(one) is Task and one.id == task_id]
     return len({id(one.body) for one in found if one.body})
@@ -48,7 +48,7 @@ def payloads_in_memory(task_id):
 
 @pytest.fixture
 def claims(monkeypatch):
-    """Notes, of every claim of a node, what was asked for and what was got."""
+    """Records what each claim of a node asked for and got."""
     noted = []
 
     def note(app):
@@ -213,13 +213,13 @@ class TestOverASlowLink:
         return tasks.begun
 
     async def test_large_payloads_all_run_and_delay_no_other_service(self, link, postgres_url):
-        """All of them in one claim would take one and a half seconds."""
+        """One claim of all of them would take one and a half seconds."""
         begun = await self.run_all(link, postgres_url, 4 * MIB, "x" * (MIB - KIB), 6)
         assert begun.count("large") == 6, "each ran once"
         assert "small" in begun[: len(begun) - begun[::-1].index("large") - 1]
 
     async def test_a_claim_that_times_out_is_repeated_in_smaller_parts(self, link, postgres_url):
-        """A quarter of a mebibyte, and one besides, would take one and a half seconds."""
+        """A claim of one task and a quarter of a mebibyte would take one and a half seconds."""
         begun = await self.run_all(link, postgres_url, 840 * KIB, "x" * 256 * KIB, 6)
         assert begun.count("large") == 6
 

@@ -6,7 +6,7 @@ import pytest
 
 from durable.callee import ACCEPTED, BROKEN, OK, URL, Held, calling
 from durable.stage import HOUR, away, locking, until
-from durable.steps.leasing import FOREVER, lease_of, noting, outcome, waiting
+from durable.steps.leasing import FOREVER, lease_of, noting_task, outcome, waiting_task
 from tickwheel.durable import State, current_task
 from tickwheel.durable.steps.leases import (
     LEASE_SECONDS,
@@ -21,7 +21,7 @@ class TestRenewal:
         self, stage
     ):
         app = stage.app()
-        long, goes_on = waiting(stage, app)
+        long, goes_on = waiting_task(stage, app)
         async with app:
             task = await long.submit()
             await stage.settle()
@@ -36,7 +36,7 @@ class TestRenewal:
 
     async def test_leases_are_renewed_together(self, stage):
         app = stage.app()
-        long, goes_on = waiting(stage, app, concurrency=300)
+        long, goes_on = waiting_task(stage, app, concurrency=300)
         async with app:
             for delay in range(5):
                 await app.submit_many([long.request(delay=delay) for _ in range(50)])
@@ -55,7 +55,7 @@ class TestRenewal:
 
     async def test_the_lease_of_an_ended_attempt_is_not_renewed(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await note.submit()
             await stage.settle()
@@ -65,8 +65,8 @@ class TestRenewal:
 
     async def test_a_lease_is_renewed_while_its_node_stops(self, stage):
         app, other = stage.app(grace=HOUR), stage.app()
-        long, goes_on = waiting(stage, app)
-        waiting(stage, other)
+        long, goes_on = waiting_task(stage, app)
+        waiting_task(stage, other)
         await app.start()
         async with other:
             task = await long.submit()
@@ -83,7 +83,7 @@ class TestRenewal:
 
     async def test_a_locked_task_does_not_delay_the_renewal_of_others(self, stage):
         app = stage.app()
-        long, goes_on = waiting(stage, app)
+        long, goes_on = waiting_task(stage, app)
         ids = set()
         async with app:
             store = app._node.store
@@ -110,7 +110,7 @@ class TestRenewal:
 class TestLost:
     async def test_a_call_whose_attempt_has_ended_is_cancelled_and_records_nothing(self, stage):
         app = stage.app()
-        long, goes_on = waiting(stage, app)
+        long, goes_on = waiting_task(stage, app)
         async with app:
             task = await long.submit()
             await stage.settle()
@@ -128,7 +128,7 @@ class TestLost:
         assert any("ending its call" in one.getMessage() for one in stage.logged)
 
     async def take_over(self, app, running):
-        """End the attempt as another node would that has found its lease over."""
+        """End the attempt like another node that found its lease expired."""
         from tickwheel.durable.steps.ending import lost_ending
 
         end = lost_ending(running, None, int(app._node.store.now_ms()))
@@ -203,11 +203,11 @@ class TestLost:
 
 
 class TestUnproven:
-    """The store is away, and leases cannot be renewed."""
+    """The store is unavailable, and leases cannot be renewed."""
 
     async def test_a_call_is_ended_before_another_node_can_repeat_it(self, stage):
         app = stage.app()
-        long, goes_on = waiting(stage, app)
+        long, goes_on = waiting_task(stage, app)
         async with app:
             node = app._node
             node.coordinator.sole = lambda: False
@@ -229,7 +229,7 @@ class TestUnproven:
 
     async def test_nothing_is_recorded_if_another_node_was_first(self, stage):
         app = stage.app()
-        long, goes_on = waiting(stage, app, max_attempts=3)
+        long, goes_on = waiting_task(stage, app, max_attempts=3)
         async with app:
             node = app._node
             node.coordinator.sole = lambda: False
@@ -248,9 +248,9 @@ class TestUnproven:
             assert len(await app.attempts(task.id)) == 2
 
     async def test_calls_go_on_while_no_other_node_can_own_the_shards(self, stage):
-        """As on SQLite, where the file's lock says so: a full disk ends no call."""
+        """On SQLite the file's lock proves that: a full disk ends no call."""
         app = stage.app()
-        long, goes_on = waiting(stage, app)
+        long, goes_on = waiting_task(stage, app)
         async with app:
             task = await long.submit()
             await stage.settle()
@@ -289,7 +289,7 @@ class TestUnproven:
 
     async def test_a_call_is_ended_although_its_renewal_hangs(self, stage):
         app = stage.app()
-        long, _ = waiting(stage, app)
+        long, _ = waiting_task(stage, app)
         async with app:
             node = app._node
             node.coordinator.sole = lambda: False
@@ -309,7 +309,7 @@ class TestUnproven:
             )
 
     async def test_an_accept_is_kept_until_the_store_is_back(self, stage):
-        """A 202 that cannot be noted for long is noted when the store is back."""
+        """A 202 that cannot be stored for long is stored when the store is back."""
         app, callee = calling(stage, ACCEPTED)
         async with app:
             node = app.node

@@ -1,4 +1,4 @@
-"""The loader: what is due within the horizon, bounded; and a clock that somebody sets."""
+"""The loader: reads within the horizon, its bounds, and a clock that is set."""
 
 import itertools
 import logging
@@ -22,7 +22,7 @@ NOW = datetime.fromtimestamp(START, UTC)
 
 
 class Owner:
-    """A coordinator that owns what it is told to."""
+    """A coordinator that owns the given shards."""
 
     def __init__(self, epochs):
         self.epochs = epochs
@@ -50,7 +50,7 @@ class Shelf:
         self._ids = Ids()
 
     async def put(self, *delays, service="mail", shard=0):
-        """Store tasks that are due after so many seconds; return their ids."""
+        """Store tasks that are due after these delays in seconds; return their ids."""
         now = int(self.store.now_ms())
         tasks = [
             a_task(
@@ -62,13 +62,13 @@ class Shelf:
         await self.store.insert([Submission(task) for task in tasks], {})
         return [task.id for task in tasks]
 
-    def held(self):
-        """How long until each held task is due, in order."""
+    def delays(self):
+        """Return the seconds until each task in memory is due, in order."""
         now = self.store.now_ms()
         return sorted((entry.expiry - now) / 1000 for entry in self.horizon.entries.values())
 
     def fire(self):
-        """Take what has come due; return the ids."""
+        """Take the tasks that have come due; return their ids."""
         self.horizon.advance(lambda _: False)
         names = self.horizon.waiting_services()
         return [due.id for name in names for due, _ in self.horizon.take(name, 1_000_000)]
@@ -97,7 +97,7 @@ class TestReading:
         shelf = await shelf()
         await shelf.put(-5, 0, 10, 59.9, 60, 60.1, HOUR)
         assert await shelf.loader.step() == 1.0
-        assert shelf.held() == [-5, 0, 10, 59.9, 60]
+        assert shelf.delays() == [-5, 0, 10, 59.9, 60]
 
     async def test_between_scans_only_the_next_two_seconds_are_read(self, shelf):
         shelf = await shelf()
@@ -105,17 +105,17 @@ class TestReading:
         shelf.clock.advance(1)
         await shelf.put(1.5, 30)
         await shelf.loader.step()
-        assert shelf.held() == [1.5]
+        assert shelf.delays() == [1.5]
         shelf.clock.advance(19)
         await shelf.loader.step()
-        assert shelf.held() == [-17.5, 11]
+        assert shelf.delays() == [-17.5, 11]
 
     @pytest.mark.parametrize("horizon", [0, 0.2, 1])
     async def test_a_short_horizon_makes_no_task_late(self, shelf, horizon):
         made = await shelf(length_ms=int(horizon * 1000))
         await made.put(0.5, 1.5, 1.9)
         await made.loader.step()
-        assert made.held() == [0.5, 1.5, 1.9]  # the next look is in a second
+        assert made.delays() == [0.5, 1.5, 1.9]  # the next look is in a second
 
     async def test_a_task_that_is_committed_late_is_found(self, shelf):
         shelf = await shelf()
@@ -125,7 +125,7 @@ class TestReading:
         shelf.fire()
         await shelf.put(-8)  # another's transaction, begun before and committed only now
         await shelf.loader.step()
-        assert shelf.held() == [-8, -5]
+        assert shelf.delays() == [-8, -5]
 
     async def test_tasks_in_memory_are_left_alone(self, shelf):
         shelf = await shelf()
@@ -141,7 +141,7 @@ class TestReading:
         (one,) = await shelf.put(1)
         shelf.running.add(one)
         await shelf.loader.step()
-        assert shelf.held() == []
+        assert shelf.delays() == []
 
     async def test_a_task_claimed_during_a_read_does_not_come_back(self, shelf):
         shelf = await shelf()
@@ -156,10 +156,10 @@ class TestReading:
 
         shelf.store.due = due_slowly
         await shelf.loader.step()
-        assert shelf.held() == [2]
+        assert shelf.delays() == [2]
         shelf.store.due = due
         await shelf.loader.step()
-        assert shelf.held() == [1, 2], "what the store still has is found by the next look"
+        assert shelf.delays() == [1, 2], "what the store still has is found by the next look"
 
     async def test_a_task_moved_during_a_read_stays_moved(self, shelf):
         shelf = await shelf()
@@ -174,7 +174,7 @@ class TestReading:
 
         shelf.store.due = due_slowly
         await shelf.loader.step()
-        assert shelf.held() == [31]
+        assert shelf.delays() == [31]
 
     async def test_only_owned_shards_are_read(self, shelf):
         shelf = await shelf()
@@ -182,7 +182,7 @@ class TestReading:
         await shelf.put(2, shard=3)
         shelf.owner.epochs = {3: 1}
         await shelf.loader.step()
-        assert shelf.held() == [2]
+        assert shelf.delays() == [2]
 
     async def test_new_shards_are_read_to_the_horizon_at_once(self, shelf):
         shelf = await shelf()
@@ -193,7 +193,7 @@ class TestReading:
         await shelf.loader.step()
         shelf.owner.epochs = everything
         await shelf.loader.step()
-        assert shelf.held() == [30, 40]
+        assert shelf.delays() == [30, 40]
 
     async def test_a_node_without_shards_drops_all_tasks(self, shelf):
         shelf = await shelf()
@@ -201,11 +201,11 @@ class TestReading:
         await shelf.loader.step()
         everything, shelf.owner.epochs = shelf.owner.epochs, {}
         assert await shelf.loader.step() == 1.0
-        assert shelf.held() == []
+        assert shelf.delays() == []
         assert len(shelf.horizon.wheel) == 0
         shelf.owner.epochs = everything
         await shelf.loader.step()
-        assert shelf.held() == [1, 2, 3]
+        assert shelf.delays() == [1, 2, 3]
 
     async def test_each_added_due_time_is_reported(self, shelf):
         shelf = await shelf()
@@ -219,7 +219,7 @@ class TestReading:
         await shelf.put(*[-1] * 50, service="elsewhere")
         await shelf.put(1)
         await shelf.loader.step()
-        assert shelf.held() == [1]
+        assert shelf.delays() == [1]
 
     async def test_tasks_of_a_lost_shard_are_dropped(self, shelf):
         shelf = await shelf()
@@ -249,12 +249,12 @@ class TestReading:
             assert f"{name!r}, which is not a service or function here" in text
 
 
-class TestWhereALookBegins:
-    """On PostgreSQL, ended tasks may be in the way of a look that begins before them."""
+class TestStartOfShortReads:
+    """On PostgreSQL a read may pass ended tasks that were due after its start."""
 
     @pytest_asyncio.fixture
     async def noting(self, shelf):
-        """A shelf that notes, of each look, how long ago it begins, in seconds; None: the start."""
+        """A shelf that records how many seconds ago each read starts; None: at the beginning."""
         made = await shelf()
         made.begins = []
         due = made.store.due
@@ -268,35 +268,35 @@ class TestWhereALookBegins:
         made.store.due = noted
         return made
 
-    async def looks(self, shelf, count):
+    async def run_steps(self, shelf, count):
         for _ in range(count):
             await shelf.loader.step()
             shelf.clock.advance(1)
 
     async def test_short_reads_start_a_little_before_the_last_read(self, noting):
-        await self.looks(noting, 22)
+        await self.run_steps(noting, 22)
         assert noting.begins == [None, *[11] * 19, None, 11]
 
     async def test_short_reads_start_a_little_before_the_oldest_overdue_task(self, noting):
         one, two = await noting.put(-100, -50)
-        await self.looks(noting, 2)
+        await self.run_steps(noting, 2)
         await noting.store.cancel([one])
-        await self.looks(noting, 2)
+        await self.run_steps(noting, 2)
         await noting.store.cancel([two])
-        await self.looks(noting, 2)
+        await self.run_steps(noting, 2)
         assert noting.begins == [None, 111, 112, 63, 64, 11]
 
     async def test_short_reads_of_a_full_queue_keep_their_start(self, noting):
         await noting.put(-100)
-        await self.looks(noting, 1)
+        await self.run_steps(noting, 1)
         noting.horizon.waiting = lambda _: WINDOW
-        await self.looks(noting, 2)
+        await self.run_steps(noting, 2)
         assert noting.begins == [None, 111, 112]
 
     async def test_scans_are_rarer_the_longer_they_take(self, noting, monkeypatch):
         times = itertools.count(0, 3)  # each look takes three seconds
         monkeypatch.setattr("tickwheel.durable.steps.loader.perf_counter", lambda: next(times))
-        await self.looks(noting, 62)
+        await self.run_steps(noting, 62)
         assert [n for n, begin in enumerate(noting.begins) if begin is None] == [0, 60]
         assert noting.loader.seconds == {"near": 3, "scan": 3}
 
@@ -309,25 +309,25 @@ class TestWhereALookBegins:
         with pytest.raises(StoreUnavailable):
             await noting.loader.step()
         noting.store.due = due
-        await self.looks(noting, 1)
-        assert noting.held() == [-31], "what was due within an hour, at least"
+        await self.run_steps(noting, 1)
+        assert noting.delays() == [-31], "what was due within an hour, at least"
         noting.clock.advance(400)
-        await self.looks(noting, 1)
-        assert len(noting.held()) == 2
+        await self.run_steps(noting, 1)
+        assert len(noting.delays()) == 2
 
     async def test_a_scan_that_fails_at_once_is_repeated(self, noting):
         due, noting.store.due = noting.store.due, away(noting.store.due, 1)
         with pytest.raises(StoreUnavailable):
             await noting.loader.step()
         noting.store.due = due
-        await self.looks(noting, 1)
+        await self.run_steps(noting, 1)
         assert noting.begins == [None]
 
 
 class TestManyServices:
     @pytest_asyncio.fixture
     async def many(self, shelf):
-        """A shelf with a thousand services; what is asked of its store is noted."""
+        """A shelf with a thousand services that records the reads of its store."""
         made = await shelf()
         made.services.update({f"s{n}": Service(f"s{n}") for n in range(1_000)})
         made.windows = []
@@ -348,14 +348,14 @@ class TestManyServices:
         await many.loader.step()
         await many.loader.step()
         assert [sorted(names) for names in many.windows] == [["s7", "s8"], ["s7"]]
-        assert many.held() == [1, 30]
+        assert many.delays() == [1, 30]
 
     async def test_a_service_that_gets_a_task_is_in_the_next_read(self, many):
         await many.loader.step()
         await many.put(0.5, service="s7")
         await many.loader.step()
         assert many.windows == [[], ["s7"]]
-        assert many.held() == [0.5]
+        assert many.delays() == [0.5]
 
     async def test_a_short_read_asks_for_services_due_since_the_last_one(self, many):
         asked = []
@@ -391,18 +391,18 @@ class TestManyServices:
     async def test_a_new_service_is_read_from_its_oldest_task(self, many):
         await many.put(-3_600, service="new")
         await many.loader.step()
-        assert many.held() == []
+        assert many.delays() == []
         many.services["new"] = Service("new")
         many.clock.advance(1)
         await many.loader.step()
-        assert many.held() == [-3_601]
+        assert many.delays() == [-3_601]
 
     async def test_a_service_whose_task_is_committed_late_is_in_the_next_read(self, many):
         await many.loader.step()
         many.clock.advance(1)
         await many.put(-9, service="s7")
         await many.loader.step()
-        assert many.held() == [-9]
+        assert many.delays() == [-9]
 
     async def test_the_next_read_makes_up_for_a_failed_one(self, many):
         await many.loader.step()
@@ -413,12 +413,12 @@ class TestManyServices:
         await many.put(-14, service="s7")
         many.store.due = due
         await many.loader.step()
-        assert many.held() == [-14]
+        assert many.delays() == [-14]
 
     async def test_a_service_with_a_full_queue_is_not_taken_for_empty(self, many):
         await many.put(*[-1] * 5, service="s7")
         await many.loader.step()
-        assert many.held() == [-1] * 5
+        assert many.delays() == [-1] * 5
 
 
 class TestBounds:
@@ -427,13 +427,13 @@ class TestBounds:
         shelf = await shelf(cap=cap)
         await shelf.put(*(10 + n / 10 for n in range(200)))
         await shelf.loader.step()
-        assert shelf.held() == pytest.approx([10 + n / 10 for n in range(cap)])
+        assert shelf.delays() == pytest.approx([10 + n / 10 for n in range(cap)])
         now = int(shelf.store.now_ms())
         for number, task_id in enumerate(await shelf.put(*(n / 10 for n in range(200)))):
             shelf.horizon.add(Due(task_id, now + number * 100, "mail", 0, 0))
             assert len(shelf.horizon.entries) <= cap + cap // 8
         await shelf.loader.step()
-        assert shelf.held() == pytest.approx([n / 10 for n in range(cap)])
+        assert shelf.delays() == pytest.approx([n / 10 for n in range(cap)])
         assert len(shelf.horizon.wheel) == cap
 
     async def test_a_service_with_many_later_tasks_is_read_further_at_once(self, shelf):
@@ -452,11 +452,11 @@ class TestBounds:
         while await shelf.loader.step() == 0:
             pass
         assert len(shelf.horizon.entries) <= 2 * WINDOW + 1
-        assert 1 in shelf.held()
+        assert 1 in shelf.delays()
         assert "mail" in shelf.horizon.truncated_services
 
     async def test_services_with_many_later_tasks_share_the_cap(self, shelf):
-        """However many there are, one look reads no more than can be kept."""
+        """One read reads no more than the cap, however many services there are."""
         cap, names = 16 * WINDOW, [f"s{number}" for number in range(4)]
         shelf = await shelf(cap=cap)
         shelf.services.clear()

@@ -1,4 +1,4 @@
-"""Step: do what is due, sleep as long as the step says, or until woken; nothing stops it."""
+"""The loop of a step: work, sleep for the returned time or until woken, survive errors."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
 
 class Work:
-    """Notes when it was called; returns or raises what is next in `answers`, else sleeps long."""
+    """Records its calls; returns or raises the next of `answers`, else sleeps long."""
 
     def __init__(self, clock, answers=()):
         self.clock = clock
@@ -178,7 +178,7 @@ async def test_stop_before_start_does_nothing(line):
 
 
 async def test_the_pause_counts_from_the_start_of_the_work(line):
-    """A manual clock may move while it works, and then nobody moves it again."""
+    """A manual clock may move during the work, and not after it."""
     times = []
 
     async def work():

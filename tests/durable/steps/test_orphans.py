@@ -1,4 +1,4 @@
-"""Orphans: claims whose answer was lost, attempts of dead nodes, and a clock that is set."""
+"""Orphans: lost claims, attempts of dead nodes, and a clock that is set."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import pytest
 
 from durable.callee import ACCEPTED, URL, calling
 from durable.stage import HOUR, SHARDS, StagedStore, answer_lost, away, locking, until
-from durable.steps.leasing import FOREVER, lease_of, noting, outcome, waiting
+from durable.steps.leasing import FOREVER, lease_of, noting_task, outcome, waiting_task
 from tickwheel.durable import State, current_task
 from tickwheel.durable.steps.leases import (
     LEASE_SECONDS,
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def orphan(app, function, stage):
-    """A task that runs, by the epochs of an owner before this node, and that no node knows of."""
+    """Return a task that runs under the epoch of a previous owner, and on no node."""
     await stage.settle()
     node = app._node
     task = await function.submit(delay=30)
@@ -36,19 +36,19 @@ async def orphan(app, function, stage):
     return task
 
 
-def found(app):
-    """Have the node look at all that runs in its shards."""
+def sweep_all(app):
+    """Let the node sweep all running tasks of its shards."""
     app._node.orphans._swept = frozenset()
     app._node._steps.wake("orphans")
 
 
-def unnoticed(app):
-    """Have the node believe that it has looked."""
+def skip_sweep(app):
+    """Let the node believe that it has swept its shards."""
     app._node.orphans._swept = frozenset(app._node.coordinator.owned().items())
 
 
 class TestUnsent:
-    """A claim whose answer was lost: what this node has not sent goes back, and costs nothing."""
+    """A claim whose answer was lost: its unsent tasks are released without a failure."""
 
     async def test_an_unsent_task_is_released_at_once_without_a_failure(self, stage):
         app = stage.app()
@@ -108,7 +108,7 @@ class TestUnsent:
 
     async def test_a_task_is_released_whose_claim_is_committed_later(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await stage.settle()
             store = app._node.store
@@ -134,7 +134,7 @@ class TestUnsent:
     @pytest.mark.parametrize("verb", ["running_by_id", "record"])
     async def test_a_task_is_released_when_the_store_is_back(self, stage, verb):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await stage.settle()
             store = app._node.store
@@ -145,10 +145,10 @@ class TestUnsent:
             assert await outcome(app, task) == (State.FINISHED, 2, 0)
 
     async def test_a_task_is_not_released_while_its_claim_may_be_answered(self, stage):
-        """Whatever the clock says, and however often somebody looks."""
+        """That holds whatever the clock says, and for every sweep."""
         app = stage.app()
         committed, heard = asyncio.Event(), asyncio.Event()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await stage.settle()
             node = app._node
@@ -165,7 +165,7 @@ class TestUnsent:
             await committed.wait()
             for seconds in (3600, -7200):
                 stage.wall.set(seconds)
-                found(app)
+                sweep_all(app)
                 await stage.advance(5)
             assert (await app.get(task.id)).attempt == 1
             heard.set()
@@ -175,7 +175,7 @@ class TestUnsent:
 
     async def test_an_unsuspected_claim_is_found_by_the_next_sweep(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await stage.settle()
             node = app._node
@@ -197,21 +197,21 @@ class TestUnsent:
             app.node.orphans.suspect_lost_claims(
                 {task.id: app.node.coordinator.owned()[task.shard]}
             )
-            found(app)
+            sweep_all(app)
             await stage.advance(100)
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
         assert len(callee.calls) == 1
 
     async def test_a_task_that_runs_here_is_not_released(self, stage):
         app = stage.app()
-        long, goes_on = waiting(stage, app)
+        long, goes_on = waiting_task(stage, app)
         async with app:
             task = await long.submit()
             await stage.settle()
             app._node.orphans.suspect_lost_claims(
                 {task.id: app._node.coordinator.owned()[task.shard]}
             )
-            found(app)
+            sweep_all(app)
             await stage.advance(100)
             goes_on.set()
             await stage.settle()
@@ -219,18 +219,18 @@ class TestUnsent:
 
     async def test_a_task_claimed_under_another_epoch_is_not_released(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
             running = await app.get(task.id)
             app._node.orphans.suspect_lost_claims({task.id: running.epoch - 1})
-            unnoticed(app)
+            skip_sweep(app)
             await stage.advance(20)
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
 
     async def test_a_node_that_stops_during_a_claim_releases_its_tasks(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         committed = asyncio.Event()
         async with other:
             await app.start()
@@ -283,7 +283,7 @@ class TestUnsent:
 
 class TestOrphans:
     async def test_the_next_process_retries_at_once_after_a_crash(self, stage):
-        """It has the file's lock, so whoever had it before is dead."""
+        """It has the file's lock, so the previous holder is dead."""
         first, second = stage.app(node="first"), stage.app(node="second")
         for app in (first, second):
 
@@ -311,8 +311,8 @@ class TestOrphans:
 
     async def test_a_stop_without_the_store_keeps_the_lock_until_its_end(self, stage):
         first, second = stage.app(grace=HOUR), stage.app()
-        long, goes_on = waiting(stage, first)
-        waiting(stage, second)
+        long, goes_on = waiting_task(stage, first)
+        waiting_task(stage, second)
         await first.start()
         async with second:
             task = await long.submit()
@@ -354,7 +354,7 @@ class TestOrphans:
     async def test_an_orphan_past_its_deadline_expires(self, stage):
         first, second = stage.app(), stage.app()
         for app in (first, second):
-            waiting(stage, app)
+            waiting_task(stage, app)
         await first.start()
         task = await first.submit("long", deadline=20)
         await stage.advance(1)
@@ -370,12 +370,12 @@ class TestOrphans:
             assert [row.event for row in await second.attempts(task.id)] == ["expire"]
 
     async def test_a_sweep_finds_an_unsuspected_orphan(self, stage):
-        """Whatever lost it: each minute what runs by the store is looked at."""
+        """A sweep reads the running tasks each minute."""
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
-            unnoticed(app)
+            skip_sweep(app)
             await stage.advance(20)
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
             await stage.advance(SWEEP_SECONDS)
@@ -384,11 +384,11 @@ class TestOrphans:
 
     async def test_an_orphan_that_another_node_renews_stays_watched(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
             node = app._node
-            found(app)
+            sweep_all(app)
             attempt = (await app.get(task.id)).attempt_key
             for _ in range(4):
                 await stage.advance(LEASE_SECONDS - 1)
@@ -403,12 +403,12 @@ class TestOrphans:
 
     async def test_an_orphan_is_ended_although_own_leases_cannot_be_renewed(self, stage):
         app = stage.app()
-        note = noting(stage, app)
-        long, goes_on = waiting(stage, app)
+        note = noting_task(stage, app)
+        long, goes_on = waiting_task(stage, app)
         async with app:
             node = app._node
             task = await orphan(app, note, stage)
-            found(app)
+            sweep_all(app)
             await long.submit()
             await stage.settle()
             node.store.renew = away(node.store.renew, FOREVER)
@@ -418,12 +418,12 @@ class TestOrphans:
 
     async def test_a_locked_orphan_is_ended_after_the_lock(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         asked = []
         async with app:
             node = app._node
             locked, free = [await orphan(app, note, stage) for _ in range(2)]
-            found(app)
+            sweep_all(app)
             await stage.settle()
             ids = {locked.id}
             record = locking(node.store.record, ids)
@@ -444,23 +444,23 @@ class TestOrphans:
     @pytest.mark.parametrize("verb", ["running", "record"])
     async def test_an_orphan_stays_watched_while_the_store_is_unavailable(self, stage, verb):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
             store = app._node.store
             setattr(store, verb, away(getattr(store, verb), 2))
-            found(app)
+            sweep_all(app)
             await stage.advance(LEASE_SECONDS + 5)
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
         assert len(stage.calls) == 1
 
     async def test_a_renewed_orphan_stays_watched_while_the_store_is_unavailable(self, stage):
-        """It is looked at again at once: the next look at all that runs is a minute away."""
+        """It is checked again at once: the next sweep is a minute away."""
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
-            found(app)
+            sweep_all(app)
             await stage.advance(LEASE_SECONDS - 1)
             store = app._node.store
             assert await store.renew([(await app.get(task.id)).attempt_key]) == [True]
@@ -469,9 +469,9 @@ class TestOrphans:
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
 
     async def test_shards_that_come_back_are_swept_again(self, stage):
-        """The numbers are the same, the epochs are not: somebody had them in between."""
+        """The shards have new epochs: another node owned them in between."""
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
             app._node._owned_changed()
@@ -481,25 +481,25 @@ class TestOrphans:
 
     async def test_the_log_says_that_a_lease_was_lost(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await orphan(app, note, stage)
-            found(app)
+            sweep_all(app)
             await stage.advance(LEASE_SECONDS + 1)
         (said,) = [one.getMessage() for one in stage.logged if one.levelno == logging.WARNING]
         assert "lost: elsewhere did not renew the lease" in said
 
 
 class TestAClockThatIsSet:
-    """A lease that ends far from now, or long ago, may have been written by the clock of before."""
+    """A lease that ends far from now may come from before the clock was set."""
 
     async def test_an_orphan_does_not_wait_for_a_clock_that_was_set_back(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
             stage.wall.set(-3600)
-            found(app)
+            sweep_all(app)
             await stage.advance(LEASE_SECONDS)
             assert await outcome(app, task) == (State.RUNNING, 1, 0), "it might be renewed yet"
             await stage.advance(LEASE_SECONDS + 2)
@@ -507,11 +507,11 @@ class TestAClockThatIsSet:
 
     async def test_an_orphan_waits_only_as_long_as_its_node_needs_to_renew(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
             stage.wall.set(3600)
-            found(app)
+            sweep_all(app)
             await stage.advance(LEASE_SECONDS / 2 - 1)
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
             await stage.advance(2)
@@ -519,10 +519,10 @@ class TestAClockThatIsSet:
 
     async def test_a_watched_orphan_does_not_wait_for_a_clock_that_is_set_back(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
-            found(app)
+            sweep_all(app)
             await stage.advance(1)
             stage.wall.set(-3600)
             await stage.advance(LEASE_SECONDS)
@@ -531,12 +531,12 @@ class TestAClockThatIsSet:
     @pytest.mark.parametrize("seconds", [-3600, 20, 3600])
     async def test_a_renewed_orphan_is_not_ended_when_the_clock_is_set(self, stage, seconds):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
             attempt = (await app.get(task.id)).attempt_key
             stage.wall.set(seconds)
-            found(app)
+            sweep_all(app)
             for _ in range(20):
                 await stage.advance(LEASE_SECONDS / 3)
                 assert await app._node.store.renew([attempt]) == [True]
@@ -560,13 +560,13 @@ class TestAClockThatIsSet:
 
     async def test_running_calls_go_on_and_are_renewed_when_the_clock_is_set(self, stage):
         app = stage.app()
-        long, goes_on = waiting(stage, app)
+        long, goes_on = waiting_task(stage, app)
         async with app:
             task = await long.submit()
             await stage.settle()
             for seconds in (-3600, 7200):
                 stage.wall.set(seconds)
-                found(app)
+                sweep_all(app)
                 await stage.advance(100)
                 assert 15 < await lease_of(app, stage, task) <= 30
             goes_on.set()

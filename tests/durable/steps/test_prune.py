@@ -1,4 +1,4 @@
-"""Prune: what is old leaves; what a step of the clock makes old does not, until it has lasted."""
+"""Prune: old rows are deleted, but not by a clock that has just been set forward."""
 
 import contextlib
 import logging
@@ -50,13 +50,13 @@ class Scene:
         return self._start_ms + (self.boot.time() - self._boot_start) * 1000 + self.set_ms
 
     def process(self, *, retention_ms=WEEK_MS, audit_ms=None):
-        """Another one, just started."""
+        """Return the prune step of a process that has just started."""
         return Prune(
             self.store, self.owner, self.boot, retention_ms=retention_ms, audit_ms=audit_ms
         )
 
     async def fill(self):
-        """A final task, an idempotency key and a line of the audit log, of now."""
+        """Store a final task, an idempotency key and an audit log line, as of now."""
         epochs = await self.store.take(range(SHARDS), "n1")
         (final,) = await ended(self.store, epochs, task(self.store))
         self.id = final.id
@@ -64,7 +64,7 @@ class Scene:
         await self.store.registry.note(Audit(now(self.store), "local", "", "a", "t"))
 
     async def left(self):
-        """Which of them are there still."""
+        """Return which of them still exist."""
         (final,) = await self.store.get([self.id])
         (again,) = await self.store.insert([request(task(self.store), "k")], {})
         lines, _ = await self.store.registry.audit(namespace=None, cursor=None, limit=1)
@@ -77,7 +77,7 @@ class Scene:
         }
 
     async def pass_by(self, seconds, *, step=10 * MINUTE):
-        """Let time pass; the process looks every ten minutes, and till all is done."""
+        """Let time pass; the process prunes every ten minutes, until all is done."""
         while seconds > 0:
             self.boot.advance(min(step, seconds))
             seconds -= step
@@ -93,7 +93,7 @@ ALL = {"task", "key", "line"}
 
 @pytest_asyncio.fixture
 async def scene(any_store, caplog):
-    """One on every kind of store."""
+    """A scene on every kind of store."""
     caplog.set_level(logging.WARNING, "tickwheel")
     scene = Scene(any_store)
     await scene.fill()
@@ -252,7 +252,7 @@ class TestANode:
 
 @asynchronous
 async def test_a_task_whose_replay_is_running_is_left_to_the_next_prune(postgres_url, watched):
-    """On SQLite there is one writer at a time, so nothing is under way when it prunes."""
+    """SQLite has one writer at a time, so no replay runs when it prunes."""
     async with opened(postgres_url) as store, connected(postgres_url) as user:
         epochs = await store.take(range(SHARDS), "n1")
         replayed, _ = await ended(store, epochs, task(store), task(store))

@@ -1,4 +1,4 @@
-"""Schedules: each firing is an ordinary task; none is lost, none doubles, none is early."""
+"""Schedules: each firing is an ordinary task; none is lost, doubled or early."""
 
 import asyncio
 import logging
@@ -25,8 +25,8 @@ NOW = datetime.fromtimestamp(START, UTC)  # 08:00
 AUDIT = Audit(START_MS, "local", "", "schedule.put", "s")
 
 
-def noting(stage, *apps, **options):
-    """The same function on several schedulers: it notes when it was due, and its arguments."""
+def noting_task(stage, *apps, **options):
+    """Put one function on several schedulers; it records its due time and arguments."""
     for app in apps:
 
         @app.task(name="note", **options)
@@ -43,7 +43,7 @@ def dues(stage):
 class TestFiring:
     async def test_an_interval_counts_from_the_creation_of_the_schedule(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await stage.advance(3)
             await app.put_schedule("s", note, "a", interval=10)
@@ -52,7 +52,7 @@ class TestFiring:
 
     async def test_an_interval_may_be_a_timedelta_and_shorter_than_the_steps(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=timedelta(milliseconds=250))
             await stage.advance(3)
@@ -60,7 +60,7 @@ class TestFiring:
 
     async def test_cron_fires_at_the_minute_in_its_zone(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("utc", note, "utc", cron="2 8 * * *")
             await app.put_schedule("there", note, "there", cron="31 13 * * *", tz="Asia/Kolkata")
@@ -69,7 +69,7 @@ class TestFiring:
 
     async def test_a_firing_is_an_ordinary_task_with_its_own_key(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule(
                 "s", note, "a", interval=10, priority=4, timeout=7, max_attempts=2
@@ -115,7 +115,7 @@ class TestFiring:
 
     async def test_a_disabled_schedule_does_not_fire(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=10, enabled=False)
             await stage.advance(25)
@@ -126,7 +126,7 @@ class TestFiring:
 
     async def test_many_schedules_keep_their_times(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             for number in range(50):
                 await app.put_schedule(f"s{number}", note, number, interval=10 + number / 10)
@@ -137,7 +137,7 @@ class TestFiring:
 
     async def test_a_repeated_hour_fires_once_and_a_skipped_one_at_its_end(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, cron="30 2 * * *", tz="Europe/Berlin", missed="all")
             skipped = datetime(2027, 3, 28, 0, 0, tzinfo=UTC)  # 02:00 becomes 03:00 at 01:00 UTC
@@ -158,9 +158,9 @@ class TestFiring:
             assert fired == [datetime(2027, 10, 31, 0, 30, tzinfo=UTC)]
 
     async def test_a_firing_whose_answer_was_lost_is_not_stored_again_as_missed(self, stage):
-        """The store takes it and falls silent; when it is back the firing has run already."""
+        """The store commits the firing and does not answer; when it is back, the firing has run."""
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=17)
             await stage.settle()
@@ -183,7 +183,7 @@ class TestFiring:
         """This host knows fewer time zones than the one that stored it."""
         stage.expects_errors = True
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("good", note, interval=10)
             await app.put_schedule("bad", note, "bad", cron="* * * * *", tz="Europe/Berlin")
@@ -201,7 +201,7 @@ class TestFiring:
 
     async def test_a_step_without_due_firings_evaluates_no_rule(self, stage, monkeypatch):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         reckoned = []
         rule = Timing.rule
 
@@ -248,7 +248,7 @@ class TestMissed:
     )
     async def test_firings_while_no_process_ran(self, stage, missed, late):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=10, missed=missed)
             await stage.advance(1)
@@ -262,7 +262,7 @@ class TestMissed:
     @pytest.mark.parametrize("missed", ["once", "all", "skip"])
     async def test_a_firing_stored_before_the_stop_is_not_missed(self, stage, missed):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=10, missed=missed)
             await stage.advance(7)
@@ -276,7 +276,7 @@ class TestMissed:
     @pytest.mark.parametrize("missed", ["once", "all", "skip"])
     async def test_a_start_just_after_a_firing_misses_none(self, stage, missed):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=10, missed=missed)
         stage.clock.advance(10.5)
@@ -286,7 +286,7 @@ class TestMissed:
 
     async def test_thousands_of_missed_firings_all_run_in_order(self, stage):
         app = stage.app()
-        note = noting(stage, app, concurrency=1_000)
+        note = noting_task(stage, app, concurrency=1_000)
         async with app:
             await app.put_schedule("s", note, interval=1, missed="all")
         stage.clock.advance(2_500)
@@ -296,7 +296,7 @@ class TestMissed:
 
     async def test_one_firing_for_missed_years_is_computed_fast(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=10, missed="once")
             await app.put_schedule("c", note, "c", cron="* * * * *", missed="skip")
@@ -307,7 +307,7 @@ class TestMissed:
 
     async def test_a_clock_set_forward_is_treated_as_a_pause(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=10)
             await stage.advance(12)
@@ -319,7 +319,7 @@ class TestMissed:
 
     async def test_a_clock_set_back_doubles_no_firing(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=10)
             await stage.advance(22)
@@ -329,14 +329,14 @@ class TestMissed:
 
     async def test_an_invalid_value_of_missed_is_refused(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             with pytest.raises(ValueError, match="once"):
                 await app.put_schedule("s", note, interval=10, missed="twice")
 
     async def test_a_schedule_that_fired_far_ahead_is_logged(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=10)
             stage.wall.set(365 * DAY)
@@ -353,7 +353,7 @@ class TestMissed:
 class TestChanging:
     async def test_a_change_cancels_the_next_firing(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, "old", interval=10)
             await stage.advance(8)
@@ -365,7 +365,7 @@ class TestChanging:
 
     async def test_a_delete_cancels_the_next_firing(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("s", note, interval=10)
             await stage.advance(8)
@@ -378,7 +378,7 @@ class TestChanging:
 
     async def test_a_change_by_another_process_takes_effect_at_once(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app, other:
             await app.put_schedule("gone", note, "gone", interval=10)
             await app.put_schedule("changed", note, "old", interval=10)
@@ -390,7 +390,7 @@ class TestChanging:
 
     async def test_a_schedule_of_another_process_fires(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
-        noting(stage, app)
+        noting_task(stage, app)
         async with app, other:
             await stage.advance(1)
             await other.put_schedule("s", "note", ["new"], interval=12)
@@ -400,7 +400,7 @@ class TestChanging:
     @pytest.mark.parametrize("missed", ["once", "all", "skip"])
     async def test_no_firing_of_a_schedule_of_another_process_is_missed(self, stage, missed):
         app, other = stage.app(), stage.app(dispatch=False)
-        noting(stage, app)
+        noting_task(stage, app)
         async with app, other:
             await stage.advance(5.5)
             await other.put_schedule("s", "note", ["new"], interval=0.5, missed=missed)
@@ -421,7 +421,7 @@ class TestChanging:
             Schedule("s", "note", b"[]", None, 1_000, "UTC", missed, now, now), AUDIT
         )
         assert await owner.run(clock, 5) == []
-        await owner.recurring.step()  # it looks, and has not been told
+        await owner.recurring.step()  # it steps without a notification
         owner.recurring.mark_stale()
         await owner.recurring.step()
         assert await owner.run(clock, 0) == [now + n * 1_000 for n in range(1, 6)]
@@ -487,7 +487,7 @@ class TestChanging:
 
     async def test_putting_an_equal_schedule_changes_nothing(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             made = await app.put_schedule("s", note, "a", interval=10)
             await stage.advance(8)
@@ -501,7 +501,7 @@ class TestChanging:
         note = None
         for _ in range(8):
             app = stage.app()
-            note = noting(stage, app)
+            note = noting_task(stage, app)
             async with app:
                 await app.put_schedule("s", note, interval=10)
                 await stage.advance(7)
@@ -509,7 +509,7 @@ class TestChanging:
 
     async def test_schedules_are_listed_by_name(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             await app.put_schedule("b", note, cron="0 3 * * *", tz="Europe/Berlin")
             await app.put_schedule("a", note, "x", interval=1.5, missed="skip", enabled=False)
@@ -551,7 +551,7 @@ class TestChanging:
     )
     async def test_an_invalid_schedule_is_refused_and_not_stored(self, stage, options):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             with pytest.raises(ValueError):
                 await app.put_schedule("s", note, **options)
@@ -559,7 +559,7 @@ class TestChanging:
 
     async def test_an_unknown_function_and_a_bad_name_are_refused(self, stage):
         app = stage.app()
-        note = noting(stage, app)
+        note = noting_task(stage, app)
         async with app:
             with pytest.raises(UnknownService):
                 await app.put_schedule("s", "nope", interval=5)
@@ -570,7 +570,7 @@ class TestChanging:
 
 
 class Owner:
-    """The recurring step of a node that owns what it is told to."""
+    """The recurring step of a node that owns the given shards."""
 
     def __init__(self, store, epochs):
         self.store = store
@@ -586,7 +586,7 @@ class Owner:
         return self._ids.make(now_ms, shard)
 
     async def run(self, clock, seconds):
-        """Let time pass, run what is due then, and return when that was."""
+        """Let time pass, run what is due, and return the times."""
         clock.advance(seconds)
         now = int(self.store.now_ms())
         due = await self.store.due([Window("note", 10, 0)], list(self.epochs), now, now)
@@ -603,7 +603,7 @@ class Owner:
 class TestTwo:
     async def test_two_schedulers_on_one_file_double_no_firing(self, stage):
         first, second = stage.app(), stage.app()
-        noting(stage, first, second)
+        noting_task(stage, first, second)
         async with second:
             async with first:
                 await second.put_schedule("s", "note", interval=10)
@@ -616,8 +616,8 @@ class TestTwo:
         first, second = stage.app(), stage.app()
         for app in (first, second):
             app._coordinator = app._coordinator.func  # without the lock on the file
-        stage.expects_errors = True  # each says that the other has taken its shards
-        noting(stage, first, second)
+        stage.expects_errors = True  # each reports that the other has taken its shards
+        noting_task(stage, first, second)
         async with first, second:
             await first.put_schedule("s", "note", interval=10)
             await second.put_schedule("s", "note", interval=10)
@@ -628,7 +628,7 @@ class TestTwo:
 
     async def test_the_next_process_goes_on_without_a_gap_after_a_crash(self, stage):
         first, second = stage.app(), stage.app()
-        noting(stage, first, second)
+        noting_task(stage, first, second)
         await first.start()
         await first.put_schedule("s", "note", interval=10)
         await stage.advance(17)

@@ -1,4 +1,4 @@
-"""What a node holds and reads of its schedules: when they fire, and never their payloads."""
+"""A node reads and keeps the times of its schedules, never their payloads."""
 
 import gc
 import sys
@@ -19,14 +19,14 @@ HOUR_MS = 3_600_000
 
 
 def schedule(store, name="s0", body=b"[]", **fields):
-    """One that fires each hour, for the first time in an hour."""
+    """Return a schedule that fires each hour, first in an hour."""
     now = int(store.now_ms())
     made = Schedule(name, "note", body, None, HOUR_MS, "UTC", "once", now, now)
     return made._replace(**fields)
 
 
-def held(*roots):
-    """How many bytes of memory these objects hold, with all that they refer to."""
+def bytes_of(*roots):
+    """Return the bytes of memory of these objects and of all that they refer to."""
     seen, left, size = set(), list(roots), 0
     while left:
         one = left.pop()
@@ -39,13 +39,13 @@ def held(*roots):
 
 
 def of(recurring):
-    """Its own memory, without the store and the other steps."""
+    """Return the memory of the step, without the store and the other steps."""
     shared = ("_store", "_coordinator", "_submit")
     return [value for name, value in vars(recurring).items() if name not in shared]
 
 
-class Watched:
-    """A store that notes what is read of its schedules."""
+class RecordedReads:
+    """Records what is read of the schedules of a store."""
 
     def __init__(self, store, monkeypatch):
         self.timings = []
@@ -64,13 +64,13 @@ class Watched:
         monkeypatch.setattr(store.schedules, "get", refused)
 
     def names(self):
-        """Which were read since this was asked for last."""
+        """Return the names that were read since the last call."""
         names, self.timings[:] = [one.name for one in self.timings], []
         return names
 
 
 async def fill(store, size):
-    """Put many schedules with payloads of that size, quickly: the store makes them."""
+    """Put many schedules with payloads of that size, by one statement of the store."""
     await store.schedules.put(schedule(store), AUDIT)
     columns = "cron, interval_ms, tz, missed, fired_until_ms, created_at_ms, enabled, priority"
     columns += ", max_attempts, timeout_ms, changed"
@@ -95,12 +95,12 @@ async def fill(store, size):
 async def test_payloads_are_neither_read_nor_in_memory(any_store, monkeypatch):
     store, size = any_store, MIB // 16
     await fill(store, size)
-    watched = Watched(store, monkeypatch)
+    watched = RecordedReads(store, monkeypatch)
     owner = Owner(store, await store.take(range(SHARDS), "n"))
     await owner.recurring.step()
     assert len(watched.timings) == COUNT
-    assert held(watched.timings) < 1_000 * COUNT < size * COUNT / 50
-    assert held(*of(owner.recurring)) < 2_000 * COUNT
+    assert bytes_of(watched.timings) < 1_000 * COUNT < size * COUNT / 50
+    assert bytes_of(*of(owner.recurring)) < 2_000 * COUNT
     watched.names()
     owner.recurring.mark_stale()
     await owner.recurring.step()
@@ -110,7 +110,7 @@ async def test_payloads_are_neither_read_nor_in_memory(any_store, monkeypatch):
 async def test_only_changed_schedules_are_read_again(any_store, monkeypatch):
     store = any_store
     await fill(store, 10)
-    watched = Watched(store, monkeypatch)
+    watched = RecordedReads(store, monkeypatch)
     owner = Owner(store, await store.take(range(SHARDS), "n"))
     await owner.recurring.step()
     watched.names()
@@ -153,7 +153,7 @@ async def test_large_payloads_that_fire_together_are_copied_in_several_calls(
     for number in range(many):
         due = schedule(store, f"s{number}", b"x" * size, fired_until_ms=fired, created_at_ms=fired)
         await store.schedules.put(due, AUDIT)
-    Watched(store, monkeypatch)
+    RecordedReads(store, monkeypatch)
     owner = Owner(store, await store.take(range(SHARDS), "n"))
     noticed, turns = [], []
     owner.announce = lambda task_id, due_at_ms, due: noticed.append(due)
@@ -167,7 +167,7 @@ async def test_large_payloads_that_fire_together_are_copied_in_several_calls(
     monkeypatch.setattr(store.schedules, "fire", counted)
     await owner.recurring.step()
     assert turns == [FIRE_BYTES // size] * 3
-    assert held(noticed, *of(owner.recurring)) < 2_000 * many
+    assert bytes_of(noticed, *of(owner.recurring)) < 2_000 * many
     tasks = await everything(store)
     assert {len(task.body) for task in tasks} == {size}
     assert {task.id for task in tasks} == {due.id for due in noticed}

@@ -138,7 +138,7 @@ MADE_ELSEWHERE = {"endpoint": "https://example.com/", "max_attempts": 1, "enable
 
 
 class TestServicesMadeElsewhere:
-    """Another process has put the service just now, and nobody was told of it."""
+    """Another process has just put the service, and no notification has come."""
 
     @pytest.mark.parametrize("dispatch", [True, False])
     async def test_settings_of_a_service_made_elsewhere_take_effect_at_once(self, stage, dispatch):
@@ -356,7 +356,7 @@ class TestShards:
             assert (await app.get(task.id)).payload == ["a"]
 
     async def test_a_lost_shard_gets_nothing_and_the_id_names_the_new_shard(self, stage):
-        """The next owner of a lost shard would not hear of the task."""
+        """The next owner of a lost shard would not be notified of the task."""
         app = stage.app()
         note = noting_task(stage, app)
         answered = []
@@ -392,10 +392,10 @@ class TestShards:
 
 
 class TestSeveralNodes:
-    """What is due soon stays where it was submitted, as long as there are permits for it."""
+    """A task due soon stays on its node while that has permits for it."""
 
     def two(self, app):
-        """As if another node had a part of the permits, and half of the shards."""
+        """Act as if another node had half of the permits and of the shards."""
         node = app._node
         owned = dict(node.coordinator.owned())
         ours = {shard: epoch for shard, epoch in owned.items() if shard % 2}
@@ -404,7 +404,7 @@ class TestSeveralNodes:
         return ours
 
     async def stored(self, stage, count, **options):
-        """The shards that so many tasks got, and those that are ours."""
+        """Submit tasks; return their shards, and those of this node."""
         app = stage.app()
         note = noting_task(stage, app, concurrency=8)
         async with app:

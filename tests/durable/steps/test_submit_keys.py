@@ -24,8 +24,8 @@ pytestmark = pytest.mark.asyncio
 NOW = datetime.fromtimestamp(START, UTC)
 
 
-def named(app, key, /, what="a", *, digest=None, caller="me", **options):
-    """A submission with an idempotency key; its digest is that of what is submitted."""
+def idempotent(app, key, /, what="a", *, digest=None, caller="me", **options):
+    """Return a submission with an idempotency key, and `what` as its digest."""
     body = f'["{what}"]'.encode()
     name = Idempotency(caller, key, digest or what)
     return app.node.submit.build(Service("note"), body, idempotency=name, **options)
@@ -227,17 +227,17 @@ class TestKeys:
 
 
 class TestIdempotency:
-    """A request that comes again is answered, not stored again."""
+    """A repeated request is answered, not stored again."""
 
     async def test_a_repeated_request_returns_the_same_task(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
-            first = await app.node.submit.submit(named(app, "k"))
-            again = await app.node.submit.submit(named(app, "k"))
+            first = await app.node.submit.submit(idempotent(app, "k"))
+            again = await app.node.submit.submit(idempotent(app, "k"))
             assert again.id == first.id
             await stage.settle()
-            late = await app.node.submit.submit(named(app, "k"))
+            late = await app.node.submit.submit(idempotent(app, "k"))
             assert (late.id, late.state) == (first.id, State.FINISHED), "as it is by now"
         assert stage.calls == [(0.0, "a")]
 
@@ -246,7 +246,7 @@ class TestIdempotency:
         noting_task(stage, app)
         async with app:
             tasks = await asyncio.gather(
-                *(app.node.submit.submit(named(app, "k")) for _ in range(100))
+                *(app.node.submit.submit(idempotent(app, "k")) for _ in range(100))
             )
             assert len({task.id for task in tasks}) == 1
             await stage.advance(2)
@@ -256,9 +256,9 @@ class TestIdempotency:
         app = stage.app()
         noting_task(stage, app)
         async with app:
-            await app.node.submit.submit(named(app, "k", "a"))
+            await app.node.submit.submit(idempotent(app, "k", "a"))
             with pytest.raises(KeyReused) as told:
-                await app.node.submit.submit(named(app, "k", "b"))
+                await app.node.submit.submit(idempotent(app, "k", "b"))
             assert told.value.code == "idempotency_key_reused"
             await stage.advance(2)
         assert stage.calls == [(0.0, "a")]
@@ -267,30 +267,32 @@ class TestIdempotency:
         app = stage.app()
         noting_task(stage, app)
         async with app:
-            one = await app.node.submit.submit(named(app, "k", caller="one"))
-            two = await app.node.submit.submit(named(app, "k", caller="two"))
+            one = await app.node.submit.submit(idempotent(app, "k", caller="one"))
+            two = await app.node.submit.submit(idempotent(app, "k", caller="two"))
             assert one.id != two.id
 
     async def test_a_request_is_known_in_another_process_and_after_a_restart(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         noting_task(stage, app)
         async with app, other:
-            first = await app.node.submit.submit(named(app, "k", delay=600))
-            assert (await other.node.submit.submit(named(other, "k", delay=600))).id == first.id
+            first = await app.node.submit.submit(idempotent(app, "k", delay=600))
+            assert (
+                await other.node.submit.submit(idempotent(other, "k", delay=600))
+            ).id == first.id
         second = stage.app(dispatch=False)
         async with second:
-            assert (await second.node.submit.submit(named(second, "k"))).id == first.id
+            assert (await second.node.submit.submit(idempotent(second, "k"))).id == first.id
 
     async def test_a_request_is_known_for_a_day(self, stage):
         app = stage.app()
         noting_task(stage, app)
         async with app:
-            first = await app.node.submit.submit(named(app, "k"))
+            first = await app.node.submit.submit(idempotent(app, "k"))
             await stage.jump(DAY - 60)
             await stage.advance(30)
-            assert (await app.node.submit.submit(named(app, "k"))).id == first.id
+            assert (await app.node.submit.submit(idempotent(app, "k"))).id == first.id
             await stage.hours(27)
-            assert (await app.node.submit.submit(named(app, "k"))).id != first.id
+            assert (await app.node.submit.submit(idempotent(app, "k"))).id != first.id
 
     async def test_a_refused_request_is_not_recorded(self, stage):
         app = stage.app()
@@ -298,9 +300,9 @@ class TestIdempotency:
         async with app:
             holder = await app.submit("note", "x", key="taken", delay=60)
             with pytest.raises(KeyTaken):
-                await app.node.submit.submit(named(app, "k", key="taken", delay=60))
+                await app.node.submit.submit(idempotent(app, "k", key="taken", delay=60))
             await app.cancel(holder.id)
-            made = await app.node.submit.submit(named(app, "k", key="taken", delay=60))
+            made = await app.node.submit.submit(idempotent(app, "k", key="taken", delay=60))
             assert made.id != holder.id
 
     async def test_a_request_whose_answer_was_lost_can_be_repeated(self, stage):
@@ -309,8 +311,8 @@ class TestIdempotency:
         async with app:
             app.node.store.insert = answer_lost(app.node.store.insert)
             with pytest.raises(StoreUnavailable):
-                await app.node.submit.submit(named(app, "k", delay=1))
-            task = await app.node.submit.submit(named(app, "k", delay=1))
+                await app.node.submit.submit(idempotent(app, "k", delay=1))
+            task = await app.node.submit.submit(idempotent(app, "k", delay=1))
             await stage.advance(5)
             assert (await app.get(task.id)).state is State.FINISHED
         assert len(stage.calls) == 1
@@ -320,8 +322,8 @@ class TestIdempotency:
         noting_task(stage, app)
         async with app:
             answers = await app.node.submit.submit_many(
-                [named(app, "k", "a"), named(app, "k", "a"), named(app, "k", "b"),
-                 named(app, "l", "c")],
+                [idempotent(app, "k", "a"), idempotent(app, "k", "a"), idempotent(app, "k", "b"),
+                 idempotent(app, "l", "c")],
                 lambda _: None,
             )  # fmt: skip
             assert answers[0].id == answers[1].id
@@ -332,13 +334,13 @@ class TestIdempotency:
         app = stage.app(retention=60)
         noting_task(stage, app)
         async with app:
-            first = await app.node.submit.submit(named(app, "k"))
+            first = await app.node.submit.submit(idempotent(app, "k"))
             await stage.jump(HOUR)
             await stage.advance(120)
             with pytest.raises(UnknownTask):
                 await app.get(first.id)
             with pytest.raises(TaskGone, match="idempotency key"):
-                await app.node.submit.submit(named(app, "k"))
+                await app.node.submit.submit(idempotent(app, "k"))
         assert len(stage.calls) == 1
 
     async def test_the_scheduler_sets_the_maximum_size_of_a_payload(self, stage):
