@@ -10,7 +10,7 @@ from cryptography.x509.oid import NameOID
 
 
 def key_usage(signs):
-    """What a certificate's key is for; Python asks for that from 3.13 on."""
+    """The key usage extension, which Python requires since 3.13."""
     return x509.KeyUsage(
         digital_signature=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, key_cert_sign=signs, crl_sign=signs,

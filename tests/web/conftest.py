@@ -12,7 +12,7 @@ WATCHDOG = 60.0
 
 @pytest.fixture(autouse=True)
 def watched(request):
-    """Ends a run that hangs; a module with long forms says how long those may take."""
+    """Ends a run that hangs; a module with long tests sets its own WATCHDOG."""
     seconds = getattr(request.module, "WATCHDOG", WATCHDOG)
     faulthandler.dump_traceback_later(seconds, exit=True)
     yield
@@ -26,13 +26,13 @@ def sqlite_url(tmp_path):
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def store_url(request):
-    """A fresh store of either kind."""
+    """A new store, on SQLite and on PostgreSQL."""
     return request.getfixturevalue(f"{request.param}_url")
 
 
 @pytest.fixture
 def make_api(sqlite_url):
-    """Makes applications in this process, on one SQLite file unless told otherwise."""
+    """Makes applications in this process, by default on one SQLite file."""
     made = []
 
     def make(url=sqlite_url, **options):
@@ -51,6 +51,23 @@ def api(make_api):
 
 
 @pytest.fixture
+def mail(api):
+    """The application with a service `mail` whose endpoint does not answer."""
+    api.service("mail", enabled=False)
+    return api
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory):
+    """An application with one task, for requests that are refused and change nothing."""
+    with Api(f"sqlite:///{tmp_path_factory.mktemp('strict')}/tasks.db") as api:
+        api.service("mail", enabled=False)
+        api.task = api.submit()
+        api.untouched = lambda: api.get("/v1/tasks").json["items"] == [api.task]
+        yield api
+
+
+@pytest.fixture
 def either_api(store_url, make_api):
     """The application with open access, on SQLite and on PostgreSQL."""
     return make_api(store_url)
@@ -58,7 +75,7 @@ def either_api(store_url, make_api):
 
 @pytest.fixture
 def serve(tmp_path, sqlite_url):
-    """Starts servers, on one SQLite file unless told otherwise, and stops them."""
+    """Starts servers, by default on one SQLite file, and stops them."""
     made = []
 
     def start(*arguments, store=sqlite_url, **options):

@@ -6,9 +6,9 @@
     with Served("--store", url, cwd=tmp_path) as server:   # `python -m tickwheel serve`
         server.get("/healthz", status=200)
 
-- Both check of every answer what is true of all: a request id, and that an error is a problem.
-- The loop of an `Api` turns while something is asked of it, or within `until`.
-- A server ends with the test process, however that ends.
+- Both check every answer: it has a request id, and an error is a problem document.
+- The event loop of an `Api` runs only during a request and within `until`.
+- A server ends with the test process, even if that is killed.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ from tickwheel.durable.scheduler import Scheduler
 from tickwheel.web.access import Guard
 from tickwheel.web.app import App
 
-PATIENCE = 30.0  # seconds until what a test waits for counts as missing
-PATCHED = str(Path(__file__).parent.parent / "service" / "patched")  # of servers in tests
+PATIENCE = 30.0  # seconds until a test gives up waiting
+PATCHED = str(Path(__file__).parent.parent / "service" / "patched")  # see its sitecustomize
 JSON = "application/json"
 PROBLEM = "application/problem+json"
 HOST = "127.0.0.1:7380"
@@ -50,7 +50,7 @@ class Answer:
 
     def __init__(self, status, headers, body, *, bare=False):
         self.status = status
-        self.bare = bare  # to a HEAD: there is no body
+        self.bare = bare  # the answer to a HEAD request has no body
         self.headers = {name.lower(): value for name, value in headers}
         self.body = body
 
@@ -72,16 +72,16 @@ class Answer:
         return self.json["detail"]
 
     def check(self, status=None):
-        """What is true of every answer of the API; and the status, when one is expected."""
+        """Check what holds for every answer of the API, and the status if one is given."""
         assert self.headers.get("x-request-id"), self
         if self.status >= 400 and self.media != JSON and not self.bare:
-            check_problem(self)  # of its own type is what /readyz answers with 503
+            check_problem(self)  # /readyz answers 503 with its own type
         if status is not None:
             assert self.status == status, self
         return self
 
     def refused(self, status, code):
-        """It is this problem; returns it."""
+        """Check that it is this problem; return it."""
         assert (self.status, self.code) == (status, code), self
         return self.json
 
@@ -90,7 +90,7 @@ class Answer:
 
 
 def check_problem(answer):
-    """An error is a problem document (RFC 9457) that says what was wrong."""
+    """Check that an error is a problem document (RFC 9457) with a detail."""
     assert answer.media == PROBLEM, answer
     problem = answer.json
     assert problem["status"] == answer.status, answer
@@ -101,7 +101,7 @@ def check_problem(answer):
 
 
 class Verbs:
-    """What both ways have in common: requests, by method."""
+    """Requests by method, for `Api` and `Served`."""
 
     def get(self, target, **options):
         return self.request("GET", target, **options)
@@ -116,19 +116,25 @@ class Verbs:
         return self.request("DELETE", target, **options)
 
     def service(self, name="mail", endpoint="http://127.0.0.1:9/", **config):
-        """Put a service; nobody listens at its endpoint unless the test says who."""
+        """Put a service; nothing listens at the default endpoint."""
         options = {key: config.pop(key) for key in ("token",) if key in config}
         answer = self.put(f"/v1/services/{name}", {"endpoint": endpoint, **config}, **options)
         assert answer.status in (200, 201), answer
         return answer.json
 
     def submit(self, service="mail", payload=None, **options):
-        """Submit a task that is due in an hour, unless it says; return it."""
+        """Submit a task, by default due in an hour; return it."""
         given = {key: options.pop(key) for key in ("token",) if key in options}
         if "due_at" not in options:
             options.setdefault("delay", 3600)
         body = {"service": service, "payload": payload, **options}
         return self.post("/v1/tasks", body, status=201, **given).json
+
+
+def nested(depth):
+    """Return JSON of this nesting depth; brackets in strings do not count."""
+    both, one = divmod(depth, 2)
+    return b'{"[":[' * both + b"[" * one + b'"]"' + b"]" * one + b"]}" * both
 
 
 def encoded(body, media, headers):
@@ -143,10 +149,10 @@ def encoded(body, media, headers):
 
 
 class Api(Verbs):
-    """The application on a scheduler, both in this process, on a loop that only tests turn."""
+    """The application and its scheduler in this process, on a loop that only tests run."""
 
     def __init__(
-        self, url, *, local=True, open_access=False, rate=None, here_only=True, limits=None,
+        self, url, *, local=True, open_access=False, rate=None, loopback_only=True, limits=None,
         tracing=None, **options,
     ):  # fmt: skip
         options.setdefault("allow_private_targets", True)
@@ -158,7 +164,7 @@ class Api(Verbs):
             directory = self.scheduler.node.directory
             guard = Guard(directory, local=local, open_access=open_access, rate=rate)
             self.app = App(
-                self.scheduler, guard, limits, here_only=here_only, tracing=tracing
+                self.scheduler, guard, limits, loopback_only=loopback_only, tracing=tracing
             )  # fmt: skip
         except BaseException:
             self.close()
@@ -201,7 +207,7 @@ class Api(Verbs):
     async def asked(
         self, method, target, body=None, *, media=JSON, headers=None, token=None, parts=None
     ):
-        """Give the application one request, as a server would, and return its answer."""
+        """Send the application one request, as a server would, and return its answer."""
         body, found = encoded(body, media, headers)
         found.setdefault("host", HOST)
         if token is not None:
@@ -231,8 +237,8 @@ class Api(Verbs):
         headers = [(name.decode(), value.decode("latin-1")) for name, value in start["headers"]]
         return Answer(start["status"], headers, b"".join(one["body"] for one in rest))
 
-    def until(self, condition, what="what the test waits for"):
-        """Let the loop turn until `condition()` holds, and return what it gave."""
+    def until(self, condition, what="the condition of the test"):
+        """Run the loop until `condition()` is true, and return its value."""
 
         async def wait():
             async with asyncio.timeout(PATIENCE):
@@ -259,14 +265,14 @@ class Api(Verbs):
         return self.until(look, f"task {task_id} is {' or '.join(states)}")
 
     def token(self, *scopes, **options):
-        """Make a token, which counts at once; return its text."""
+        """Create a token, which is valid at once; return its text."""
         token, text = made_token(*scopes, **options)
         self.run(stored(self.node.store, token))
         self.run(self.node.directory.refresh())
         return text
 
     def revoke(self, text):
-        """Revoke a token, which counts at once."""
+        """Revoke a token, which is refused at once."""
         self.run(revoked(self.node.store, text))
         self.run(self.node.directory.refresh())
 
@@ -290,7 +296,7 @@ async def revoked(store, text):
 
 
 def on_store(url, work):
-    """Do something to a store from this process, as the command line does."""
+    """Run a coroutine function on a store, as the command line does."""
 
     async def do():
         store = store_at(url, shards=64)
@@ -304,7 +310,7 @@ def on_store(url, work):
 
 
 def create_token(url, *scopes, **options):
-    """Make a token in a store that a server may be running on."""
+    """Create a token in a store that a server may be using."""
     token, text = made_token(*scopes, **options)
     on_store(url, lambda store: stored(store, token))
     return text
@@ -313,7 +319,7 @@ def create_token(url, *scopes, **options):
 class Served(Verbs):
     """A server: `python -m tickwheel serve` with some arguments, on any free port of loopback.
 
-    - `constants`: other values for constants of the package, by module and name.
+    - `constants`: values that replace constants of the package, by module and name.
     """
 
     def __init__(
@@ -327,16 +333,16 @@ class Served(Verbs):
             self.environment |= {"PYTHONPATH": PATCHED, "TEST_CONSTANTS": json.dumps(constants)}
         self.ca = ca
         self.errors = errors  # whether it may log errors
-        self.descriptors = descriptors  # how many files it may have open, if it is told
+        self.descriptors = descriptors  # the limit of its file descriptors, or None
         self.url = None
-        self.token = None  # sent with every request that names none
-        self.stderr = None  # a file descriptor, instead of the log
+        self.token = None  # for requests without one of their own
+        self.stderr = None  # a file descriptor to use instead of the log
         self.process = None
         self._local = threading.local()
         self._connections = []
 
     def launch(self):
-        """Start it, and wait for nothing."""
+        """Start it without waiting."""
         command = [sys.executable, "-m", "tickwheel", "serve", *self.arguments]
         if self.descriptors is not None:
             limit = f'ulimit -n {self.descriptors}; exec "$@"'
@@ -362,7 +368,7 @@ class Served(Verbs):
         return self
 
     def start(self):
-        """Start it, and return once it has said where it listens."""
+        """Start it, and return once it has printed its URL."""
         self.launch()
         line = self.process.stdout.readline().decode()
         found = re.fullmatch(r"tickwheel: (https?://\S+)/\n", line)
@@ -383,16 +389,16 @@ class Served(Verbs):
         return parts.hostname, parts.port
 
     def log(self):
-        """All that it has logged."""
+        """Return its log as text."""
         path = self.directory / "server.log"
         return path.read_text() if path.exists() else ""
 
     def lines(self):
-        """What it has logged, line by line, each as JSON."""
+        """Return the lines of its log, decoded from JSON."""
         return [json.loads(line) for line in self.log().splitlines()]
 
     def rss(self):
-        """How much memory it has, in bytes."""
+        """Return its resident memory in bytes."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
 
@@ -411,7 +417,7 @@ class Served(Verbs):
         return self.wait()
 
     def kill(self):
-        """End it and all that it has started, at once."""
+        """Kill it and all its descendants."""
         if self.process.poll() is None:
             for pid in [self.pid, *servers._descendants(self.pid)]:
                 with contextlib.suppress(ProcessLookupError):
@@ -419,7 +425,7 @@ class Served(Verbs):
         self.process.wait(PATIENCE)
 
     def hang_up(self):
-        """Close the connections that requests were made on."""
+        """Close the kept connections."""
         for connection in self._connections:
             connection.close()
         self._connections.clear()
@@ -441,13 +447,13 @@ class Served(Verbs):
             assert '"level": "error"' not in self.log(), self.log()
 
     def connect(self):
-        """A new plain connection."""
+        """Open a new plain connection."""
         return socket.create_connection(self.address, PATIENCE)
 
     def request(
         self, method, target, body=None, *, status=None, media=JSON, headers=None, token=None
     ):
-        """Make a request, on this thread's own connection that is kept."""
+        """Make a request on the kept connection of this thread."""
         body, found = encoded(body, media, headers)
         token = token or self.token
         if token is not None:
@@ -467,7 +473,7 @@ class Served(Verbs):
                 self._local.connection = None
                 if fresh or last:
                     raise
-                continue  # it was closed for its age
+                continue  # the server closed an idle connection
             if response.will_close:
                 connection.close()
                 self._local.connection = None
@@ -496,7 +502,7 @@ class Served(Verbs):
 
 
 def ended(server):
-    """The exit code of a server that ends by itself, and the last thing that it says."""
+    """Return the exit code of a server that ends by itself, and its last log line."""
     server.launch()
     try:
         out, _ = server.process.communicate(timeout=PATIENCE)
@@ -510,5 +516,5 @@ def ended(server):
 
 
 def wait_until(condition, what):
-    """Wait for something that another process does."""
+    """Wait until a condition holds that another process fulfils."""
     servers.wait_until(condition, what, PATIENCE)

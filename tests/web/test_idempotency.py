@@ -56,7 +56,7 @@ def test_another_key_is_another_task(mail):
     assert len(ids) == 3
 
 
-def test_of_many_at_once_one_is_stored_and_all_hear_of_it(mail):
+def test_of_concurrent_requests_one_is_stored_and_all_get_it(mail):
     request = ("POST", "/v1/tasks", {"service": "mail", "delay": 60}, {"headers": KEY})
     answers = mail.together(*[request] * 30)
     assert {one.status for one in answers} == {201}
@@ -65,7 +65,7 @@ def test_of_many_at_once_one_is_stored_and_all_hear_of_it(mail):
     assert count(mail) == 1
 
 
-def test_of_many_at_once_with_different_bodies_one_is_stored(mail):
+def test_of_concurrent_requests_with_different_bodies_one_is_stored(mail):
     requests = [
         ("POST", "/v1/tasks", {"service": "mail", "delay": 60, "payload": n}, {"headers": KEY})
         for n in range(20)
@@ -84,7 +84,7 @@ def test_duplicates_on_two_nodes_at_once_are_one_task(postgres_url, make_api):
         headers = {"idempotency-key": f"k{number}"}
 
         async def both(body=body, headers=headers):
-            # The second node's loop cannot turn while the first one's does: a thread turns it.
+            # Two loops cannot run in one thread: the second node's runs in another.
             there = asyncio.to_thread(two.post, "/v1/tasks", body, headers=headers)
             here = one.asked("POST", "/v1/tasks", body, headers=headers)
             return await asyncio.gather(here, there)
@@ -95,7 +95,7 @@ def test_duplicates_on_two_nodes_at_once_are_one_task(postgres_url, make_api):
     assert count(one) == 5
 
 
-def test_the_task_is_answered_as_it_is_by_now(api, receiver):
+def test_a_repeated_request_gets_the_current_state(api, receiver):
     api.service(endpoint=receiver.url("/ok"))
     body = {"service": "mail"}
     first = api.post("/v1/tasks", body, headers=KEY, status=201).json
@@ -111,7 +111,7 @@ def test_a_refused_request_leaves_its_key_free(mail):
     mail.post("/v1/tasks", {"service": "mail", "delay": 60}, headers=KEY, status=201)
 
 
-def test_a_request_that_lost_its_task_key_leaves_its_name_free(mail):
+def test_a_conflict_leaves_the_idempotency_key_free(mail):
     holder = mail.submit(key="k")
     body = {"service": "mail", "key": "k", "delay": 60}
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_a_request_that_lost_its_task_key_leaves_its_name_free(mail):
     mail.post("/v1/tasks", body, headers=KEY, status=201)
 
 
-def test_with_a_task_key_too_the_second_time_is_no_conflict(mail):
+def test_a_repeated_request_with_a_task_key_is_not_a_conflict(mail):
     body = {"service": "mail", "key": "k", "delay": 60}
     first = mail.post("/v1/tasks", body, headers=KEY, status=201).json
     again = mail.post("/v1/tasks", body, headers=KEY, status=201)
@@ -129,17 +129,17 @@ def test_with_a_task_key_too_the_second_time_is_no_conflict(mail):
     mail.post("/v1/tasks", body).refused(409, "key_taken")
 
 
-def test_a_request_that_kept_the_holder_is_answered_with_it_again(mail):
+def test_a_repeated_keep_returns_the_same_holder(mail):
     holder = mail.submit(key="k")
     body = {"service": "mail", "key": "k", "on_conflict": "keep", "delay": 60}
     first = mail.post("/v1/tasks", body, headers=KEY)
     again = mail.post("/v1/tasks", body, headers=KEY)
     assert (first.status, first.json["id"]) == (200, holder["id"])
-    assert (again.status, again.json["id"]) == (201, holder["id"])  # always, when it is repeated
+    assert (again.status, again.json["id"]) == (201, holder["id"])  # always, for a repeated request
     assert again.headers["idempotency-replayed"] == "true"
 
 
-def test_a_replayed_replace_changes_nothing_a_second_time(mail):
+def test_a_repeated_replace_changes_nothing(mail):
     mail.submit(key="k", payload=1)
     body = {"service": "mail", "key": "k", "payload": 2, "on_conflict": "replace", "delay": 60}
     first = mail.post("/v1/tasks", body, headers=KEY)
@@ -152,14 +152,14 @@ def test_a_replayed_replace_changes_nothing_a_second_time(mail):
 
 
 @pytest.mark.parametrize("key", ["", " ", "x" * 201, "é", "a\x01b"])
-def test_a_key_that_is_none_is_400(strict, key):
+def test_an_invalid_key_is_400(strict, key):
     body = {"service": "mail", "delay": 60}
     answer = strict.post("/v1/tasks", body, headers={"idempotency-key": key})
     assert "Idempotency-Key" in answer.refused(400, "bad_request")["detail"]
     assert count(strict) == 0
 
 
-def test_each_namespace_has_keys_of_its_own(mail):
+def test_each_namespace_has_its_own_keys(mail):
     acme = {"tickwheel-namespace": "acme"}
     mail.put("/v1/services/mail", {"endpoint": "http://127.0.0.1:9/"}, headers=acme, status=201)
     body = {"service": "mail", "delay": 60}
@@ -170,7 +170,7 @@ def test_each_namespace_has_keys_of_its_own(mail):
 
 
 class TestBatch:
-    def test_each_task_has_a_key_of_its_own(self, mail):
+    def test_each_task_has_its_own_key(self, mail):
         items = [{"service": "mail", "delay": 60, "idempotency_key": f"k{n}"} for n in range(5)]
         first = mail.post("/v1/tasks/batch", items, status=200).json
         again = mail.post("/v1/tasks/batch", items, status=200).json
@@ -184,7 +184,7 @@ class TestBatch:
         assert len({one["id"] for one in found}) == 1
         assert count(mail) == 1
 
-    def test_another_body_under_the_same_key_refuses_itself_only(self, mail):
+    def test_a_reused_key_refuses_only_its_own_task(self, mail):
         items = [
             {"service": "mail", "delay": 60, "payload": n, "idempotency_key": "k"} for n in (1, 2)
         ]
@@ -192,7 +192,7 @@ class TestBatch:
         assert [one["status"] for one in found] == [201, 422]
         assert found[1]["problem"]["code"] == "idempotency_key_reused"
 
-    def test_many_batches_at_once_store_each_task_once(self, mail):
+    def test_concurrent_batches_store_each_task_once(self, mail):
         items = [{"service": "mail", "delay": 60, "idempotency_key": f"k{n}"} for n in range(50)]
         answers = mail.together(*[("POST", "/v1/tasks/batch", items, {})] * 6)
         found = [[one.get("id") for one in answer.json["items"]] for answer in answers]
@@ -214,7 +214,7 @@ def test_after_a_day_a_key_is_forgotten(mail):
     assert mail.post("/v1/tasks", body, headers=KEY, status=201).json["id"] != first["id"]
 
 
-def test_when_its_task_is_not_kept_any_more_the_request_is_known_to_have_been_made(mail):
+def test_a_repeated_request_for_a_deleted_task_is_409(mail):
     body = {"service": "mail", "delay": 60}
     first = mail.post("/v1/tasks", body, headers=KEY, status=201).json
     mail.post(f"/v1/tasks/{first['id']}/cancel", status=200)
@@ -233,7 +233,7 @@ def test_a_key_is_kept_with_its_caller_and_a_digest():
     assert Idempotency._fields == ("caller", "key", "digest")
 
 
-def test_a_key_of_the_process_itself_is_none_of_the_api(mail):
+def test_keys_of_the_embedded_api_are_separate(mail):
     body = {"service": "mail", "delay": 60}
     over_http = mail.post("/v1/tasks", body, headers=KEY, status=201).json["id"]
     options = {"delay": 60, "idempotency_key": "order-1"}

@@ -1,4 +1,4 @@
-"""The metrics: what Prometheus' own parser reads, and whether it is true."""
+"""The metrics, read by Prometheus' own parser, are complete and right."""
 
 import math
 import re
@@ -41,14 +41,14 @@ FAMILIES = {  # by name: the kind, and the labels
 
 
 def scraped(api):
-    """All families by name, as Prometheus reads them."""
+    """Return all families by name, as Prometheus' parser reads them."""
     answer = api.get("/metrics", status=200)
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     return {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
 
 
 def value(families, family, name=None, **labels):
-    """The value of the one sample that has these labels."""
+    """Return the value of the only sample with these labels."""
     wanted = name or family
     found = [
         sample.value
@@ -74,7 +74,7 @@ def busy(either_api, receiver):
     return api
 
 
-def test_every_family_is_there_with_its_kind_and_labels(busy):
+def test_every_family_has_its_kind_and_labels(busy):
     families = scraped(busy)
     assert families.keys() == FAMILIES.keys()
     for name, (kind, labels) in FAMILIES.items():
@@ -86,7 +86,7 @@ def test_every_family_is_there_with_its_kind_and_labels(busy):
             assert sample.labels.keys() - {"le"} == labels, name
 
 
-def test_the_numbers_are_true(busy):
+def test_the_values_are_right(busy):
     families = scraped(busy)
     assert value(families, "tickwheel_submitted") == 7
     assert value(families, "tickwheel_sent") == 5
@@ -134,7 +134,7 @@ def test_histograms_rise_to_their_count(busy):
             assert found["sum"] >= 0
 
 
-def test_no_series_comes_twice_and_all_names_are_in_order(busy):
+def test_no_series_is_repeated_and_names_are_valid(busy):
     text = busy.get("/metrics").body.decode()
     series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == len(set(series))
@@ -143,7 +143,7 @@ def test_no_series_comes_twice_and_all_names_are_in_order(busy):
     assert len(heads) == len(set(heads))
 
 
-def test_counters_only_rise(busy):
+def test_counters_never_decrease(busy):
     def counters():
         return {
             (sample.name, *sorted(sample.labels.items())): sample.value
@@ -159,8 +159,8 @@ def test_counters_only_rise(busy):
     assert after != before
 
 
-def test_what_is_asked_for_by_chance_makes_no_new_series(api, monkeypatch):
-    monkeypatch.setattr(directory, "LEAST_SECONDS", 0.0)  # unknown names are looked up each time
+def test_unknown_paths_make_no_new_series(api, monkeypatch):
+    monkeypatch.setattr(directory, "LEAST_SECONDS", 0.0)  # read unknown names each time
 
     def series():
         text = api.get("/metrics").body.decode()
@@ -189,7 +189,7 @@ def test_a_service_that_is_deleted_leaves_the_metrics(api, receiver):
     assert b'service="mail"' not in api.get("/metrics").body
 
 
-def test_a_running_call_is_seen(api, receiver):
+def test_a_running_call_is_counted(api, receiver):
     api.service("mail", endpoint=receiver.url("/slow"), concurrency=1)
     first, second = (api.submit(delay=0)["id"] for _ in range(2))
     api.until(lambda: receiver.held == 1)

@@ -53,7 +53,7 @@ SETTINGS = settings(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with something of each kind, so that not all that is asked for is missing."""
+    """A server with something of each kind, so that some requests succeed."""
     path = tmp_path_factory.mktemp("openapi")
     store = os.environ.get("TICKWHEEL_FUZZ_STORE") or f"sqlite:///{path}/tasks.db"
     with Served("--store", store, "--allow-private-targets", cwd=path) as server:
@@ -74,7 +74,7 @@ def schema(server):
 
 
 @pytest.mark.parametrize(("route", "mode"), OPERATIONS)
-def test_every_answer_is_one_that_the_openapi_file_describes(server, schema, route, mode):
+def test_every_answer_conforms_to_the_openapi_file(server, schema, route, mode):
     operation = schema[route.path][route.method]
 
     @SETTINGS
@@ -98,7 +98,7 @@ def test_every_answer_is_one_that_the_openapi_file_describes(server, schema, rou
         ask()
 
 
-def test_the_file_names_every_route_and_no_other(server):
+def test_the_file_has_every_route_and_no_other(server):
     described = server.get("/openapi.json", status=200).json
     found = {
         (method.upper(), path)
@@ -109,7 +109,7 @@ def test_the_file_names_every_route_and_no_other(server):
     assert described["openapi"].startswith("3.1.")
 
 
-def test_each_operation_has_an_id_of_its_own_and_says_what_it_does(server):
+def test_each_operation_has_a_unique_id_and_a_summary(server):
     described = server.get("/openapi.json").json
     operations = [one for path in described["paths"].values() for one in path.values()]
     ids = [one["operationId"] for one in operations]
@@ -117,14 +117,14 @@ def test_each_operation_has_an_id_of_its_own_and_says_what_it_does(server):
     assert all(re.fullmatch(r"[A-Z].{5,}", one["summary"]) for one in operations)
 
 
-def test_every_reference_in_the_file_leads_somewhere(server):
+def test_every_reference_in_the_file_resolves(server):
     text = server.get("/openapi.json").body.decode()
     described = json.loads(text)
     for name in re.findall(r'"#/components/schemas/([^"]+)"', text):
         assert name in described["components"]["schemas"]
 
 
-def test_every_error_that_is_described_is_a_problem_document(server):
+def test_every_described_error_is_a_problem_document(server):
     described = server.get("/openapi.json").json
     for path, operations in described["paths"].items():
         for operation in operations.values():

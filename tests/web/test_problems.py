@@ -1,4 +1,4 @@
-"""Errors as HTTP says them: one table, and nothing told that is nobody's business."""
+"""Errors over HTTP: one table of statuses, and no internal details."""
 
 import asyncio
 import inspect
@@ -8,7 +8,7 @@ import pytest
 
 from tickwheel import errors
 from tickwheel.errors import Locked, NotStarted, Overloaded, StoreUnavailable
-from tickwheel.web.problems import NO_STORE, STATUS, Refused, problem
+from tickwheel.web.problems import STATUS, STORE_UNAVAILABLE_DETAIL, HttpError, problem_of
 
 TABLE = {
     "bad_request": 400, "unauthorized": 401, "forbidden": 403, "not_found": 404,
@@ -22,11 +22,11 @@ TABLE = {
     "overloaded": 503,
 }  # fmt: skip
 
-# What only a wheel, a timer or the start of a server raises, which no request reaches.
+# Raised only by a wheel, a timer or the start of a server, never by a request.
 INSIDE = {"tickwheel_error", "time_went_back", "wheel_busy", "timer_closed", "wrong_store"}
 
 
-def test_each_code_has_the_status_that_is_promised():
+def test_each_code_has_its_documented_status():
     assert TABLE.items() <= STATUS.items()
 
 
@@ -39,13 +39,13 @@ def test_each_error_that_a_verb_can_raise_has_a_status():
     assert codes - INSIDE <= STATUS.keys()
 
 
-@pytest.mark.parametrize("code", STATUS)
-def test_a_problem_has_all_its_parts(code):
-    found, _ = problem(Refused(code, "what was wrong"))
-    assert (found.code, found.status) == (code, STATUS[code])
-    assert found.type == f"urn:tickwheel:problem:{code}"
-    assert found.title
-    assert found.detail
+def test_a_problem_has_all_its_members():
+    for code, status in STATUS.items():
+        found, _ = problem_of(HttpError(code, "what was wrong"))
+        assert (found.code, found.status) == (code, status)
+        assert found.type == f"urn:tickwheel:problem:{code}"
+        assert found.title
+        assert found.detail
 
 
 @pytest.mark.parametrize(
@@ -58,22 +58,20 @@ def test_a_problem_has_all_its_parts(code):
         (NotStarted("not yet"), "not_started", "1"),
     ],
 )
-def test_what_will_pass_is_503_and_says_when_to_come_again(api, monkeypatch, error, code, after):
+def test_a_temporary_error_is_503_with_retry_after(api, monkeypatch, error, code, after):
     api.service(enabled=False)
 
-    async def stored(_):
+    async def store_one(_):
         raise error
 
-    monkeypatch.setattr(api.node.submit, "stored", stored)
+    monkeypatch.setattr(api.node.submit, "store_one", store_one)
     answer = api.post("/v1/tasks", {"service": "mail"})
-    told = NO_STORE if code == "store_unavailable" else str(error)
+    told = STORE_UNAVAILABLE_DETAIL if code == "store_unavailable" else str(error)
     assert answer.refused(503, code)["detail"] == told
     assert answer.headers["retry-after"] == after
 
 
-def test_where_the_store_is_is_told_to_the_log_alone_and_does_not_flood_it(
-    api, monkeypatch, caplog
-):
+def test_only_the_log_has_the_address_of_the_store_once_a_second(api, monkeypatch, caplog):
     async def counts():
         raise StoreUnavailable("SQLite database /var/lib/secret-place.db: database is locked")
 
@@ -90,9 +88,7 @@ def test_where_the_store_is_is_told_to_the_log_alone_and_does_not_flood_it(
 @pytest.mark.parametrize(
     "error", [RuntimeError("hunter2"), AssertionError("hunter2"), MemoryError()]
 )
-def test_what_nobody_thought_of_is_500_and_tells_nothing_but_where_to_look(
-    api, monkeypatch, caplog, error
-):
+def test_an_unexpected_error_is_500_without_details(api, monkeypatch, caplog, error):
     async def counts():
         raise error
 
@@ -107,7 +103,7 @@ def test_what_nobody_thought_of_is_500_and_tells_nothing_but_where_to_look(
     api.get("/healthz", status=200)
 
 
-def test_a_key_error_of_our_own_is_not_the_callers_fault(api, monkeypatch, caplog):
+def test_an_internal_key_error_is_500(api, monkeypatch, caplog):
     """A bug that raises a builtin error deep inside must not look like a bad request."""
 
     async def counts():
@@ -118,7 +114,7 @@ def test_a_key_error_of_our_own_is_not_the_callers_fault(api, monkeypatch, caplo
         api.get("/v1/stats").refused(500, "internal")
 
 
-def test_a_caller_who_leaves_while_it_works_breaks_nothing(api):
+def test_a_caller_that_disconnects_during_a_request_breaks_nothing(api):
     api.service(enabled=False)
 
     async def leave():

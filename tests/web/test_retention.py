@@ -1,4 +1,4 @@
-"""How long a served store keeps what it has: the settings count in the process that prunes."""
+"""Retention in a server: the settings reach the process that prunes."""
 
 import pytest
 
@@ -12,14 +12,14 @@ DAY_MS = 24 * HOUR_MS
 
 
 async def run(store, statement):
-    """Run a statement, on a store of either kind."""
+    """Run a statement on a store on SQLite or PostgreSQL."""
     if hasattr(store, "fetch"):
         return await store.fetch(statement)
     return await store._write(Rank.SUBMIT, lambda connection: connection.run(statement))
 
 
 async def fill(store):
-    """An old line of the audit log and an old key; a process was there two hours ago."""
+    """Insert an old line of the audit log and an old key; the last prune was two hours ago."""
     now = int(store.now_ms())
     old = now - 3 * DAY_MS
     await store.registry.note(Audit(old, "local", "", "service.put", "mail"))
@@ -29,7 +29,7 @@ async def fill(store):
 
 
 async def is_pruned(store):
-    """Whether the key is gone: the lines go in the same transaction."""
+    """Return whether the key is deleted; the lines are deleted in the same transaction."""
     return not await run(store, "SELECT 1 FROM idempotency")
 
 
@@ -41,7 +41,7 @@ async def lines(store):
     ("options", "left"),
     [([], 1), (["--audit-retention", "5d"], 1), (["--audit-retention", "2d"], 0)],
 )
-def test_the_audit_log_is_kept_for_ever_or_as_long_as_is_said(serve, store_url, options, left):
+def test_the_audit_log_is_kept_forever_or_for_its_retention(serve, store_url, options, left):
     on_store(store_url, fill)
     serve(*options, store=store_url)
     wait_until(lambda: on_store(store_url, is_pruned), "the old key is forgotten")

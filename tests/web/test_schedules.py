@@ -23,7 +23,7 @@ def strict(tmp_path_factory):
         yield api
 
 
-def test_a_schedule_is_kept_with_all_that_was_given(mail):
+def test_a_schedule_keeps_all_its_fields(mail):
     wanted = {
         "service": "mail", "payload": {"a": 1}, "cron": "30 3 * * *", "interval": None,
         "tz": "Europe/Berlin", "missed": "skip", "enabled": True, "priority": 4, "timeout": 2.5,
@@ -49,7 +49,7 @@ def test_an_interval_has_defaults(mail):
     assert (made["payload"], made["max_attempts"], made["enabled"]) == (None, 5, True)
 
 
-def test_a_payload_comes_back_and_goes_out_byte_for_byte(api, receiver):
+def test_a_payload_is_returned_and_sent_byte_for_byte(api, receiver):
     payload = rb'{"a" : 1, "a":2, "n": 12345678901234567890123, "e": "\u00e9"}'
     api.service(endpoint=receiver.url("/ok"))
     body = b'{"service":"mail","interval":0.05,"payload":' + payload + b"}"
@@ -60,7 +60,7 @@ def test_a_payload_comes_back_and_goes_out_byte_for_byte(api, receiver):
     assert receiver.requests[0].body == payload
 
 
-def test_a_schedule_submits_again_and_again_until_it_is_deleted(api, receiver):
+def test_a_schedule_fires_until_it_is_deleted(api, receiver):
     api.service(endpoint=receiver.url("/ok"))
     api.put("/v1/schedules/often", {"service": "mail", "interval": 0.05}, status=201)
     api.until(lambda: len(receiver.requests) >= 3)
@@ -71,18 +71,18 @@ def test_a_schedule_submits_again_and_again_until_it_is_deleted(api, receiver):
     assert {one["state"] for one in found} <= {"finished", "running", "cancelled"}
 
 
-def test_a_disabled_one_has_no_next_time(mail):
+def test_a_disabled_schedule_has_no_next_time(mail):
     body = {"service": "mail", "interval": 60, "enabled": False}
     assert mail.put("/v1/schedules/off", body, status=201).json["next_at"] is None
 
 
-def test_a_change_replaces_all(mail):
+def test_a_put_replaces_all_fields(mail):
     mail.put("/v1/schedules/a", {"service": "mail", "interval": 60, "payload": 1, "priority": 3})
     changed = mail.put("/v1/schedules/a", {"service": "mail", "cron": "0 0 * * *"}, status=200).json
     assert (changed["interval"], changed["payload"], changed["priority"]) == (None, None, 0)
 
 
-def test_deleting_cancels_the_firing_that_is_still_to_come(mail):
+def test_deleting_cancels_the_next_firing(mail):
     mail.put("/v1/schedules/soon", {"service": "mail", "interval": 3600}, status=201)
     mail.delete("/v1/schedules/soon", status=204)
     mail.get("/v1/schedules/soon").refused(404, "unknown_schedule")
@@ -121,11 +121,11 @@ def test_deleting_cancels_the_firing_that_is_still_to_come(mail):
     ],
     ids=str,
 )
-def test_what_cannot_be_right_is_422(strict, wrong):
+def test_an_invalid_schedule_is_422(strict, wrong):
     answer = strict.put("/v1/schedules/a", {"service": "mail", **wrong})
     stored = strict.get("/v1/schedules").json["items"]
     if stored:
-        strict.delete("/v1/schedules/a", status=204)  # the others have to find none
+        strict.delete("/v1/schedules/a", status=204)  # the others must not find it
     assert (answer.status, answer.code in ("invalid", "out_of_range")) == (422, True), answer
     assert stored == []
 
@@ -135,7 +135,7 @@ def test_an_unknown_service_is_422(strict):
     strict.put("/v1/schedules/a", body).refused(422, "unknown_service")
 
 
-def test_a_new_one_is_201_and_one_that_was_there_200(mail):
+def test_a_new_schedule_is_201_and_a_changed_one_200(mail):
     body = {"service": "mail", "interval": 3600}
     assert mail.put("/v1/schedules/a", body).status == 201
     assert mail.put("/v1/schedules/a", body).status == 200
@@ -144,14 +144,14 @@ def test_a_new_one_is_201_and_one_that_was_there_200(mail):
     assert mail.put("/v1/schedules/a", body).status == 201
 
 
-def test_the_next_time_is_that_of_the_next_firing_though_it_is_stored_already():
+def test_the_next_time_is_right_even_if_its_task_is_stored():
     made, now = 1_700_000_000_000, 1_700_000_100_500
     often = Schedule("s", "mail", b"1", None, 1_000, "UTC", "once", now + 4_500, made)
     assert schedule_view(often, now).next_at == "2023-11-14T22:15:01.000Z"
     assert schedule_view(often._replace(enabled=False), now).next_at is None
 
 
-def test_a_list_comes_in_pages_by_name(mail):
+def test_a_list_has_pages_by_name(mail):
     names = [f"s{number}" for number in range(5)]
     for name in reversed(names):
         mail.put(f"/v1/schedules/{name}", {"service": "mail", "interval": 3600}, status=201)
@@ -178,7 +178,7 @@ def test_a_page_of_large_payloads_is_short_and_has_a_next_one(mail):
 
 
 @pytest.mark.parametrize("name", ["a b", "é", "x" * 101, "%"])
-def test_a_name_that_is_none_is_422(strict, name):
+def test_an_invalid_name_is_422(strict, name):
     body = {"service": "mail", "interval": 5}
     for method, given in (("GET", None), ("PUT", body), ("DELETE", None)):
         answer = strict.request(method, f"/v1/schedules/{name}", given)
@@ -192,7 +192,7 @@ def test_a_payload_that_is_too_large_is_refused(strict):
     assert strict.get("/v1/schedules").json["items"] == []
 
 
-def test_a_payload_that_is_nested_too_deep_is_refused(strict):
+def test_a_payload_that_is_nested_too_deeply_is_refused(strict):
     body = b'{"service":"mail","interval":5,"payload":%s}' % (b"[" * 201 + b"]" * 201)
     strict.put("/v1/schedules/a", body).refused(400, "bad_request")
     assert strict.get("/v1/schedules").json["items"] == []

@@ -20,7 +20,7 @@ from web.serving import PATIENCE, SECRET, Served, ended, wait_until
 
 
 def refused(server):
-    """Whether nobody is let in any more."""
+    """Return whether new connections are refused."""
     try:
         server.connect().close()
     except ConnectionError:
@@ -29,7 +29,7 @@ def refused(server):
 
 
 def begin(wire, length):
-    """Send the head of a submit, and return when its body is waited for."""
+    """Send the head of a submit, and return when the server waits for the body."""
     wire.sendall(
         b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % length
@@ -41,19 +41,19 @@ def begin(wire, length):
 
 
 def state(server, task):
-    """The state that a task has by now."""
+    """Return the current state of a task."""
     return server.get(f"/v1/tasks/{task['id']}", status=200).json["state"]
 
 
 class TestStart:
-    def test_it_says_where_it_is_and_nothing_else(self, serve):
+    def test_it_prints_its_url_and_nothing_else(self, serve):
         server = serve()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", server.url)
         wait_until(lambda: server.get("/readyz").status == 200, "it can do its work")
         assert server.stop() == 0
         assert server.process.stdout.read() == b""
 
-    def test_threads_wait_but_a_moment_for_a_loop_that_is_busy(self):
+    def test_the_switch_interval_is_short(self):
         program = """
 import sys
 from tickwheel.web import server
@@ -82,7 +82,7 @@ server.start(None, None)
         server.post("/v1/tasks", large).refused(413, "too_large")
         server.post("/v1/tasks/batch", [item] * 2, status=200)
 
-    def test_a_port_that_is_taken_is_said(self, tmp_path, sqlite_url):
+    def test_a_port_in_use_is_reported(self, tmp_path, sqlite_url):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             code, message = ended(Served("--store", sqlite_url, cwd=tmp_path, listen=address))
@@ -100,7 +100,7 @@ server.start(None, None)
             ("sqlite:////proc/nowhere/tasks.db", "tasks.db"),
         ],
     )
-    def test_a_store_that_is_none_is_said_without_its_password(self, tmp_path, url, right):
+    def test_an_invalid_store_is_reported_without_its_password(self, tmp_path, url, right):
         server = Served("--store", url, cwd=tmp_path)
         code, message = ended(server)
         assert code in (1, 2)
@@ -123,14 +123,14 @@ server.start(None, None)
         ],
         ids=" ".join,
     )
-    def test_a_setting_that_is_wrong_is_said(self, tmp_path, sqlite_url, options):
+    def test_an_invalid_setting_is_reported(self, tmp_path, sqlite_url, options):
         server = Served("--store", sqlite_url, *options, cwd=tmp_path)
         code, message = ended(server)
         assert code == 2
         assert message
         assert "Traceback" not in server.log()
 
-    def test_a_key_that_seals_nothing_is_said_and_not_shown(self, tmp_path, sqlite_url):
+    def test_an_invalid_secret_key_is_reported_but_not_shown(self, tmp_path, sqlite_url):
         environment = {"TICKWHEEL_SECRET_KEY": "hunter2"}
         server = Served("--store", sqlite_url, cwd=tmp_path, environment=environment)
         code, _ = ended(server)
@@ -141,16 +141,14 @@ server.start(None, None)
 
 class TestStop:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_a_signal_ends_it_with_0(self, serve, number):
+    def test_a_signal_stops_it_with_exit_code_0(self, serve, number):
         server = serve()
-        server.get("/healthz", status=200)  # a connection that is kept does not keep the server
+        server.get("/healthz", status=200)  # an idle connection does not keep the server running
         server.signal(number)
         assert server.wait() == 0
         assert refused(server)
 
-    def test_while_calls_are_under_way_it_listens_and_says_that_it_is_being_stopped(
-        self, serve, receiver
-    ):
+    def test_while_calls_are_under_way_it_listens_and_reports_stopping(self, serve, receiver):
         server = serve("--grace", "50")
         server.service(endpoint=receiver.url("/slow"))
         server.service("later", endpoint=receiver.url("/accepted"))
@@ -177,7 +175,7 @@ class TestStop:
         assert server.wait() == 0
         assert refused(server)
 
-    def test_a_request_under_way_is_answered(self, serve, receiver):
+    def test_a_pending_request_is_answered(self, serve, receiver):
         server = serve("--grace", "50")
         server.service(endpoint=receiver.url("/slow"))
         server.submit(delay=0)
@@ -199,7 +197,7 @@ class TestStop:
         again = serve("--submit-only")
         again.get(f"/v1/tasks/{task_id}", status=200)
 
-    def test_half_a_request_that_does_not_go_on_is_not_waited_for(self, serve):
+    def test_a_stop_does_not_wait_for_an_unfinished_request(self, serve):
         server = serve("--grace", "59")
         with server.connect() as half_head, server.connect() as half_body:
             half_head.sendall(b"GET /healthz HTTP/1.1\r\n")
@@ -213,7 +211,7 @@ class TestStop:
         assert "Traceback" not in server.log()
         assert not [line for line in server.lines() if line["level"] == "error"]
 
-    def test_an_answer_that_nobody_reads_is_not_waited_for(self, serve):
+    def test_a_stop_does_not_wait_for_an_unread_answer(self, serve):
         server = serve("--grace", "59")
         server.service(enabled=False)
         for _ in range(8):
@@ -242,7 +240,7 @@ class TestStop:
         assert again.get(f"/v1/tasks/{waiting['id']}").json["state"] == "delay"
         assert len(receiver.requests) == 1
 
-    def test_after_its_grace_it_leaves_a_call_that_hangs(self, serve, receiver):
+    def test_after_the_grace_time_it_abandons_a_call_that_hangs(self, serve, receiver):
         server = serve("--grace", "0.2")
         server.service(endpoint=receiver.url("/slow"))
         task = server.submit(delay=0)
@@ -251,7 +249,7 @@ class TestStop:
         assert server.wait() == 0
         again = serve("--submit-only")
         found = again.get(f"/v1/tasks/{task['id']}").json
-        assert (found["state"], found["attempt"]) == ("running", 1)  # it may have been done
+        assert (found["state"], found["attempt"]) == ("running", 1)  # it may have succeeded
 
     def test_after_the_signal_nothing_new_is_sent(self, serve, receiver):
         server = serve("--grace", "30")
@@ -267,7 +265,7 @@ class TestStop:
         states = sorted(again.get(f"/v1/tasks/{one}").json["state"] for one in ids)
         assert states == ["finished"] + ["ready"] * 4
 
-    def test_a_second_signal_ends_it_at_once(self, serve, receiver):
+    def test_a_second_signal_stops_it_at_once(self, serve, receiver):
         server = serve("--grace", "600", errors=True)
         server.service(endpoint=receiver.url("/slow"))
         task = server.submit(delay=0)
@@ -276,11 +274,11 @@ class TestStop:
         wait_until(lambda: server.get("/readyz").status == 503, "it is being stopped")
         server.signal()
         assert server.wait() == 1
-        assert "second time" in server.lines()[-1]["message"]
+        assert "second signal" in server.lines()[-1]["message"]
         again = serve("--submit-only")
         assert again.get(f"/v1/tasks/{task['id']}").json["state"] == "running"
 
-    def test_killed_under_load_it_loses_nothing_that_was_acknowledged(self, serve):
+    def test_killed_under_load_it_loses_no_acknowledged_task(self, serve):
         server = serve(errors=True)
         server.service(enabled=False)
         acknowledged, started = [], threading.Barrier(5)
@@ -311,7 +309,7 @@ class TestStop:
 
 
 class TestWire:
-    """What a server says on a connection, byte by byte."""
+    """The bytes that a server sends on a connection."""
 
     GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -324,7 +322,7 @@ class TestWire:
             server.service(enabled=False)
             yield server
 
-    def test_requests_that_come_at_once_are_answered_in_order(self, server):
+    def test_pipelined_requests_are_answered_in_order(self, server):
         ids = [f"r-{n}" for n in range(20)]
         pieces = [self.GET.replace(b"Host", f"X-Request-Id: {one}\r\nHost".encode()) for one in ids]
         last = pieces.pop().replace(b"Host", b"Connection: close\r\nHost")
@@ -347,8 +345,8 @@ class TestWire:
             b"%sContent-Length: %d\r\n\r\n%s" % (more, len(body), body)
         )
 
-    def test_an_upgrade_is_not_taken_up_and_the_body_is_read(self, server):
-        """As Java's client and `curl --http2` offer it, on a connection that goes on."""
+    def test_an_upgrade_is_declined_and_the_body_is_read(self, server):
+        """Java's client and `curl --http2` offer it, on a connection that stays HTTP/1.1."""
         body = b'{"service": "mail", "delay": 3600}'
         chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
         head = self.submit(b"", self.UPGRADE).replace(
@@ -359,7 +357,7 @@ class TestWire:
         assert text.count(b"HTTP/1.1 201 Created") == 4
         assert text.count(b"HTTP/1.1 200 OK") == 1
 
-    def test_a_body_behind_an_upgrade_is_never_a_request(self, server):
+    def test_a_body_after_an_upgrade_is_never_a_request(self, server):
         inner = b"PUT /v1/services/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
         outer = self.submit(inner, self.UPGRADE + b"Accept: */*\r\n")
         last = self.GET.replace(b"Host", b"Connection: close\r\nHost")
@@ -371,27 +369,27 @@ class TestWire:
         assert text.count(b"HTTP/1.1 ") == 2
         assert text.startswith(b"HTTP/1.1 400 ")
 
-    def test_thousands_of_upgrades_at_once_are_declined(self, server):
+    def test_thousands_of_pipelined_upgrades_are_declined(self, server):
         one = self.GET.replace(b"Host", b"Upgrade: x\r\nConnection: upgrade\r\nHost")
         last = self.GET.replace(b"Host", b"Connection: close\r\nHost")
         assert self.talk(server, one * 3000 + last).count(b"HTTP/1.1 200 OK") == 3001
 
-    def test_it_is_no_proxy(self, server):
+    def test_connect_is_refused(self, server):
         head = b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n"
         assert self.talk(server, head + self.GET).startswith(b"HTTP/1.1 405 ")
 
-    def test_an_old_client_is_answered_and_the_connection_closed(self, server):
+    def test_an_http_1_0_client_is_answered_and_disconnected(self, server):
         text = self.talk(server, b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
         assert text.startswith(b"HTTP/1.1 200 OK\r\n")
         assert text.endswith(b'{"status":"ok"}\n')
 
-    def test_a_head_has_no_body(self, server):
+    def test_an_answer_to_head_has_no_body(self, server):
         head = self.GET.replace(b"GET", b"HEAD").replace(b"Host", b"Connection: close\r\nHost")
         text = self.talk(server, head)
         assert text.startswith(b"HTTP/1.1 ")
         assert text.endswith(b"\r\n\r\n")
 
-    def test_an_answer_without_a_body_comes_at_once_and_the_next_after_it(self, server):
+    def test_an_answer_without_a_body_is_sent_at_once(self, server):
         server.put("/v1/services/gone", {"endpoint": "http://127.0.0.1:9/"}, status=201)
         delete = b"DELETE /v1/services/gone HTTP/1.1\r\nHost: localhost\r\n\r\n"
         last = self.GET.replace(b"Host", b"Connection: close\r\nHost")
@@ -401,7 +399,7 @@ class TestWire:
         assert b"content-length" not in first
         assert b"transfer-encoding" not in first
 
-    def test_a_caller_who_asks_first_is_told_to_go_on(self, server):
+    def test_expect_100_continue_is_answered(self, server):
         body = b'{"service":"mail"}'
         head = (
             b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -413,7 +411,7 @@ class TestWire:
             wire.sendall(body)
             assert b"HTTP/1.1 201 Created" in file.read()
 
-    def test_a_body_in_chunks_is_taken(self, server):
+    def test_a_chunked_body_is_accepted(self, server):
         head = (
             b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -421,21 +419,21 @@ class TestWire:
         text = self.talk(server, head + b'5\r\n{"ser\r\nd\r\nvice":"mail"}\r\n0\r\n\r\n')
         assert text.startswith(b"HTTP/1.1 201 Created")
 
-    def test_it_does_not_say_what_it_is_made_of(self, server):
+    def test_no_header_names_its_software(self, server):
         answer = server.get("/healthz")
         assert "server" not in answer.headers
         assert answer.headers["date"]
 
-    def test_a_large_answer_comes_whole(self, server):
+    def test_a_large_answer_is_complete(self, server):
         payload = "x" * 1_000_000
         task = server.submit(payload=payload)
         assert server.get(f"/v1/tasks/{task['id']}").json["payload"] == payload
 
 
 class TestStore:
-    """A store that goes away, and comes back."""
+    """A store that becomes unreachable, and returns."""
 
-    def test_while_it_is_away_it_is_503_and_then_all_goes_on(self, make_api):
+    def test_while_it_is_unreachable_requests_are_503(self, make_api):
         with servers.PostgresServer() as postgres:
             api = make_api(postgres.url)
             api.service(enabled=False)
@@ -461,7 +459,7 @@ class TestStore:
             assert api.get(f"/v1/tasks/{task['id']}", status=200).json == task
             api.submit()
             api.close()
-            api.close = lambda: None  # the fixture's, after the database is gone
+            api.close = lambda: None  # the one of the fixture, after the database has stopped
 
 
 async def ready(api):
@@ -473,7 +471,7 @@ async def unready(api):
 
 
 class TestSubmitOnly:
-    def test_it_takes_tasks_and_sends_none_and_another_node_does(self, serve, receiver):
+    def test_it_accepts_tasks_and_another_node_sends_them(self, serve, receiver):
         taker = serve("--submit-only")
         taker.service(endpoint=receiver.url("/ok"))
         task = taker.submit(delay=0)
@@ -488,7 +486,7 @@ class TestSubmitOnly:
 
 
 class TestLogs:
-    def test_they_are_lines_of_json_where_there_is_no_terminal(self, serve):
+    def test_they_are_json_without_a_terminal(self, serve):
         server = serve("--log-level", "debug")
         server.service(secret=SECRET)
         server.get("/v1/tasks", headers={"x-request-id": "r-1"}, status=200)
@@ -500,7 +498,7 @@ class TestLogs:
         for line in lines:
             datetime.fromisoformat(line["at"])
 
-    def test_they_are_text_when_asked_for(self, serve):
+    def test_they_are_text_with_the_setting(self, serve):
         server = serve("--log-format", "text", "--log-level", "debug")
         server.get("/v1/tasks", status=200)
         server.stop()
@@ -521,14 +519,14 @@ class TestLogs:
         assert "GET /v1/tasks 200" in text
         assert not text.startswith("{")
 
-    def test_a_level_leaves_out_what_is_below(self, serve):
+    def test_a_level_omits_lower_ones(self, serve):
         server = serve("--log-level", "error")
         server.service(secret=SECRET)
         server.stop()
         assert server.log() == ""
 
 
-def test_a_line_of_the_log_says_which_node_wrote_it_and_what_it_is_about(serve, receiver):
+def test_a_line_of_the_log_has_its_node_and_its_subject(serve, receiver):
     server = serve("--node", "one")
     server.service(endpoint=receiver.url("/missing"), max_attempts=1)
     task = server.submit(delay=0)
@@ -551,18 +549,18 @@ class TestWorkers:
         return server
 
     def workers(self, server):
-        """The processes that serve."""
+        """Return the worker processes."""
         return {
             pid for pid in servers._descendants(server.pid)
             if (found := servers._stat(pid)) and found[1] == server.pid and found[0] not in "ZX"
         }  # fmt: skip
 
     def owners(self, server):
-        """Who owns shards, once all are owned."""
+        """Return the owners of shards, once all have one."""
         found = {one["owner"] for one in server.get("/v1/shards", status=200).json["items"]}
         return set() if None in found else found
 
-    def test_both_serve_and_a_killed_one_is_replaced(self, crew, receiver):
+    def test_both_workers_serve_and_a_killed_one_is_replaced(self, crew, receiver):
         crew.service(endpoint=receiver.url("/ok"))
         ids = [crew.submit(delay=0)["id"] for _ in range(20)]
         for task_id in ids:
@@ -582,7 +580,7 @@ class TestWorkers:
         )
         assert before - {victim} < self.workers(crew)
         crew.task_in(crew.submit(delay=0)["id"], "finished")
-        assert any("another takes its place" in line["message"] for line in crew.lines())
+        assert any("it is replaced in" in line["message"] for line in crew.lines())
 
         left = self.workers(crew)
         crew.hang_up()
@@ -590,7 +588,7 @@ class TestWorkers:
         assert crew.wait() == 0
         assert all(servers._gone(pid) for pid in left)
 
-    def test_a_store_that_is_not_there_ends_them_all(self, tmp_path):
+    def test_an_unreachable_store_stops_all_workers(self, tmp_path):
         url = "postgresql://u:hunter2@127.0.0.1:1/nothing"
         server = Served("--store", url, "--workers", "2", cwd=tmp_path).launch()
         try:

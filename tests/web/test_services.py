@@ -1,4 +1,4 @@
-"""Services over HTTP: put, read, rotate secrets, disable, delete; and what is never shown."""
+"""Services over HTTP: put, read, rotate secrets, disable, delete; secrets are never shown."""
 
 import pytest
 
@@ -13,7 +13,7 @@ ENDPOINT = "https://93.184.216.34/hook"
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory):
-    """An application for requests that are refused and leave all as it is; no private targets."""
+    """An application for requests that are refused and change nothing; no private targets."""
     url = f"sqlite:///{tmp_path_factory.mktemp('strict')}/tasks.db"
     with Api(url, allow_private_targets=False) as api:
         yield api
@@ -25,7 +25,7 @@ def stored(api, name="mail"):
 
 
 class TestPut:
-    def test_a_new_one_is_201_with_all_defaults_and_a_changed_one_200(self, either_api):
+    def test_a_new_service_is_201_with_defaults_and_a_changed_one_200(self, either_api):
         path = "/v1/services/mail"
         made = either_api.put(path, {"endpoint": ENDPOINT}, status=201).json
         assert MOMENT.fullmatch(made["updated_at"])
@@ -43,7 +43,7 @@ class TestPut:
         assert (changed["timeout"], changed["version"]) == (5.0, 2)
         assert either_api.get(path).json == changed
 
-    def test_all_that_is_given_is_kept(self, either_api):
+    def test_all_fields_are_kept(self, either_api):
         wanted = {
             "endpoint": ENDPOINT, "timeout": 1.5, "max_attempts": 9,
             "backoff": {"first": 0.5, "factor": 3.0, "max": 9.0, "jitter": 0.0},
@@ -54,7 +54,7 @@ class TestPut:
         either_api.put("/v1/services/mail", wanted, status=201)
         assert wanted.items() <= either_api.get("/v1/services/mail").json.items()
 
-    def test_what_a_read_gave_can_be_put_back_without_its_read_only_part(self, api):
+    def test_a_read_can_be_put_back_without_its_read_only_fields(self, api):
         path = "/v1/services/mail"
         api.put(path, {"endpoint": ENDPOINT, "secret": SECRET, "headers": {"x-key": VALUE}})
         before = stored(api)
@@ -65,7 +65,7 @@ class TestPut:
         assert stored(api).secrets == before.secrets == (SECRET,)
         assert stored(api).headers == before.headers == (("x-key", VALUE),)
 
-    def test_no_breaker_and_no_rate_can_be_said(self, api):
+    def test_breaker_and_rate_can_be_null(self, api):
         made = api.put("/v1/services/mail", {"endpoint": ENDPOINT, "breaker": None, "rate": None})
         assert made.json["breaker"] is None
 
@@ -116,7 +116,7 @@ class TestPut:
         ],
         ids=lambda wrong: str(wrong)[:50],
     )
-    def test_what_cannot_be_right_is_422(self, strict, wrong):
+    def test_an_invalid_service_is_422(self, strict, wrong):
         answer = strict.put("/v1/services/mail", {"endpoint": ENDPOINT, **wrong})
         assert answer.status == 422
         assert answer.code == "invalid"
@@ -129,25 +129,25 @@ class TestPut:
          "http://169.254.169.254/", "http://2130706433/", "ftp://198.51.100.7/", "file:///etc/passwd",
          "http://user:hunter2@198.51.100.7/", "198.51.100.7", "http://", "http://93.184.216.34:0/"],
     )  # fmt: skip
-    def test_a_target_that_must_not_be_called_is_422(self, strict, endpoint):
+    def test_a_forbidden_target_is_422(self, strict, endpoint):
         answer = strict.put("/v1/services/mail", {"endpoint": endpoint})
         problem = answer.refused(422, "target_refused")
         assert "hunter2" not in problem["detail"]
 
     @pytest.mark.parametrize("name", ["a b", "é", "x" * 101, "%2F", "a\n", "a,b"])
-    def test_a_name_that_is_none_is_422(self, strict, name):
+    def test_an_invalid_name_is_422(self, strict, name):
         body = {"endpoint": ENDPOINT}
         for method, given in (("GET", None), ("PUT", body), ("DELETE", None)):
             strict.request(method, f"/v1/services/{name}", given).refused(422, "invalid")
 
     @pytest.mark.parametrize("name", ["a", "x" * 100, "A.b_c:d-1", "batch", "..a"])
-    def test_a_name_that_is_one_is_taken(self, api, name):
+    def test_a_valid_name_is_accepted(self, api, name):
         api.put(f"/v1/services/{name}", {"endpoint": ENDPOINT}, status=201)
         assert api.get(f"/v1/services/{name}", status=200).json["name"] == name
 
 
 class TestSecrets:
-    def test_neither_secrets_nor_values_of_headers_are_shown(self, either_api):
+    def test_secrets_and_values_of_headers_are_not_shown(self, either_api):
         path = "/v1/services/mail"
         body = {
             "endpoint": ENDPOINT,
@@ -180,13 +180,13 @@ class TestSecrets:
         ],
         ids=str,
     )
-    def test_the_placeholder_keeps_what_is_stored_and_a_list_rotates(self, api, given, kept):
+    def test_the_placeholder_keeps_a_stored_secret_and_a_list_rotates(self, api, given, kept):
         path = "/v1/services/mail"
         api.put(path, {"endpoint": ENDPOINT, "secret": SECRET}, status=201)
         api.put(path, {"endpoint": ENDPOINT, "secret": given}, status=200)
         assert stored(api).secrets == kept
 
-    def test_a_put_that_names_no_secret_keeps_it_and_null_removes_it(self, either_api):
+    def test_a_put_without_a_secret_keeps_it_and_null_removes_it(self, either_api):
         path, kept = "/v1/services/mail", {"secret": SECRET, "headers": {"x-key": VALUE}}
         either_api.put(path, {"endpoint": ENDPOINT, **kept}, status=201)
         either_api.put(path, {"endpoint": ENDPOINT, "rate": 5}, status=200)
@@ -219,12 +219,12 @@ class TestSecrets:
     @pytest.mark.parametrize(
         "config", [{"secret": HIDDEN}, {"secret": [OTHER, HIDDEN]}, {"headers": {"x": HIDDEN}}]
     )
-    def test_a_placeholder_for_what_is_not_stored_is_422(self, strict, config):
+    def test_a_placeholder_without_a_stored_value_is_422(self, strict, config):
         body = {"endpoint": ENDPOINT, **config}
         strict.put("/v1/services/mail", body).refused(422, "invalid")
         assert strict.get("/v1/services").json["items"] == []
 
-    def test_while_a_secret_is_replaced_both_sign(self, api, receiver):
+    def test_during_a_rotation_both_secrets_sign(self, api, receiver):
         from standardwebhooks import Webhook
 
         endpoint = receiver.url("/ok")
@@ -237,7 +237,7 @@ class TestSecrets:
         for secret in (SECRET, OTHER):
             assert Webhook(secret).verify(request.body, headers) == {"a": 1}
 
-    def test_a_header_goes_to_the_callee_and_an_echo_of_it_is_not_shown(self, api, receiver):
+    def test_a_header_is_sent_and_its_echo_is_masked(self, api, receiver):
         api.service(
             endpoint=receiver.url("/echo"), secret=SECRET, headers={"authorization": VALUE},
             max_attempts=1,
@@ -266,21 +266,21 @@ class TestList:
 
 
 class TestDelete:
-    def test_it_is_gone(self, either_api):
+    def test_a_deleted_service_is_unknown(self, either_api):
         either_api.service()
         answer = either_api.delete("/v1/services/mail", status=204)
         assert answer.body == b""
         either_api.get("/v1/services/mail").refused(404, "unknown_service")
         either_api.post("/v1/tasks", {"service": "mail"}).refused(422, "unknown_service")
 
-    def test_with_live_tasks_it_is_409(self, either_api):
+    def test_a_service_with_live_tasks_is_409(self, either_api):
         either_api.service()
         task = either_api.submit()
         either_api.delete("/v1/services/mail").refused(409, "service_in_use")
         either_api.post(f"/v1/tasks/{task['id']}/cancel", status=200)
         either_api.delete("/v1/services/mail", status=204)
 
-    def test_made_anew_it_is_a_new_one(self, api):
+    def test_after_a_delete_a_put_makes_a_new_service(self, api):
         api.service(secret=SECRET)
         api.delete("/v1/services/mail", status=204)
         made = api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=201).json
@@ -297,14 +297,14 @@ class TestLive:
         api.service(endpoint=receiver.url("/ok"))
         api.task_in(task["id"], "finished")
 
-    def test_a_change_counts_for_the_next_call(self, api, receiver):
+    def test_a_change_applies_to_the_next_call(self, api, receiver):
         api.service(endpoint=receiver.url("/first"), max_attempts=1)
         api.task_in(api.submit(delay=0)["id"], "failed")
         api.service(endpoint=receiver.url("/ok"))
         api.task_in(api.submit(delay=0)["id"], "finished")
         assert [one.path for one in receiver.requests] == ["/first", "/ok"]
 
-    def test_a_change_on_one_node_counts_on_another(self, postgres_url, make_api, receiver):
+    def test_a_change_on_one_node_applies_on_another(self, postgres_url, make_api, receiver):
         one, two = make_api(postgres_url), make_api(postgres_url, dispatch=False)
         one.service(endpoint=receiver.url("/ok"), max_attempts=3)
         task = two.submit(delay=0)
@@ -315,7 +315,7 @@ class TestLive:
         one.delete("/v1/services/mail", status=204)
         two.until(lambda: "mail" not in two.node.services)
 
-    def test_410_disables_it_and_the_audit_log_says_so(self, api, receiver):
+    def test_410_disables_a_service_and_is_in_the_audit_log(self, api, receiver):
         api.service(endpoint=receiver.url("/gone"))
         task = api.submit(delay=0)
         api.until(lambda: not api.node.services["mail"].enabled)
@@ -327,7 +327,7 @@ class TestLive:
 
 
 class TestAudit:
-    def test_who_did_what_is_kept_newest_first(self, either_api):
+    def test_lines_have_actor_and_action_newest_first(self, either_api):
         api = either_api
         api.service()
         api.put("/v1/services/mail", {"endpoint": ENDPOINT}, headers={"x-request-id": "r-1"})
@@ -348,7 +348,7 @@ class TestAudit:
         assert f'-> "{ENDPOINT}"' in details[4]
         assert {line["actor"] for line in page["items"]} == {"anybody"}
 
-    def test_a_cursor_goes_on(self, either_api):
+    def test_a_cursor_continues(self, either_api):
         for number in range(5):
             either_api.service(f"s{number}")
         found, cursor = [], None
@@ -369,13 +369,13 @@ class TestAudit:
         strict.get(f"/v1/audit?{query}").refused(422, "invalid")
 
 
-def test_every_route_that_changes_configuration_wants_the_scope_admin():
+def test_every_route_that_changes_configuration_needs_the_scope_admin():
     changing = {route.scope for route in ROUTES if route.method in ("PUT", "DELETE")}
     assert changing == {"admin"}
 
 
 @pytest.mark.parametrize("good", ["mail", UNKNOWN_ID])
-def test_a_line_feed_after_a_name_or_an_id_makes_it_none(strict, good):
+def test_a_line_feed_after_a_name_or_an_id_is_invalid(strict, good):
     query, body = f"{good}%0A", f"{good}\n"
     for path in (
         f"/v1/tasks?service={query}", f"/v1/tasks?cursor={query}",
@@ -398,8 +398,8 @@ def test_a_line_feed_after_a_name_or_an_id_makes_it_none(strict, good):
     strict.get(f"/v1/tasks/{good}\n").refused(404, "unknown_task")
 
 
-@pytest.mark.parametrize("name", [".", "..", "..."])
-def test_a_name_of_dots_alone_which_no_url_would_keep_is_422(strict, name):
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_of_dots_alone_is_422(strict, name):
     for kind, body in (
         ("services", {"endpoint": ENDPOINT}),
         ("schedules", {"service": "mail", "interval": 1}),
@@ -407,7 +407,7 @@ def test_a_name_of_dots_alone_which_no_url_would_keep_is_422(strict, name):
         strict.put(f"/v1/{kind}/{name}", body).refused(422, "invalid")
 
 
-def test_a_new_one_is_put_without_waiting_for_the_next_look_at_the_store(api, monkeypatch):
+def test_a_new_service_is_put_without_waiting_for_a_refresh(api, monkeypatch):
     async def renewed():
         raise AssertionError("this waits")
 
@@ -416,13 +416,13 @@ def test_a_new_one_is_put_without_waiting_for_the_next_look_at_the_store(api, mo
     api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=200)
 
 
-def test_one_that_answered_that_it_is_gone_says_since_when_it_is_disabled(api, receiver):
+def test_a_service_disabled_by_410_shows_since_when(api, receiver):
     api.service(endpoint=receiver.url("/gone"))
     api.submit(delay=0)
     api.until(lambda: not stored(api).enabled and stored(api).version > 1)
     shown = api.get("/v1/services/mail", status=200).json
     assert shown["enabled"] is False
-    assert shown["problem"].startswith("it answered 410 at 2")
+    assert shown["problem"].startswith("disabled: its endpoint answered 410 Gone at 2")
     config = {"endpoint": receiver.url("/gone"), "enabled": False}
     assert api.put("/v1/services/mail", config, status=200).json["problem"] is None
     refused = api.put("/v1/services/mail", {**config, "gone_at_ms": 1})
@@ -430,11 +430,11 @@ def test_one_that_answered_that_it_is_gone_says_since_when_it_is_disabled(api, r
 
 
 class TestVersions:
-    """An ETag is a service's version; with If-Match no change undoes another's in silence."""
+    """An ETag is a service's version; If-Match prevents lost updates."""
 
     PATH = "/v1/services/mail"
 
-    def test_a_read_and_a_put_give_it_as_etag(self, api):
+    def test_a_read_and_a_put_return_an_etag(self, api):
         made = api.put(self.PATH, {"endpoint": ENDPOINT}, status=201)
         assert made.headers["etag"] == f'"{made.json["version"]}"'
         assert api.get(self.PATH).headers["etag"] == made.headers["etag"]
@@ -442,7 +442,7 @@ class TestVersions:
         assert changed.headers["etag"] == api.get(self.PATH).headers["etag"]
         assert changed.headers["etag"] != made.headers["etag"]
 
-    def test_a_change_of_what_has_changed_since_is_412_and_changes_nothing(self, either_api):
+    def test_a_change_of_an_old_version_is_412_and_changes_nothing(self, either_api):
         api = either_api
         read = api.put(self.PATH, {"endpoint": ENDPOINT}).headers["etag"]
         off = {"endpoint": ENDPOINT, "enabled": False}
@@ -452,7 +452,7 @@ class TestVersions:
         found = api.get(self.PATH).json
         assert (found["enabled"], found["rate"]) == (False, None)
 
-    def test_of_two_changes_at_once_one_wins(self, either_api):
+    def test_of_two_concurrent_changes_one_wins(self, either_api):
         read = either_api.put(self.PATH, {"endpoint": ENDPOINT}).headers["etag"]
         options = {"headers": {"if-match": read}}
         answers = either_api.together(*(
@@ -461,19 +461,19 @@ class TestVersions:
         ))  # fmt: skip
         assert sorted(answer.status for answer in answers) == [200, 412, 412, 412, 412]
 
-    def test_one_of_several_tags_any_and_a_weakened_one_match(self, api):
+    def test_if_match_takes_a_list_a_star_and_a_weak_etag(self, api):
         for tags in ('"77", {}', "*", "W/{}"):
             read = api.put(self.PATH, {"endpoint": ENDPOINT}).headers["etag"]
             headers = {"if-match": tags.format(read)}
             api.put(self.PATH, {"endpoint": ENDPOINT}, headers=headers, status=200)
 
     @pytest.mark.parametrize("tag", ['"1"', '"0"', "*", '""'])
-    def test_no_tag_matches_what_is_not_there(self, api, tag):
+    def test_if_match_fails_for_a_missing_service(self, api, tag):
         answer = api.put(self.PATH, {"endpoint": ENDPOINT}, headers={"if-match": tag})
         answer.refused(412, "service_changed")
         api.get(self.PATH, status=404)
 
-    def test_only_a_new_one_can_be_asked_for(self, api):
+    def test_if_none_match_allows_only_a_new_service(self, api):
         only_new = {"if-none-match": "*"}
         api.put(self.PATH, {"endpoint": ENDPOINT}, headers=only_new, status=201)
         answer = api.put(self.PATH, {"endpoint": ENDPOINT}, headers=only_new)
@@ -484,11 +484,11 @@ class TestVersions:
         [{"if-match": "1"}, {"if-match": ""}, {"if-match": '"1" "2"'}, {"if-none-match": '"1"'},
          {"if-match": '"1"', "if-none-match": "*"}],
     )  # fmt: skip
-    def test_what_is_no_tag_is_400(self, strict, headers):
+    def test_an_invalid_etag_is_400(self, strict, headers):
         answer = strict.put(self.PATH, {"endpoint": ENDPOINT}, headers=headers)
         answer.refused(400, "bad_request")
 
-    def test_names_are_those_of_the_callers_namespace(self, api):
+    def test_names_in_messages_have_no_namespace(self, api):
         token = api.token("admin", namespace="acme")
         api.service(token=token)
         late = api.put(
@@ -502,11 +502,11 @@ class TestVersions:
 
 
 class TestUnusableHere:
-    """A mistake in this node's configuration is no fault of the service, nor of its tasks."""
+    """A wrong configuration of this node must not break the service or its tasks."""
 
     @pytest.fixture
     def elsewhere(self, sqlite_url):
-        """The store, in which a node that may call loopback has put a service."""
+        """A store with a service on loopback, put by a node that may call private targets."""
         with Api(sqlite_url, secret_key="a key of 16 or more") as api:
             api.service(secret=SECRET, max_attempts=7)
         return sqlite_url
@@ -521,7 +521,7 @@ class TestUnusableHere:
             ),
         ],
     )
-    def test_its_tasks_are_taken_and_wait_and_it_says_why(self, elsewhere, options, told):
+    def test_its_tasks_are_accepted_and_wait_and_it_shows_why(self, elsewhere, options, told):
         with Api(elsewhere, **options) as api:
             shown = api.get("/v1/services/mail", status=200).json
             assert told in shown["problem"]
@@ -536,7 +536,7 @@ class TestUnusableHere:
             found = api.get(f"/v1/tasks/{task['id']}").json
             assert (found["state"], found["attempt"], found["failures"]) == ("ready", 0, 0)
 
-    def test_a_put_that_would_keep_a_secret_that_cannot_be_opened_says_so(self, elsewhere):
+    def test_a_put_that_keeps_an_undecryptable_secret_is_refused(self, elsewhere):
         with Api(elsewhere, secret_key="another key of 16 or more") as api:
             for config in ({"secret": "********"}, {}):
                 answer = api.put("/v1/services/mail", {"endpoint": ENDPOINT, **config})

@@ -1,7 +1,7 @@
-"""No request holds the loop: a large one is worked on in slices, with a turn before each.
+"""No request blocks the loop: a large one is processed in time slices.
 
-How long a slice takes is the machine's business, so the tests count turns, and see who is answered
-between two of them.
+The duration of a slice depends on the machine, so the tests count slices, and check which requests
+are answered between two of them.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ import pytest
 from tickwheel.web import bodies
 from tickwheel.web.app import Limits
 from tickwheel.web.bodies import LARGE_BYTES, Bodies
-from tickwheel.web.tasks import TASK_COST, TURN_COST
-from tickwheel.web.turns import PAUSE_TURNS
+from tickwheel.web.tasks import SLICE_BYTES, TASK_OVERHEAD_BYTES
+from tickwheel.web.time_slices import PAUSE_ITERATIONS
 from web.serving import JSON
 
 NDJSON = "application/x-ndjson"
 MIB = 1 << 20
-HALF = rb"\ud800"
+LONE_SURROGATE = rb"\ud800"
 
 
 def batch(payload, count):
@@ -29,7 +29,7 @@ def batch(payload, count):
 
 
 def text(part, size=MIB - 100):
-    """A string of such parts."""
+    """Return a string that repeats a part."""
     return b'"%s"' % (part * (size // len(part)))
 
 
@@ -39,45 +39,45 @@ def many(count, **more):
 
 BATCHES = {
     "large payloads": (batch(text(b"x"), 4), JSON),
-    "half characters": (batch(text(HALF), 4), JSON),
-    "half a character at the end": (batch(text(b"x")[:-1] + HALF + b'"', 4), JSON),
+    "lone surrogates": (batch(text(LONE_SURROGATE), 4), JSON),
+    "a lone surrogate at the end": (batch(text(b"x")[:-1] + LONE_SURROGATE + b'"', 4), JSON),
     "backslashes": (batch(text(rb"\\"), 4), JSON),
     "brackets": (batch(b"[" + b"[]," * (MIB // 3 - 100) + b"0]", 4), JSON),
     "brackets in a string": (batch(b"[" * 150 + text(b"[") + b"]" * 150, 4), JSON),
     "other characters": (batch(text("\u00e9".encode()), 4), JSON),
     "lines": (b"\n".join([batch(text(b"["), 1)[1:-1]] * 4), NDJSON),
-    "lines of half characters": (b"\n".join([batch(text(HALF), 1)[1:-1]] * 4), NDJSON),
-    "one that is too long": (batch(text(HALF, 4 * MIB), 1), JSON),
-    "one that is malformed at its end": (batch(text(rb"\\", 4 * MIB), 1)[:-1] + b"x", JSON),
+    "lines of lone surrogates": (b"\n".join([batch(text(LONE_SURROGATE), 1)[1:-1]] * 4), NDJSON),
+    "a task that is too long": (batch(text(LONE_SURROGATE, 4 * MIB), 1), JSON),
+    "a task that is malformed at its end": (batch(text(rb"\\", 4 * MIB), 1)[:-1] + b"x", JSON),
     "tasks that are invalid": (many(60, delay="x", payload=list(range(10_000))), JSON),
 }
 COUNTS = {
     "tasks": many(3000),
     "tasks without a service": many(3000, service="nobody"),
-    "tasks that are none": many(3000, odd=1),
-    "tasks with keys of requests": json.dumps(
+    "elements that are not tasks": many(3000, odd=1),
+    "tasks with idempotency keys": json.dumps(
         [{"service": "mail", "delay": 9, "idempotency_key": f"k{n}"} for n in range(3000)]
     ).encode(),
 }
 
 
 class Watch:
-    """Counts the turns that a request takes before it is answered."""
+    """Counts the slices of a request."""
 
     def __init__(self, api, monkeypatch):
         self.api = api
-        self.turns = 0
-        turn = api.app.bodies.turn
+        self.slices = 0
+        next_slice = api.app.bodies.next_slice
 
         async def counted():
-            self.turns += 1
-            await turn()
+            self.slices += 1
+            await next_slice()
 
-        monkeypatch.setattr(api.app.bodies, "turn", counted)
+        monkeypatch.setattr(api.app.bodies, "next_slice", counted)
 
     def post(self, target, body, **options):
-        self.turns = 0
-        return self.api.post(target, body, **options), self.turns
+        self.slices = 0
+        return self.api.post(target, body, **options), self.slices
 
 
 @pytest.fixture
@@ -87,29 +87,30 @@ def watch(api, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", BATCHES)
-def test_a_large_batch_leaves_others_their_turns(watch, kind):
+def test_a_large_batch_does_not_block_others(watch, kind):
     body, media = BATCHES[kind]
-    answer, turns = watch.post("/v1/tasks/batch", body, media=media)
+    answer, slices = watch.post("/v1/tasks/batch", body, media=media)
     assert answer.status in (200, 400, 413)
-    assert turns >= (2 * 4 if answer.status == 200 else 1)  # it is found, then read
+    # An element is found in one slice, then decoded in another.
+    assert slices >= (2 * 4 if answer.status == 200 else 1)
 
 
 @pytest.mark.parametrize("kind", COUNTS)
-def test_a_batch_of_many_tasks_leaves_others_their_turns(watch, kind):
-    answer, turns = watch.post("/v1/tasks/batch", COUNTS[kind])
+def test_a_batch_of_many_tasks_does_not_block_others(watch, kind):
+    answer, slices = watch.post("/v1/tasks/batch", COUNTS[kind])
     assert len(answer.json["items"]) == 3000
-    passes = 1.9 if answer.json["stored"] else 1  # over the tasks, and over the answers
-    assert turns >= 3000 * TASK_COST // TURN_COST * passes
+    passes = 1.9 if answer.json["stored"] else 1  # over the tasks, and over the results
+    assert slices >= 3000 * TASK_OVERHEAD_BYTES // SLICE_BYTES * passes
 
 
 @pytest.mark.parametrize("part", [b"[],", b'"[",', rb'"\"[",'])
-def test_how_deep_a_large_payload_goes_is_found_in_slices(watch, part):
+def test_the_depth_of_a_large_payload_is_measured_in_slices(watch, part):
     payload = b"[" + part * (900_000 // len(part)) + b"0]"
-    _, turns = watch.post("/v1/tasks", b'{"service":"mail","delay":9,"payload":%s}' % payload)
-    assert turns >= len(payload) // 65_536
+    _, slices = watch.post("/v1/tasks", b'{"service":"mail","delay":9,"payload":%s}' % payload)
+    assert slices >= len(payload) // 65_536
 
 
-def test_between_two_slices_others_have_several_turns_of_the_loop():
+def test_between_two_slices_the_loop_runs_several_times():
     async def story():
         made, ticks, seen = Bodies(), 0, []
 
@@ -121,7 +122,7 @@ def test_between_two_slices_others_have_several_turns_of_the_loop():
 
         async def work(number):
             for _ in range(5):
-                await made.turn()
+                await made.next_slice()
                 seen.append((ticks, number))
 
         ticking = asyncio.ensure_future(tick())
@@ -131,11 +132,11 @@ def test_between_two_slices_others_have_several_turns_of_the_loop():
         return zip(*seen, strict=True)
 
     times, order = asyncio.run(story())
-    assert all(later - earlier >= PAUSE_TURNS for earlier, later in pairwise(times))
+    assert all(later - earlier >= PAUSE_ITERATIONS for earlier, later in pairwise(times))
     assert order == tuple(range(10)) * 5
 
 
-def test_large_requests_wait_for_one_another_and_not_small_ones_for_them(watch):
+def test_large_requests_wait_for_each_other_and_small_ones_do_not(watch):
     api = watch.api
     heavy = batch(b"[" + b"[]," * 100_000 + b"0]", 8)
     done = []
@@ -157,7 +158,7 @@ def test_large_requests_wait_for_one_another_and_not_small_ones_for_them(watch):
 
 
 class TestBodies:
-    def test_of_anything_but_a_batch_a_body_is_little_more_than_a_payload(self, make_api):
+    def test_except_for_a_batch_a_body_is_little_larger_than_a_payload(self, make_api):
         api = make_api(limits=Limits(body=16 << 20, payload=1000))
         api.service(enabled=False)
         space = b" " * (512 << 10)
@@ -178,22 +179,22 @@ class TestBodies:
             answer, _ = watch.post("/v1/tasks/batch", b"[%s,%s]" % (small, task), media=media)
             answer.refused(413, "too_large")
 
-    def test_large_ones_are_bounded_together_until_they_are_answered(self, make_api, monkeypatch):
-        monkeypatch.setattr(bodies, "MOST_BYTES", 4 * LARGE_BYTES)
+    def test_large_bodies_share_a_limit_until_they_are_answered(self, make_api, monkeypatch):
+        monkeypatch.setattr(bodies, "MAX_TOTAL_BYTES", 4 * LARGE_BYTES)
         api = make_api(limits=Limits(body=4 * LARGE_BYTES))
         api.service(enabled=False)
         large = b'[{"service":"mail"}]'.ljust(2 * LARGE_BYTES)
         small = b'{"service":"mail"}'
 
         async def story():
-            await api.app.batches.acquire()  # so that none is stored while it is held
+            await api.app.batches.acquire()  # so that nothing is stored during the test
             taken = api.app.batches._value
             for _ in range(taken):
                 await api.app.batches.acquire()
             waiting = [
                 asyncio.ensure_future(api.asked("POST", "/v1/tasks/batch", large)) for _ in range(2)
             ]
-            while api.app.bodies.held < 2 * len(large):
+            while api.app.bodies.total_bytes < 2 * len(large):
                 await asyncio.sleep(0)
             refused = await api.asked("POST", "/v1/tasks/batch", large)
             accepted = await api.asked("POST", "/v1/tasks", small)
@@ -207,9 +208,9 @@ class TestBodies:
         assert refused.headers["retry-after"]
         assert accepted.status == 201
         assert [one.status for one in rest] == [200, 200]
-        assert api.app.bodies.held == 0
+        assert api.app.bodies.total_bytes == 0
 
-    def test_what_was_read_in_part_counts_no_more_when_it_breaks_off(self, make_api):
+    def test_a_broken_off_body_no_longer_counts(self, make_api):
         api = make_api(limits=Limits(body=1000))
         api.post("/v1/tasks", b"", parts=[b"x" * 600, b"x" * 600]).refused(413, "too_large")
-        assert api.app.bodies.held == 0
+        assert api.app.bodies.total_bytes == 0

@@ -1,4 +1,4 @@
-"""What stands still, seen through the server: the log, the metrics, and `/readyz`."""
+"""Stalled tasks, as a server shows them: log, metrics and `/readyz`."""
 
 import re
 
@@ -18,7 +18,7 @@ QUICK = {
 
 
 def stalled(server):
-    """For how long something has stood still, by reason."""
+    """Return for how long tasks have been stalled, by reason."""
     page = server.get("/metrics", status=200).body.decode()
     found = re.findall(r'^tickwheel_stalled_seconds\{reason="(\w+)"\} (\S+)$', page, re.MULTILINE)
     return {reason: float(seconds) for reason, seconds in found}
@@ -28,7 +28,7 @@ def is_ready(server):
     return server.get("/readyz").status == 200
 
 
-def test_a_task_that_is_locked_is_named_in_the_log_and_the_metrics(serve, postgres_url, receiver):
+def test_a_locked_task_is_in_the_log_and_the_metrics(serve, postgres_url, receiver):
     taker = serve("--submit-only", store=postgres_url, constants=QUICK)
     taker.service(endpoint=receiver.url("/ok"))
     task = taker.submit(delay=0)
@@ -38,7 +38,7 @@ def test_a_task_that_is_locked_is_named_in_the_log_and_the_metrics(serve, postgr
         wait_until(lambda: stalled(server)["locked"] > 1, "the metric tells of it")
         assert stalled(server).keys() == {*Reason}
         assert server.get("/v1/stats").json["stalled"]["locked"] > 1
-        assert is_ready(server)  # what others have locked is not the node's fault
+        assert is_ready(server)  # a lock held by others does not make the node unready
         lines = [line for line in server.lines() if "stalled (locked)" in line["message"]]
         assert [(line["level"], line["task"]) for line in lines] == [("warning", task["id"])]
         user.rollback()
@@ -46,7 +46,7 @@ def test_a_task_that_is_locked_is_named_in_the_log_and_the_metrics(serve, postgr
     wait_until(lambda: not any(stalled(server).values()), "nothing stands still")
 
 
-def test_without_a_node_that_dispatches_the_one_that_submits_says_so(serve, postgres_url):
+def test_without_a_dispatching_node_the_submitting_one_reports_it(serve, postgres_url):
     taker = serve("--submit-only", "--log-format", "json", store=postgres_url, constants=QUICK)
     taker.service()
     taker.submit(delay=0)
@@ -55,7 +55,7 @@ def test_without_a_node_that_dispatches_the_one_that_submits_says_so(serve, post
     assert is_ready(taker)
 
 
-def test_a_database_that_may_only_be_read_makes_it_unready(serve, postgres_url):
+def test_a_read_only_database_makes_it_unready(serve, postgres_url):
     server = serve(store=postgres_url, errors=True)
     wait_until(lambda: is_ready(server), "it can do its work")
     name = postgres_url.rpartition("/")[2]

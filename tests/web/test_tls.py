@@ -27,7 +27,7 @@ def made(directory):
 
 
 class TestCertificate:
-    def test_it_speaks_https(self, serve, authority):
+    def test_requests_are_answered_over_https(self, serve, authority):
         files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
         server = serve(*files, ca=authority.ca)
         assert server.url.startswith("https://127.0.0.1:")
@@ -49,11 +49,11 @@ class TestCertificate:
             assert found.version() in ("TLSv1.2", "TLSv1.3")
             found.close()
 
-    def test_a_certificate_that_was_renewed_is_read_at_sighup(self, serve, tmp_path):
+    def test_a_new_certificate_is_read_at_sighup(self, serve, tmp_path):
         old, new = Authority(made(tmp_path / "old")), Authority(made(tmp_path / "new"))
         server = serve("--tls-cert", old.cert, "--tls-key", old.key, ca=old.ca, errors=True)
         server.get("/healthz", status=200)
-        old.cert.write_bytes(new.cert.read_bytes())  # the key does not fit yet
+        old.cert.write_bytes(new.cert.read_bytes())  # the key does not match yet
         server.signal(signal.SIGHUP)
         wait_until(lambda: "is not renewed" in server.log(), "it is said")
         server.hang_up()
@@ -82,11 +82,11 @@ class TestCertificate:
         server = serve()
         server.get("/healthz", status=200)
         server.signal(signal.SIGHUP)
-        wait_until(lambda: "SIGHUP is ignored" in server.log(), "it is said")
+        wait_until(lambda: "ignoring SIGHUP" in server.log(), "it is said")
         server.get("/healthz", status=200)
 
     @pytest.mark.parametrize("wrong", ["missing", "swapped", "garbage"])
-    def test_a_certificate_that_is_none_is_said(self, tmp_path, sqlite_url, authority, wrong):
+    def test_an_invalid_certificate_is_reported(self, tmp_path, sqlite_url, authority, wrong):
         garbage = tmp_path / "garbage.pem"
         garbage.write_text("this is no certificate")
         cert, key = {
@@ -103,13 +103,13 @@ class TestCertificate:
 
 
 class TestHandshake:
-    """A connection counts from its accept on, and must speak TLS soon."""
+    """A connection counts once it is accepted, and must begin TLS soon."""
 
     SILENT = 400
 
     @pytest.fixture
     def secure(self, serve, authority):
-        """Starts servers with TLS that may have few connections."""
+        """Starts servers with TLS and a low limit of connections."""
         options = ("--tls-cert", authority.cert, "--tls-key", authority.key)
         return partial(serve, *options, "--max-connections", "20", ca=authority.ca)
 
@@ -117,14 +117,14 @@ class TestHandshake:
     def secured(self, secure):
         return secure()
 
-    def test_many_that_say_nothing_shut_nobody_out(self, secured):
-        """Not even when there are hardly more descriptors than connections that may be."""
+    def test_silent_connections_do_not_lock_out_others(self, secured):
+        """Even if the limit of descriptors is hardly above that of connections."""
         secured.get("/healthz", status=200)
         most = open_files(secured) + 120
         resource.prlimit(secured.pid, resource.RLIMIT_NOFILE, (most, most))
         with contextlib.ExitStack() as stack:
             silent = [stack.enter_context(secured.connect()) for _ in range(self.SILENT)]
-            for wire in silent[: self.SILENT - 25]:  # their places were needed
+            for wire in silent[: self.SILENT - 25]:  # their slots were needed
                 assert gone(wire)
             secured.hang_up()
             secured.service(enabled=False)
@@ -132,7 +132,7 @@ class TestHandshake:
             secured.get("/readyz", status=200)
         assert "connections are open" in secured.log()
 
-    def test_when_all_are_busy_it_hangs_up_on_one_more_and_says_so(self, secured):
+    def test_when_all_are_busy_a_new_one_is_closed_with_a_warning(self, secured):
         with contextlib.ExitStack() as stack:
             for _ in range(20):
                 wire = stack.enter_context(spoken(secured))
@@ -145,7 +145,7 @@ class TestHandshake:
         wait_until(lambda: "connections are open" in secured.log(), "it is said")
         wait_until(lambda: answers(secured), "places are free again")
 
-    def test_one_that_says_nothing_or_only_begins_is_closed(self, secure):
+    def test_an_unfinished_handshake_is_closed(self, secure):
         secured = secure(constants={"web.tls.HANDSHAKE_SECONDS": 1.0})
         began = time.monotonic()
         with secured.connect() as silent, secured.connect() as slow:
@@ -154,7 +154,7 @@ class TestHandshake:
             assert gone(slow)
         assert time.monotonic() - began >= 0.5
 
-    def test_a_place_is_handed_on_and_given_back(self, secured):
+    def test_a_slot_passes_to_the_protocol_and_is_freed(self, secured):
         for _ in range(60):
             with spoken(secured) as wire:
                 wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -166,16 +166,16 @@ class TestHandshake:
             wire.close()
         assert "connections are open" not in secured.log()
 
-    def test_a_request_that_comes_with_the_handshake_is_answered(self, secured):
+    def test_a_request_sent_with_the_handshake_is_answered(self, secured):
         with spoken(secured) as wire:
             wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
             text = b""
             while text.count(b'"ok"') < 100:
                 text += wire.recv(100_000)
 
-    def test_a_stop_waits_for_no_handshake(self, secured):
+    def test_a_stop_does_not_wait_for_handshakes(self, secured):
         secured.get("/healthz", status=200)
-        secured.hang_up()  # the end of a connection that has spoken is waited for
+        secured.hang_up()  # the server waits for the end of a connection that has sent data
         with secured.connect() as wire:
             secured.signal()
             assert secured.wait() == 0
@@ -183,12 +183,12 @@ class TestHandshake:
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_a_caller_who_leaves_before_the_answer_leaves_no_connection_behind(
+def test_a_caller_that_disconnects_early_leaves_no_connection_behind(
     serve, authority, tmp_path, loop
 ):
-    """Once a large body has come nothing more is read, not even the end of TLS."""
+    """After a large body reading is paused, so that the end of TLS is not read either."""
     environment = {}
-    if loop == "asyncio":  # as where uvloop is not installed
+    if loop == "asyncio":  # as without uvloop
         (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['uvloop'] = None")
         environment["PYTHONPATH"] = str(tmp_path)
     files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
@@ -204,8 +204,8 @@ def test_a_caller_who_leaves_before_the_answer_leaves_no_connection_behind(
     before = open_files(server)
     for wire in wires:
         wire.sendall(head)
-        assert wire.recv(12) == b"HTTP/1.1 100"  # the body is waited for
-    server.signal(signal.SIGSTOP)  # then it comes at once, with the end behind it
+        assert wire.recv(12) == b"HTTP/1.1 100"  # the server waits for the body
+    server.signal(signal.SIGSTOP)  # then all of it arrives, followed by the end
     for wire in wires:
         wire.sendall(body)
         wire.close()
@@ -218,7 +218,7 @@ def open_files(server):
 
 
 def answers(server):
-    """Whether a request is answered."""
+    """Return whether a request is answered."""
     try:
         return server.get("/healthz").status == 200
     except OSError:
@@ -226,13 +226,13 @@ def answers(server):
 
 
 def spoken(server):
-    """A connection whose handshake is done."""
+    """Open a connection and do its handshake."""
     context = ssl.create_default_context(cafile=server.ca)
     return context.wrap_socket(server.connect(), server_hostname="127.0.0.1")
 
 
 def gone(wire):
-    """Whether the other end hangs up."""
+    """Return whether the other end closes the connection."""
     try:
         return wire.recv(1) == b""
     except ConnectionResetError:

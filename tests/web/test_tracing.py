@@ -16,7 +16,7 @@ TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 
 
 class Collector(Receiver):
-    """A collector: takes spans, and can say what it has got."""
+    """A collector that records the spans it gets."""
 
     def bodies(self):
         for request in self.requests:
@@ -54,7 +54,7 @@ def callee():
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory, collector, callee):
-    """A server that has sent its spans: it has done something of each kind, and has stopped."""
+    """A stopped server that has done something of each kind, and sent its spans."""
     path = tmp_path_factory.mktemp("traced")
     store = f"sqlite:///{path}/tasks.db"
     token = create_token(store, "admin", name="operator")
@@ -81,7 +81,7 @@ def named(collector, name):
     return [span for _, span in collector.spans() if span.name == name]
 
 
-def test_the_spans_tell_what_happened(traced, collector, callee):
+def test_requests_and_calls_have_spans(traced, collector, callee):
     assert {about["service.name"] for about, _ in collector.spans()} == {"tickwheel"}
 
     [submit] = [one for one in named(collector, "POST /v1/tasks") if one.parent_span_id]
@@ -100,7 +100,7 @@ def test_the_spans_tell_what_happened(traced, collector, callee):
     assert found["tickwheel.task"] == traced.task["id"]
     assert (found["tickwheel.service"], found["tickwheel.attempt"]) == ("mail", 1)
 
-    # The callee can go on with the trace.
+    # The callee can continue the trace.
     request = next(one for one in callee.requests if one.path == "/ok")
     version, trace_id, span_id, _ = request.header("traceparent").split("-")
     assert (version, trace_id, span_id) == ("00", call.trace_id.hex(), call.span_id.hex())
@@ -118,7 +118,7 @@ def test_the_spans_tell_what_happened(traced, collector, callee):
         assert secret.encode() not in everything
 
 
-def test_a_span_says_with_which_status_it_was_answered(traced, collector):
+def test_a_span_has_the_status_of_the_answer(traced, collector):
     found = {
         (span.name, attributes(span).get("http.response.status_code"))
         for _, span in collector.spans()
@@ -130,8 +130,8 @@ def test_a_span_says_with_which_status_it_was_answered(traced, collector):
     assert ("GET /v1/tasks", 401) in found
 
 
-def test_what_a_caller_got_wrong_is_no_error_of_ours(traced, collector):
-    """By convention only 5xx is an error of a server's span; and a refusal has no traceback."""
+def test_a_4xx_answer_is_not_an_error_of_the_span(traced, collector):
+    """By convention only 5xx marks a server's span as an error; a refusal has no traceback."""
     for _, span in collector.spans():
         if span.kind == Span.SPAN_KIND_SERVER:
             assert span.status.code != Status.STATUS_CODE_ERROR, span.name
@@ -139,14 +139,14 @@ def test_what_a_caller_got_wrong_is_no_error_of_ours(traced, collector):
     assert b"planted-key" not in b"".join(collector.bodies())
 
 
-def test_a_call_that_failed_is_seen_in_its_span(traced, collector):
+def test_a_failed_call_is_an_error_of_its_span(traced, collector):
     [call] = named(collector, "call bad")
     assert call.status.code == Status.STATUS_CODE_ERROR
 
 
 @pytest.mark.parametrize("behaviour", [closing, slow], ids=["down", "silent"])
-def test_a_collector_that_is_down_or_silent_stops_nothing(serve, receiver, behaviour):
-    """Not even the stop, beyond the grace time and a little."""
+def test_a_collector_that_is_down_or_silent_blocks_nothing(serve, receiver, behaviour):
+    """A stop takes little longer than the grace time."""
     with Collector() as collector:
         collector.on("/v1/traces", behaviour)
         options = ("--grace", "1", "--otlp-endpoint", collector.url("/"))

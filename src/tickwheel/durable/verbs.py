@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sized
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import ManualClock
@@ -37,6 +37,7 @@ from tickwheel.values.task import (
     Event,
     Filter,
     Idempotency,
+    Repeated,
     Reschedule,
     State,
     Submission,
@@ -73,6 +74,18 @@ Replayed = list[Task | Taken | None]
 OUTCOMES = {"finished": Event.FINISH, "failed": Event.RETRY, "progress": Event.ACCEPT}
 
 
+class Submitted(NamedTuple):
+    """The task that a submit stored or found.
+
+    - `new`: this submit created the task; otherwise it existed before.
+    - `repeated`: an earlier submit with the same idempotency key stored it.
+    """
+
+    task: Task
+    new: bool
+    repeated: bool
+
+
 class Verbs(Administration):
     """What a started scheduler can be asked for."""
 
@@ -86,11 +99,11 @@ class Verbs(Administration):
         `target` is a task function, with its arguments, or a name with one payload.
         """
         submission, connection = await self._submission(target, args, kwargs)
-        node = self._started()
         if connection is not None:
+            node = self._started()
             answer = await node.store.within(connection, submission)
             return node.submit.task_of(submission, answer)
-        return await node.submit.submit(submission)
+        return (await store_submission(self, submission)).task
 
     def _borrowed(self, connection: Any) -> Any:
         """Return the user's connection, or None when the change is made at once without it.
@@ -133,7 +146,7 @@ class Verbs(Administration):
         if not node.services.keys() >= set(map(target_name, known)):
             await self._look_for_services()
         with show_progress(progress, "submit", total) as show:
-            return await node.submit.submit_many(self._submissions(known), show)
+            return await store_submissions(self, self._submissions(known), show)
 
     def _submissions(self, requests: Iterable[Request | Mapping[str, Any]]) -> Iterator[Submission]:
         for number, request in enumerate(requests):
@@ -192,7 +205,7 @@ class Verbs(Administration):
         known = known or Service(service, timeout=None)
         options = dict(options)
         key = options.pop("idempotency_key", None)
-        submission = node.submit.build(known, body, hashed=hashed, **options)
+        submission = build_submission(self, known, body, hashed=hashed, **options)
         if key is None:
             return submission
         # A caller of its own: over HTTP no namespace has a colon.
@@ -673,6 +686,33 @@ class Verbs(Administration):
     async def stats(self) -> dict[str, Any]:
         """Return what this process holds and has done, and what the store has."""
         return {**self._started().stats(), "store": await self.counts()}
+
+
+def build_submission(scheduler: Verbs, service: Service, body: bytes, **options: Any) -> Submission:
+    """Return a task to store, from its service and its payload's bytes; raise if it is invalid.
+
+    This and `store_submission` are the two halves of `submit`, for the HTTP API as well: it has its
+    own idempotency keys, and reports how a task was stored. The options are those of `submit`,
+    except that `idempotency` replaces `idempotency_key`, and that there is no `connection`.
+    """
+    return scheduler._started().submit.build(service, body, **options)
+
+
+async def store_submission(scheduler: Verbs, submission: Submission) -> Submitted:
+    """Store a task, batched with others that wait to be stored."""
+    submit = scheduler._started().submit
+    answer = await submit.store_one(submission)
+    task = submit.task_of(submission, answer)
+    return Submitted(task, task.id == submission.task.id, isinstance(answer, Repeated))
+
+
+async def store_submissions(
+    scheduler: Verbs,
+    submissions: Iterable[Submission],
+    progress: Callable[[int], object] = lambda _: None,
+) -> Tasks:
+    """Store many tasks, a thousand at a time; call `progress` with the number stored so far."""
+    return await scheduler._started().submit.submit_many(submissions, progress)
 
 
 def target_name(request: Request | Mapping[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""The JSON API: parse, call, render. What it means is the scheduler's business."""
+"""The JSON API: parse a request, call a verb of the scheduler, render its result."""

@@ -1,7 +1,7 @@
-"""The ASGI application: finds the route, lets the caller in, decodes, calls, and encodes.
+"""The ASGI application: find the route, admit the caller, decode, call the handler, encode.
 
-Whatever goes wrong is answered with a problem document. It holds nothing between two requests but
-counts.
+Every error is answered with a problem document. Between requests the application keeps counters
+only.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tickwheel.clock import SystemClock
 from tickwheel.durable.metrics import Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.web import cluster, services, tasks
-from tickwheel.web.access import named_token
-from tickwheel.web.bodies import ENVELOPE_BYTES, LARGE_BYTES, Bodies, Gone
-from tickwheel.web.logins import FailedLogins
-from tickwheel.web.openapi import described
-from tickwheel.web.page import page
-from tickwheel.web.problems import Refused, localised, problem
+from tickwheel.web.access import token_id_of
+from tickwheel.web.bodies import ENVELOPE_BYTES, LARGE_BYTES, Bodies, Disconnected
+from tickwheel.web.failed_logins import FailedLogins
+from tickwheel.web.landing_page import landing_page
+from tickwheel.web.openapi import openapi_document
+from tickwheel.web.problems import HttpError, problem_of, with_local_names
 from tickwheel.web.route import JSON, Call, Reply, Router
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from tickwheel.durable.scheduler import Scheduler
     from tickwheel.web.access import Access, Guard
     from tickwheel.web.route import Route
-    from tickwheel.web.siblings import Siblings
     from tickwheel.web.tracing import Tracing
+    from tickwheel.web.worker_metrics import WorkerMetrics
 
     Message = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[Message]]
@@ -48,27 +48,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tickwheel.web")
 
 ROUTES: list[Route] = [*tasks.ROUTES, *services.ROUTES, *cluster.ROUTES]
-SANE = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
-LOOPBACK = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)
-ADDRESS = re.compile(
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
+LOOPBACK_HOST = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)
+DOTLESS_HOST = re.compile(
     rb"([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9a-f:.]+\]|[a-z0-9_-]+)(:[0-9]+)?", re.IGNORECASE
-)  # or a name that no other site can have: it is without a dot
-ONCE = (
+)  # or a name without a dot, which no other site can have
+SINGLE_HEADERS = (
     b"authorization", b"tickwheel-namespace", b"host", b"idempotency-key", b"content-type",
     b"content-length", b"origin", b"if-match", b"if-none-match",
 )  # fmt: skip
-PROXIED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
-PROBLEM = b"application/problem+json"
+PROXY_HEADERS = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+PROBLEM_MEDIA = b"application/problem+json"
 UNKNOWN = "unknown"
-QUIET_SECONDS = 1.0  # between two lines that tell why the store cannot be reached
-BATCHES = 4  # that are being stored at once: they leave room in the queue of submits
-STOPPING = "the server is being stopped: ask another, or this one again soon"
-CALLED = b"tickwheel-attempt"  # a header of every call of a service, and of nothing else
-LOOP = "this is a call of a service: one that uses this API could make ever more tasks"
+STORE_WARNING_SECONDS = 1.0  # between two log lines about an unreachable store
+MAX_BATCHES = 4  # stored at once, so that single submits find room in the queue
+STOPPING_DETAIL = "the server is stopping: retry soon, or on another server"
+ATTEMPT_HEADER = b"tickwheel-attempt"  # sent with every call of a service, and with nothing else
+LOOP_DETAIL = "this is a call of a service: if its endpoint were this API, tasks would multiply"
 
 
 class Limits(NamedTuple):
-    """How much a request may bring."""
+    """Limits of a request: bytes of a body, tasks of a batch, bytes of a payload."""
 
     body: int = 16 << 20
     batch: int = 10_000
@@ -76,10 +76,10 @@ class Limits(NamedTuple):
 
 
 class App:
-    """The API of one scheduler, which is running.
+    """The API of one running scheduler.
 
-    - Requests without a token must name this host by an address or a name without a dot, with
-      `here_only` by a loopback name: so no page in a browser can reach it by a name of its own.
+    - A request without a token must name this host by an address or a name without a dot, or with
+      `loopback_only` by a loopback name. So no web page can reach it through a DNS name of its own.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class App:
         guard: Guard,
         limits: Limits | None = None,
         *,
-        here_only: bool = True,
+        loopback_only: bool = True,
         tracing: Tracing | None = None,
     ) -> None:
         self.scheduler = scheduler
@@ -99,53 +99,59 @@ class App:
         self.version = tickwheel.__version__
         self.requests: Counter[tuple[str, str, int]] = Counter()
         self.durations: dict[str, Histogram] = {}
-        self.siblings: Siblings | None = None  # one worker of several has
+        self.worker_metrics: WorkerMetrics | None = None  # with several workers only
         self.bodies = Bodies()
-        self.batches = asyncio.Semaphore(BATCHES)
-        self.logins = FailedLogins(scheduler.note)
-        self._here_only = here_only
+        self.batches = asyncio.Semaphore(MAX_BATCHES)
+        self.failed_logins = FailedLogins(scheduler.note)
+        self._here_only = loopback_only
         self._tracing = tracing
         self._router = Router(ROUTES)
         self._encode = msgspec.json.Encoder().encode
         self._clock = SystemClock()
-        self._started = self._quiet_until = self._clock.time()
+        self._started = self._next_store_warning = self._clock.time()
         self._ids = secrets.token_hex(5)
         self._number = 0
         self._openapi: bytes | None = None
 
     @property
     def directory(self) -> Directory:
-        """The services and tokens that are known here."""
+        """The services and tokens that this process knows; requests read it, verbs change it."""
         return self.node.directory
 
+    def now_ms(self) -> float:
+        """Return the store's time."""
+        return self.node.store.now_ms()
+
     def uptime(self) -> float:
-        """Return for how many seconds this has been running."""
+        """Return the seconds since the start."""
         return self._clock.time() - self._started
 
     def openapi(self) -> bytes:
-        """Return the description of the API."""
+        """Return the OpenAPI document as JSON."""
         if self._openapi is None:
-            self._openapi = self._encode(described(ROUTES, self.version))
+            self._openapi = self._encode(openapi_document(ROUTES, self.version))
         return self._openapi
 
     def page(self) -> bytes:
-        """Return the page for people."""
-        return page(self.version)
+        """Return the HTML page at `/`."""
+        return landing_page(self.version)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            raise RuntimeError(f"this speaks HTTP only, got {scope['type']!r}")
+            raise RuntimeError(f"scope type must be 'http', got {scope['type']!r}")
         began = self._clock.time()
         headers: Headers = dict(scope["headers"])
         request_id = self._request_id(headers)
         route: Route | None = None
         try:
-            check_once(scope["headers"], headers)
-            method = "GET" if scope["method"] == "HEAD" else scope["method"]  # without its body
+            check_single_headers(scope["headers"], headers)
+            method = scope["method"]
+            if method == "HEAD":
+                method = "GET"  # the server omits the body
             route, params = self._router.find(method, scope["path"])
-        except Refused as error:
-            reply = self._refusal(error, request_id)
+        except HttpError as error:
+            reply = self._problem_reply(error, request_id)
         else:
             call = route, params, scope, headers, receive, request_id
             if self._tracing is None:
@@ -155,7 +161,7 @@ class App:
                     answer = await self._reply(*call)
                     ended(answer.status if answer is not None else 0)
             if answer is None:
-                return  # the caller has left
+                return  # the caller has disconnected
             reply = answer
         await self._send(send, reply, request_id)
         path = route.path if route is not None else UNKNOWN
@@ -178,26 +184,26 @@ class App:
         receive: Receive,
         request_id: str,
     ) -> Reply | None:
-        """Return what is answered; None: nobody wants it any more."""
+        """Return the reply to a request, or None if the caller has disconnected."""
         try:
-            return await self._answer(route, params, scope, headers, receive, request_id)
-        except Gone:
+            return await self._handle(route, params, scope, headers, receive, request_id)
+        except Disconnected:
             return None
         except asyncio.CancelledError:
             if not self.stopping:
                 raise
-            return self._refusal(Refused("not_started", STOPPING), request_id)
+            return self._problem_reply(HttpError("not_started", STOPPING_DETAIL), request_id)
         except Exception as error:  # noqa: BLE001
-            return self._refusal(error, request_id)
+            return self._problem_reply(error, request_id)
 
     def _request_id(self, headers: Headers) -> str:
         given = headers.get(b"x-request-id")
-        if given is not None and SANE.fullmatch(given):
+        if given is not None and REQUEST_ID.fullmatch(given):
             return given.decode()
         self._number += 1
         return f"{self._ids}-{self._number:x}"
 
-    async def _answer(
+    async def _handle(
         self,
         route: Route,
         params: dict[str, str],
@@ -208,28 +214,30 @@ class App:
     ) -> Reply:
         access = None
         if route.scope is not None:
-            if CALLED in headers:
-                raise Refused("forbidden", LOOP)
+            if ATTEMPT_HEADER in headers:
+                raise HttpError("forbidden", LOOP_DETAIL)
             access = await self._admit(scope, headers, request_id)
             if b"authorization" not in headers:
-                check_host(headers, here_only=self._here_only)
+                check_host(headers, loopback_only=self._here_only)
                 if not self.guard.open_access:
                     check_direct(headers)
             access.require(route.scope)
-            if self.stopping and route.adds:
-                raise Refused("not_started", STOPPING)
-        query = None if route.any_query else route.read_query(pairs(scope["query_string"]))
+            if self.stopping and route.creates_tasks:
+                raise HttpError("not_started", STOPPING_DETAIL)
+        query = None
+        if not route.ignores_query:
+            query = route.read_query(parse_query(scope["query_string"]))
         call = Call(self, access, params, query, headers, request_id)  # type: ignore[arg-type]
         try:
             if route.takes is None:
-                return await route.work(call)
-            return await self._take(route, call, receive)
+                return await route.handler(call)
+            return await self._handle_body(route, call, receive)
         except TickwheelError as error:
-            raise localised(error, access.namespace if access else "")  # noqa: B904 - the same one
+            raise with_local_names(error, access.namespace if access else "")  # noqa: B904
 
-    async def _take(self, route: Route, call: Call, receive: Receive) -> Reply:
-        """Read the body, and do with it what the route does; a large one takes turns."""
-        call.media = checked_media(route, call.headers)
+    async def _handle_body(self, route: Route, call: Call, receive: Receive) -> Reply:
+        """Read the body and call the handler; a large body waits for its time slice."""
+        call.media = check_media(route, call.headers)
         limit = self.limits.body
         if not route.raw:
             limit = min(limit, self.limits.payload + ENVELOPE_BYTES)
@@ -237,41 +245,42 @@ class App:
         size = len(call.body)
         try:
             if size > LARGE_BYTES:
-                await self.bodies.turn()
+                await self.bodies.next_slice()
             if route.raw:
-                return await route.work(call)
+                return await route.handler(call)
             call.body = bytes(call.body)
-            return await route.work(call, route.decode(call.body))
+            return await route.handler(call, route.decode(call.body))
         finally:
             self.bodies.release(size)
 
     async def _admit(self, scope: Message, headers: Headers, request_id: str) -> Access:
-        """Let the caller in; a token that is not known here may just have been made."""
-        now_ms = self.node.store.now_ms()
+        """Return the permissions; an unknown token may be new, so that tokens are read again."""
+        now_ms = self.now_ms()
         try:
             return self.guard.admit(headers, now_ms)
-        except Refused as refused:
+        except HttpError as refused:
             if refused.code != "unauthorized" or b"authorization" not in headers:
                 raise
         await self.directory.renewed()
         try:
             return self.guard.admit(headers, now_ms)
-        except Refused as refused:
+        except HttpError as refused:
             if refused.code == "unauthorized":
                 address = (scope.get("client") or (UNKNOWN,))[0]
-                self.logins.add(named_token(headers) or UNKNOWN, str(refused), address, request_id)
+                token_id = token_id_of(headers) or UNKNOWN
+                self.failed_logins.add(token_id, str(refused), address, request_id)
             raise
 
-    def _refusal(self, error: Exception, request_id: str) -> Reply:
-        told, headers = problem(error)
-        if told.status == 500:
+    def _problem_reply(self, error: Exception, request_id: str) -> Reply:
+        problem, headers = problem_of(error)
+        if problem.status == 500:
             logger.error(
                 "request %s failed", request_id, exc_info=error, extra={"request": request_id}
             )
-        elif told.code == "store_unavailable" and self._clock.time() >= self._quiet_until:
-            self._quiet_until = self._clock.time() + QUIET_SECONDS
+        elif problem.code == "store_unavailable" and self._clock.time() >= self._next_store_warning:
+            self._next_store_warning = self._clock.time() + STORE_WARNING_SECONDS
             logger.warning("request %s: %s", request_id, error, extra={"request": request_id})
-        return Reply(told, told.status, headers, PROBLEM)
+        return Reply(problem, problem.status, headers, PROBLEM_MEDIA)
 
     async def _send(self, send: Send, reply: Reply, request_id: str) -> None:
         value = reply.value
@@ -288,39 +297,39 @@ class App:
         if reply.status == 204:
             del headers[:2]
         if self.stopping:
-            headers.append((b"connection", b"close"))  # the next one goes to another server
+            headers.append((b"connection", b"close"))  # the next request goes to another server
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
-def check_once(given: list[tuple[bytes, bytes]], headers: Headers) -> None:
-    """Raise when a header that decides something is given twice: others may have read the other."""
+def check_single_headers(given: list[tuple[bytes, bytes]], headers: Headers) -> None:
+    """Raise if a header that must be single is repeated: a proxy may have read the other one."""
     if len(given) != len(headers):
         names = [name for name, _ in given]
-        for name in ONCE:
+        for name in SINGLE_HEADERS:
             if names.count(name) > 1:
-                raise Refused("bad_request", f"the header {name.decode()} is given twice")
+                raise HttpError("bad_request", f"the header {name.decode()} is repeated")
 
 
-def pairs(query: bytes) -> list[tuple[str, str]]:
-    """Return the pairs of a query."""
+def parse_query(query: bytes) -> list[tuple[str, str]]:
+    """Return the names and values of a query."""
     if not query:
         return []
     try:
         return parse_qsl(
             query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50
         )
-    except ValueError:  # UnicodeDecodeError is one, too
-        raise Refused("bad_request", "the query cannot be read") from None
+    except ValueError:  # includes UnicodeDecodeError
+        raise HttpError("bad_request", "the query cannot be read") from None
 
 
-def checked_media(route: Route, headers: Mapping[bytes, bytes]) -> str:
-    """Return the body's media type; raise when it is not one that is taken."""
+def check_media(route: Route, headers: Mapping[bytes, bytes]) -> str:
+    """Return the body's media type; raise if the route does not accept it."""
     coding = headers.get(b"content-encoding", b"identity")
     if coding.strip().lower() != b"identity":
-        raise Refused(
+        raise HttpError(
             "unsupported_media_type",
-            f"content-encoding: a body is taken as it is, not as {coding.decode('latin-1')!r:.100}",
+            f"content-encoding must be identity, got {coding.decode('latin-1')!r:.100}",
             [(b"accept-encoding", b"identity")],
         )
     text = headers.get(b"content-type", b"").decode("latin-1")
@@ -330,7 +339,7 @@ def checked_media(route: Route, headers: Mapping[bytes, bytes]) -> str:
         return media
     if b"content-length" not in headers and b"transfer-encoding" not in headers and route.optional:
         return media
-    raise Refused(
+    raise HttpError(
         "unsupported_media_type",
         f"content-type must be {' or '.join(accepted)}, got {media!r:.100}",
         [(b"accept", b", ".join(one.encode() for one in accepted))],
@@ -338,23 +347,23 @@ def checked_media(route: Route, headers: Mapping[bytes, bytes]) -> str:
 
 
 @lru_cache(maxsize=64)
-def is_ours(host: bytes, *, here_only: bool) -> bool:
-    """Say whether a name can only be this host's: another site's may be made to lead here."""
-    return bool((LOOPBACK if here_only else ADDRESS).fullmatch(host))
+def is_own_host(host: bytes, *, loopback_only: bool) -> bool:
+    """Return whether only this host can have the name; other sites' names may resolve to it."""
+    return bool((LOOPBACK_HOST if loopback_only else DOTLESS_HOST).fullmatch(host))
 
 
-def check_host(headers: Headers, *, here_only: bool) -> None:
-    """Raise when a request without a token may come from a page of another site in a browser."""
+def check_host(headers: Headers, *, loopback_only: bool) -> None:
+    """Raise if a request without a token may come from another site's page in a browser."""
     host = headers.get(b"host", b"")
-    if not is_ours(host, here_only=here_only):
-        wanted = "localhost or 127.0.0.1" if here_only else "by its address or a name without a dot"
-        raise Refused("forbidden", f"without a token the host must be named {wanted}")
+    if not is_own_host(host, loopback_only=loopback_only):
+        wanted = "localhost or 127.0.0.1" if loopback_only else "an address or a name without a dot"
+        raise HttpError("forbidden", f"without a token the host header must be {wanted}")
     origin = headers.get(b"origin")
     if origin is not None and origin.partition(b"://")[2] != host:
-        raise Refused("forbidden", "without a token no page of another origin may ask")
+        raise HttpError("forbidden", "without a token a request from another origin is forbidden")
 
 
 def check_direct(headers: Headers) -> None:
-    """Raise when a request without a token may come from afar."""
-    if not PROXIED.isdisjoint(headers):
-        raise Refused("forbidden", "without a token nothing may come through a proxy: make a token")
+    """Raise if a request without a token came through a proxy, and so from anywhere."""
+    if not PROXY_HEADERS.isdisjoint(headers):
+        raise HttpError("forbidden", "without a token no request may come through a proxy")

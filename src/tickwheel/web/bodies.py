@@ -1,32 +1,32 @@
-"""Bodies of requests: how large they may be, one and all together, and whose turn it is."""
+"""Request bodies: limits on the size of each and of all, and time slices for large ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tickwheel.web.problems import Refused
-from tickwheel.web.turns import Turns
+from tickwheel.web.problems import HttpError
+from tickwheel.web.time_slices import TimeSlices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tickwheel.web.app import Receive
 
-MOST_BYTES = 128 << 20  # of all bodies that are being read or worked on
-LARGE_BYTES = 65_536  # a larger body counts against the bound, and takes turns
-ENVELOPE_BYTES = 512 << 10  # of a body, besides its payload
+MAX_TOTAL_BYTES = 128 << 20  # of all bodies that are being read or processed
+LARGE_BYTES = 65_536  # a larger body counts against that limit, and is processed in slices
+ENVELOPE_BYTES = 512 << 10  # allowed in a body besides its payload
 
 
-class Gone(Exception):
-    """The caller has left: nobody wants an answer."""
+class Disconnected(Exception):
+    """The caller has disconnected: no answer is needed."""
 
 
 class Bodies:
-    """Reads bodies, and counts the bytes of those that are being read or worked on."""
+    """Reads bodies, and counts the bytes of those that are being read or processed."""
 
     def __init__(self) -> None:
-        self.held = 0
-        self._turns = Turns()
+        self.total_bytes = 0
+        self._slices = TimeSlices()
 
     async def read(
         self, headers: Mapping[bytes, bytes], receive: Receive, limit: int
@@ -35,12 +35,12 @@ class Bodies:
         try:
             length = int(headers.get(b"content-length", b"0"))
         except ValueError:
-            raise Refused("bad_request", "content-length must be a number") from None
+            raise HttpError("bad_request", "content-length must be a number") from None
         if length > limit:
-            raise Refused("too_large", f"a body may have {limit} bytes, this one has {length}")
-        message = await receive()  # the protocol sees to it that it comes, or breaks off
+            raise HttpError("too_large", f"a body may have {limit} bytes, this one has {length}")
+        message = await receive()  # no timeout here: the protocol closes a connection that stalls
         body: bytes | bytearray = message.get("body", b"")
-        self.held += len(body)
+        self.total_bytes += len(body)
         try:
             self._check(len(body), limit)
             if message.get("more_body"):
@@ -49,28 +49,28 @@ class Bodies:
                 message = await receive()
                 part = message.get("body", b"")
                 body += part
-                self.held += len(part)
+                self.total_bytes += len(part)
                 self._check(len(body), limit)
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise Disconnected
         except BaseException:
-            self.held -= len(body)
+            self.total_bytes -= len(body)
             raise
         return body
 
     def _check(self, size: int, limit: int) -> None:
         if size > limit:
-            raise Refused("too_large", f"a body may have {limit} bytes, this one has more")
-        if size > LARGE_BYTES and self.held > max(MOST_BYTES, limit):
-            raise Refused("overloaded", "too many large requests are being worked on at once")
+            raise HttpError("too_large", f"a body may have {limit} bytes, this one has more")
+        if size > LARGE_BYTES and self.total_bytes > max(MAX_TOTAL_BYTES, limit):
+            raise HttpError("overloaded", "too many large requests are being processed at once")
 
     def release(self, size: int) -> None:
-        """Count a body no longer."""
-        self.held -= size
+        """Stop counting a body of this size."""
+        self.total_bytes -= size
 
-    async def turn(self) -> None:
-        """Wait until the next slice of a large request may be worked on.
+    async def next_slice(self) -> None:
+        """Wait until the next slice of a large request may be processed.
 
-        Work of over some milliseconds is cut into slices, with a turn before each.
+        Work that takes more than some milliseconds is cut into slices, with this call before each.
         """
-        await self._turns.wait()
+        await self._slices.wait()

@@ -1,7 +1,7 @@
-"""Metrics in Prometheus' text form, made from what the node and the server count anyway.
+"""Metrics in Prometheus' text format, from the counters of the node and the server.
 
-A family is one metric with all its samples. What belongs to the process carries, where several
-serve, the label `worker`; what belongs to the store is the same from each of them, and has none.
+A family is one metric with all its samples. With several workers, a metric of the process has the
+label `worker`; a metric of the store has the same value in each of them, and no such label.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class Family(msgspec.Struct, array_like=True):
-    """One metric: its head, and its samples as lines of the text form."""
+    """One metric: its metadata, and its samples as lines of the text format."""
 
     kind: str
     name: str
     meaning: str
     lines: list[str]
-    shared: bool = False  # of the store, so that one process tells it for all
+    shared: bool = False  # of the store: one process shows it for all
 
 
-class Page:
-    """The families of one process, in order."""
+class Collector:
+    """Collects the families of one process, in order."""
 
     def __init__(self, worker: int | None = None) -> None:
         self.families: list[Family] = []
@@ -46,12 +46,12 @@ class Page:
         """Add a counter or a gauge of the process."""
         self._add(kind, name, meaning, [({**self._own, **labels}, n) for labels, n in samples])
 
-    def share(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
+    def add_shared(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
         """Add a counter or a gauge of the store."""
         self._add(kind, name, meaning, samples)
         self.families[-1].shared = True
 
-    def histograms(
+    def add_histograms(
         self, name: str, meaning: str, histograms: Iterable[tuple[Labels, Histogram]]
     ) -> None:
         """Add a histogram of the process for each set of labels."""
@@ -60,77 +60,80 @@ class Page:
             labels = {**self._own, **given}
             for bound, count in histogram.cumulative():
                 le = "+Inf" if bound == math.inf else f"{bound:g}"
-                lines.append(f"{name}_bucket{written({**labels, 'le': le})} {count}")
-            lines.append(f"{name}_sum{written(labels)} {number(histogram.sum)}")
-            lines.append(f"{name}_count{written(labels)} {histogram.count}")
+                lines.append(f"{name}_bucket{format_labels({**labels, 'le': le})} {count}")
+            lines.append(f"{name}_sum{format_labels(labels)} {format_number(histogram.sum)}")
+            lines.append(f"{name}_count{format_labels(labels)} {histogram.count}")
         self.families.append(Family("histogram", name, meaning, lines))
 
     def _add(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
-        lines = [f"{name}{written(labels)} {number(value)}" for labels, value in samples]
+        lines = [f"{name}{format_labels(labels)} {format_number(n)}" for labels, n in samples]
         self.families.append(Family(kind, name, meaning, lines))
 
 
-def families_of(
+def collect_families(
     app: App,
     counts: Mapping[str, int] | None,
     within: str | None = None,
     worker: int | None = None,
 ) -> list[Family]:
-    """Return all metrics of this process; of services, with `within`, that namespace's only.
+    """Return all metrics of this process.
 
-    - `counts` is what the store has, or None when it does not answer.
-    - `worker` is the process's number where several serve.
+    - `counts` are the numbers of tasks in the store, or None if it does not answer.
+    - `within` limits the metrics of services to one namespace.
+    - `worker` is the number of the process if there are several.
     """
-    page = Page(worker)
-    add_tasks(page, app, counts)
-    add_health(page, app)
-    add_services(page, app, within)
-    add_wheel(page, app)
-    add_requests(page, app)
-    return page.families
+    metrics = Collector(worker)
+    add_tasks(metrics, app, counts)
+    add_health(metrics, app)
+    add_services(metrics, app, within)
+    add_wheel(metrics, app)
+    add_requests(metrics, app)
+    return metrics.families
 
 
-def merged(own: list[Family], told: Mapping[int, list[Family]], workers: int) -> list[Family]:
-    """Return the families of all workers that told theirs, and which of them did.
+def merge_families(
+    own: list[Family], by_worker: Mapping[int, list[Family]], workers: int
+) -> list[Family]:
+    """Return the families of all workers in `by_worker`, and a metric of which workers are up.
 
-    - `own` is what the process that was asked has, which gives the order; `told` has it, too.
-    - A family that only others have, being of another version, comes after them.
+    - `own`, the families of this process, sets the order; `by_worker` contains them, too.
+    - A family that only other workers have, being of another version, comes last.
     """
     whole = {one.name: msgspec.structs.replace(one, lines=[]) for one in own}
-    for number in sorted(told):
-        for one in told[number]:
+    for worker in sorted(by_worker):
+        for one in by_worker[worker]:
             empty = msgspec.structs.replace(one, lines=[])
             whole.setdefault(one.name, empty).lines.extend(one.lines)
-    page = Page()
-    page.add(
+    metrics = Collector()
+    metrics.add(
         "gauge", "tickwheel_worker_up", "Whether the worker's samples are among these.",
-        [({"worker": number}, number in told) for number in range(workers)],
+        [({"worker": worker}, worker in by_worker) for worker in range(workers)],
     )  # fmt: skip
-    return [*whole.values(), *page.families]
+    return [*whole.values(), *metrics.families]
 
 
 def exposition(families: Iterable[Family]) -> str:
-    """Return families in the text form."""
+    """Return families in the text format."""
     lines = []
     for one in families:
         lines += [f"# HELP {one.name} {one.meaning}", f"# TYPE {one.name} {one.kind}", *one.lines]
     return "\n".join(lines) + "\n"
 
 
-def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
-    """Add what became of tasks."""
+def add_tasks(metrics: Collector, app: App, counts: Mapping[str, int] | None) -> None:
+    """Add the metrics of tasks and of the store."""
     node = app.node
-    page.add("gauge", "tickwheel_info", "What runs here.", [({"version": app.version}, 1)])
-    page.add("gauge", "tickwheel_uptime_seconds", "Since the start.", [({}, app.uptime())])
-    page.add(
+    metrics.add("gauge", "tickwheel_info", "What runs here.", [({"version": app.version}, 1)])
+    metrics.add("gauge", "tickwheel_uptime_seconds", "Since the start.", [({}, app.uptime())])
+    metrics.add(
         "counter", "tickwheel_submitted_total", "Tasks stored by this process.",
         [({}, node.submit.submitted)],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "counter", "tickwheel_sent_total", "Attempts begun by this process.",
         [({}, node.dispatch.sent)],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "counter", "tickwheel_attempts_ended_total", "Attempts ended, by how.",
         [
             ({"event": event}, count)
@@ -138,66 +141,66 @@ def add_tasks(page: Page, app: App, counts: Mapping[str, int] | None) -> None:
             if (State.RUNNING, event) in TRANSITIONS
         ],
     )  # fmt: skip
-    page.histograms(
+    metrics.add_histograms(
         "tickwheel_lateness_seconds", "How long after its due time an attempt began.",
         [({}, node.dispatch.lateness)],
     )  # fmt: skip
-    page.share(
+    metrics.add_shared(
         "gauge", "tickwheel_tasks", "Tasks in the store; an estimate from 100,000 on.",
         [({"state": state}, count) for state, count in (counts or {}).items()],
     )  # fmt: skip
-    page.share(
+    metrics.add_shared(
         "gauge", "tickwheel_store_up", "Whether the store answers.", [({}, counts is not None)]
     )
-    held, waiting = len(node.horizon.entries), node.horizon.all_waiting()
-    page.add(
+    entries, waiting = len(node.horizon.entries), node.horizon.all_waiting()
+    metrics.add(
         "gauge", "tickwheel_pending", "Tasks in this process's memory, by where they are.",
         [
-            ({"state": "wheel"}, max(0, held - waiting)),
+            ({"state": "wheel"}, max(0, entries - waiting)),
             ({"state": "ready"}, waiting),
             ({"state": "running"}, len(node.dispatch.running)),
             ({"state": "unrecorded"}, len(node.feedback.unrecorded)),
         ],
     )  # fmt: skip
     if (calls := getattr(node.channels.get("http"), "calls", None)) is not None:
-        page.add(
+        metrics.add(
             "gauge", "tickwheel_calls_free", "Calls of services that may still begin (max_calls).",
             [({}, calls.free)],
         )  # fmt: skip
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_payload_bytes", "Bytes of the payloads of calls under way.",
         [({}, node.dispatch.payloads.total)],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_look_seconds", "What the last look for due tasks took, by kind.",
         [({"kind": kind}, seconds) for kind, seconds in node.loader.seconds.items()],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_shards_owned", "Shards that this node owns.",
         [({}, len(node.coordinator.owned()))],
     )  # fmt: skip
-    page.share(
+    metrics.add_shared(
         "gauge", "tickwheel_nodes", "Nodes that live.", [({}, node.coordinator.node_count())]
     )
-    page.share(
+    metrics.add_shared(
         "gauge", "tickwheel_sqlite_log_bytes", "Size of the log (WAL) of the SQLite file.",
         [({}, getattr(node.store, "log_bytes", 0))],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_clock_offset_seconds", "How far the store's clock is ahead of ours.",
         [({}, getattr(node.store, "offset_ms", 0.0) / 1000)],
     )  # fmt: skip
 
 
-def add_health(page: Page, app: App) -> None:
-    """Add whether the node does its work, and what stands still."""
+def add_health(metrics: Collector, app: App) -> None:
+    """Add whether the node is ready, and for how long due tasks have been stalled."""
     health = app.node.health
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_ready", "Whether this node can do its work, as /readyz says.",
         [({}, not health.unready())],
     )  # fmt: skip
     stalled = health.stalled
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_stalled_seconds",
         "For how long a task has been due that is not run although it may be, by reason.",
         [
@@ -207,8 +210,8 @@ def add_health(page: Page, app: App) -> None:
     )  # fmt: skip
 
 
-def add_services(page: Page, app: App, within: str | None) -> None:
-    """Add how each service does."""
+def add_services(metrics: Collector, app: App, within: str | None) -> None:
+    """Add the metrics of each service."""
     node = app.node
     names = {
         name
@@ -216,7 +219,7 @@ def add_services(page: Page, app: App, within: str | None) -> None:
         if within is None or namespace_of(name) == within
     }
     flows = [(name, flow) for name, flow in sorted(node.dispatch.flows.items()) if name in names]
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_service_enabled", "Whether tasks of the service are sent.",
         [
             ({"service": name}, one.enabled)
@@ -224,19 +227,19 @@ def add_services(page: Page, app: App, within: str | None) -> None:
             if name in names
         ],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_service_under_way", "Calls under way.",
         [({"service": name}, flow.under_way) for name, flow in flows],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_service_limit", "How many calls may be under way by now.",
         [({"service": name}, flow.limit) for name, flow in flows],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_service_waiting", "Due tasks in memory that wait for a permit.",
         [({"service": name}, node.horizon.waiting(name)) for name, _ in flows],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_breaker", "1 for the state that the breaker is in.",
         [
             ({"service": name, "state": state}, flow.state is state)
@@ -244,7 +247,7 @@ def add_services(page: Page, app: App, within: str | None) -> None:
             for state in BreakerState
         ],
     )  # fmt: skip
-    page.histograms(
+    metrics.add_histograms(
         "tickwheel_channel_latency_seconds", "How long calls took.",
         [
             ({"protocol": protocol, "service": name}, histogram)
@@ -255,46 +258,46 @@ def add_services(page: Page, app: App, within: str | None) -> None:
     )  # fmt: skip
 
 
-def add_wheel(page: Page, app: App) -> None:
-    """Add what is on the wheel, by level."""
+def add_wheel(metrics: Collector, app: App) -> None:
+    """Add the entries on the wheel, by level."""
     levels = list(enumerate(app.node.horizon.wheel.snapshot(), 1))
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_wheel_entries", "Entries on a level of the wheel.",
         [({"level": level}, sum(one["counts"])) for level, one in levels],
     )  # fmt: skip
-    page.add(
+    metrics.add(
         "gauge", "tickwheel_wheel_tick_seconds", "The tick of a level.",
         [({"level": level}, one["tick"] / 1000) for level, one in levels],
     )  # fmt: skip
 
 
-def add_requests(page: Page, app: App) -> None:
-    """Add what was asked of the API."""
-    page.add(
+def add_requests(metrics: Collector, app: App) -> None:
+    """Add the requests to the API, and their durations."""
+    metrics.add(
         "counter", "tickwheel_http_requests_total", "Requests answered.",
         [
             ({"method": method, "route": route, "status": status}, count)
             for (method, route, status), count in sorted(app.requests.items())
         ],
     )  # fmt: skip
-    page.histograms(
+    metrics.add_histograms(
         "tickwheel_http_request_seconds", "How long requests took.",
         [({"route": route}, one) for route, one in sorted(app.durations.items())],
     )  # fmt: skip
 
 
-def number(value: float) -> str:
-    """Return a number as Prometheus reads it."""
+def format_number(value: float) -> str:
+    """Return a number in the text format."""
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
-def written(labels: Labels) -> str:
-    """Return labels as Prometheus reads them."""
+def format_labels(labels: Labels) -> str:
+    """Return labels in the text format."""
     if not labels:
         return ""
-    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(f'{name}="{escape_label(value)}"' for name, value in labels.items()) + "}"
 
 
-def escaped(value: object) -> str:
-    """Return a label's value, with what would end it escaped."""
+def escape_label(value: object) -> str:
+    """Return a label's value with its special characters escaped."""
     return str(value).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

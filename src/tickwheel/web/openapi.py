@@ -1,4 +1,4 @@
-"""OpenAPI 3.1, made from the routes and the very types that validate."""
+"""The OpenAPI 3.1 document, from the routes and from the types that validate requests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from tickwheel.web import types
 from tickwheel.web.problems import STATUS
 from tickwheel.web.route import JSON
+from tickwheel.web.schemas import ID, NAME, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,15 +21,15 @@ REF = "#/components/schemas/{name}"
 PROBLEM_MEDIA = "application/problem+json"
 BODY_PROBLEMS = (400, 408, 413, 415, 422)
 ACCESS_PROBLEMS = (401, 403, 429)
-ALWAYS = (500, 503)
-TEXT = {"/metrics": "text/plain", "/": "text/html"}
-WORDS = {
+SERVER_PROBLEMS = (500, 503)
+TEXT_MEDIA = {"/metrics": "text/plain", "/": "text/html"}
+CODES_BY_STATUS = {
     status: sorted(code for code, number in STATUS.items() if number == status)
     for status in set(STATUS.values())
 }
 PARAMETERS = {
-    "id": {"pattern": types.ID, "type": "string"},
-    "name": {"pattern": types.NAME, "type": "string", "minLength": 1, "maxLength": 100},
+    "id": {"pattern": ID, "type": "string"},
+    "name": {"pattern": NAME, "type": "string", "minLength": 1, "maxLength": 100},
 }
 
 
@@ -56,11 +56,11 @@ RESPONSE_HEADERS = {
     "retry-after": "Seconds to wait before the next try.",
     "www-authenticate": "How to give a token.",
 }
-OF_STATUSES = {401: ("www-authenticate",), 429: ("retry-after",), 503: ("retry-after",)}
+STATUS_HEADERS = {401: ("www-authenticate",), 429: ("retry-after",), 503: ("retry-after",)}
 
 
-def described(routes: Iterable[Route], version: str) -> dict[str, Any]:
-    """Return the document."""
+def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
+    """Return the OpenAPI document of the routes."""
     routes = list(routes)
     schemas = Schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
@@ -92,26 +92,26 @@ def described(routes: Iterable[Route], version: str) -> dict[str, Any]:
         },
         "security": [{"token": []}, {}],
     }
-    return cast("dict[str, Any]", portable(document))
+    return cast("dict[str, Any]", with_portable_patterns(document))
 
 
-def portable(value: Any) -> Any:
-    """Return a part of the document with the ends of patterns as JSON schemas have them."""
+def with_portable_patterns(value: Any) -> Any:
+    """Return a part of the document with patterns that end in `$`, as JSON Schema requires."""
     if isinstance(value, list):
-        return [portable(one) for one in value]
+        return [with_portable_patterns(one) for one in value]
     if not isinstance(value, dict):
         return value
-    found = {name: portable(one) for name, one in value.items()}
+    found = {name: with_portable_patterns(one) for name, one in value.items()}
     if isinstance(pattern := found.get("pattern"), str):
         found["pattern"] = pattern.replace(r"\Z", "$")
     return found
 
 
 class Schemas:
-    """The schemas of all types that the routes name."""
+    """The schemas of all types in the routes."""
 
     def __init__(self, routes: list[Route]) -> None:
-        named = [types.Problem]
+        named = [Problem]
         for route in routes:
             named += [one for one in (route.takes, route.query) if one is not None]
             named += [one for one in route.gives.values() if one not in (None, msgspec.Raw)]
@@ -122,7 +122,7 @@ class Schemas:
         self.components["Problem"]["properties"]["status"]["maximum"] = 599
 
     def of(self, type_: Any) -> dict[str, Any]:
-        """Return the schema of a type, by reference where it has a name."""
+        """Return the schema of a type; a reference if it has a name."""
         return self._schemas[self._types.index(type_)]
 
     def properties(self, type_: Any) -> dict[str, Any]:
@@ -133,18 +133,18 @@ class Schemas:
 
 
 def operation(route: Route, schemas: Schemas) -> dict[str, Any]:
-    """Return one operation."""
-    text = inspect.cleandoc(route.work.__doc__ or "")
-    made: dict[str, Any] = {
-        "operationId": route.work.__name__,
+    """Return the operation object of a route."""
+    text = inspect.cleandoc(route.handler.__doc__ or "")
+    described: dict[str, Any] = {
+        "operationId": route.handler.__name__,
         "summary": text.partition("\n")[0].rstrip("."),
         "tags": [route.parts[1] if route.parts[0] == "v1" else "server"],
         "responses": responses(route, schemas),
     }
     if route.scope is None:
-        made["security"] = []
+        described["security"] = []
     else:
-        made["description"] = f"Needs the scope `{route.scope}`."
+        described["description"] = f"Needs the scope `{route.scope}`."
     parameters = [*path_parameters(route), *query_parameters(route, schemas)]
     for name in (*route.headers, *(("tickwheel-namespace",) if route.scope is not None else ())):
         text, schema = REQUEST_HEADERS[name]
@@ -153,31 +153,31 @@ def operation(route: Route, schemas: Schemas) -> dict[str, Any]:
             "schema": {"type": "string", **schema},
         })  # fmt: skip
     if parameters:
-        made["parameters"] = parameters
+        described["parameters"] = parameters
     if route.takes is not None:
         media = route.raw or (JSON,)
-        made["requestBody"] = {
+        described["requestBody"] = {
             "required": not route.optional,
             "content": {one: {"schema": body_schema(route, one, schemas)} for one in media},
         }
-    return made
+    return described
 
 
 def body_schema(route: Route, media: str, schemas: Schemas) -> dict[str, Any]:
-    """Return the schema of a body; lines of JSON are text to OpenAPI."""
+    """Return the schema of a body; for OpenAPI, lines of JSON are text."""
     if media != JSON:
         return {"type": "string", "description": "One task on each line."}
     return schemas.of(route.takes)
 
 
 def path_parameters(route: Route) -> Iterable[dict[str, Any]]:
-    """Give the parameters in the path."""
+    """Yield the parameters in the path."""
     for name in re.findall(r"{(\w+)}", route.path):
         yield {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name]}
 
 
 def query_parameters(route: Route, schemas: Schemas) -> Iterable[dict[str, Any]]:
-    """Give the parameters in the query; none of them must be given, null cannot be."""
+    """Yield the parameters in the query; all are optional, and none can be null."""
     if route.query is None:
         return
     for name, schema in schemas.properties(route.query).items():
@@ -191,17 +191,17 @@ def query_parameters(route: Route, schemas: Schemas) -> Iterable[dict[str, Any]]
 
 
 def responses(route: Route, schemas: Schemas) -> dict[str, Any]:
-    """Return what can be answered."""
+    """Return the response objects of a route, by status."""
     found: dict[str, Any] = {}
     for status, type_ in route.gives.items():
-        names = ("x-request-id", *route.answers, *OF_STATUSES.get(status, ()))
+        names = ("x-request-id", *route.answers, *STATUS_HEADERS.get(status, ()))
         found[str(status)] = {"description": "Done.", "headers": headers_of(names)}
         if type_ is msgspec.Raw:
-            media = TEXT[route.path]
+            media = TEXT_MEDIA[route.path]
             found[str(status)]["content"] = {media: {"schema": {"type": "string"}}}
         elif type_ is not None:
             found[str(status)]["content"] = {JSON: {"schema": schemas.of(type_)}}
-    statuses = {*route.problems, *ALWAYS}
+    statuses = {*route.problems, *SERVER_PROBLEMS}
     if route.scope is not None:
         statuses |= {*ACCESS_PROBLEMS, 400, 422}
     if route.takes is not None:
@@ -210,13 +210,13 @@ def responses(route: Route, schemas: Schemas) -> dict[str, Any]:
         statuses |= {404, 422}
     for status in sorted(statuses - set(route.gives)):
         found[str(status)] = {
-            "description": ", ".join(WORDS[status]),
-            "headers": headers_of(("x-request-id", *OF_STATUSES.get(status, ()))),
+            "description": ", ".join(CODES_BY_STATUS[status]),
+            "headers": headers_of(("x-request-id", *STATUS_HEADERS.get(status, ()))),
             "content": {PROBLEM_MEDIA: {"schema": {"$ref": REF.format(name="Problem")}}},
         }
     return found
 
 
 def headers_of(names: Iterable[str]) -> dict[str, Any]:
-    """Return the headers of an answer."""
+    """Return the headers of a response, as references."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

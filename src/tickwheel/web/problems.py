@@ -1,4 +1,4 @@
-"""What can go wrong, as HTTP says it: one table from stable codes to statuses. Pure."""
+"""Errors as problem documents (RFC 9457), with one table from codes to statuses. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tickwheel.web.views import problem_view
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tickwheel.web.types import Problem
+    from tickwheel.web.schemas import Problem
 
 STATUS = {
     "bad_request": 400,
@@ -20,7 +20,7 @@ STATUS = {
     "not_found": 404,
     "unknown_task": 404,
     "unknown_schedule": 404,
-    "unknown_service": 422,  # in a body; in a path the route says 404
+    "unknown_service": 422,  # in a body; for one in a path the handler sets 404
     "method_not_allowed": 405,
     "timeout": 408,
     "key_taken": 409,
@@ -42,12 +42,14 @@ STATUS = {
     "overloaded": 503,
     "not_started": 503,
 }
-NO_STORE = "the store cannot be reached, is locked or full; the server's log says which"
+STORE_UNAVAILABLE_DETAIL = (
+    "the store cannot be reached, is locked or full; the server's log says which"
+)
 RETRY_SECONDS = {"store_unavailable": 2, "locked": 1, "overloaded": 1, "not_started": 1}
 
 
-class Refused(TickwheelError):
-    """A request that is answered with a problem, for a reason that HTTP alone knows."""
+class HttpError(TickwheelError):
+    """A request is refused for a reason that only the HTTP API knows."""
 
     code = "bad_request"
 
@@ -64,24 +66,24 @@ class Refused(TickwheelError):
         self.status = status or STATUS[code]
 
 
-def localised(error: Exception, namespace: str) -> Exception:
-    """Return an error with names as they are in its caller's namespace."""
+def with_local_names(error: Exception, namespace: str) -> Exception:
+    """Return an error whose message has names without its caller's namespace."""
     if namespace and error.args:
         error.args = (str(error).replace(f"'{namespace}/", "'"), *error.args[1:])
     return error
 
 
-def problem(error: Exception) -> tuple[Problem, list[tuple[bytes, bytes]]]:
+def problem_of(error: Exception) -> tuple[Problem, list[tuple[bytes, bytes]]]:
     """Return the problem document for an error, and the headers that go with it."""
     headers: list[tuple[bytes, bytes]] = []
-    if isinstance(error, Refused):
+    if isinstance(error, HttpError):
         code, status = error.code, error.status
         headers += error.headers
     elif isinstance(error, TickwheelError):
         code = error.code
         status = STATUS.get(code, 500)
     elif isinstance(error, ValueError | OverflowError):
-        code, status = "invalid", 422  # plain misuse of an argument; its message says which
+        code, status = "invalid", 422  # a wrong argument; the message names it
     else:
         code, status = "internal", 500
     if code in RETRY_SECONDS:
@@ -89,7 +91,7 @@ def problem(error: Exception) -> tuple[Problem, list[tuple[bytes, bytes]]]:
         headers.append((b"retry-after", str(max(1, round(after))).encode()))
     title = HTTPStatus(status).phrase
     if code == "store_unavailable":
-        error = ValueError(NO_STORE)  # where it is, and on which path, is not for callers
+        error = ValueError(STORE_UNAVAILABLE_DETAIL)  # callers do not learn its address or path
     if status == 500:
-        error = ValueError("something went wrong here; the server's log has it by this request id")
+        error = ValueError("an internal error; the server's log has it under this request id")
     return problem_view(error, code, status, title), headers  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A route: one thing that the API does, as a value: from these come the answers and OpenAPI."""
+"""Routes as values: the router and the OpenAPI document are made from them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ import msgspec
 import msgspec.inspect
 
 from tickwheel.values.json.encode import DEPTH, depths
-from tickwheel.web.problems import Refused
-from tickwheel.web.wording import in_words, no_json
+from tickwheel.web.problems import HttpError
+from tickwheel.web.validation_messages import describe_bad_json, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from tickwheel.durable.scheduler import Scheduler
-    from tickwheel.durable.steps.node import Node
     from tickwheel.web.access import Access
     from tickwheel.web.app import App
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
-WHOLE = re.compile("-?[0-9]{1,18}")
-METHODS = None  # beside the parts of a path, which are all strings
+INTEGER = re.compile("-?[0-9]{1,18}")
+METHODS = None  # the key of a node's methods; the keys of its children are strings
 
 
 class Call:
-    """One request, on its way through."""
+    """One request, as its handler sees it."""
 
     __slots__ = ("access", "app", "body", "headers", "media", "params", "query", "request_id")
 
@@ -51,40 +50,35 @@ class Call:
 
     @property
     def scheduler(self) -> Scheduler:
-        """Whom to ask."""
+        """The scheduler whose verbs the handlers call."""
         return self.app.scheduler
 
-    @property
-    def node(self) -> Node:
-        """What runs in this process."""
-        return self.app.node
-
     async def payload(self, given: msgspec.Raw, what: str = "payload") -> bytes:
-        """Return JSON as it came; raise when it is too large, or nested too deep for a reader."""
+        """Return JSON unchanged; raise if it is too large, or too deeply nested for a reader."""
         most = self.app.limits.payload
         payload = bytes(given)
         if len(payload) > most:
-            raise Refused(
+            raise HttpError(
                 "too_large", f"a {what} may have {most} bytes, this one has {len(payload)}"
             )
         for number, most_deep in enumerate(depths(payload)):
             if most_deep > DEPTH:
-                raise Refused(
+                raise HttpError(
                     "bad_request",
-                    f"a {what} may have {DEPTH} arrays and objects within each other, and has more",
+                    f"a {what} may have {DEPTH} nested arrays and objects, this one has more",
                 )
             if number:
-                await self.app.bodies.turn()
+                await self.app.bodies.next_slice()
         return payload
 
     @property
-    def who(self) -> dict[str, str]:
-        """Who does it, for the audit log."""
+    def audit_fields(self) -> dict[str, str]:
+        """The caller and the request id, for the audit log."""
         return {"actor": self.access.actor, "request": self.request_id}
 
 
 class Reply(NamedTuple):
-    """What is answered: a value to encode, or bytes as they are."""
+    """A response: a value to encode, or bytes to send unchanged."""
 
     value: Any
     status: int = 200
@@ -93,22 +87,24 @@ class Reply(NamedTuple):
 
 
 class Route:
-    """A method and a path, what is taken and given there, and the function that does it.
+    """A method and a path, the types of its requests and responses, and its handler.
 
-    - `scope` is what a token needs; None: anybody may.
-    - `takes`: the type of the body, decoded and checked before `work` is called; `optional`: an
-      empty body is like `{}`. `query`: the type of the query.
-    - `gives`: the statuses and their types, the usual one first.
-    - `headers` that it heeds in a request, and `answers` those that only its answers have.
-    - `any_query`: a query is passed over; so it is by what anybody may ask, as probes do.
-    - `adds`: it makes tasks, and is refused while the server is being stopped.
+    - `scope` is the one that a token needs; None: no token is needed.
+    - `takes`: the type of the body, decoded and checked before `handler` is called; with
+      `optional`, an empty body counts as `{}`. `query`: the type of the query.
+    - `raw`: media types of a body that the handler decodes itself.
+    - `gives`: the response types by status, the usual one first.
+    - `headers`: request headers that it reads. `answers`: response headers that only it sends.
+    - `ignores_query`: any query is allowed. That holds for routes without a scope, too: probes may
+      add one.
+    - `creates_tasks`: it is refused while the server stops.
     """
 
     def __init__(
         self,
         method: str,
         path: str,
-        work: Callable[..., Awaitable[Reply]],
+        handler: Callable[..., Awaitable[Reply]],
         *,
         scope: str | None,
         gives: Mapping[int, Any],
@@ -119,12 +115,12 @@ class Route:
         problems: Iterable[int] = (),
         headers: tuple[str, ...] = (),
         answers: tuple[str, ...] = (),
-        any_query: bool = False,
-        adds: bool = False,
+        ignores_query: bool = False,
+        creates_tasks: bool = False,
     ) -> None:
         self.method = method
         self.path = path
-        self.work = work
+        self.handler = handler
         self.scope = scope
         self.gives = gives
         self.takes = takes
@@ -134,15 +130,15 @@ class Route:
         self.problems = tuple(problems)
         self.headers = headers
         self.answers = answers
-        self.any_query = any_query or scope is None
-        self.adds = adds
+        self.ignores_query = ignores_query or scope is None
+        self.creates_tasks = creates_tasks
         self.parts = path.removeprefix("/").split("/")
         self._decoder = msgspec.json.Decoder(takes) if takes is not None and not raw else None
-        self._numbers = fields_of_kind(query, msgspec.inspect.IntType)
+        self._integers = fields_of_kind(query, msgspec.inspect.IntType)
         self._lists = fields_of_kind(query, msgspec.inspect.ListType)
 
     def decode(self, body: bytes) -> Any:
-        """Return the body as its type; raise when it is none."""
+        """Return the decoded body; raise if it is invalid."""
         assert self._decoder is not None
         if not body and self.optional:
             body = b"{}"
@@ -150,16 +146,16 @@ class Route:
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise Refused("invalid", in_words(error, self.takes, body)) from None
+            raise HttpError("invalid", describe_error(error, self.takes, body)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            code, why = no_json(error, body)
-            raise Refused(code, f"the body cannot be read: {why}") from None
+            code, why = describe_bad_json(error, body)
+            raise HttpError(code, f"the body cannot be read: {why}") from None
 
     def read_query(self, pairs: list[tuple[str, str]]) -> Any:
-        """Return the query as its type; raise when it is none."""
+        """Return the decoded query; raise if it is invalid."""
         if self.query is None:
             if pairs:
-                raise Refused("invalid", f"there is no parameter {pairs[0][0]!r:.100} here")
+                raise HttpError("invalid", f"there is no parameter {pairs[0][0]!r:.100} here")
             return None
         values: dict[str, Any] = {}
         for name, value in pairs:
@@ -167,18 +163,18 @@ class Route:
                 values.setdefault(name, []).append(value)
                 continue
             if name in values:
-                raise Refused("invalid", f"in the query: {name!r:.100} is given twice")
-            whole = name in self._numbers and WHOLE.fullmatch(value)
+                raise HttpError("invalid", f"in the query: {name!r:.100} is given twice")
+            whole = name in self._integers and INTEGER.fullmatch(value)
             values[name] = int(value) if whole else value
         try:
             return msgspec.convert(values, self.query)
         except msgspec.ValidationError as error:
-            told = in_words(error, self.query, values, query=True)
-            raise Refused("invalid", f"in the query: {told}") from None
+            why = describe_error(error, self.query, values, query=True)
+            raise HttpError("invalid", f"in the query: {why}") from None
 
 
 def fields_of_kind(query: Any, kind: type[msgspec.inspect.Type]) -> frozenset[str]:
-    """Return the names of a query's fields of a kind: whole numbers and lists come as text."""
+    """Return the names of a query's fields of one kind; their values arrive as text."""
     if query is None:
         return frozenset()
     fields = msgspec.inspect.type_info(query).fields  # type: ignore[attr-defined]
@@ -190,16 +186,16 @@ def fields_of_kind(query: Any, kind: type[msgspec.inspect.Type]) -> frozenset[st
 
 
 def check_utf8(body: bytes) -> None:
-    """Raise unless the bytes are UTF-8: the decoder passes a payload's strings over."""
+    """Raise unless the bytes are UTF-8; the decoder does not check a payload's strings."""
     if not body.isascii():
         try:
             body.decode()
         except UnicodeDecodeError as error:
-            raise Refused("bad_request", f"the body is not UTF-8: {error.reason}") from None
+            raise HttpError("bad_request", f"the body is not UTF-8: {error.reason}") from None
 
 
 class Router:
-    """Finds the route of a path; what is written out counts before what is a parameter."""
+    """Finds the route of a path; a literal part matches before a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._plain: dict[tuple[str, str], Route] = {}  # of paths without parameters
@@ -213,7 +209,7 @@ class Router:
             here.setdefault(METHODS, {})[route.method] = route
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """Return the route, and what its parameters are."""
+        """Return the route and the values of its path parameters."""
         plain = self._plain.get((method, path))
         if plain is not None:
             return plain, {}
@@ -225,14 +221,14 @@ class Router:
                 here = here["{}"]
                 found.append(part)
             else:
-                raise Refused("not_found", f"there is nothing at {path!r:.200}")
+                raise HttpError("not_found", f"there is nothing at {path!r:.200}")
         routes = here.get(METHODS)
         if routes is None:
-            raise Refused("not_found", f"there is nothing at {path!r:.200}")
+            raise HttpError("not_found", f"there is nothing at {path!r:.200}")
         route = routes.get(method)
         if route is None:
             allowed = ", ".join(sorted({*routes, "HEAD"} if "GET" in routes else routes))
-            raise Refused(
+            raise HttpError(
                 "method_not_allowed",
                 f"{path!r:.200} takes {allowed}, not {method!r:.20}",
                 [(b"allow", allowed.encode())],

@@ -6,42 +6,42 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tickwheel.durable.verbs import build_submission, store_submission, store_submissions
 from tickwheel.errors import TickwheelError, UnknownService
 from tickwheel.values.options import OPTIONS
-from tickwheel.values.task import Idempotency, Repeated, State, Task
-from tickwheel.web import types, views
+from tickwheel.values.task import Idempotency, State, Task
+from tickwheel.web import schemas, views
+from tickwheel.web.batch_parser import Malformed, elements, lines
 from tickwheel.web.bodies import ENVELOPE_BYTES
-from tickwheel.web.elements import Malformed, elements, lines
-from tickwheel.web.problems import Refused, localised, problem
+from tickwheel.web.problems import HttpError, problem_of, with_local_names
 from tickwheel.web.route import NDJSON, Call, Reply, Route, check_utf8
+from tickwheel.web.validation_messages import describe_bad_json, describe_error
 from tickwheel.web.views import task_view
-from tickwheel.web.wording import in_words, no_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from tickwheel.values.service import Service
     from tickwheel.values.task import Page, Submission
 
 CREATED = 201
-TURN_COST = 65_536  # bytes of a batch, or of its answers, that are worked on in one turn
-TASK_COST = 512  # bytes that a task counts as, besides its own
-SPARE = 4  # lines for each task that a batch may have: most may be blank
+SLICE_BYTES = 65_536  # of a batch, or of its results, that are processed in one time slice
+TASK_OVERHEAD_BYTES = 512  # added to the bytes of each task
+MAX_LINES_PER_TASK = 4  # in a batch of lines: all but one may be blank
 
 # The fields that are options of a submit under the same name.
-OPTION_NAMES = [name for name in types.SubmitTask.__struct_fields__ if name in OPTIONS]
+OPTION_NAMES = [name for name in schemas.SubmitTask.__struct_fields__ if name in OPTIONS]
 
-_item = msgspec.json.Decoder(types.BatchTask)
+_item = msgspec.json.Decoder(schemas.BatchTask)
 
 
-async def submit(call: Call, body: types.SubmitTask) -> Reply:
+async def submit(call: Call, body: schemas.SubmitTask) -> Reply:
     """Submit a task; it is stored when this is answered."""
     named = call.headers.get(b"idempotency-key")
     idempotency = None if named is None else idempotency_of(call, named, call.body)
-    await call.scheduler.known_service(call.access.name(body.service))
-    submission = await build(call, body, idempotency)
-    answer = await call.node.submit.store_one(submission)
-    task = call.node.submit.task_of(submission, answer)
-    new, repeated = task.id == submission.task.id, isinstance(answer, Repeated)
+    service = await call.scheduler.known_service(call.access.name(body.service))
+    submission = await read_submission(call, service, body, idempotency)
+    task, new, repeated = await store_submission(call.scheduler, submission)
     headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
     if repeated:
         headers.append((b"idempotency-replayed", b"true"))
@@ -50,130 +50,134 @@ async def submit(call: Call, body: types.SubmitTask) -> Reply:
 
 
 def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
-    """Return the name that a caller has given a request; the body must be the same each time."""
+    """Return the idempotency key of a request, with the body that must be the same each time."""
     try:
         return Idempotency.of(call.access.namespace, named.decode("latin-1"), body)
     except ValueError as error:
-        raise Refused("bad_request", f"Idempotency-Key: {error}") from None
+        raise HttpError("bad_request", f"Idempotency-Key: {error}") from None
 
 
-async def build(call: Call, body: types.SubmitTask, idempotency: Idempotency | None) -> Submission:
-    """Return what to store; raise for what cannot be right."""
-    service = call.app.directory.get(call.access.name(body.service))
+async def read_submission(
+    call: Call, service: Service | None, body: schemas.SubmitTask, idempotency: Idempotency | None
+) -> Submission:
+    """Return the task to store; raise if the request is invalid or its service is unknown."""
     if service is None:
         raise UnknownService(f"no service is named {body.service!r:.120}")
     if body.delay is not None and body.due_at is not None:
-        raise Refused("invalid", "give delay or due_at, not both")
+        raise HttpError("invalid", "give delay or due_at, not both")
     payload = await call.payload(body.payload)
     options: Any = {name: getattr(body, name) for name in OPTION_NAMES}
-    return call.node.submit.build(
-        service, payload, at=body.due_at, idempotency=idempotency, **options
+    return build_submission(
+        call.scheduler, service, payload, at=body.due_at, idempotency=idempotency, **options
     )
 
 
 async def submit_batch(call: Call) -> Reply:
     """Submit many tasks; one that is refused refuses only itself."""
     if b"idempotency-key" in call.headers:
-        raise Refused("bad_request", "in a batch each task has its own idempotency_key")
+        raise HttpError("bad_request", "in a batch each task has its own_task_id idempotency_key")
     answers: list[Any] = []
-    looked = False  # for services that are unknown here: once for all of them
+    looked = False  # in the store, for services that are unknown here: once per batch
     submissions: list[Submission] = []
-    places: list[int] = []
+    positions: list[int] = []  # of the submissions, among the answers
     async for text in batch_tasks(call):
         answer = None
         try:
-            item, idempotency = read_item(call, text)
+            item, idempotency = decode_item(call, text)
             name = call.access.name(item.service)
-            if not looked and call.app.directory.get(name) is None:
+            service = call.app.directory.get(name)
+            if service is None and not looked:
                 looked = True
-                await call.scheduler.known_service(name)
-            submissions.append(await build(call, item, idempotency))
-            places.append(len(answers))
+                service = await call.scheduler.known_service(name)
+            submissions.append(await read_submission(call, service, item, idempotency))
+            positions.append(len(answers))
         except Exception as error:  # noqa: BLE001
-            answer = refused(call, error)
+            answer = refused_item(call, error)
         answers.append(answer)
-    call.body = b""  # it may be large, and storing takes time
+    call.body = b""  # free its memory: storing takes time
     async with call.app.batches:
-        stored = await call.node.submit.submit_many(submissions, lambda _: None)
-    for number, (place, task) in enumerate(zip(places, stored, strict=True), 1):
-        answers[place] = answered(call, submissions[number - 1], task)
-        if number * TASK_COST % TURN_COST == 0:
-            await call.app.bodies.turn()
+        stored = await store_submissions(call.scheduler, submissions)
+    for number, (position, task) in enumerate(zip(positions, stored, strict=True), 1):
+        answers[position] = stored_item(call, submissions[number - 1], task)
+        if number * TASK_OVERHEAD_BYTES % SLICE_BYTES == 0:
+            await call.app.bodies.next_slice()
     good = sum(answer.problem is None for answer in answers)
-    return Reply(types.Batch(answers, good, len(answers) - good))
+    return Reply(schemas.Batch(answers, good, len(answers) - good))
 
 
 async def batch_tasks(call: Call) -> AsyncIterator[bytes]:
-    """Give the tasks of a batch, each still as bytes; take turns with other requests."""
-    limit, longest, cost, count = call.app.limits.batch, longest_task(call), 0, 0
+    """Yield the tasks of a batch, each still as bytes; give way to other requests."""
+    limit, longest, cost, count = call.app.limits.batch, max_task_bytes(call), 0, 0
     if call.media == NDJSON:
-        found = lines(call.body, longest, SPARE * limit)
+        found = lines(call.body, longest, MAX_LINES_PER_TASK * limit)
     else:
         found = elements(call.body, longest)
     try:
         for text in map(bytes, found):
-            cost += len(text) + TASK_COST
-            if cost >= TURN_COST:
-                await call.app.bodies.turn()
+            cost += len(text) + TASK_OVERHEAD_BYTES
+            if cost >= SLICE_BYTES:
+                await call.app.bodies.next_slice()
                 cost = 0
             if not text:
                 continue  # a blank line
             count += 1
             if count > limit:
-                raise Refused("too_large", f"a batch may have {limit} tasks, got more")
+                raise HttpError("too_large", f"a batch may have {limit} tasks, got more")
             if len(text) <= longest:
                 check_utf8(text)
             yield text
-            if len(text) >= TURN_COST:
-                await call.app.bodies.turn()  # before the next is looked for
+            if len(text) >= SLICE_BYTES:
+                await call.app.bodies.next_slice()  # before searching for the next
     except Malformed as error:
-        raise Refused(error.code, f"the body cannot be read: {error}") from None
+        raise HttpError(error.code, f"the body cannot be read: {error}") from None
 
 
-def longest_task(call: Call) -> int:
-    """Return how many bytes a task of a batch may have, with all its fields."""
+def max_task_bytes(call: Call) -> int:
+    """Return the limit of the bytes of one task in a batch, with all its fields."""
     return call.app.limits.payload + ENVELOPE_BYTES
 
 
-def read_item(call: Call, text: bytes) -> tuple[types.BatchTask, Idempotency | None]:
-    """Return one task of a batch; raise when it is none."""
-    longest = longest_task(call)
+def decode_item(call: Call, text: bytes) -> tuple[schemas.BatchTask, Idempotency | None]:
+    """Return one task of a batch and its idempotency key; raise if it is invalid."""
+    longest = max_task_bytes(call)
     if len(text) > longest:
-        raise Refused("too_large", f"a task may have {longest} bytes, this one has more")
+        raise HttpError("too_large", f"a task may have {longest} bytes, this one has more")
     try:
         item = _item.decode(text)
     except msgspec.ValidationError as error:
-        raise Refused("invalid", in_words(error, types.BatchTask, text)) from None
+        raise HttpError("invalid", describe_error(error, schemas.BatchTask, text)) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        code, why = no_json(error, text)
-        raise Refused(code, f"this cannot be read: {why}") from None
+        code, why = describe_bad_json(error, text)
+        raise HttpError(code, f"this cannot be read: {why}") from None
     if item.idempotency_key is None:
         return item, None
     named = item.idempotency_key.encode("utf-8", "replace")
     return item, idempotency_of(call, named, text)
 
 
-def answered(call: Call, submission: Submission, task: Task | TickwheelError) -> types.BatchItem:
-    """Return what is answered for one task that was to be stored."""
+def stored_item(
+    call: Call, submission: Submission, task: Task | TickwheelError
+) -> schemas.BatchItem:
+    """Return the result of one task after the attempt to store it."""
     if not isinstance(task, Task):
-        return refused(call, task)
+        return refused_item(call, task)
     status = CREATED if task.id == submission.task.id else 200
     if submission.idempotency is not None:
-        status = CREATED  # the same the second time
-    return types.BatchItem(
+        status = CREATED  # also for a repeated request
+    return schemas.BatchItem(
         status,
         task.id,
-        shown_state(task.state),
-        views.time(task.due_at_ms),
+        state_name(task.state),
+        views.format_time(task.due_at_ms),
     )
 
 
-def refused(call: Call, error: Exception) -> types.BatchItem:
-    """Return what is answered for one task that was refused."""
-    told, _ = problem(localised(error, call.access.namespace))
-    if told.status >= 500 and told.code == "internal":
+def refused_item(call: Call, error: Exception) -> schemas.BatchItem:
+    """Return the result of one task that was refused."""
+    problem, _ = problem_of(with_local_names(error, call.access.namespace))
+    if problem.status >= 500 and problem.code == "internal":
         raise error
-    return types.BatchItem(told.status, problem=told)
+    return schemas.BatchItem(problem.status, problem=problem)
 
 
 async def get(call: Call) -> Reply:
@@ -189,54 +193,54 @@ async def list_tasks(call: Call) -> Reply:
 
 async def attempts(call: Call) -> Reply:
     """Return the execution log of a task, by attempt."""
-    query: types.ListAttempts = call.query
+    query: schemas.ListAttempts = call.query
     rows, cursor = await call.scheduler.attempts_page(
-        await own(call), cursor=query.cursor, limit=query.limit
+        await own_task_id(call), cursor=query.cursor, limit=query.limit
     )
-    return Reply(types.AttemptPage([views.attempt_view(row) for row in rows], cursor))
+    return Reply(schemas.AttemptPage([views.attempt_view(row) for row in rows], cursor))
 
 
 async def cancel(call: Call) -> Reply:
     """Cancel a task that is not running."""
-    task_id = await own(call)
+    task_id = await own_task_id(call)
     verdict = await call.scheduler.cancel(task_id)
-    return Reply(types.Verdict(verdict.won, shown_state(verdict.state)))
+    return Reply(schemas.Verdict(verdict.won, state_name(verdict.state)))
 
 
-async def reschedule(call: Call, body: types.Reschedule) -> Reply:
+async def reschedule(call: Call, body: schemas.Reschedule) -> Reply:
     """Make a task that is not running due at another time."""
     if (body.delay is None) == (body.due_at is None):
-        raise Refused("invalid", "give delay or due_at, one of them")
-    task_id = await own(call)
+        raise HttpError("invalid", "give delay or due_at, one of them")
+    task_id = await own_task_id(call)
     verdict = await call.scheduler.reschedule(task_id, delay=body.delay, at=body.due_at)
-    return Reply(types.Verdict(verdict.won, shown_state(verdict.state)))
+    return Reply(schemas.Verdict(verdict.won, state_name(verdict.state)))
 
 
-async def own(call: Call) -> str:
-    """Return the id in the path; raise when it is another namespace's."""
+async def own_task_id(call: Call) -> str:
+    """Return the id in the path; raise if the task is in another namespace."""
     task_id = call.params["id"]
     if call.access.confined:
         await call.scheduler.get(task_id, namespace=call.access.within)
     return task_id
 
 
-async def feedback(call: Call, body: types.Feedback) -> Reply:
+async def feedback(call: Call, body: schemas.Feedback) -> Reply:
     """Say how an accepted attempt ended, or that it goes on."""
     result = await call.payload(body.result, "result")
     verdict = await call.scheduler.feedback(
         call.params["id"], body.outcome, attempt=body.attempt, epoch=body.epoch,
         raw=result, error=body.error, retry=body.retry, namespace=call.access.within,
     )  # fmt: skip
-    return Reply(types.Verdict(verdict.won, shown_state(verdict.state)))
+    return Reply(schemas.Verdict(verdict.won, state_name(verdict.state)))
 
 
-async def cancel_where(call: Call, body: types.CancelWhere) -> Reply:
+async def cancel_where(call: Call, body: schemas.CancelWhere) -> Reply:
     """Cancel all unclaimed tasks of a service, or with a key, that match."""
     count = await call.scheduler.cancel_where(**arguments_of(call, body))
-    if body.key is None:  # many at once is administration; by key it is everyday work
-        target = call.access.name(body.service or "*")
-        await call.scheduler.note("task.cancel", target, detail=f"{count} tasks", **call.who)
-    return Reply(types.Cancelled(count))
+    if body.key is None:  # cancelling by key is routine; everything else goes to the audit log
+        target, detail = call.access.name(body.service or "*"), f"{count} tasks"
+        await call.scheduler.note("task.cancel", target, detail=detail, **call.audit_fields)
+    return Reply(schemas.Cancelled(count))
 
 
 async def backlog(call: Call) -> Reply:
@@ -244,11 +248,11 @@ async def backlog(call: Call) -> Reply:
     return page_of_tasks(call, await call.scheduler.backlog(**arguments_of(call, call.query)))
 
 
-async def replay(call: Call, body: types.ReplayOne) -> Reply:
+async def replay(call: Call, body: schemas.ReplayOne) -> Reply:
     """Run a final task again, as a new one."""
     if body.delay is not None and body.due_at is not None:
-        raise Refused("invalid", "give delay or due_at, not both")
-    task_id = await own(call)
+        raise HttpError("invalid", "give delay or due_at, not both")
+    task_id = await own_task_id(call)
     task = await call.scheduler.replay(
         task_id, delay=body.delay or 0.0, at=body.due_at, force=body.force
     )
@@ -256,58 +260,58 @@ async def replay(call: Call, body: types.ReplayOne) -> Reply:
     return Reply(task_view(task, call.access), CREATED, headers)
 
 
-async def replay_where(call: Call, body: types.ReplayWhere) -> Reply:
+async def replay_where(call: Call, body: schemas.ReplayWhere) -> Reply:
     """Run all final tasks again that match: without a state the failed ones."""
     count = await call.scheduler.replay_where(
         **arguments_of(call, body) | {"state": body.state or ""}
     )
-    await call.scheduler.note(
-        "backlog.replay", call.access.name(body.service or "*"), detail=f"{count} tasks", **call.who
-    )
-    return Reply(types.Replayed(count))
+    target, detail = call.access.name(body.service or "*"), f"{count} tasks"
+    await call.scheduler.note("backlog.replay", target, detail=detail, **call.audit_fields)
+    return Reply(schemas.Replayed(count))
 
 
 def arguments_of(call: Call, which: Any) -> dict[str, Any]:
-    """Return which tasks are meant as arguments of the scheduler's verb, in the full names."""
+    """Return a filter as the arguments of a verb, with the full name of its service."""
     given = msgspec.structs.asdict(which)
     service = None if which.service is None else call.access.name(which.service)
     return given | {"service": service, "namespace": call.access.namespace}
 
 
 def page_of_tasks(call: Call, page: Page) -> Reply:
-    """Return a part of a list of tasks, as its caller may see them."""
+    """Return a page of tasks, as its caller may see them."""
     items = [task_view(task, call.access) for task in page.items]
-    return Reply(types.TaskPage(items, page.next_cursor))
+    return Reply(schemas.TaskPage(items, page.next_cursor))
 
 
-def shown_state(state: State) -> Any:
-    """Return a state as it is shown."""
+def state_name(state: State) -> Any:
+    """Return a state as text."""
     return str(state)
 
 
 ROUTES = [
-    Route("POST", "/v1/tasks", submit, scope="submit", takes=types.SubmitTask,
-          gives={201: types.Task, 200: types.Task}, problems=(409,),
-          headers=("idempotency-key",), answers=("location", "idempotency-replayed"), adds=True),
-    Route("GET", "/v1/tasks", list_tasks, scope="read", query=types.ListTasks,
-          gives={200: types.TaskPage}),
-    Route("POST", "/v1/tasks/batch", submit_batch, scope="submit", takes=list[types.BatchTask],
-          raw=("application/json", NDJSON), gives={200: types.Batch}, adds=True),
-    Route("POST", "/v1/tasks/cancel", cancel_where, scope="submit", takes=types.CancelWhere,
-          gives={200: types.Cancelled}),
-    Route("GET", "/v1/tasks/{id}", get, scope="read", gives={200: types.Task}, problems=(404,)),
+    Route("POST", "/v1/tasks", submit, scope="submit", takes=schemas.SubmitTask,
+          gives={201: schemas.Task, 200: schemas.Task}, problems=(409,),
+          headers=("idempotency-key",), answers=("location", "idempotency-replayed"),
+          creates_tasks=True),
+    Route("GET", "/v1/tasks", list_tasks, scope="read", query=schemas.ListTasks,
+          gives={200: schemas.TaskPage}),
+    Route("POST", "/v1/tasks/batch", submit_batch, scope="submit", takes=list[schemas.BatchTask],
+          raw=("application/json", NDJSON), gives={200: schemas.Batch}, creates_tasks=True),
+    Route("POST", "/v1/tasks/cancel", cancel_where, scope="submit", takes=schemas.CancelWhere,
+          gives={200: schemas.Cancelled}),
+    Route("GET", "/v1/tasks/{id}", get, scope="read", gives={200: schemas.Task}, problems=(404,)),
     Route("GET", "/v1/tasks/{id}/attempts", attempts, scope="read",
-          query=types.ListAttempts, gives={200: types.AttemptPage}, problems=(404,)),
-    Route("POST", "/v1/tasks/{id}/cancel", cancel, scope="submit", gives={200: types.Verdict},
+          query=schemas.ListAttempts, gives={200: schemas.AttemptPage}, problems=(404,)),
+    Route("POST", "/v1/tasks/{id}/cancel", cancel, scope="submit", gives={200: schemas.Verdict},
           problems=(404,)),
     Route("POST", "/v1/tasks/{id}/reschedule", reschedule, scope="submit",
-          takes=types.Reschedule, gives={200: types.Verdict}, problems=(404,)),
-    Route("POST", "/v1/tasks/{id}/feedback", feedback, scope="submit", takes=types.Feedback,
-          gives={200: types.Verdict}, problems=(404, 409)),
-    Route("GET", "/v1/backlog", backlog, scope="read", query=types.ListBacklog,
-          gives={200: types.TaskPage}),
-    Route("POST", "/v1/backlog/replay", replay_where, scope="submit", takes=types.ReplayWhere,
-          gives={200: types.Replayed}),
-    Route("POST", "/v1/backlog/{id}/replay", replay, scope="submit", takes=types.ReplayOne,
-          optional=True, gives={201: types.Task}, problems=(404, 409)),
+          takes=schemas.Reschedule, gives={200: schemas.Verdict}, problems=(404,)),
+    Route("POST", "/v1/tasks/{id}/feedback", feedback, scope="submit", takes=schemas.Feedback,
+          gives={200: schemas.Verdict}, problems=(404, 409)),
+    Route("GET", "/v1/backlog", backlog, scope="read", query=schemas.ListBacklog,
+          gives={200: schemas.TaskPage}),
+    Route("POST", "/v1/backlog/replay", replay_where, scope="submit", takes=schemas.ReplayWhere,
+          gives={200: schemas.Replayed}),
+    Route("POST", "/v1/backlog/{id}/replay", replay, scope="submit", takes=schemas.ReplayOne,
+          optional=True, gives={201: schemas.Task}, problems=(404, 409)),
 ]  # fmt: skip

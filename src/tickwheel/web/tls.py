@@ -1,4 +1,4 @@
-"""TLS: the certificate, and a connection from its accept until the end of the handshake."""
+"""TLS: the certificate, and connections until their handshake has ended."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tickwheel.web.lobby import Lobby
+    from tickwheel.web.connection_limit import ConnectionLimit
     from tickwheel.web.protocol import Protocol
 
 logger = logging.getLogger("tickwheel.web")
 
 HANDSHAKE_SECONDS = 5.0  # from accept to the end of the handshake
-SHUTDOWN_SECONDS = 5.0  # for the other end to say that it has closed, too
-PAUSE_SECONDS = 1.0  # when a connection could not be accepted
-ACCEPTED_PER_TURN = 16  # of the loop: handshakes are work
+SHUTDOWN_SECONDS = 5.0  # for the other end to close as well
+PAUSE_SECONDS = 1.0  # after a failed accept
+ACCEPTED_PER_TURN = 16  # of the event loop: handshakes are expensive
 
 
 class Certificate:
-    """A certificate and its key, in files, and the context that uses them."""
+    """A certificate and its key, in files, and the SSL context with them."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = certificate, key
@@ -34,19 +34,19 @@ class Certificate:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             self.context.load_cert_chain(certificate, key)
-        except OSError as error:  # ssl.SSLError is one, too
+        except OSError as error:  # includes ssl.SSLError
             why = error.strerror or error
             raise OSError(
-                f"the certificate and key in {certificate} and {key} cannot be used: {why}"
+                f"cannot use the certificate in {certificate} with the key in {key}: {why}"
             ) from error
 
-    def renew(self) -> None:
-        """Read the files again, for connections from now on."""
+    def reload(self) -> None:
+        """Read the files again, for new connections."""
         try:
-            # Elsewhere first: a key that does not fit would leave the one in use without any.
+            # Try a new context first: a key that does not match leaves a context without a key.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
             self.context.load_cert_chain(*self._files)
-        except OSError as error:  # ssl.SSLError is one, too
+        except OSError as error:  # includes ssl.SSLError
             why = error.strerror or error
             logger.error("the certificate in %s is not renewed: %s", self._files[0], why)  # noqa: TRY400
         else:
@@ -54,23 +54,23 @@ class Certificate:
 
 
 class Listener:
-    """Accepts connections, and has each do its handshake before it becomes a `Protocol`.
+    """Accepts connections; each becomes a `Protocol` after its handshake.
 
-    A connection has a place in the lobby from its accept on: one that says nothing is closed after
-    `HANDSHAKE_SECONDS`, or when its place is needed. asyncio's own server counts none before the
-    handshake has ended.
+    A connection counts against the limit as soon as it is accepted. If it sends nothing, it is
+    closed after `HANDSHAKE_SECONDS`, or earlier if its slot is needed. asyncio's own server does
+    not count a connection before its handshake has ended.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         context: ssl.SSLContext,
-        lobby: Lobby,
+        connection_limit: ConnectionLimit,
         make: Callable[[], Protocol],
     ) -> None:
         self._listener = listener
         self._context = context
-        self._lobby = lobby
+        self._connection_limit = connection_limit
         self._make = make
         self._handshakes: set[Handshake] = set()
         self._loop = asyncio.get_running_loop()
@@ -87,21 +87,21 @@ class Listener:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptor is left, say
-                logger.warning("no connection is accepted for %g s: %s", PAUSE_SECONDS, error)
+            except OSError as error:  # such as: no file descriptor left
+                logger.warning("accepting no connections for %g s: %s", PAUSE_SECONDS, error)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(PAUSE_SECONDS, self._listen)
                 return
             handshake = Handshake(connection)
-            if self._lobby.enter(handshake):
+            if self._connection_limit.add(handshake):
                 self._handshakes.add(handshake)
-                handshake.task = self._loop.create_task(self._secure(handshake))
-                handshake.task.add_done_callback(partial(self._ended, handshake))
+                handshake.task = self._loop.create_task(self._handshake(handshake))
+                handshake.task.add_done_callback(partial(self._on_handshake_done, handshake))
             else:
-                connection.close()  # nothing can be said before TLS is spoken; the log says why
+                connection.close()  # an answer would need TLS; the log has the reason
 
-    async def _secure(self, handshake: Handshake) -> None:
-        """Do the handshake; the protocol then takes its place."""
+    async def _handshake(self, handshake: Handshake) -> None:
+        """Do the handshake; the protocol then takes over its slot."""
 
         def make() -> Protocol:
             protocol = self._make()
@@ -109,41 +109,41 @@ class Listener:
             return protocol
 
         handshake.connection.setblocking(False)
-        # What may be: no TLS, none that is taken, too slow, or gone; ssl.SSLError is one, too.
+        # Not TLS, an unsupported version, too slow, or disconnected; includes ssl.SSLError.
         with contextlib.suppress(OSError):
             await self._loop.connect_accepted_socket(
                 make, handshake.connection, ssl=self._context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS, ssl_shutdown_timeout=SHUTDOWN_SECONDS,
             )  # fmt: skip
 
-    def _ended(self, handshake: Handshake, task: asyncio.Task[None]) -> None:
+    def _on_handshake_done(self, handshake: Handshake, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(handshake)
-        self._lobby.leave(handshake)
+        self._connection_limit.remove(handshake)
         if task.cancelled():
-            handshake.connection.close()  # it may not even have begun
+            handshake.connection.close()  # also if the handshake has not begun
 
     def close(self) -> None:
-        """Accept nothing more, and wait for no handshake."""
+        """Stop accepting, and abort the handshakes."""
         self._loop.remove_reader(self._listener)
         for handshake in list(self._handshakes):
-            handshake.dismiss()
+            handshake.close_now()
 
     async def wait_closed(self) -> None:
-        """Return: there is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
 
 class Handshake:
-    """A connection whose handshake is under way, as the lobby sees it."""
+    """A connection during its handshake, as `ConnectionLimit` sees it."""
 
     task: asyncio.Task[None]
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
-    def dismiss(self) -> None:
-        """Hang up: its place is needed."""
+    def close_now(self) -> None:
+        """Close it: its slot is needed."""
         self.task.cancel()
 
-    def unread(self) -> int:
-        """Return how many bytes wait for it."""
+    def unread_bytes(self) -> int:
+        """Return 0: nothing has been read or written."""
         return 0

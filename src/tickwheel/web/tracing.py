@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry: a span for each request, and one for each call that is sent."""
+"""OpenTelemetry traces: a span for each request, and one for each call of a service."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CLOSE_SECONDS = 2.0
 
 
 class Tracing:
-    """Sends spans to a collector, in the background; what cannot be sent is dropped.
+    """Sends spans to a collector in the background, and drops those that cannot be sent.
 
-    - No payload, header or secret is in a span: names, ids, attempts and statuses are.
+    - A span has names, ids, attempts and statuses; it has no payload, header or secret.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -50,7 +50,7 @@ class Tracing:
     def request(
         self, method: str, path: str, headers: Mapping[bytes, bytes], request_id: str
     ) -> Iterator[Callable[[int], None]]:
-        """Trace a request, what the caller traces goes on here; gives what to tell the status."""
+        """Trace a request as part of the caller's trace; yield a callback for its status."""
         carrier = {
             name: headers[name.encode()].decode("latin-1")
             for name in ("traceparent", "tracestate")
@@ -78,14 +78,14 @@ class Tracing:
             yield ended
 
     def follow(self, channels: Mapping[str, Channel]) -> None:
-        """Trace the calls of those channels that can be traced."""
+        """Trace the calls of all channels that support it."""
         for channel in channels.values():
             if hasattr(channel, "trace"):
                 channel.trace = self.call
 
     @contextmanager
     def call(self, task: Task, service: Service) -> Iterator[Traced]:
-        """Trace a call; gives the headers that carry the trace on, and whom to tell its end."""
+        """Trace a call; yield the trace headers to send, and a callback for the answer."""
         what: dict[str, Any] = {
             "tickwheel.task": task.id,
             "tickwheel.service": service.name,
@@ -106,7 +106,7 @@ class Tracing:
             yield Traced(list(carrier.items()), ended)
 
     def close(self) -> None:
-        """Send what is left; a collector that does not answer is not waited for."""
+        """Send the remaining spans; wait for the collector for `CLOSE_SECONDS` at most."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)

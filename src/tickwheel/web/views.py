@@ -1,4 +1,4 @@
-"""How tasks, services and the rest are shown: from the values inside to the types outside. Pure."""
+"""Views: the scheduler's values as the schemas of the API. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw
 
-from tickwheel.web import types
+from tickwheel.web import schemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from tickwheel.web.access import Access
 
 
-def moment(ms: int | None) -> str | None:
-    """Return a time in milliseconds as text."""
-    return None if ms is None else time(ms)
+def optional_time(ms: int | None) -> str | None:
+    """Return a time in milliseconds as RFC 3339 text, or None."""
+    return None if ms is None else format_time(ms)
 
 
-def time(ms: int) -> str:
-    """Return a time in milliseconds, which is there, as text."""
-    return f"{to_the_second(ms // 1000)}.{ms % 1000:03}Z"
+def format_time(ms: int) -> str:
+    """Return a time in milliseconds as RFC 3339 text."""
+    return f"{format_whole_seconds(ms // 1000)}.{ms % 1000:03}Z"
 
 
 @lru_cache(maxsize=1024)
-def to_the_second(seconds: int) -> str:
-    """Return a time without what is less than a second; the same ones come again and again."""
+def format_whole_seconds(seconds: int) -> str:
+    """Return a time in seconds as text without a zone; cached, since the same ones recur."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
@@ -46,32 +46,32 @@ def seconds(ms: int | None) -> float | None:
 
 
 def local_name(name: str) -> str:
-    """Return a name as its own namespace calls it."""
+    """Return a name without its namespace."""
     return name.rpartition("/")[2]
 
 
-# From which field of a task one of its view is made, and how; the others are shown as they are.
+# By field of the view: the field of the task, and its conversion; the others are copied.
 _SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "service": ("service", local_name),
     "payload": ("body", lambda body: Raw(body or b"null")),
     "state": ("state", str),
-    "due_at": ("due_at_ms", time),
-    "created_at": ("created_at_ms", time),
-    "updated_at": ("updated_at_ms", time),
+    "due_at": ("due_at_ms", format_time),
+    "created_at": ("created_at_ms", format_time),
+    "updated_at": ("updated_at_ms", format_time),
     "result": ("result_body", lambda result: Raw(b"null" if result is None else result.encode())),
     "timeout": ("timeout_ms", seconds),
-    "deadline": ("deadline_at_ms", moment),
+    "deadline": ("deadline_at_ms", optional_time),
 }
-_NAMES = types.Task.__struct_fields__
+_NAMES = schemas.Task.__struct_fields__
 _values_of = attrgetter(*(_SHOWN[name][0] if name in _SHOWN else name for name in _NAMES))
 _CONVERTED = [(at, _SHOWN[name][1]) for at, name in enumerate(_NAMES) if name in _SHOWN]
 
 
-def task_view(task: Task, access: Access, *, own_payload: bool = False) -> types.Task:
-    """Return a task as this caller may see it.
+def task_view(task: Task, access: Access, *, own_payload: bool = False) -> schemas.Task:
+    """Return the view of a task for this caller.
 
-    Without the scope `read`, payload, result and error are null; `own_payload`: the request itself
-    has stored this payload, so that its caller knows it.
+    Without the scope `read`, payload, result and error are null. `own_payload` shows the payload
+    anyway: the caller has just sent it.
     """
     if not access.may("read"):
         body = task.body if own_payload else b""
@@ -79,68 +79,68 @@ def task_view(task: Task, access: Access, *, own_payload: bool = False) -> types
     values = [*_values_of(task)]
     for at, shown in _CONVERTED:
         values[at] = shown(values[at])
-    return types.Task(*values)
+    return schemas.Task(*values)
 
 
-def attempt_view(row: Attempt) -> types.Attempt:
-    """Return a row of the execution log as it is shown."""
-    return types.Attempt(
-        row.attempt, str(row.event), row.node, row.epoch, time(row.started_at_ms),
-        time(row.ended_at_ms), row.error,
+def attempt_view(row: Attempt) -> schemas.Attempt:
+    """Return the view of a row of the execution log."""
+    return schemas.Attempt(
+        row.attempt, str(row.event), row.node, row.epoch, format_time(row.started_at_ms),
+        format_time(row.ended_at_ms), row.error,
     )  # fmt: skip
 
 
 def service_view(
     service: Service, form: dict[str, Any], updated_at_ms: int | None, problem: str | None = None
-) -> types.Service:
-    """Return a service as it is shown; `form` is what everybody may see of it."""
-    backoff = {name: form["backoff"][name] for name in types.Backoff.__struct_fields__}
+) -> schemas.Service:
+    """Return the view of a service; `form` is its configuration without secrets."""
+    backoff = {name: form["backoff"][name] for name in schemas.Backoff.__struct_fields__}
     breaker = form["breaker"]
-    return types.Service(
+    return schemas.Service(
         local_name(service.name), service.protocol, service.endpoint, service.timeout,
-        service.max_attempts, msgspec.convert(backoff, types.Backoff, strict=False),
+        service.max_attempts, msgspec.convert(backoff, schemas.Backoff, strict=False),
         service.concurrency, service.rate, form["secret"], form["headers"],
-        service.feedback_timeout, None if breaker is None else types.Breaker(**breaker),
-        service.enabled, service.version, moment(updated_at_ms), problem,
+        service.feedback_timeout, None if breaker is None else schemas.Breaker(**breaker),
+        service.enabled, service.version, optional_time(updated_at_ms), problem,
     )  # fmt: skip
 
 
-def schedule_view(schedule: Schedule, now_ms: float) -> types.Schedule:
-    """Return a schedule as it is shown."""
+def schedule_view(schedule: Schedule, now_ms: float) -> schemas.Schedule:
+    """Return the view of a schedule."""
     try:
-        next_at = moment(schedule.next_ms(int(now_ms))) if schedule.enabled else None
+        next_at = optional_time(schedule.next_ms(int(now_ms))) if schedule.enabled else None
     except (ValueError, OverflowError):
         next_at = None
-    return types.Schedule(
+    return schemas.Schedule(
         local_name(schedule.name), local_name(schedule.service), Raw(schedule.body or b"null"),
         schedule.cron, seconds(schedule.interval_ms), schedule.tz, schedule.missed,
         schedule.enabled, schedule.priority, seconds(schedule.timeout_ms), schedule.max_attempts,
-        next_at, time(schedule.created_at_ms),
+        next_at, format_time(schedule.created_at_ms),
     )  # fmt: skip
 
 
-def node_view(node: NodeRow, here: str) -> types.Node:
-    """Return a node as it is shown."""
-    started, until = moment(node.started_at_ms), moment(node.lease_until_ms)
-    return types.Node(node.name, started, until, node.shards, node.name == here)
+def node_view(node: NodeRow, here: str) -> schemas.Node:
+    """Return the view of a node; `here` is the name of this one."""
+    started, until = optional_time(node.started_at_ms), optional_time(node.lease_until_ms)
+    return schemas.Node(node.name, started, until, node.shards, node.name == here)
 
 
-def shard_view(row: ShardRow) -> types.Shard:
-    """Return a shard as it is shown."""
-    return types.Shard(row.shard, row.owner, row.epoch)
+def shard_view(row: ShardRow) -> schemas.Shard:
+    """Return the view of a shard."""
+    return schemas.Shard(row.shard, row.owner, row.epoch)
 
 
-def audit_view(line: Audit) -> types.AuditLine:
-    """Return a line of the audit log as it is shown."""
-    return types.AuditLine(
-        time(line.at_ms), line.actor, line.namespace or "default", line.action,
+def audit_view(line: Audit) -> schemas.AuditLine:
+    """Return the view of a line of the audit log."""
+    return schemas.AuditLine(
+        format_time(line.at_ms), line.actor, line.namespace or "default", line.action,
         local_name(line.target), line.request, line.detail,
     )  # fmt: skip
 
 
 def problem_view(
     error: TickwheelError | ValueError, code: str, status: int, title: str
-) -> types.Problem:
-    """Return an error as it is shown."""
+) -> schemas.Problem:
+    """Return the problem document of an error."""
     holder = getattr(error, "holder", None)
-    return types.Problem(f"urn:tickwheel:problem:{code}", title, status, str(error), code, holder)
+    return schemas.Problem(f"urn:tickwheel:problem:{code}", title, status, str(error), code, holder)

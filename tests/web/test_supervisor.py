@@ -1,7 +1,7 @@
 """Several processes on one socket, scraped as one: real processes, on PostgreSQL.
 
-- A connection to a worker is made while all others stand still: who answers is no chance.
-- A scrape may lack a worker that lives only if it took as long as it waits for one.
+- A connection to one worker is made while all others are paused: only that one can accept it.
+- A scrape may omit a live worker only if it waited for the full timeout.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import servers
-from tickwheel.web.server import INHERITED, Inherited
-from tickwheel.web.siblings import SECONDS
-from tickwheel.web.workers import tell
+from tickwheel.web.server import INHERITED_VARIABLE, Inherited
+from tickwheel.web.supervisor import send_signal
+from tickwheel.web.worker_metrics import TIMEOUT_SECONDS
 from web.serving import PATIENCE, Served, create_token, on_store, revoked, wait_until
 
 SHARED = {
@@ -40,7 +40,7 @@ COUNTS = ("_total", "_count", "_sum", "_bucket")
 
 @contextlib.contextmanager
 def standing_still(*pids):
-    """Let processes stand still, and go on at the end."""
+    """Pause processes, and resume them at the end."""
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -53,7 +53,7 @@ def standing_still(*pids):
 
 
 class Scrape:
-    """What one scrape gave: who is in it, and every sample by its name and labels."""
+    """One scrape: its workers, and every sample by name and labels."""
 
     def __init__(self, text, took):
         self.took = took
@@ -70,7 +70,7 @@ class Scrape:
         self._check()
 
     def _check(self):
-        """Who is up has told each family that is a worker's; who is not is in none."""
+        """Check that each worker that is up is in every per-worker family, and no other is."""
         up = {str(number) for number, there in self.up.items() if there}
         for name in ("tickwheel_info", "tickwheel_submitted", "tickwheel_lateness_seconds"):
             assert {one.labels["worker"] for one in self.families[name].samples} == up
@@ -85,13 +85,13 @@ class Scrape:
         return all(self.up.values()) and self.samples["tickwheel_store_up",] == 1
 
     def lacks(self, *numbers):
-        """These are missing, and who else is missing had its time."""
+        """Check that these workers are missing; others may be after the full timeout only."""
         missing = {number for number, there in self.up.items() if not there}
         assert missing >= set(numbers)
-        assert missing == set(numbers) or self.took > 0.9 * SECONDS, self.took
+        assert missing == set(numbers) or self.took > 0.9 * TIMEOUT_SECONDS, self.took
 
     def of(self, name, **labels):
-        """The values of all samples that have these labels, by worker."""
+        """Return the values of all samples with these labels, by worker."""
         return {
             int(found["worker"]): number
             for (sample, *pairs), number in self.samples.items()
@@ -108,33 +108,33 @@ class Crew:
         self.connections = {number: self.connected(number) for number in range(workers)}
 
     def inherited(self):
-        """What each worker that lives was given, by its process."""
+        """Return the `Inherited` values of each live worker, by process."""
         found = {}
         for pid in servers._descendants(self.server.pid):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
-                told = [line for line in lines if line.startswith(f"{INHERITED}=")]
-                if told and not servers._gone(pid):
-                    found[pid] = Inherited.read(told[0].partition("=")[2])
+                given = [line for line in lines if line.startswith(f"{INHERITED_VARIABLE}=")]
+                if given and not servers._gone(pid):
+                    found[pid] = Inherited.from_text(given[0].partition("=")[2])
         return found
 
     def pids(self):
-        """The workers' processes, by number."""
+        """Return the processes of the workers, by number."""
         return {given.number: pid for pid, given in self.inherited().items()}
 
     def directory(self):
-        """Where the workers have their sockets."""
+        """Return the directory of the workers' sockets."""
         (found,) = {given.directory for given in self.inherited().values()}
         return Path(found)
 
     def serving(self):
-        """Those who answer a scrape, whoever takes it."""
+        """Return the workers in a scrape of any worker."""
         self.server.hang_up()
         scrape = Scrape(self.server.get("/metrics", status=200).body.decode(), 0)
         return {number for number, there in scrape.up.items() if there}
 
     def connected(self, number):
-        """A new connection to one worker."""
+        """Open a new connection to one worker."""
         others = [pid for other, pid in self.pids().items() if other != number]
         with standing_still(*others):
             connection = http.client.HTTPConnection(*self.server.address, timeout=PATIENCE)
@@ -163,7 +163,7 @@ class Crew:
         return Scrape(text, time.monotonic() - began)
 
     def whole(self, number, token=None):
-        """Scrape one worker until all are in it: the first time, but on a busy machine."""
+        """Scrape one worker until all are in it; a busy machine may need several scrapes."""
         limit = time.monotonic() + PATIENCE
         while not (scrape := self.scrape(number, token)).whole():
             assert time.monotonic() < limit, scrape.up
@@ -175,7 +175,7 @@ class Crew:
 
 
 class Rising:
-    """Checks that no counter ever goes down, whoever tells it; a replaced worker may start anew."""
+    """Checks that no counter decreases, except when its worker was replaced."""
 
     def __init__(self):
         self._seen = defaultdict(float)
@@ -209,7 +209,7 @@ def make_crew(postgres_url, serve):
         crew.close()
 
 
-def test_every_scrape_has_all_workers_and_counters_never_go_down(make_crew):
+def test_every_scrape_has_all_workers_and_counters_never_decrease(make_crew):
     crew, rising = make_crew(), Rising()
     crew.server.service(enabled=False)
     for turn in range(20):
@@ -226,7 +226,7 @@ def test_every_scrape_has_all_workers_and_counters_never_go_down(make_crew):
         assert submits == {0: 7, 1: 7, 2: 6}
 
 
-def test_what_is_the_store_s_comes_once(make_crew):
+def test_metrics_of_the_store_appear_once(make_crew):
     crew = make_crew(2)
     crew.server.service(enabled=False)
     crew.submit(0)
@@ -238,7 +238,7 @@ def test_what_is_the_store_s_comes_once(make_crew):
         assert tasks == {"live": 1, "final": 0}
 
 
-def test_a_killed_worker_is_left_out_until_another_has_its_number(make_crew):
+def test_a_killed_worker_is_omitted_until_it_is_replaced(make_crew):
     crew, rising = make_crew(), Rising()
     crew.server.service(enabled=False)
     for number in range(3):
@@ -246,7 +246,7 @@ def test_a_killed_worker_is_left_out_until_another_has_its_number(make_crew):
     rising.check(crew.whole(0))
 
     victim, directory = crew.pids()[1], crew.directory()
-    with standing_still(crew.server.pid):  # nobody is replaced meanwhile
+    with standing_still(crew.server.pid):  # no worker is replaced during the test
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: servers._gone(victim), "the worker is gone")
         assert (directory / "1").is_socket()
@@ -270,7 +270,7 @@ def test_a_killed_worker_is_left_out_until_another_has_its_number(make_crew):
     assert scrape.of("tickwheel_submitted_total") == {0: 6, 1: 1, 2: 6}
 
 
-def test_a_worker_that_takes_anothers_place_is_closed_after_the_last_token(make_crew, postgres_url):
+def test_a_replaced_worker_requires_a_token_after_the_last_was_revoked(make_crew, postgres_url):
     crew = make_crew(2)
     token = create_token(postgres_url, "admin")
     on_store(postgres_url, lambda store: revoked(store, token))
@@ -283,7 +283,7 @@ def test_a_worker_that_takes_anothers_place_is_closed_after_the_last_token(make_
         crew.server.get("/v1/tasks").refused(401, "unauthorized")
 
 
-def test_a_worker_that_stands_still_holds_no_scrape_up(make_crew):
+def test_a_paused_worker_does_not_delay_a_scrape(make_crew):
     crew, rising = make_crew(), Rising()
     rising.check(crew.whole(2))
     with standing_still(crew.pids()[0]):
@@ -295,7 +295,7 @@ def test_a_worker_that_stands_still_holds_no_scrape_up(make_crew):
         rising.check(crew.whole(number))
 
 
-def test_a_token_of_a_namespace_sees_its_own_services_of_all_workers(make_crew, postgres_url):
+def test_a_token_of_a_namespace_sees_its_services_on_all_workers(make_crew, postgres_url):
     own = create_token(postgres_url, "read", namespace="acme")
     every = create_token(postgres_url, "admin", namespace="*")
     crew = make_crew(token=every)
@@ -306,26 +306,26 @@ def test_a_token_of_a_namespace_sees_its_own_services_of_all_workers(make_crew, 
             crew.server.put(f"/v1/services/{name}", service, headers=headers, status=201)
 
     def services(token):
-        """Who tells of which service."""
+        """Return which workers show which service."""
         found = [dict(series[1:]) for series in crew.whole(0, token).samples]
         return {(one["worker"], one["service"]) for one in found if "service" in one}
 
-    def all_tell(*names):
+    def shown_by_all(*names):
         return {(worker, name) for worker in "012" for name in names}
 
     acme, others = ("acme/mail", "acme/bills"), ("other/mail", "other/bills")
-    wait_until(lambda: services(every) == all_tell(*acme, *others), "all know all services")
-    assert services(own) == all_tell(*acme)
+    wait_until(lambda: services(every) == shown_by_all(*acme, *others), "all know all services")
+    assert services(own) == shown_by_all(*acme)
 
 
 class TestDirectory:
     @pytest.fixture
     def parent(self):
-        made = Path(tempfile.mkdtemp(prefix="tw-test-"))  # pytest's own may be too long
+        made = Path(tempfile.mkdtemp(prefix="tw-test-"))  # the path of pytest's may be too long
         yield made
         shutil.rmtree(made)
 
-    def test_it_is_private_and_goes_with_the_server(self, make_crew, parent):
+    def test_it_is_private_and_removed_with_the_server(self, make_crew, parent):
         crew = make_crew(2, environment={"TMPDIR": str(parent)})
         (directory,) = parent.glob("tw-*")
         assert directory == crew.directory()
@@ -334,7 +334,7 @@ class TestDirectory:
         assert crew.server.stop() == 0
         assert list(parent.glob("tw-*")) == []
 
-    def test_it_goes_with_the_workers_when_the_supervisor_is_killed(self, make_crew, parent):
+    def test_it_is_removed_by_the_workers_when_the_supervisor_is_killed(self, make_crew, parent):
         crew = make_crew(2, environment={"TMPDIR": str(parent)}, errors=True)
         workers = crew.pids().values()
         try:
@@ -346,7 +346,7 @@ class TestDirectory:
                     os.kill(pid, signal.SIGKILL)
         assert list(parent.glob("tw-*")) == []
 
-    def test_one_with_too_long_a_name_is_said(self, tmp_path):
+    def test_one_with_too_long_a_path_is_reported(self, tmp_path):
         parent = tmp_path / ("x" * 100)
         parent.mkdir()
         server = Served(
@@ -360,24 +360,25 @@ class TestDirectory:
             raise
         assert (server.process.returncode, out) == (1, b"")
         (line,) = server.lines()
-        assert "Set TMPDIR to a directory with a shorter one" in line["message"]
+        assert "Set TMPDIR to a directory with a shorter path" in line["message"]
         assert list(parent.iterdir()) == []
 
 
-def test_a_worker_that_is_told_when_it_has_just_ended_keeps_its_exit_code(monkeypatch):
-    told = threading.Event()
+def test_a_signal_to_an_ended_worker_keeps_its_exit_code(monkeypatch):
+    signalled = threading.Event()
     waitpid = os.waitpid
 
     def wait_late(*args):
         if threading.current_thread() is not threading.main_thread():
-            told.wait()  # a thread of asyncio's, on some Pythons
+            signalled.wait()  # a thread of asyncio's, on some Pythons
         return waitpid(*args)
 
     async def run():
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", "raise SystemExit(3)")
-        wait_until(lambda: servers._gone(process.pid), "it has ended")  # and asyncio has not looked
-        tell(process, signal.SIGTERM)
-        told.set()
+        # It has ended, and asyncio has not waited for it yet.
+        wait_until(lambda: servers._gone(process.pid), "it has ended")
+        send_signal(process, signal.SIGTERM)
+        signalled.set()
         return await process.wait()
 
     monkeypatch.setattr(os, "waitpid", wait_late)

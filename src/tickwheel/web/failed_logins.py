@@ -1,4 +1,4 @@
-"""Failed log-ins leave lines in the log and in the audit log, however many there are."""
+"""Failed log-ins: recorded in the log and the audit log, at a bounded rate."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tickwheel.web")
 
-FIRST_PAUSE_SECONDS = 60.0  # after a line; what fails until then is only counted
-LONGEST_PAUSE_SECONDS = 3600.0  # the pause doubles up to this while more fail
+FIRST_PAUSE_SECONDS = 60.0  # after a line; failures until then are only counted
+LONGEST_PAUSE_SECONDS = 3600.0  # the pause doubles up to this while log-ins fail
 ACTION = "token.refuse"
 
 
 class FailedLogins:
-    """Notes the first failure at once, and then how many there were, less and less often.
+    """Records the first failure at once, and then their number, less and less often.
 
     A flood of bad tokens adds some 30 lines a day to either log.
 
@@ -33,14 +33,14 @@ class FailedLogins:
         self._noting: set[asyncio.Future[None]] = set()
 
     def add(self, token_id: str, reason: str, address: str, request_id: str) -> None:
-        """Note a request whose token is not taken; `token_id` is the one that it names."""
+        """Record a request whose token was refused; `token_id` is the id in that token."""
         self._count += 1
         self._last = token_id, reason, address, request_id
         if self._timer is None:
             self._report()
 
     def _report(self) -> None:
-        """Write a line, unless nothing failed since the last one; look again after a pause."""
+        """Write a line if log-ins failed since the last one; check again after a pause."""
         self._timer = None
         if not self._count:
             self._pause = FIRST_PAUSE_SECONDS
@@ -61,7 +61,7 @@ class FailedLogins:
         noting.add_done_callback(self._noting.discard)
 
     async def close(self) -> None:
-        """Write what was only counted so far."""
+        """Write a line for the failures that were only counted so far."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""The page at `/`: what runs here, and where to go on."""
+"""The HTML page at `/`: the version that runs, and links."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ code { background: #8882; padding: .1em .3em; border-radius: 3px }
 """)
 
 
-def page(version: str) -> bytes:
-    """Return the page."""
+def landing_page(version: str) -> bytes:
+    """Return the page as HTML."""
     return PAGE.substitute(version=version).encode()

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in words: which field, what would be right, and what it was."""
+"""The messages for invalid requests: the field, the expected type, and the value."""
 
 import itertools
 import json
@@ -7,12 +7,17 @@ import re
 import msgspec
 import pytest
 
-from tickwheel.web import types
+from tickwheel.web import schemas
 from tickwheel.web.app import ROUTES
-from tickwheel.web.wording import PATTERNS, half_of, in_words, no_json
+from tickwheel.web.validation_messages import (
+    PATTERNS,
+    describe_bad_json,
+    describe_error,
+    lone_surrogate,
+)
 
-PUT = types.PutService
-SUBMIT = types.SubmitTask
+PUT = schemas.PutService
+SUBMIT = schemas.SubmitTask
 NAME = "1 to 100 of A-Z a-z 0-9 . _ : -, and not only dots"
 MOMENT = "a time with its offset, such as 2030-01-31T12:00:00Z"
 
@@ -20,13 +25,13 @@ MOMENT = "a time with its offset, such as 2030-01-31T12:00:00Z"
 def told(type_, body):
     with pytest.raises(msgspec.ValidationError) as refused:
         msgspec.json.decode(body, type=type_)
-    return in_words(refused.value, type_, body)
+    return describe_error(refused.value, type_, body)
 
 
 def asked(**query):
     with pytest.raises(msgspec.ValidationError) as refused:
-        msgspec.convert(query, types.ListTasks)
-    return in_words(refused.value, types.ListTasks, query, query=True)
+        msgspec.convert(query, schemas.ListTasks)
+    return describe_error(refused.value, schemas.ListTasks, query, query=True)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_a_parameter_of_a_query(query, words):
     assert asked(**query) == words
 
 
-def test_what_nobody_knows_is_told_with_what_there_is():
+def test_an_unknown_field_is_named_with_the_known_ones():
     assert asked(nope="1") == (
         "there is no parameter 'nope'; there are state, service, key, due_before, cursor, limit"
     )
@@ -96,7 +101,7 @@ def test_what_nobody_knows_is_told_with_what_there_is():
     assert words.startswith("there is no field 'dealy'; there are service, payload, delay, due_at,")
 
 
-def test_a_field_that_is_missing_and_a_body_that_is_none():
+def test_a_missing_field_and_a_body_of_another_type():
     assert told(PUT, b"{}") == "endpoint is missing"
     assert told(PUT, b"[]") == "the body must be an object, got an array of 0"
     assert told(PUT, b'"whsec_hush"') == "the body must be an object"
@@ -116,25 +121,25 @@ def test_a_field_that_is_missing_and_a_body_that_is_none():
     ],
     ids=lambda wrong: str(wrong)[:40],
 )
-def test_what_may_be_secret_is_never_shown(wrong):
+def test_values_that_may_be_secret_are_never_shown(wrong):
     words = told(PUT, json.dumps({"endpoint": "http://h/", **wrong}).encode())
     assert "hush" not in words
     assert next(iter(wrong)) in words
 
 
-def test_a_value_in_a_large_body_is_not_looked_for():
+def test_a_value_in_a_large_body_is_not_decoded():
     body = json.dumps({"service": "mail", "payload": "x" * 100_000, "priority": "high"}).encode()
     assert told(SUBMIT, body) == "priority must be a whole number, -32768 to 32767"
 
 
-def test_a_value_that_looks_like_the_end_of_a_message_changes_nothing_else():
+def test_a_value_that_looks_like_a_message_changes_nothing():
     odd = "x - at `$.secret`"
     assert asked(state=odd).startswith("state must be cancelled or delay or")
     assert json.dumps(odd) in asked(state=odd)
 
 
-def test_no_route_takes_what_has_no_words():
-    """Every pattern that a type has must be told in words."""
+def test_every_type_of_a_route_has_a_description():
+    """Every pattern of a type must have a description."""
     patterns = re.findall(r"pattern='([^']*)'", repr([
         msgspec.inspect.type_info(type_)
         for route in ROUTES for type_ in (route.takes, route.query) if type_ is not None
@@ -142,26 +147,26 @@ def test_no_route_takes_what_has_no_words():
     assert {one.replace("\\\\", "\\") for one in patterns} <= set(PATTERNS)
 
 
-def test_no_pattern_lets_a_line_feed_in_at_its_end():
+def test_no_pattern_accepts_a_final_line_feed():
     for pattern in PATTERNS:
         good = next(one for one in ("mail", "0" * 32) if re.search(pattern, one))
         assert not re.search(pattern, f"{good}\n")
 
 
 def found(text):
-    """The half of a character at which the decoder stops."""
+    """Return the lone surrogate at which the decoder stops."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except msgspec.DecodeError as error:
-        return half_of(error, text)
+        return lone_surrogate(error, text)
     return None
 
 
-class TestHalves:
-    """Half a character is valid JSON, and no text that anybody could pass on."""
+class TestLoneSurrogates:
+    """A lone surrogate is valid JSON, but cannot be encoded as UTF-8."""
 
     @pytest.mark.parametrize(
-        ("text", "half"),
+        ("text", "surrogate"),
         [
             (rb'"a\ud83d"', r"\ud83d"),
             (rb'"\ud83d\ud83d\ude00"', r"\ud83d"),
@@ -173,11 +178,10 @@ class TestHalves:
             (rb'"\u00e9 \ufffd"', None),
         ],
     )
-    def test_one_is_found(self, text, half):
-        assert found(text) == half
+    def test_one_is_found(self, text, surrogate):
+        assert found(text) == surrogate
 
-    @pytest.mark.parametrize("count", [1, 2, 3])
-    def test_the_first_is_found_wherever_it_is(self, count):
+    def test_the_first_is_found_at_any_position(self):
         parts = [
             rb"\ud83d",
             rb"\uDE00",
@@ -188,29 +192,28 @@ class TestHalves:
             b"xxxxxx",
             rb"\ud83d\ude00",
         ]
-        for chosen in itertools.product(parts, repeat=count):
+        for chosen in itertools.product([b"", *parts], repeat=3):
             text = b'"%s"' % b"".join(chosen)
-            left = re.sub(rb"\\\\|\\ud83d\\u(?i:de00)", b"", text)  # what is whole
-            halves = re.findall(rb"\\u[dD][89a-fA-F]..", left)
-            assert found(text) == (halves[0].decode() if halves else None), text
+            left = re.sub(rb"\\\\|\\ud83d\\u(?i:de00)", b"", text)  # without valid pairs
+            surrogates = re.findall(rb"\\u[dD][89a-fA-F]..", left)
+            assert found(text) == (surrogates[0].decode() if surrogates else None), text
 
-    def test_it_is_said(self):
-        assert no_json(msgspec.DecodeError("Input data was truncated"), rb'"a\ud83d"') == (
-            "invalid", r"a text has half a character, \ud83d: a surrogate without its other half",
+    def test_it_has_a_message(self):
+        truncated = msgspec.DecodeError("Input data was truncated")
+        assert describe_bad_json(truncated, rb'"a\ud83d"') == (
+            "invalid", r"a string has a lone surrogate, \ud83d",
         )  # fmt: skip
-        assert no_json(msgspec.DecodeError("JSON is malformed: x (byte 3)"), b"{x") == (
-            "bad_request", "it is no JSON: x (byte 3)",
+        assert describe_bad_json(msgspec.DecodeError("JSON is malformed: x (byte 3)"), b"{x") == (
+            "bad_request", "it is not JSON: x (byte 3)",
         )  # fmt: skip
 
     def test_a_submit_with_one_is_422(self, api):
         api.service(enabled=False)
         for body in (rb'{"service": "mail", "payload": "a\ud83d"}', rb'{"service": "a\ud83d"}'):
-            assert (
-                "half a character" in api.post("/v1/tasks", body).refused(422, "invalid")["detail"]
-            )
+            assert "lone surrogate" in api.post("/v1/tasks", body).refused(422, "invalid")["detail"]
 
     @pytest.mark.parametrize("media", ["application/json", "application/x-ndjson"])
-    def test_in_a_batch_it_refuses_its_own_task_alone(self, api, media):
+    def test_in_a_batch_it_refuses_only_its_own_task(self, api, media):
         api.service(enabled=False)
         items = [
             rb'{"service":"mail","payload":"\ufffd"}', rb'{"service":"mail","payload":"a\ud83d"}',

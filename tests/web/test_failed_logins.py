@@ -1,19 +1,19 @@
-"""Failed log-ins: each leaves a trace in the log and the audit log, and a flood leaves few."""
+"""Failed log-ins are recorded in the log and the audit log; a flood adds few lines."""
 
 import asyncio
 import re
 
 import pytest
 
-from tickwheel.web import logins
-from tickwheel.web.logins import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, FailedLogins
+from tickwheel.web import failed_logins
+from tickwheel.web.failed_logins import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, FailedLogins
 from web.serving import create_token, wait_until
 
 UNKNOWN = f"tw_{'0' * 12}_{'A' * 43}"
 
 
 class Notes:
-    """Keeps what is to be in the audit log."""
+    """Records the lines for the audit log."""
 
     def __init__(self):
         self.lines = []
@@ -32,7 +32,7 @@ async def settled():
 
 
 def failing(story):
-    """Run a story with the failures and what they note, on a loop whose time jumps."""
+    """Run a coroutine function with `FailedLogins` and its lines, on a loop with jumping time."""
 
     async def run():
         notes = Notes()
@@ -47,7 +47,7 @@ def jump(jumping_event_loop):
 
 
 class TestFailedLogins:
-    def test_the_first_is_noted_at_once(self, jump, caplog):
+    def test_the_first_is_recorded_at_once(self, jump, caplog):
         async def story(failed, lines):
             failed.add("abc", "it is unknown", "203.0.113.9", "r-1")
             await settled()
@@ -60,7 +60,7 @@ class TestFailedLogins:
             "failed log-ins: 1, the last from 203.0.113.9: it is unknown (token abc)"
         ]
 
-    def test_of_a_flood_there_are_few_lines_and_all_are_counted(self, jump):
+    def test_a_flood_adds_few_lines_which_count_all(self, jump):
         async def story(failed, lines):
             for number in range(8640):
                 failed.add("abc", "it is unknown", "203.0.113.9", f"r-{number}")
@@ -73,7 +73,7 @@ class TestFailedLogins:
 
         jump(story)
 
-    def test_after_a_quiet_time_the_next_is_noted_at_once_again(self, jump):
+    def test_after_a_quiet_time_the_next_is_recorded_at_once(self, jump):
         async def story(failed, lines):
             for seconds in (0, 1, 10 * FIRST_PAUSE_SECONDS):
                 await asyncio.sleep(seconds)
@@ -85,7 +85,7 @@ class TestFailedLogins:
 
         jump(story)
 
-    def test_a_stop_writes_what_was_only_counted(self, jump):
+    def test_a_stop_records_the_rest(self, jump):
         async def story(failed, lines):
             for _ in range(10):
                 failed.add("abc", "it is unknown", "203.0.113.9", "r-1")
@@ -103,7 +103,7 @@ class TestOverHttp:
     def test_a_flood_of_bad_tokens_leaves_a_line_and_then_their_number(
         self, make_api, monkeypatch, caplog
     ):
-        monkeypatch.setattr(logins, "FIRST_PAUSE_SECONDS", 0.2)
+        monkeypatch.setattr(failed_logins, "FIRST_PAUSE_SECONDS", 0.2)
         api = make_api()
         good = api.token("admin")
         asked = [("GET", "/v1/tasks", None, {"token": UNKNOWN})] * 300
@@ -124,11 +124,11 @@ class TestOverHttp:
         assert UNKNOWN[16:] not in caplog.text + str(found)
 
     @pytest.mark.parametrize("given", ["Bearer hunter2", "Basic aHVudGVyMg==", "Bearer " + UNKNOWN])
-    def test_neither_log_shows_what_was_given(self, make_api, given, caplog):
+    def test_neither_log_shows_the_token(self, make_api, given, caplog):
         api = make_api()
         good = api.token("admin")
         api.get("/v1/tasks", headers={"authorization": given}).refused(401, "unauthorized")
-        api.run(api.app.logins.close())
+        api.run(api.app.failed_logins.close())
         (line,) = self.lines(api, good)
         for text in (caplog.text, str(line)):
             assert "log-in" in text
@@ -136,13 +136,13 @@ class TestOverHttp:
             assert "aHVudGVyMg" not in text
             assert "A" * 43 not in text
 
-    def test_no_token_at_all_is_no_log_in(self, make_api):
+    def test_a_request_without_a_token_is_not_a_failed_login(self, make_api):
         api = make_api()
         good = api.token("admin")
         api.get("/v1/tasks").refused(401, "unauthorized")
         assert self.lines(api, good) == []
 
-    def test_a_server_says_from_where_it_came_and_counts_to_the_end(self, serve, sqlite_url):
+    def test_a_server_records_the_address_and_counts_until_it_stops(self, serve, sqlite_url):
         good = create_token(sqlite_url, "admin")
         server = serve()
         for _ in range(20):

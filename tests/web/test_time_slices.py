@@ -1,17 +1,17 @@
-"""Turns: how long work that can wait rests between two pieces. By a loop whose time is its own."""
+"""`TimeSlices`: the rest between two pieces of work, on a loop with simulated time."""
 
 import asyncio
 
 import pytest
 
 from tickwheel.testing import JumpingEventLoop
-from tickwheel.web.turns import LONG_SECONDS, Turns
+from tickwheel.web.time_slices import LONG_SLICE_SECONDS, TimeSlices
 
 SECOND = 10**9
 
 
 class Work:
-    """Pieces that each take some seconds, and when each began."""
+    """Pieces of work with a duration, and the time when each began."""
 
     def __init__(self, seconds):
         self.loop = asyncio.get_running_loop()
@@ -24,10 +24,10 @@ class Work:
 
 
 def begun(seconds, *, rest=0.0, task=False):
-    """When each of three pieces began."""
+    """Run three pieces; return when each began."""
 
     async def story():
-        turns, work = Turns(rest), Work(seconds)
+        turns, work = TimeSlices(rest), Work(seconds)
 
         async def pieces():
             for _ in range(3):
@@ -47,22 +47,22 @@ def begun(seconds, *, rest=0.0, task=False):
 
 
 @pytest.mark.parametrize("task", [False, True], ids=["called", "awaited"])
-def test_after_a_long_piece_the_next_waits_as_long_as_that_took(task):
+def test_after_a_long_piece_the_next_waits_as_long_as_it_took(task):
     assert begun(100, task=task) == [0, 200, 400]
 
 
-def test_after_a_short_one_it_does_not():
-    assert begun(LONG_SECONDS / 2) == [0, LONG_SECONDS / 2, LONG_SECONDS]
+def test_after_a_short_piece_the_next_does_not_wait():
+    assert begun(LONG_SLICE_SECONDS / 2) == [0, LONG_SLICE_SECONDS / 2, LONG_SLICE_SECONDS]
 
 
-def test_it_rests_in_any_case_where_that_is_wanted():
+def test_with_a_minimum_rest_the_next_always_waits():
     assert begun(0, rest=5) == [0, 5, 10]
     assert begun(100, rest=5) == [0, 200, 400]
 
 
-def test_after_a_piece_that_fails_the_next_has_its_turn():
+def test_after_a_piece_that_raises_the_next_runs():
     async def story():
-        turns, work = Turns(), Work(1)
+        turns, work = TimeSlices(), Work(1)
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         turns.call(lambda: 1 / 0)
         turns.call(work.piece)
@@ -73,9 +73,9 @@ def test_after_a_piece_that_fails_the_next_has_its_turn():
         assert runner.run(story()) == [0]
 
 
-def test_after_a_pause_of_its_own_nothing_waits():
+def test_after_an_idle_time_a_piece_does_not_wait():
     async def story():
-        turns, work = Turns(5), Work(0)
+        turns, work = TimeSlices(5), Work(0)
         for _ in range(2):
             turns.call(work.piece)
             await asyncio.sleep(60)

@@ -1,4 +1,4 @@
-"""The tasks of a batch, found in its body: those that a decoder finds, one after the other."""
+"""The batch parser finds the same elements as a JSON decoder."""
 
 import json
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.web import elements as module
-from tickwheel.web.elements import Malformed, NoArray, TooLong, elements, lines
+from tickwheel.web import batch_parser
+from tickwheel.web.batch_parser import Malformed, NotAnArray, TooLong, elements, lines
 
 TEXTS = st.text(alphabet='ab",[]{}\\\n\u00e9 \U0001f600')
 VALUES = st.recursive(
@@ -20,11 +20,11 @@ LONE = [rb'"\ud83d"', rb'{"a": "\ud83d", "b": [1, {}]}', rb'["\\\ude00\"", "\u00
 
 @pytest.fixture(params=["whole", "one by one"], autouse=True)
 def way(request, monkeypatch):
-    """Either way in which elements are found; windows are small, so that all is cut everywhere."""
+    """Both ways to find elements; windows are small, so that they cut elements anywhere."""
     if request.param == "one by one":
-        monkeypatch.setattr(module, "WHOLE_BYTES", -1)
-        monkeypatch.setattr(module, "FIRST_BYTES", 2)
-        monkeypatch.setattr(module, "GROWTH", 2)
+        monkeypatch.setattr(batch_parser, "WHOLE_ARRAY_BYTES", -1)
+        monkeypatch.setattr(batch_parser, "FIRST_WINDOW_BYTES", 2)
+        monkeypatch.setattr(batch_parser, "WINDOW_GROWTH", 2)
 
 
 def found(body, longest=10_000):
@@ -37,7 +37,7 @@ def wanted(body):
 
 @settings(max_examples=40)
 @given(st.lists(VALUES, max_size=5), st.sampled_from([None, 1]), st.booleans())
-def test_they_are_those_that_a_decoder_finds(values, indent, ascii_only):
+def test_elements_are_those_of_a_decoder(values, indent, ascii_only):
     body = json.dumps(values, indent=indent, ensure_ascii=ascii_only).encode()
     assert found(body) == wanted(body)
     assert found(bytearray(b"\r\n\t " + body + b" \n")) == wanted(body)
@@ -58,56 +58,56 @@ def test_an_element_with_a_lone_surrogate_leaves_the_others_as_they_are(values, 
         b"[1}", b"[1][2]", b'["a]', rb'["a\"]', b"[1 2]", b"[tru, 1]", b"x", b"[" * 300_000,
     ],
 )  # fmt: skip
-def test_what_is_not_an_array_is_refused(body):
+def test_a_body_that_is_not_an_array_is_refused(body):
     with pytest.raises(Malformed) as raised:
         found(body)
     assert raised.type is Malformed
 
 
 @pytest.mark.parametrize("body", [b"{}", b' {"service": "mail"}', b"1", b'"[]"', b"null"])
-def test_other_json_is_called_so(body):
-    with pytest.raises(NoArray):
+def test_json_of_another_type_is_not_an_array(body):
+    with pytest.raises(NotAnArray):
         found(body)
 
 
-def test_the_place_of_a_fault_is_one_in_the_body():
+def test_the_position_of_an_error_is_in_the_whole_body():
     with pytest.raises(Malformed, match=r"invalid character \(byte 7\)"):
         found(b"[1, 2, x]")
 
 
 @pytest.mark.parametrize("text", [b'"%s"' % (b"x" * 400_000), b"[" + b"[]," * 99_999 + b"0]"])
-def test_one_that_is_too_long_is_refused(text):
+def test_an_element_that_is_too_long_is_refused(text):
     with pytest.raises(TooLong):
         found(b"[1, %s, %s]" % (text, text), 200_000)
 
 
 @pytest.mark.parametrize("part", LONE)
-def test_finding_an_element_looks_at_few_bytes_behind_it(part, monkeypatch):
-    """Else a batch of many small ones would cost the square of its size."""
+def test_finding_an_element_reads_few_bytes_after_it(part, monkeypatch):
+    """Otherwise a batch of many small ones would take quadratic time."""
     looked = []
-    replace = module.without_surrogates
+    replace = batch_parser.mask_escapes
 
     def counted(text):
         looked.append(len(text))
         return replace(text)
 
-    monkeypatch.setattr(module, "without_surrogates", counted)
-    monkeypatch.setattr(module, "FIRST_BYTES", 64)
+    monkeypatch.setattr(batch_parser, "mask_escapes", counted)
+    monkeypatch.setattr(batch_parser, "FIRST_WINDOW_BYTES", 64)
     body = b"[" + b",".join([part] * 2_000) + b"]"
     assert found(body, len(body)) == [part] * 2_000
     assert sum(looked) <= 64 * 2_000
 
 
 class TestLines:
-    def test_they_have_no_white_space_around_them(self):
+    def test_lines_have_no_white_space_around_them(self):
         body = b"\n  \n a \r\nb\n\t\r\n\nc"
         assert list(lines(body, 100, 8)) == [b"", b"", b"a", b"b", b"", b"", b"c"]
         assert list(lines(b"", 100, 8)) == [b""]
         assert list(lines(b"a\n", 100, 1)) == [b"a"]
 
-    def test_of_one_that_is_too_long_there_is_a_byte_more(self):
+    def test_a_line_that_is_too_long_is_cut_after_one_byte_more(self):
         assert list(lines(b" " * 50 + b"x\ny", 10, 8)) == [b" " * 11, b"y"]
 
-    def test_blank_ones_are_bounded_as_well(self):
+    def test_blank_lines_count_towards_the_limit(self):
         with pytest.raises(TooLong, match="over 8 lines"):
             list(lines(b"\n" * 9, 100, 8))

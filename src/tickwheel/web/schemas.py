@@ -1,7 +1,8 @@
-"""What the API takes and gives. One set of types: they validate, and they are the OpenAPI schemas.
+"""The schemas of the API: these types validate requests, and OpenAPI shows them by their names.
 
-Times are RFC 3339 in UTC, with milliseconds; floats are seconds. A payload stays the bytes that it
-came as. Reads nothing, calls nothing.
+`schemas.Task` is the JSON of a `durable.Task`, made by `views.task_view`; so are the others. Times
+are RFC 3339 in UTC, with milliseconds; floats are seconds. A payload stays the bytes that were
+received. Pure.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-# Not `$` at their ends: a line feed may come after that.
-NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*\Z"  # of dots alone a URL would not keep it
-CENTURY = 3_200_000_000.0  # seconds: as far as anybody waits
+# These end in `\Z`: `$` would also match before a final line feed.
+NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*\Z"  # not dots alone: URLs are normalised
+CENTURY = 3_200_000_000.0  # in seconds: the longest delay
 ID = r"^[0-9a-f]{32}\Z"
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=NAME)]
@@ -34,19 +35,19 @@ Text = Annotated[str, Meta(max_length=16_000)]
 
 
 def null() -> Raw:
-    """Return the payload of what has none."""
+    """Return the default payload."""
     return Raw(b"null")
 
 
-class Taken(Struct, forbid_unknown_fields=True, frozen=True):
-    """Base of what is taken: a field that nobody knows is an error, never silently nothing."""
+class Input(Struct, forbid_unknown_fields=True, frozen=True):
+    """Base of request types: an unknown field is an error, and is never ignored."""
 
 
-class Given(Struct, frozen=True):
-    """Base of what is given."""
+class Output(Struct, frozen=True):
+    """Base of response types."""
 
 
-class SubmitTask(Taken, kw_only=True, frozen=True):
+class SubmitTask(Input, kw_only=True, frozen=True):
     """A task to submit: due after `delay` seconds, or at `due_at`; with neither, now."""
 
     service: Name
@@ -67,14 +68,14 @@ class BatchTask(SubmitTask, kw_only=True, frozen=True):
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
 
 
-class Reschedule(Taken, kw_only=True, frozen=True):
+class Reschedule(Input, kw_only=True, frozen=True):
     """When a task is to be due instead: one of both."""
 
     delay: Seconds | None = None
     due_at: Moment | None = None
 
 
-class CancelWhere(Taken, kw_only=True, frozen=True):
+class CancelWhere(Input, kw_only=True, frozen=True):
     """Which unclaimed tasks to cancel: all that is given must hold; key or service must be."""
 
     key: Key | None = None
@@ -83,7 +84,7 @@ class CancelWhere(Taken, kw_only=True, frozen=True):
     due_before: Moment | None = None
 
 
-class Feedback(Taken, kw_only=True, frozen=True):
+class Feedback(Input, kw_only=True, frozen=True):
     """How an attempt ended that was answered with 202, or that it goes on ("progress")."""
 
     outcome: Literal["finished", "failed", "progress"]
@@ -94,7 +95,7 @@ class Feedback(Taken, kw_only=True, frozen=True):
     retry: bool = True
 
 
-class ReplayOne(Taken, kw_only=True, frozen=True):
+class ReplayOne(Input, kw_only=True, frozen=True):
     """When to run a final task again: now, unless it says."""
 
     delay: Seconds | None = None
@@ -102,7 +103,7 @@ class ReplayOne(Taken, kw_only=True, frozen=True):
     force: bool = False
 
 
-class ReplayWhere(Taken, kw_only=True, frozen=True):
+class ReplayWhere(Input, kw_only=True, frozen=True):
     """Which final tasks to run again: one of state, service and key, at least."""
 
     state: FinalState | None = None
@@ -111,7 +112,7 @@ class ReplayWhere(Taken, kw_only=True, frozen=True):
     force: bool = False
 
 
-class Backoff(Taken, kw_only=True, frozen=True):
+class Backoff(Input, kw_only=True, frozen=True):
     """How long to wait before the next try: `first` seconds, `factor` times more each, to `max`."""
 
     first: Seconds = 1.0
@@ -120,7 +121,7 @@ class Backoff(Taken, kw_only=True, frozen=True):
     jitter: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
 
-class Breaker(Taken, kw_only=True, frozen=True):
+class Breaker(Input, kw_only=True, frozen=True):
     """After how many failures in a row a service is left alone, and for how long."""
 
     failures: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
@@ -133,7 +134,7 @@ Header = Annotated[str, Meta(max_length=4_096)]
 Secret = Annotated[str, Meta(max_length=200)]
 
 
-class PutService(Taken, kw_only=True, frozen=True):
+class PutService(Input, kw_only=True, frozen=True):
     """Whom to call when a task is due, and how. What is not given has its default.
 
     `secret` and `headers` that are not given stay as they are stored, and so does each value that
@@ -154,7 +155,7 @@ class PutService(Taken, kw_only=True, frozen=True):
     enabled: bool = True
 
 
-class PutSchedule(Taken, kw_only=True, frozen=True):
+class PutSchedule(Input, kw_only=True, frozen=True):
     """When to submit what: one of `cron` (five fields, in the zone `tz`) and `interval`."""
 
     service: Name
@@ -169,7 +170,7 @@ class PutSchedule(Taken, kw_only=True, frozen=True):
     max_attempts: Attempts | None = None
 
 
-class ListTasks(Taken, kw_only=True, frozen=True):
+class ListTasks(Input, kw_only=True, frozen=True):
     """The query of a list of tasks."""
 
     state: StateName | None = None
@@ -180,7 +181,7 @@ class ListTasks(Taken, kw_only=True, frozen=True):
     limit: Limit = 100
 
 
-class ListBacklog(Taken, kw_only=True, frozen=True):
+class ListBacklog(Input, kw_only=True, frozen=True):
     """The query of the backlog."""
 
     state: FinalState | None = None
@@ -190,28 +191,28 @@ class ListBacklog(Taken, kw_only=True, frozen=True):
     limit: Limit = 100
 
 
-class ListSchedules(Taken, kw_only=True, frozen=True):
+class ListSchedules(Input, kw_only=True, frozen=True):
     """The query of a list of schedules."""
 
     cursor: Key | None = None
     limit: Limit = 100
 
 
-class ListAttempts(Taken, kw_only=True, frozen=True):
+class ListAttempts(Input, kw_only=True, frozen=True):
     """The query of an execution log."""
 
     cursor: Annotated[int, Meta(ge=0, le=2_147_483_647)] | None = None
     limit: Limit = 100
 
 
-class ListAudit(Taken, kw_only=True, frozen=True):
+class ListAudit(Input, kw_only=True, frozen=True):
     """The query of the audit log."""
 
     cursor: Annotated[int, Meta(ge=0, le=9_007_199_254_740_991)] | None = None
     limit: Limit = 100
 
 
-class Task(Given, frozen=True):
+class Task(Output, frozen=True):
     """A task, live or final."""
 
     id: Id
@@ -237,14 +238,14 @@ class Task(Given, frozen=True):
     epoch: int
 
 
-class TaskPage(Given, frozen=True):
+class TaskPage(Output, frozen=True):
     """A part of a list, newest first, and the cursor of the next part."""
 
     items: list[Task]
     next_cursor: str | None
 
 
-class Attempt(Given, frozen=True):
+class Attempt(Output, frozen=True):
     """One row of the execution log."""
 
     attempt: int
@@ -256,33 +257,33 @@ class Attempt(Given, frozen=True):
     error: str | None
 
 
-class AttemptPage(Given, frozen=True):
+class AttemptPage(Output, frozen=True):
     """A part of the execution log of a task, by attempt, and the cursor of the next part."""
 
     items: list[Attempt]
     next_cursor: int | None
 
 
-class Verdict(Given, frozen=True):
+class Verdict(Output, frozen=True):
     """Whether a cancel, a reschedule or a feedback won, and the state that the task has."""
 
     won: bool
     state: StateName
 
 
-class Cancelled(Given, frozen=True):
+class Cancelled(Output, frozen=True):
     """How many tasks were cancelled."""
 
     cancelled: int
 
 
-class Replayed(Given, frozen=True):
+class Replayed(Output, frozen=True):
     """How many tasks were replayed."""
 
     replayed: int
 
 
-class Problem(Given, frozen=True, omit_defaults=True):
+class Problem(Output, frozen=True, omit_defaults=True):
     """What went wrong (RFC 9457); `code` is stable."""
 
     type: str
@@ -293,7 +294,7 @@ class Problem(Given, frozen=True, omit_defaults=True):
     holder: str | None = None
 
 
-class BatchItem(Given, frozen=True, omit_defaults=True):
+class BatchItem(Output, frozen=True, omit_defaults=True):
     """What became of one task of a batch."""
 
     status: int
@@ -303,7 +304,7 @@ class BatchItem(Given, frozen=True, omit_defaults=True):
     problem: Problem | None = None
 
 
-class Batch(Given, frozen=True):
+class Batch(Output, frozen=True):
     """What became of a batch, in its order."""
 
     items: list[BatchItem]
@@ -311,7 +312,7 @@ class Batch(Given, frozen=True):
     refused: int
 
 
-class Service(Given, frozen=True):
+class Service(Output, frozen=True):
     """A service; its secrets and the values of its headers are a placeholder."""
 
     name: str
@@ -332,14 +333,14 @@ class Service(Given, frozen=True):
     problem: str | None  # why this node cannot use it
 
 
-class ServicePage(Given, frozen=True):
+class ServicePage(Output, frozen=True):
     """All services, by name."""
 
     items: list[Service]
     next_cursor: None = None
 
 
-class Schedule(Given, frozen=True):
+class Schedule(Output, frozen=True):
     """A schedule."""
 
     name: str
@@ -357,14 +358,14 @@ class Schedule(Given, frozen=True):
     created_at: Time
 
 
-class SchedulePage(Given, frozen=True):
+class SchedulePage(Output, frozen=True):
     """Schedules, by name."""
 
     items: list[Schedule]
     next_cursor: str | None
 
 
-class Node(Given, frozen=True):
+class Node(Output, frozen=True):
     """A node of the service."""
 
     name: str
@@ -374,14 +375,14 @@ class Node(Given, frozen=True):
     this: bool
 
 
-class NodePage(Given, frozen=True):
+class NodePage(Output, frozen=True):
     """The nodes that are known."""
 
     items: list[Node]
     next_cursor: None = None
 
 
-class Shard(Given, frozen=True):
+class Shard(Output, frozen=True):
     """A shard, its owner and epoch."""
 
     shard: int
@@ -389,14 +390,14 @@ class Shard(Given, frozen=True):
     epoch: int
 
 
-class ShardPage(Given, frozen=True):
+class ShardPage(Output, frozen=True):
     """All shards."""
 
     items: list[Shard]
     next_cursor: None = None
 
 
-class AuditLine(Given, frozen=True):
+class AuditLine(Output, frozen=True):
     """Who did what."""
 
     at: Time
@@ -408,14 +409,14 @@ class AuditLine(Given, frozen=True):
     detail: str
 
 
-class AuditPage(Given, frozen=True):
+class AuditPage(Output, frozen=True):
     """A part of the audit log, newest first."""
 
     items: list[AuditLine]
     next_cursor: int | None
 
 
-class Wheel(Given, frozen=True):
+class Wheel(Output, frozen=True):
     """The wheel of this node: one dictionary for each level."""
 
     levels: list[dict[str, Any]]
@@ -423,7 +424,7 @@ class Wheel(Given, frozen=True):
     waiting: int
 
 
-class Status(Given, frozen=True):
+class Status(Output, frozen=True):
     """How the server is."""
 
     status: str

@@ -1,0 +1,132 @@
+"""Metrics of several workers: each collects those of the others, so that any can show all.
+
+Each worker listens on a Unix socket, named by its number, in a directory that only this user can
+enter. A request is a line of JSON: a namespace, or null for all. The response is the families of
+that process as JSON, up to the end of the stream; a truncated one is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tickwheel.web.metrics import Family
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+logger = logging.getLogger("tickwheel.web")
+
+TIMEOUT_SECONDS = 1.0  # for all other workers together: a scrape must not wait for one that hangs
+MAX_PATH_BYTES = 103  # of a Unix socket's path; 107 on Linux
+LISTEN_BACKLOG = 128
+
+encode = msgspec.json.Encoder().encode
+request_decoder = msgspec.json.Decoder(str | None)
+response_decoder = msgspec.json.Decoder(list[Family])
+
+
+@contextlib.contextmanager
+def socket_directory() -> Iterator[str]:
+    """Create the directory for the workers' sockets, and remove it at the end."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="tw-", ignore_cleanup_errors=True)
+    except OSError as error:
+        why = f"cannot create a directory for the sockets of workers: {error}"
+        raise OSError(f"{why}. Set TMPDIR to a writable directory") from error
+    with made as directory:
+        if len(os.fsencode(directory)) + len("/255") > MAX_PATH_BYTES:
+            raise OSError(
+                f"{directory} is too long for the paths of the workers' sockets, which may have"
+                f" {MAX_PATH_BYTES} bytes. Set TMPDIR to a directory with a shorter path"
+            )
+        yield directory
+
+
+class WorkerMetrics:
+    """Exchanges metrics between one worker and the others.
+
+    - `own` returns the families of this process, for one namespace or for all.
+    - `collect` leaves out a worker that is gone, hangs or sends garbage: it never raises, and
+      takes a second at most.
+    - `open` replaces the socket of an earlier worker with this number.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        workers: int,
+        directory: str,
+        own: Callable[[str | None], list[Family]],
+    ) -> None:
+        self.number = number
+        self.workers = workers
+        self._directory = Path(directory)
+        self._own = own
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen; if that fails, log it: this worker serves, but is left out of metrics."""
+        path = self._path(self.number)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
+        except OSError as error:
+            listener.close()
+            logger.error("worker %d is left out of metrics: %s: %s", self.number, path, error)  # noqa: TRY400
+            return
+        self._server = await asyncio.start_unix_server(
+            self._respond, sock=listener, backlog=LISTEN_BACKLOG
+        )
+
+    def close(self, *, last: bool = False) -> None:
+        """Stop listening; with `last`, remove the directory: the supervisor is gone."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            self._path(self.number).unlink(missing_ok=True)
+        if last:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def collect(self, within: str | None) -> dict[int, list[Family]]:
+        """Return the families of each other worker that responds, by its number."""
+        others = [number for number in range(self.workers) if number != self.number]
+        found = await asyncio.gather(*(self._request(number, within) for number in others))
+        return {n: one for n, one in zip(others, found, strict=True) if one is not None}
+
+    async def _request(self, number: int, within: str | None) -> list[Family] | None:
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                reader, writer = await asyncio.open_unix_connection(self._path(number))
+                try:
+                    writer.write(encode(within) + b"\n")
+                    return response_decoder.decode(await reader.read())
+                finally:
+                    writer.close()
+        except (OSError, msgspec.DecodeError):  # TimeoutError is an OSError
+            return None
+
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                within = request_decoder.decode(await reader.readline())
+                families = [one for one in self._own(within) if not one.shared]
+                writer.write(encode(families))
+                await writer.drain()
+        except (OSError, ValueError, msgspec.DecodeError):
+            writer.transport.abort()  # the other end is gone, or sent garbage
+        else:
+            writer.close()
+
+    def _path(self, number: int) -> Path:
+        return self._directory / str(number)
