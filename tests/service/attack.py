@@ -1,12 +1,12 @@
-"""Hostile traffic of all kinds against a served process: memory, answers, and healthy traffic.
+"""Hostile traffic of all kinds against a server: checks memory, answers and healthy traffic.
 
     python tests/service/attack.py [--store URL] [--seconds S] [--only KIND]
 
-- The attackers are a process of their own, without a token and with one of scope `submit`. They
-  speak TLS, so that each part of the server that strangers reach is in it.
-- Healthy traffic is tasks of a small payload: submitted one after the other over HTTP, and called.
-- Connections stay under `max_connections`, and large bodies under their common bound: beyond those
-  a server refuses with 503, which is not what this is about. So each 5xx is a fault.
+- The attackers run in another process, without a token and with one of scope `submit`. They use
+  TLS, so that every part of the server that strangers can reach is tested.
+- Healthy traffic is tasks with a small payload, submitted one by one over HTTP, and called.
+- Connections stay below `max_connections`, and large bodies below their common limit: beyond those
+  a server refuses with 503, which is not tested here. So each 5xx is a fault.
 """
 
 import argparse
@@ -30,14 +30,14 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from receivers import PATIENCE
+from service.harness import Server, Watcher, memory
 from service.interference import Lateness
-from service.rig import Server, Watcher, memory
 from web.authority import Authority
 from web.serving import create_token
 
 MIB = 1 << 20
-RSS_BOUND_BYTES = 256 * MIB  # of the served process; with pipelining unbounded it has more in 8 s
-P99_BOUND_SECONDS = 0.05  # of healthy traffic, in the long form
+RSS_BOUND_BYTES = 256 * MIB  # of the server; with unlimited pipelining it has more in 8 s
+P99_BOUND_SECONDS = 0.05  # of healthy traffic, in a long run
 ACT_SECONDS = 20.0  # for one act of an attacker to end
 READ_SECONDS = 5.0  # for the next bytes of an answer
 HEALTHY_PAUSE_SECONDS = 0.02
@@ -45,7 +45,7 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d)\d\d ")
 
 
 class Target(NamedTuple):
-    """What is attacked."""
+    """The server to attack."""
 
     host: str
     port: int
@@ -63,7 +63,7 @@ class Wire:
         self._seen = seen
 
     def head(self, method, target, **headers):
-        """The head of a request; an underscore in a header's name stands for a hyphen."""
+        """Return the head of a request; underscores in names of headers become hyphens."""
         lines = [f"{method} {target} HTTP/1.1", "Host: 127.0.0.1"]
         if self._token:
             lines.append(f"Authorization: Bearer {self._token}")
@@ -77,12 +77,12 @@ class Wire:
     async def post(self, target, body, media="application/json"):
         """Send a request with a body, and read what is answered until it is complete."""
         head = self.head("POST", target, Content_Type=media, Content_Length=len(body))
-        with contextlib.suppress(ConnectionError):  # it may be refused before all has come
+        with contextlib.suppress(ConnectionError):  # it may be refused before all was sent
             await self.send(head + body)
         await self.read(1)
 
     async def read(self, answers=None):
-        """Count what is answered, until `answers` of them came or nothing more does."""
+        """Count answers until there are `answers` of them, or until they stop."""
         rest, found = b"", 0
         while answers is None or found < answers:
             try:
@@ -105,20 +105,20 @@ def task(payload, **more):
 
 
 def keyed(count, payload=None):
-    """A batch of tasks that replace those of the last one: the store does not grow."""
+    """Return a batch whose tasks replace those of the last one: the store does not grow."""
     tasks = [task(payload, key=f"k{n}", on_conflict="replace") for n in range(count)]
     return json.dumps(tasks).encode()
 
 
 def raw_batch(payload, count):
-    """A batch whose payload is given as bytes; its tasks are refused, since nobody is a service."""
+    """Return a batch with a payload in bytes; it is refused: its service does not exist."""
     one = b'{"service":"nobody","delay":86400,"payload":%s}' % payload
     return b"[" + b",".join([one] * count) + b"]"
 
 
-LONE = rb"\ud800" * (MIB // 6 - 100)
+LONE_SURROGATES = rb"\ud800" * (MIB // 6 - 100)
 LARGE_BODIES = [
-    raw_batch(b'"%s"' % LONE, 15),
+    raw_batch(b'"%s"' % LONE_SURROGATES, 15),
     raw_batch(b"[" + b"[]," * (MIB // 3 - 100) + b"0]", 8),
     raw_batch(b"[" + b'{"":0},' * (MIB // 7 - 100) + b"0]", 8),
     raw_batch(b'"%s"' % ("\u00e9".encode() * (MIB // 2 - 100)), 15),
@@ -140,7 +140,7 @@ MALFORMED = [
 
 
 async def pipelining(wire):
-    """Requests without end, whose answers nobody reads for a while."""
+    """Endless requests whose answers are not read for a while."""
     several = wire.head("GET", "/openapi.json") * 20 + wire.head("GET", "/v1/tasks") * 80
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(3):
@@ -152,7 +152,7 @@ async def pipelining(wire):
 
 
 async def slow_loris(wire):
-    """A head, or a body, that comes byte by byte."""
+    """A head, or a body, that is sent byte by byte."""
     head = wire.head("POST", "/v1/tasks", Content_Type="application/json", Content_Length=1000)
     begun = random.choice([head, head + b"{" * 50])
     await wire.send(begun[:-50])
@@ -167,7 +167,7 @@ async def silence(wire):
 
 
 async def large_bodies(wire):
-    """Batches of many megabytes that take long to read, or are refused at their end."""
+    """Batches of many megabytes that are slow to parse, or invalid at their end."""
     body = random.choice(LARGE_BODIES)
     await wire.post(
         "/v1/tasks/batch", body, random.choice(["application/json", "application/x-ndjson"])
@@ -175,7 +175,7 @@ async def large_bodies(wire):
 
 
 async def huge_lengths(wire):
-    """Bodies that are said to be huge, or have no end."""
+    """Bodies with a huge length, or without an end."""
     if random.random() < 0.5:
         await wire.send(wire.head("POST", "/v1/tasks/batch", Content_Length=1 << 40))
         await wire.read(1)
@@ -200,7 +200,7 @@ async def malformed(wire):
 
 
 async def deep_json(wire):
-    """Arrays within arrays."""
+    """Deeply nested arrays."""
     depth = random.choice([199, 201, 5_000, 500_000])
     payload = b"[" * depth + b"]" * depth
     target = random.choice(["/v1/tasks", "/v1/tasks/batch"])
@@ -209,13 +209,13 @@ async def deep_json(wire):
 
 
 async def lone_surrogates(wire):
-    """One task that is full of halves of characters, or ends with one."""
-    text = random.choice([LONE, b"x" * (MIB - 100) + rb"\udfff"])
+    """A task full of lone surrogates, or with one at its end."""
+    text = random.choice([LONE_SURROGATES, b"x" * (MIB - 100) + rb"\udfff"])
     await wire.post("/v1/tasks", b'{"service":"nobody","payload":"%s"}' % text)
 
 
 async def many_headers(wire):
-    """More headers than there may be, or long ones."""
+    """More headers than allowed, or long ones."""
     count, size = random.choice([(150, 10), (5_000, 10), (10, 100_000)])
     headers = {f"x{number}": "v" * size for number in range(count)}
     with contextlib.suppress(ConnectionError):
@@ -224,19 +224,19 @@ async def many_headers(wire):
 
 
 async def half_closed(wire):
-    """A request, or half of one; then the connection ends, with an answer under way."""
+    """A request, or part of one; then the connection is closed before its answer."""
     head = wire.head("POST", "/v1/tasks", Content_Type="application/json", Content_Length=500)
     await wire.send(random.choice([wire.head("GET", "/metrics"), head, head[:40]]))
     wire.writer.transport.abort() if random.random() < 0.5 else wire.writer.close()
 
 
 async def batch_flood(wire):
-    """Thousands of tasks at once, which are stored with a token of scope `submit`."""
+    """Batches of thousands of tasks; with a token of scope `submit` they are stored."""
     await wire.post("/v1/tasks/batch", BATCHES[random.randrange(len(BATCHES))])
 
 
 async def other_requests(wire):
-    """All that a stranger, or a token of scope `submit`, may not do; and some that it may."""
+    """Requests that a stranger, or a token of scope `submit`, may or may not make."""
     targets = [
         "/v1/tasks?limit=1000", "/v1/audit", "/v1/tokens", "/v1/services", "/metrics",
         "/v1/tasks/" + "0" * 32, "/v1/tasks?" + "a=b&" * 100, "/" + "x" * 5_000,
@@ -252,12 +252,12 @@ KINDS = {
     deep_json: 1, lone_surrogates: 1, many_headers: 1, half_closed: 2, batch_flood: 1,
     other_requests: 1,
 }  # fmt: skip
-SILENT_HANDSHAKES = 100  # connections on which nothing comes, not even a handshake
-PAUSE_SECONDS = 0.2  # between two acts of an attacker, about
+SILENT_HANDSHAKES = 100  # connections without any data, even without a handshake
+PAUSE_SECONDS = 0.2  # on average, between two acts of an attacker
 
 
 async def attack(target, seconds, only):
-    """Attack for some time; return for each kind how often, and what was answered."""
+    """Attack for some seconds; return the numbers of acts and answers of each kind."""
     seen = defaultdict(Counter)
     context = ssl.create_default_context(cafile=target.ca)
     with contextlib.suppress(TimeoutError):
@@ -266,14 +266,14 @@ async def attack(target, seconds, only):
                 for token in (None, target.token) * count:
                     if only in (None, kind.__name__):
                         counts = seen[kind.__name__]
-                        group.create_task(keep_on(kind, target, token, context, counts))
+                        group.create_task(repeat(kind, target, token, context, counts))
             for _ in range(SILENT_HANDSHAKES if only is None else 0):
                 group.create_task(stay_silent(target, seen["silent handshake"]))
     return {name: dict(counts) for name, counts in seen.items()}
 
 
-async def keep_on(kind, target, token, context, counts):
-    """Attack in one way, on one connection after the other."""
+async def repeat(kind, target, token, context, counts):
+    """Repeat one kind of attack, each time on a new connection."""
     while True:
         counts["acts"] += 1
         try:
@@ -289,7 +289,7 @@ async def keep_on(kind, target, token, context, counts):
 
 
 async def stay_silent(target, counts):
-    """Connect, and say nothing until the server hangs up."""
+    """Connect, and send nothing until the server closes the connection."""
     while True:
         counts["acts"] += 1
         reader, writer = await asyncio.open_connection(target.host, target.port)
@@ -300,13 +300,13 @@ async def stay_silent(target, counts):
 
 
 def attack_process(pipe, *how):
-    """Attack in a process of its own, which gets what the others leave of the processors."""
+    """Attack from this process, at idle priority."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     pipe.send(asyncio.run(attack(*how)))
 
 
 class Healthy:
-    """Submits tasks one after the other, and notes how long each request took."""
+    """Submits tasks one by one, and records the duration of each request."""
 
     def __init__(self, server):
         self._server = server
@@ -337,9 +337,9 @@ class Healthy:
 
 
 class Report(NamedTuple):
-    """What an attack came to."""
+    """The result of an attack."""
 
-    kinds: dict  # by kind, how often, and what was answered
+    kinds: dict  # by kind, the numbers of acts and answers
     requests: list  # seconds that each healthy request took
     failures: list  # healthy requests that were not answered, or not with 201
     lateness: Lateness
@@ -348,7 +348,7 @@ class Report(NamedTuple):
     rss_peak: int
 
     def faults(self, *, p99=None):
-        """What must not be, in words; `p99` bounds the seconds of healthy traffic."""
+        """Return the violations as text; `p99` limits the seconds of healthy traffic."""
         found = [f"{name}: {counts['5xx']} answers 5xx" for name, counts in self.kinds.items()
                  if counts.get("5xx")]  # fmt: skip
         found += [f"a healthy request failed: {one}" for one in self.failures[:5]]
@@ -382,8 +382,8 @@ def percentile(values, percent):
     return sorted(values)[min(len(values) * percent // 100, len(values) - 1)]
 
 
-def attacked(store, directory, seconds, only=None):
-    """Attack a server for some time, and report."""
+def run_and_report(store, directory, seconds, only=None):
+    """Attack a server for some seconds; return the report."""
     authority = Authority(directory)
     token, submit = create_token(store, "admin"), create_token(store, "submit")
     files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
@@ -405,7 +405,7 @@ def attacked(store, directory, seconds, only=None):
 
 
 def run_attack(target, seconds, only):
-    """Attack from another process; return what it saw."""
+    """Attack from another process; return its numbers."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=attack_process, args=(there, target, seconds, only))
@@ -428,10 +428,10 @@ def main():
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         store = given.store or f"sqlite:///{directory}/tasks.db"
-        report = attacked(store, Path(directory), given.seconds, given.only)
+        report = run_and_report(store, Path(directory), given.seconds, given.only)
     print(report)
     faults = report.faults(p99=P99_BOUND_SECONDS)
-    print("\n".join(["", *(faults or ["all as it should be"])]))
+    print("\n".join(["", *(faults or ["no violations"])]))
     sys.exit(bool(faults))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.rig import Server, Watcher
+from service.harness import Server, Watcher
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def receiver():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """One server on SQLite for the tests of a module: each has services of its own."""
+    """One server on SQLite for all tests of a module; each uses its own services."""
     directory = tmp_path_factory.mktemp("server")
     with Server(f"sqlite:///{directory}/tasks.db", directory) as made:
         yield made
@@ -21,7 +21,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def make_server(tmp_path):
-    """Makes servers with directories of their own, and stops them."""
+    """Starts servers, each with its own directory, and stops them."""
     made = []
 
     def make(store, *arguments, **options):

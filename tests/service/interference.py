@@ -1,10 +1,10 @@
-"""Whether misbehaving services delay a healthy one: its lateness without them, and beside them.
+"""Do misbehaving services delay a healthy one? Measures its lateness without and with them.
 
     python tests/service/interference.py [--store URL] [--rate N] [--seconds S]
 
-- All tasks are stored before the first is due, and only what the receiver saw is reckoned with: a
-  call is late by the time between its due time and its arrival.
-- The misbehaving receivers are a process of their own: their work is not in the healthy one's way.
+- All tasks are stored before the first is due. The lateness of a call is the time between its due
+  time and its arrival at the receiver.
+- The misbehaving receivers run in another process, so that they do not slow the healthy one down.
 """
 
 import argparse
@@ -21,14 +21,14 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from receivers import PATIENCE, Receiver, answering, date
-from service.rig import Server, Watcher
+from service.harness import Server, Watcher
 
-AHEAD = 1.0  # seconds for all to be stored before the first is due
+AHEAD = 1.0  # seconds before the first is due, to store all
 QUICK = {"first": 0.05, "factor": 2, "max": 1, "jitter": 0.1}
 BREAKER = {"failures": 5, "pause": 0.2, "max_pause": 1}
 
 FAULTS = {
-    "/down": {"breaker": BREAKER},  # nobody listens there
+    "/down": {"breaker": BREAKER},  # nothing listens there
     "/slow": {"timeout": 0.5, "concurrency": 50},
     "/stuck": {"timeout": 0.5, "concurrency": 50},
     "/flapping": {"breaker": BREAKER},
@@ -48,11 +48,11 @@ FAULTS = {
     "/huge-headers": {},
     "/endless-headers": {},
 }
-EACH = 20  # tasks of each
+TASKS_PER_FAULT = 20
 
 
 class Lateness(NamedTuple):
-    """How late calls were, in seconds."""
+    """The lateness of calls in seconds."""
 
     count: int
     p50: float
@@ -70,30 +70,32 @@ class Lateness(NamedTuple):
 
 
 def interfere(server, *, rate, seconds):
-    """The lateness of a healthy service alone, then beside all faults; and the faulty calls."""
+    """Return the lateness of a healthy service alone and with all faults, and the faulty calls."""
     with Watcher() as healthy:
         endpoint = healthy.watch("/healthy")
         server.service("healthy", endpoint)
-        measured(server, healthy, 50, 0.5)  # connections are made, code is warm
-        alone = measured(server, healthy, rate, seconds)
+        measure(server, healthy, 50, 0.5)  # connections are made, code is warm
+        alone = measure(server, healthy, rate, seconds)
         with faulty_receivers() as urls:
             names = [put_faulty(server, path, url) for path, url in urls.items()]
-            beside = measured(server, healthy, rate, seconds, names)
+            with_faults = measure(server, healthy, rate, seconds, names)
             calls = sum(server.calls(name) for name in names)
             for name in names:
                 server.post("/v1/tasks/cancel", {"service": name}, status=200)
                 server.put(f"/v1/services/{name}", {"endpoint": endpoint, "enabled": False})
-    return alone, beside, calls
+    return alone, with_faults, calls
 
 
-def measured(server, healthy, rate, seconds, faulty=()):
-    """Let so many tasks a second come due, and some of the faulty services at the same time."""
+def measure(server, healthy, rate, seconds, faulty=()):
+    """Measure `rate` healthy tasks per second, with tasks of the faulty services if any."""
     seen = len(healthy.of("/healthy"))
     start = datetime.now(UTC) + timedelta(seconds=AHEAD)
     number = int(rate * seconds)
     bodies = [task("healthy", start, one / rate) for one in range(number)]
     for name in faulty:
-        bodies += [task(name, start, seconds * one / EACH) for one in range(EACH)]
+        bodies += [
+            task(name, start, seconds * one / TASKS_PER_FAULT) for one in range(TASKS_PER_FAULT)
+        ]
     stored = server.post("/v1/tasks/batch", bodies, status=200).json
     assert stored["refused"] == 0, stored
     healthy.wait(lambda: len(healthy.arrivals) >= seen + number)
@@ -113,7 +115,7 @@ def put_faulty(server, path, url):
 
 @contextmanager
 def faulty_receivers():
-    """Receivers in a process of their own; for each fault its URL."""
+    """Run faulty receivers in another process; yield the URL of each fault."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=misbehave, args=(there,), daemon=True)
@@ -130,7 +132,7 @@ def faulty_receivers():
 
 
 def misbehave(pipe):
-    """Misbehave until told to stop."""
+    """Run the faulty receivers until a message arrives."""
     with Receiver() as receiver, Receiver() as down:
         down.down()
         receiver.on("/busy-one", answering(429, retry_after=1))
@@ -149,10 +151,10 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         store = given.store or f"sqlite:///{directory}/tasks.db"
         with Server(store, Path(directory)) as server:
-            alone, beside, calls = interfere(server, rate=given.rate, seconds=given.seconds)
+            alone, with_faults, calls = interfere(server, rate=given.rate, seconds=given.seconds)
     print(f"a healthy service at {given.rate:g} tasks/s")
     print(f"  alone:                     {alone}")
-    print(f"  beside {len(FAULTS)} that misbehave: {beside}; those were called {calls} times")
+    print(f"  with {len(FAULTS)} faulty ones:     {with_faults}; those were called {calls} times")
 
 
 if __name__ == "__main__":

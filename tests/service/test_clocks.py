@@ -1,4 +1,4 @@
-"""A node whose own clock is wrong: what it says to receivers is by the database's clock."""
+"""A node with a wrong clock uses the database's clock for its calls."""
 
 import time
 from datetime import datetime
@@ -7,11 +7,11 @@ import pytest
 
 from false_clock import FalseClock
 from receivers import date
-from service.rig import metric
+from service.harness import metric
 from tickwheel.values.signature import InvalidSignature, new_secret, verify
 
-MINUTES = 600.0  # by which the node's clock is off
-NEARLY = 60.0  # far more than a call takes, far less than the clock is off
+MINUTES = 600.0  # seconds by which the node's clock is off
+NEARLY = 60.0  # seconds: far more than a call takes, far less than MINUTES
 
 
 @pytest.fixture(params=[MINUTES, -MINUTES], ids=["fast", "slow"])
@@ -24,7 +24,7 @@ def server(request, tmp_path, postgres_url, make_server):
     return server
 
 
-def test_its_signed_calls_are_accepted_by_who_verifies_them(server, receiver):
+def test_its_signed_calls_pass_verification(server, receiver):
     secret = new_secret()
 
     async def verifying(call):
@@ -41,7 +41,7 @@ def test_its_signed_calls_are_accepted_by_who_verifies_them(server, receiver):
     assert (ended["state"], ended["error"]) == ("finished", None)
 
 
-def test_a_date_to_retry_after_is_read_by_the_databases_clock(server, receiver):
+def test_a_retry_after_date_is_read_by_the_databases_clock(server, receiver):
     until = int(time.time()) + 3600
 
     async def busy(call):

@@ -1,8 +1,7 @@
-"""Two servers on one PostgreSQL: what one is told counts on the other, limits are for both, and
-either takes over when the other dies.
+"""Two servers on one PostgreSQL share configuration and limits, and take over from each other.
 
-A task that is due at once is called by the server that it was submitted to: where both are to
-call, tasks are submitted to both.
+A task that is due at once is called by the server to which it was submitted, so that tests with
+calls of both submit to both.
 """
 
 import itertools
@@ -11,11 +10,11 @@ import time
 import pytest
 
 from receivers import answering, slow
-from service.rig import QUICK, Server, working
+from service.harness import QUICK, Server, working
 from web.serving import create_token, on_store, revoked, wait_until
 
-SOON = 2.0  # seconds in which a token that was revoked has to be refused everywhere
-LEASE = 5.0  # seconds until the other takes up what one ran that was killed
+SOON = 2.0  # seconds within which a revoked token must be refused everywhere
+LEASE = 5.0  # seconds until the other repeats the calls of a killed server
 
 numbers = itertools.count(1)
 
@@ -30,18 +29,18 @@ def cluster_url(postgres_server):
 
 @pytest.fixture(scope="module")
 def pair(cluster_url, tmp_path_factory):
-    """Two servers that know of each other, have half of the shards each, and want a token."""
+    """Two servers with half of the shards each, which require a token."""
     directory = tmp_path_factory.mktemp("pair")
     first = Server(cluster_url, directory / "first", lease=LEASE)
     second = Server(cluster_url, directory / "second", lease=LEASE)
     first.token = second.token = create_token(cluster_url, "admin")
     with first, second:
-        settle(first, second)
+        wait_for_shares(first, second)
         yield first, second
 
 
-def settle(*servers):
-    """Wait until all share the shards, and each knows of the others."""
+def wait_for_shares(*servers):
+    """Wait until all have an equal share, and each knows the others."""
     even = [64 // len(servers)] * len(servers)
 
     def settled():
@@ -55,11 +54,11 @@ def settle(*servers):
 
 @pytest.fixture
 def name():
-    """A service of the test's own."""
+    """The name of a service for this test alone."""
     return f"service-{next(numbers)}"
 
 
-def test_a_service_that_is_put_on_one_is_live_on_the_other_at_once(pair, receiver, name):
+def test_a_service_put_on_one_is_usable_on_the_other_at_once(pair, receiver, name):
     first, second = pair
     endpoint = receiver.watch(f"/{name}")
     for number in range(20):
@@ -71,7 +70,7 @@ def test_a_service_that_is_put_on_one_is_live_on_the_other_at_once(pair, receive
         assert there.get(f"/v1/services/{each}", status=200).json["version"] == 1
 
 
-def test_a_change_made_on_one_counts_for_calls_of_the_other(pair, receiver, name):
+def test_a_change_on_one_applies_to_calls_of_the_other(pair, receiver, name):
     first, second = pair
     old, new = receiver.watch(f"/{name}/old"), receiver.watch(f"/{name}/new")
     first.service(name, old)
@@ -87,7 +86,7 @@ def test_a_change_made_on_one_counts_for_calls_of_the_other(pair, receiver, name
     assert receiver.ids(f"/{name}/old") == before
 
 
-def test_a_service_that_is_disabled_on_one_is_held_by_both(pair, receiver, name):
+def test_a_service_disabled_by_one_is_held_by_both(pair, receiver, name):
     first, second = pair
     endpoint = receiver.watch(f"/{name}", answering(410), answering(200))
     first.service(name, endpoint, concurrency=1, backoff=QUICK)
@@ -103,7 +102,7 @@ def test_a_service_that_is_disabled_on_one_is_held_by_both(pair, receiver, name)
     assert receiver.ids(f"/{name}") == set(ids)
 
 
-def test_a_token_that_is_revoked_is_refused_by_all(pair, cluster_url):
+def test_a_revoked_token_is_refused_by_all(pair, cluster_url):
     text = create_token(cluster_url, "read")
     for server in pair:
         known = lambda at=server: at.get("/v1/services", token=text).status == 200  # noqa: E731
@@ -113,12 +112,12 @@ def test_a_token_that_is_revoked_is_refused_by_all(pair, cluster_url):
     for server in pair:
         refused = lambda at=server: at.get("/v1/services", token=text).status == 401  # noqa: E731
         wait_until(refused, "the token is refused")
-    # Two seconds are promised, and this machine may be busy: what is noted is the promise.
+    # The promise is two seconds, but this machine may be busy: print the time instead.
     print(f"refused by both after {time.monotonic() - began:.3f} s, promised: {SOON:g} s")
 
 
-@pytest.mark.parametrize("limit", [1, 2, 6])
-def test_concurrency_is_for_both_together(pair, receiver, name, limit):
+@pytest.mark.parametrize("limit", [1, 6])
+def test_the_concurrency_limit_is_shared(pair, receiver, name, limit):
     first, second = pair
     first.service(name, receiver.watch(f"/{name}", working(0.01)), concurrency=limit)
     ids = [one for server in pair for one in server.now(name, 30)]
@@ -126,11 +125,11 @@ def test_concurrency_is_for_both_together(pair, receiver, name, limit):
     arrivals = receiver.of(f"/{name}")
     assert len(arrivals) == len(ids)
     most = max(one.open for one in arrivals)
-    # Each node may have one call under way, however little there is to share.
+    # Each node may make one call at a time, however low the limit is.
     assert most <= max(limit, len(pair)), f"{most} at once"
 
 
-def test_a_rate_is_for_both_together(pair, receiver, name):
+def test_the_rate_limit_is_shared(pair, receiver, name):
     first, second = pair
     rate = 40
     first.service(name, receiver.watch(f"/{name}"), rate=rate)
@@ -138,13 +137,15 @@ def test_a_rate_is_for_both_together(pair, receiver, name):
     assert {second.ended(one)["state"] for one in ids} == {"finished"}
     times = sorted(one.at for one in receiver.of(f"/{name}"))
     assert len(times) == len(ids)
-    # Beyond a burst of a tenth of a second, and half a second by which the first may be late.
+    # Apart from a burst of 0.1 s, and 0.5 s by which the first call may be late.
     burst = rate * (0.1 + 0.5)
     assert times[-1] - times[0] >= (len(ids) - burst) / rate
 
 
 @pytest.mark.parametrize("limit", [{"rate": 40}, {"concurrency": 2}], ids=["rate", "calls"])
-def test_what_one_is_given_is_called_by_both_where_both_have_permits(pair, receiver, name, limit):
+def test_tasks_submitted_to_one_are_called_by_both_if_both_have_permits(
+    pair, receiver, name, limit
+):
     first, second = pair
     first.service(name, receiver.watch(f"/{name}"), **limit)
     wait_until(lambda: second.get(f"/v1/services/{name}").status == 200, "both know it")
@@ -157,7 +158,7 @@ def test_what_one_is_given_is_called_by_both_where_both_have_permits(pair, recei
     assert min(calls) > 0
 
 
-def test_feedback_may_go_to_either(pair, receiver, name):
+def test_feedback_works_on_either(pair, receiver, name):
     first, second = pair
     first.service(name, receiver.watch(f"/{name}", answering(202)), backoff=QUICK)
     ids = first.now(name, 20)
@@ -172,7 +173,7 @@ def test_feedback_may_go_to_either(pair, receiver, name):
     assert [second.ended(one)["result"] for one in ids] == list(range(20))
 
 
-def test_failed_feedback_to_either_is_tried_again(pair, receiver, name):
+def test_failed_feedback_to_either_is_retried(pair, receiver, name):
     first, second = pair
     first.service(name, receiver.watch(f"/{name}", answering(202)), backoff=QUICK)
     ids = first.now(name, 10)
@@ -187,7 +188,7 @@ def test_failed_feedback_to_either_is_tried_again(pair, receiver, name):
         assert first.post(f"/v1/tasks/{one}/feedback", body, status=200).json["won"]
 
 
-def test_cancel_and_reschedule_go_through_either(pair, receiver, name):
+def test_cancel_and_reschedule_work_on_either(pair, receiver, name):
     first, second = pair
     first.service(name, receiver.watch(f"/{name}"))
     cancelled = [first.submit(name, number, delay=3)["id"] for number in range(20)]
@@ -219,17 +220,17 @@ def test_when_one_is_killed_the_other_takes_over(pair, receiver, name):
     assert second.get("/v1/stats", status=200).json["owned"] == 64
     for attempts in receiver.attempts().values():
         assert attempts == sorted(set(attempts)), "the same attempt twice"
-    # Their shards have moved, and their epoch with them: the claim's own is what counts.
+    # Their shards have moved and have new epochs: the epoch of the claim is the valid one.
     for one in accepted:
         body = {"outcome": "finished", "attempt": 1, "epoch": one.epoch}
         assert second.post(f"/v1/tasks/{one.id}/feedback", body, status=200).json["won"]
     first.process.stdout.close()
     first.start()
-    settle(first, second)
+    wait_for_shares(first, second)
 
 
 def accepted_by(server, other, receiver, name):
-    """Calls of one server that were answered with 202, which the other has heard of."""
+    """Return calls of one server that were answered with 202, after progress via the other."""
     other.service(name, receiver.watch(f"/{name}", answering(202)))
     ids = server.now(name, 5)
     receiver.wait(lambda: receiver.ids(f"/{name}") == set(ids))
@@ -239,7 +240,7 @@ def accepted_by(server, other, receiver, name):
     return receiver.of(f"/{name}")
 
 
-def test_two_on_one_file_share_it_and_the_other_takes_over_at_once(
+def test_two_on_one_sqlite_file_share_it_and_one_takes_over_at_once(
     make_server, tmp_path, receiver, name
 ):
     url = f"sqlite:///{tmp_path}/tasks.db"

@@ -1,6 +1,6 @@
-"""Few file descriptors, and callees that never answer: others are called, and requests answered.
+"""Few file descriptors and hanging callees: others are called, and requests are answered.
 
-A server under a low limit of its own; the callees are real, and hold what they are sent.
+The server has a low limit of file descriptors; the callees are real, and never answer.
 """
 
 from pathlib import Path
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from receivers import Receiver
-from service.rig import metric
+from service.harness import metric
 
 DESCRIPTORS = 256
 CALLS = DESCRIPTORS // 5
 HANGING = ("first", "second", "third", "fourth", "fifth")
-MORE = 10  # files that a server may open for itself meanwhile
+MORE = 10  # files that the server may open for itself during the test
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -28,7 +28,7 @@ def open_files(server):
     return len([*Path(f"/proc/{server.pid}/fd").iterdir()])
 
 
-def test_services_that_hang_leave_the_others_and_the_api_theirs(server, receiver):
+def test_hanging_services_leave_descriptors_for_others_and_the_api(server, receiver):
     async def hang(call):
         await call.hold()
 
@@ -51,8 +51,8 @@ def test_services_that_hang_leave_the_others_and_the_api_theirs(server, receiver
     receiver.release()
 
 
-def test_connections_that_are_kept_count_as_well(server):
-    """More origins than calls: idle connections are closed for others, and none is refused."""
+def test_idle_connections_count_as_well(server):
+    """With more origins than calls, idle connections are closed, and no call is refused."""
     with Receiver("0.0.0.0") as receiver:
         names = [f"service-{number}" for number in range(1, 3 * CALLS)]
         for number, name in enumerate(names):

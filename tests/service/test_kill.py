@@ -1,5 +1,5 @@
-"""The kill test of the service: servers are killed and paused under load, clients and receivers
-live on, and in the end what they saw is held against the tables.
+"""The kill test of the service: servers are killed and paused under load. In the end, what clients
+and receivers saw is compared with the tables.
 
 `make chaos` runs the long form; TICKWHEEL_KILL_ROUNDS and TICKWHEEL_KILL_SEED change it.
 """
@@ -17,29 +17,29 @@ import pytest
 import servers
 from durable.ledger import EXPLAINED, Tables, reason
 from receivers import answering, slow
-from service.rig import QUICK, Submitters, Watcher, metric, seed, working
+from service.harness import QUICK, Submitters, Watcher, metric, seed, working
 from web.serving import wait_until
 
 ROUNDS = 3
 LEASE = 5.0
-TTL = 4.0  # of a node's lease, in the test with a pause
-PAUSE = 7.5  # longer than a node's lease, and than a call's
+TTL = 4.0  # seconds of a node's lease, in the test with a pause
+PAUSE = 7.5  # seconds: longer than the leases of nodes and calls
 
 SERVICE = {"timeout": 0.5, "max_attempts": 1000, "backoff": QUICK, "concurrency": 20}
-LONG = int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "200")) // 5  # a server takes its time to start
+LONG = int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "200")) // 5  # starting a server takes time
 
 KINDS = {"sqlite": (), "postgres": ("--coordinator", "solo")}
 
 
 @pytest.fixture
 def places(tmp_path, postgres_url):
-    """By kind, a store, and what a server on it is told beside it."""
+    """By kind, the URL of a store, and arguments for a server on it."""
     urls = {"sqlite": f"sqlite:///{tmp_path}/tasks.db", "postgres": postgres_url}
     return {kind: (urls[kind], arguments) for kind, arguments in KINDS.items()}
 
 
 class Trial:
-    """A server under load, with submitters and a receiver that live through its deaths."""
+    """A server under load, with submitters and a receiver that survive its kills."""
 
     def __init__(self, make_server, place, number, lease=None, **service):
         self._url, arguments = place
@@ -59,7 +59,7 @@ class Trial:
         self.receiver.__exit__()
 
     def kill(self):
-        """At a random moment of its work; now and then once more, while it starts."""
+        """Kill it at a random moment, sometimes a second time during its start."""
         self.submitters.wait(self._chance.randrange(20, 200))
         time.sleep(self._chance.choice((0, self._chance.uniform(0, 0.05))))
         if self._chance.random() < 0.3:
@@ -70,20 +70,20 @@ class Trial:
         self.server.restart()
 
     def stop(self):
-        """Let it end in its own way, at any moment of its work, and start it again."""
+        """Stop it with SIGTERM at a random moment, and start it again."""
         self.submitters.wait(self._chance.randrange(20, 200))
         assert self.server.stop() == 0, self.server.log()
         self.server.process.stdout.close()
         self.server.start()
 
     def settle(self):
-        """Wait until all has ended, and hold it to account; return the figures."""
+        """Wait until all tasks are final, and check everything; return the figures."""
         self.server.drained()
         return Account(self.server, self._url, self.submitters, self.receiver).settle()
 
 
 def rounds_of(verb, trials, rounds):
-    """Let each trial suffer in turn, under load, and settle all of them; return the figures."""
+    """Apply a fault to each trial in turn, under load; check all, and return the figures."""
     with ExitStack() as stack:
         for trial in trials:
             stack.enter_context(trial)
@@ -94,14 +94,14 @@ def rounds_of(verb, trials, rounds):
                 for trial in trials:
                     verb(trial)
             for trial in trials:
-                trial.submitters.wait(50)  # clients have come back by themselves
+                trial.submitters.wait(50)  # clients have reconnected by themselves
         return [trial.settle() for trial in trials]
 
 
 class Account:
-    """What clients were told and what the receiver saw, against the tables.
+    """Compares the answers to clients and the calls of receivers with the tables.
 
-    Each check is one promise; `figures` says how much was seen.
+    Each check is one guarantee; `figures` returns the counts.
     """
 
     def __init__(self, server, url, submitters, *receivers):
@@ -149,7 +149,7 @@ class Account:
             assert {"finish", "fail", "expire"}.isdisjoint(events[: len(events) - len(ends)]), log
 
     def each_call_is_an_attempt_and_explained(self):
-        """A second call has the same id and a later attempt, and the log says why it came."""
+        """A second call has the same id and a later attempt, and the log explains it."""
         calls = self._calls
         for one, row in self._tables.final.items():
             log = self._tables.log[one]
@@ -178,8 +178,8 @@ class Account:
         } | {f"attempts {word}": number for word, number in why.items()}
 
 
-def test_killed_under_load_it_loses_and_doubles_nothing(make_server, places):
-    """Both stores at once: a task whose server was killed waits for the end of its lease."""
+def test_killed_under_load_it_loses_and_duplicates_nothing(make_server, places):
+    """Both stores in parallel, since a task of a killed server waits for the end of its lease."""
     number = seed()
     trials = [Trial(make_server, place, number, LEASE) for place in places.values()]
     for figures in rounds_of(Trial.kill, trials, ROUNDS):
@@ -189,16 +189,16 @@ def test_killed_under_load_it_loses_and_doubles_nothing(make_server, places):
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_many_times_it_loses_and_doubles_nothing(make_server, places, kind, capsys):
+def test_killed_many_times_it_loses_and_duplicates_nothing(make_server, places, kind, capsys):
     trial = Trial(make_server, places[kind], seed(), LEASE)
     (figures,) = rounds_of(Trial.kill, [trial], LONG)
     with capsys.disabled():
         print(f"\n{kind}: {LONG} rounds: {figures}")
-    assert figures["attempts lost"] > 0, "nothing was killed while it ran: this proved little"
+    assert figures["attempts lost"] > 0, "no call was under way at any kill: this proves little"
 
 
-def test_stopped_under_load_it_loses_nothing_and_calls_nobody_twice(make_server, places):
-    """No call times out, however slow this machine is: one that does is rightly made again."""
+def test_stopped_under_load_it_loses_nothing_and_calls_nothing_twice(make_server, places):
+    """No call times out, however slow this machine is: it would be repeated."""
     number = seed()
     trials = [Trial(make_server, place, number, timeout=60) for place in places.values()]
     for figures in rounds_of(Trial.stop, trials, 1):
@@ -209,13 +209,13 @@ def test_stopped_under_load_it_loses_nothing_and_calls_nobody_twice(make_server,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_feedback_finds_a_task_that_was_accepted_before_a_kill(make_server, places, receiver, kind):
+def test_feedback_works_for_a_task_accepted_before_a_kill(make_server, places, receiver, kind):
     url, arguments = places[kind]
     server = make_server(url, *arguments)
     server.service("work", receiver.watch("/work", answering(202)), **SERVICE | {"timeout": 60})
     ids = server.now("work", 10)
     receiver.wait(lambda: receiver.ids("/work") == set(ids))
-    # The answer 202 has to be stored: until then a kill takes the call with it.
+    # The answer 202 must be stored: a kill before that loses the call.
     noted = lambda: server.figures("work")["latency"]["count"] == 10  # noqa: E731
     wait_until(noted, "all were answered")
     for number, one in enumerate(ids):
@@ -233,11 +233,11 @@ def test_feedback_finds_a_task_that_was_accepted_before_a_kill(make_server, plac
 
 
 def test_a_server_that_was_paused_sends_nothing_stale(make_server, postgres_url, receiver, capsys):
-    """While one stands still, its leases end and the other calls; then it wakes up.
+    """While one is paused, its leases end and the other repeats its calls; then it resumes.
 
-    - Calls that it had under way: their receiver hangs up meanwhile, which on a kept connection
-      is a reason to send again; but not by then.
-    - What it was about to claim: it hears that this was granted when the lease is over.
+    - Its calls under way: their receiver has closed the connections. On a kept connection that is a
+      reason to send again, but not after the end of the lease.
+    - Its last claim: the answer arrives when the lease has ended.
     """
     first = make_server(f"{postgres_url}?application_name=first", errors=True, lease=LEASE, ttl=TTL)
     second = make_server(postgres_url, errors=True, lease=LEASE, ttl=TTL)
@@ -247,11 +247,11 @@ def test_a_server_that_was_paused_sends_nothing_stale(make_server, postgres_url,
     with ExitStack() as stack:
         sulking = stack.enter_context(Watcher())
         submitters = stack.enter_context(Submitters([first.url, second.url], seed=seed()))
-        stack.callback(first.resume)  # whatever happens: its submitters wait for it
+        stack.callback(first.resume)  # in any case: its submitters wait for it
         submitters.wait(300)
         held = hold_calls(first, sulking)
         while not pause_amid_claim(postgres_url, first, "first"):
-            first.resume()  # it took too long: the claim was given up
+            first.resume()  # it took too long: the claim was abandoned
             held = hold_calls(first, sulking)
         sulking.down()
         sulking.watch("/held", answering(200))
@@ -290,7 +290,7 @@ def test_workers_end_when_their_supervisor_is_killed(make_server, postgres_url):
     wait_until(lambda: server.get("/readyz").status == 200, "it serves again")
 
 
-def test_metrics_are_there_while_the_database_is_not(make_server):
+def test_metrics_work_while_the_database_is_down(make_server):
     with servers.PostgresServer() as database:
         server = make_server(database.url, errors=True)
         database.kill()
@@ -321,7 +321,7 @@ def test_a_database_that_is_killed_under_load_loses_nothing(make_server, receive
 
 
 def pause_amid_claim(url, server, name):
-    """Pause a server while a claim of its own is on its way; whether that was granted then."""
+    """Pause a server during a claim; return whether the claim was granted."""
     waiting = """
         SELECT count(*) FROM pg_stat_activity
         WHERE wait_event_type = 'Lock' AND application_name = %s AND query LIKE %s
@@ -343,7 +343,7 @@ def pause_amid_claim(url, server, name):
 
 
 def hold_calls(server, receiver):
-    """Have calls under way from this server, on connections that were used before."""
+    """Start calls from this server on reused connections, and hold them; return their ids."""
     receiver.wait(lambda: receiver.held == 0)
     endpoint = receiver.watch("/held", working(0.05))
     server.service("held", endpoint, **SERVICE | {"timeout": 4})

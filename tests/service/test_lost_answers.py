@@ -1,25 +1,25 @@
-"""A server whose answers from PostgreSQL are lost on the way, by a proxy in between."""
+"""A proxy between a server and PostgreSQL loses answers."""
 
 from contextlib import suppress
 
 from proxies import Proxy
-from service.rig import QUICK
+from service.harness import QUICK
 from web.serving import wait_until
 
 ONCE = {"timeout": 3600, "max_attempts": 1, "backoff": QUICK, "concurrency": 100}
-SHARE = 0.05  # of the answers that are lost
+SHARE = 0.05  # of the answers that the proxy loses
 UNSENT = "claimed, not sent: the answer to the claim was lost"
 
 
 def test_a_claim_whose_answer_is_lost_costs_no_attempt(
     make_server, postgres_server, postgres_url, receiver
 ):
-    """Tasks that may be called once: none is failed without a call, and none is called twice."""
+    """With one attempt allowed, no task fails without a call, and none is called twice."""
     with Proxy(postgres_server.port) as proxy:
         server = make_server(proxy.url_for(postgres_url), errors=True)
         server.service("work", receiver.watch("/work"), **ONCE)
         ids = []
-        for _ in range(10):  # each loses a claim's answer in three of four runs
+        for _ in range(10):  # each loses the answer to a claim in three of four runs
             bodies = [{"service": "work", "delay": 1 + n / 100} for n in range(200)]
             items = server.post("/v1/tasks/batch", bodies, status=200).json["items"]
             batch = [item["id"] for item in items]
@@ -39,16 +39,16 @@ def test_a_claim_whose_answer_is_lost_costs_no_attempt(
 
 
 def released(server, task_id):
-    """Whether an attempt of a task was given back unsent."""
+    """Return whether an attempt of a task was released without a call."""
     with suppress(KeyError):
         return ("release", UNSENT) in server.events(task_id)
     return False
 
 
-def test_a_server_that_falls_silent_sends_nothing_twice(
+def test_a_silent_network_causes_no_second_call(
     make_server, postgres_server, postgres_url, receiver
 ):
-    """Nothing passes for a while, though connections stay open; then all goes on."""
+    """The proxy forwards nothing for a while, but keeps connections open."""
     with Proxy(postgres_server.port) as proxy:
         server = make_server(proxy.url_for(postgres_url), errors=True)
         server.service("work", receiver.watch("/work"), **ONCE)

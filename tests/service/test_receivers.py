@@ -1,7 +1,7 @@
-"""Receivers that misbehave, each on a real socket, called by a real server: handled as stated.
+"""Misbehaving receivers on real sockets, called by a real server.
 
-One server has all of them, so each test has a service of its own. No figure of time decides: what
-is waited for comes in the end, and what must not be early is held against what was asked for.
+All tests share one server, and each has its own service. No test depends on speed: each waits for
+what must happen, and checks that nothing happens before its time.
 """
 
 import socket
@@ -21,8 +21,8 @@ from receivers import (
     in_turn,
     slow,
 )
+from service.harness import QUICK, memory, metric, working
 from service.interference import interfere
-from service.rig import QUICK, memory, metric, working
 from tickwheel.http import Pool
 from web.serving import wait_until
 
@@ -34,12 +34,12 @@ MEBIBYTE = 1 << 20
 
 
 def put(server, name, endpoint, **config):
-    """Put a service whose tries come quickly."""
+    """Put a service with fast retries."""
     server.service(name, endpoint, **{"backoff": QUICK, "timeout": 10, "breaker": None} | config)
     return name
 
 
-def test_a_receiver_that_is_down_gets_everything_later_and_is_not_hammered(server, receiver):
+def test_a_receiver_that_is_down_gets_everything_later_and_is_not_flooded(server, receiver):
     endpoint = receiver.watch("/down", slow)
     receiver.down()
     breaker = {"failures": 3, "pause": 0.1, "max_pause": 0.4, "probes": 1}
@@ -51,7 +51,7 @@ def test_a_receiver_that_is_down_gets_everything_later_and_is_not_hammered(serve
     wait_until(lambda: server.calls(name) >= 12, "the breaker opens, and probes come")
     assert server.figures(name)["breaker"] in ("open", "half-open")
     calls, seconds = server.calls(name), time.monotonic() - began
-    # Two failures, five more under way; a probe after 0.1 s and 0.2 s more, then each 0.4 s.
+    # Two failures, five more calls under way; probes after 0.1 s, 0.2 s more, then each 0.4 s.
     assert calls <= 7 + 2 + seconds / 0.4 + 1, (calls, seconds)
 
     receiver.up()
@@ -59,57 +59,57 @@ def test_a_receiver_that_is_down_gets_everything_later_and_is_not_hammered(serve
     figures = server.figures(name)
     assert (figures["breaker"], figures["running"]) == ("half-open", 1)
     assert len(receiver.of("/down")) == 1, "one probe at a time"
-    calls = server.calls(name)  # before this one, whose answer is still to come
+    calls = server.calls(name)  # without the open one
     receiver.watch("/down", working(0.01))
     receiver.release()
     tasks = [server.ended(one) for one in ids]
     assert {task["state"] for task in tasks} == {"finished"}
-    assert sum(task["failures"] for task in tasks) == calls, "who waits loses no attempt"
+    assert sum(task["failures"] for task in tasks) == calls, "waiting costs no attempt"
     assert server.figures(name)["breaker"] == "closed"
     arrivals = receiver.of("/down")
     assert receiver.ids("/down") == set(ids)
     assert len(arrivals) == len(ids)
-    # Slowly: each answer lets one more call be under way.
+    # Slow start: each answer allows one more open call.
     assert all(one.open <= min(5, one.answered + 1) for one in arrivals), arrivals
-    assert server.figures(name)["limit"] == 5, "and in the end as many as ever"
+    assert server.figures(name)["limit"] == 5, "in the end the full limit"
 
 
-LEFT_ALONE = {
+OPEN_FOR_AN_HOUR = {
     "breaker": {"failures": 1, "pause": 3600, "max_pause": 3600},
     "backoff": QUICK,
     "max_attempts": 10,
 }
 
 
-def left_alone(server, receiver, name, behaviour):
-    """A service that nobody will call for an hour, and a task that waits for that."""
+def open_breaker(server, receiver, name, behaviour):
+    """Put a service whose breaker is open for an hour, with a waiting task; return both."""
     endpoint = receiver.watch(f"/{name}", behaviour, answering(200))
-    put(server, name, endpoint, **LEFT_ALONE)
+    put(server, name, endpoint, **OPEN_FOR_AN_HOUR)
     (one,) = server.now(name)
     wait_until(lambda: len(server.events(one)) == 1, "the first call has failed")
     return endpoint, one
 
 
 @pytest.mark.parametrize("status", [500, 429])
-def test_a_service_that_is_left_alone_is_called_again_at_a_new_endpoint(server, receiver, status):
+def test_a_new_endpoint_closes_the_breaker(server, receiver, status):
     name = f"moves-{status}"
-    _, one = left_alone(server, receiver, name, answering(status, retry_after=1))
+    _, one = open_breaker(server, receiver, name, answering(status, retry_after=1))
     (other,) = server.now(name)
     endpoint = receiver.watch(f"/{name}-new")
-    put(server, name, endpoint, **LEFT_ALONE)
+    put(server, name, endpoint, **OPEN_FOR_AN_HOUR)
     assert server.ended(other)["state"] == "finished"
     assert server.ended(one)["state"] == "finished"
     assert receiver.ids(f"/{name}-new") == {one, other}
 
 
-def test_a_service_that_is_left_alone_is_called_again_when_it_is_enabled_anew(server, receiver):
-    endpoint, one = left_alone(server, receiver, "anew", answering(500))
-    put(server, "anew", endpoint, enabled=False, **LEFT_ALONE)
-    put(server, "anew", endpoint, **LEFT_ALONE)
+def test_disabling_and_enabling_closes_the_breaker(server, receiver):
+    endpoint, one = open_breaker(server, receiver, "anew", answering(500))
+    put(server, "anew", endpoint, enabled=False, **OPEN_FOR_AN_HOUR)
+    put(server, "anew", endpoint, **OPEN_FOR_AN_HOUR)
     assert server.ended(one)["state"] == "finished"
 
 
-def test_a_receiver_that_is_too_slow_is_hung_up_on(server, receiver):
+def test_a_receiver_that_is_too_slow_times_out(server, receiver):
     name = put(server, "slow", receiver.watch("/slow-one", slow), timeout=2, max_attempts=2)
     (one,) = server.now(name)
     task = server.ended(one)
@@ -119,9 +119,9 @@ def test_a_receiver_that_is_too_slow_is_hung_up_on(server, receiver):
     assert [each.attempt for each in receiver.of("/slow-one")] == [1, 2]
 
 
-def test_a_receiver_that_takes_no_connection_is_given_up_in_time(server):
+def test_a_receiver_that_accepts_no_connection_times_out(server):
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as waiting:
-        # Nobody accepts, and the queue is full: whoever comes now is not even refused.
+        # Nothing accepts, and the backlog is full: a new connection is not even refused.
         for _ in range(3):
             one = waiting.enter_context(socket.socket())
             one.setblocking(False)
@@ -133,7 +133,7 @@ def test_a_receiver_that_takes_no_connection_is_given_up_in_time(server):
     assert (task["state"], task["error"]) == ("failed", "timed out after 0.2 s")
 
 
-def test_a_flapping_receiver_gets_everything_and_is_not_left_alone(server, receiver):
+def test_a_flapping_receiver_gets_everything_and_the_breaker_stays_closed(server, receiver):
     turns = flapping(answering(500), answering(200))
     breaker = {"failures": 2, "pause": 0.05}
     endpoint = receiver.watch("/flap", turns)
@@ -141,10 +141,10 @@ def test_a_flapping_receiver_gets_everything_and_is_not_left_alone(server, recei
     ids = server.now(name, 20)
     assert {server.ended(one)["state"] for one in ids} == {"finished"}
     assert len(receiver.of("/flap")) == 2 * len(ids)
-    assert server.figures(name)["breaker"] == "closed", "two in a row there were never"
+    assert server.figures(name)["breaker"] == "closed", "there were never two failures in a row"
 
 
-def test_500_is_tried_again_and_then_failed(server, receiver):
+def test_500_is_retried_and_then_failed(server, receiver):
     endpoint = receiver.watch("/500", answering(500, b"Traceback: it broke"))
     name = put(server, "broken", endpoint, max_attempts=3)
     (one,) = server.now(name)
@@ -177,7 +177,7 @@ def test_retry_after_holds_the_whole_service_in_both_forms(server, receiver):
         assert [each.attempt for each in rest if each.id == first.id] == [2]
 
 
-def test_retry_after_of_another_answer_holds_its_own_task_only(server, receiver):
+def test_retry_after_of_another_status_holds_only_its_own_task(server, receiver):
     busy = answering(500, retry_after=3600)
     endpoint = receiver.watch("/after-500", busy, answering(200))
     name = put(server, "after-500", endpoint, concurrency=1)
@@ -191,30 +191,30 @@ def test_retry_after_of_another_answer_holds_its_own_task_only(server, receiver)
     server.post(f"/v1/tasks/{first.id}/cancel", status=200)
 
 
-def test_accepted_tasks_give_their_permits_back_and_end_by_feedback(server, receiver):
+def test_accepted_tasks_release_their_permits_and_end_by_feedback(server, receiver):
     endpoint = receiver.watch("/accept", answering(202))
     name = put(server, "accept", endpoint, concurrency=1, max_attempts=3)
     ids = server.now(name, 4)
     receiver.wait(lambda: receiver.ids("/accept") == set(ids))
     finished, failed, given_up, replaced = ids
 
-    def tell(one, outcome, attempt=1, status=200, **more):
+    def report(one, outcome, attempt=1, status=200, **more):
         body = {"outcome": outcome, "attempt": attempt, **more}
         return server.post(f"/v1/tasks/{one}/feedback", body, status=status).json
 
-    assert tell(finished, "progress") == {"won": True, "state": "running"}
-    assert tell(finished, "finished", result={"n": 1}) == {"won": True, "state": "finished"}
+    assert report(finished, "progress") == {"won": True, "state": "running"}
+    assert report(finished, "finished", result={"n": 1}) == {"won": True, "state": "finished"}
     assert server.ended(finished)["result"] == {"n": 1}
-    assert tell(finished, "finished", status=409)["code"] == "attempt_over"
-    assert tell(given_up, "failed", retry=False, error="no") == {"won": True, "state": "failed"}
+    assert report(finished, "finished", status=409)["code"] == "attempt_over"
+    assert report(given_up, "failed", retry=False, error="no") == {"won": True, "state": "failed"}
     assert server.ended(given_up)["error"] == "no"
 
-    assert tell(failed, "failed", error="not yet") == {"won": True, "state": "delay"}
+    assert report(failed, "failed", error="not yet") == {"won": True, "state": "delay"}
     receiver.wait(lambda: receiver.attempts()[failed] == [1, 2])
-    assert tell(failed, "finished", status=409)["code"] == "attempt_over", "of an older attempt"
+    assert report(failed, "finished", status=409)["code"] == "attempt_over", "of an older attempt"
     server.task_in(failed, "running")
-    assert tell(failed, "finished", attempt=2) == {"won": True, "state": "finished"}
-    assert tell(replaced, "finished") == {"won": True, "state": "finished"}
+    assert report(failed, "finished", attempt=2) == {"won": True, "state": "finished"}
+    assert report(replaced, "finished") == {"won": True, "state": "finished"}
     assert [server.ended(one)["attempt"] for one in ids] == [1, 2, 1, 1]
 
 
@@ -241,7 +241,7 @@ def test_feedback_that_overtakes_the_answer_wins(server, receiver, outcome):
     assert receiver.attempts() == {one: wanted, other: [1]}
 
 
-def test_a_task_that_is_accepted_and_never_heard_of_is_tried_again(server, receiver):
+def test_an_accepted_task_without_feedback_is_retried(server, receiver):
     endpoint = receiver.watch("/silent", answering(202))
     name = put(server, "silent", endpoint, feedback_timeout=0.3, max_attempts=2)
     (one,) = server.now(name)
@@ -299,15 +299,15 @@ OWN_HOSTS = [
 ]
 
 
-@pytest.mark.parametrize("host", OWN_HOSTS)
-def test_a_server_never_calls_itself(server, host):
-    endpoint = f"http://{host}:{server.address[1]}/v1/backlog/replay"
-    answer = server.put("/v1/services/itself", {"endpoint": endpoint})
-    assert "this server itself" in answer.refused(422, "target_refused")["detail"]
+def test_a_server_never_calls_itself(server):
+    for host in OWN_HOSTS:
+        endpoint = f"http://{host}:{server.address[1]}/v1/backlog/replay"
+        answer = server.put("/v1/services/itself", {"endpoint": endpoint})
+        assert "this server itself" in answer.refused(422, "target_refused")["detail"], host
 
 
-def test_calls_that_come_back_to_the_api_another_way_are_refused(server, receiver):
-    """As through a proxy, NAT or another node: no address shows where such a call ends."""
+def test_calls_relayed_back_to_the_api_are_refused(server, receiver):
+    """Through a proxy, NAT or another node, no address shows that a call returns here."""
 
     async def relay(call):
         request = call.request
@@ -342,14 +342,12 @@ def test_an_endless_body_is_cut_and_costs_no_memory(server, receiver):
         ("finished", None, 1)
     }
     grown = memory(server.pid) - before
-    # What came in one piece, and was read at once, of a hundred calls; never all that was poured.
+    # A hundred calls keep at most what was read at once, never the whole body.
     assert grown < 64 * MEBIBYTE, f"{grown / MEBIBYTE:.0f} MiB more"
 
 
 @pytest.mark.parametrize("path", BROKEN)
-def test_an_answer_that_is_none_is_tried_again_and_counts_against_the_service(
-    server, receiver, path
-):
+def test_an_invalid_answer_is_retried_and_counts_as_a_failure(server, receiver, path):
     name = f"broken{path.replace('/', '-')}"
     breaker = {"failures": 2, "pause": 3600, "max_pause": 3600}
     put(server, name, receiver.url(path), max_attempts=2, breaker=breaker)
@@ -366,11 +364,11 @@ def test_an_answer_that_is_none_is_tried_again_and_counts_against_the_service(
     assert metric(page, "tickwheel_breaker", service=name, state="open") == 1
 
 
-def test_all_of_them_at_once_delay_no_healthy_service(make_server, tmp_path, capsys):
+def test_all_faults_at_once_do_not_delay_a_healthy_service(make_server, tmp_path, capsys):
     server = make_server(f"sqlite:///{tmp_path}/tasks.db")
-    alone, beside, faults = interfere(server, rate=200, seconds=2)
+    alone, with_faults, faults = interfere(server, rate=200, seconds=2)
     with capsys.disabled():
-        print(f"\n  alone {alone}\n  beside {faults} faulty calls: {beside}")
-    assert alone.count == beside.count == 400
-    assert faults > 50, "they were called meanwhile"
-    assert beside.most < 2, "nobody waited for another service"
+        print(f"\n  alone {alone}\n  with_faults {faults} faulty calls: {with_faults}")
+    assert alone.count == with_faults.count == 400
+    assert faults > 50, "faulty services were called at the same time"
+    assert with_faults.most < 2, "no call waited for another service"

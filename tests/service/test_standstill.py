@@ -1,5 +1,5 @@
-"""Nothing stands still for long without a log line that says why, whatever is between a node and
-its database: a slow line, lost answers, silence, and a database whose clock is set.
+"""The log explains every long standstill, whatever is between a node and its database: a slow
+network, lost answers, silence, or a database whose clock jumps.
 
 `make chaos` runs the long form; TICKWHEEL_KILL_ROUNDS and TICKWHEEL_KILL_SEED change it.
 """
@@ -20,11 +20,11 @@ import pytest
 import servers
 from false_clock import FalseClock
 from proxies import Proxy
-from service.rig import QUICK, Submitters, seed, working
+from service.harness import QUICK, Submitters, seed, working
 
 STILL_SECONDS = 10.0  # a due task that has not moved for longer must be explained
-BEFORE_SECONDS = 35.0  # an older line does not count: the same reason is repeated by then
-AFTER_SECONDS = 20.0  # a line must come by then; twice the time, since the machine is shared
+BEFORE_SECONDS = 35.0  # an older line does not count: a reason is repeated more often
+AFTER_SECONDS = 20.0  # the deadline of a line; doubled, since the machine is shared
 LOOK_SECONDS = 0.25
 WHY = re.compile("stalled|waits for the store|not written|was set back|is gone")
 SERVICE = {"timeout": 5, "max_attempts": 1000, "backoff": QUICK, "concurrency": 50}
@@ -46,7 +46,7 @@ class Standstill(NamedTuple):
 
 
 class Watch:
-    """Looks at the tables again and again, past the proxies, for tasks that do not move."""
+    """Polls the tables, past the proxies, for tasks that do not move."""
 
     LIVE = """
         SELECT id, state, attempt FROM tickwheel.task
@@ -88,7 +88,7 @@ class Watch:
 
 
 def reasons(server):
-    """When this server logged what kept something from being run, and the words."""
+    """Return the log lines of this server that explain a standstill, with their times."""
     return [
         (datetime.fromisoformat(line["at"]).timestamp(), line["message"])
         for line in server.lines()
@@ -97,14 +97,14 @@ def reasons(server):
 
 
 def delay(standstill, lines):
-    """After how many seconds of a standstill a line tells of it; inf: none in time."""
+    """Return the seconds from the start of a standstill to its log line; inf: no line in time."""
     began = standstill.began
     times = [at - began for at, _ in lines]
     return min((max(at, 0) for at in times if -BEFORE_SECONDS <= at <= AFTER_SECONDS), default=inf)
 
 
 class Trial:
-    """Two nodes, each with a proxy of its own before a database whose clock can be set."""
+    """Two nodes, each behind its own proxy to a database whose clock can be set."""
 
     def __init__(self, make_server, receiver, number):
         self._make_server = make_server
@@ -141,33 +141,33 @@ class Trial:
             proxy.heal()
 
     def silence(self):
-        """Both nodes hear nothing."""
+        """The proxies forward nothing to both nodes."""
         for proxy in self.proxies:
             proxy.silent = True
 
     def slow_down(self):
-        """Both nodes get little from the database, and large tasks are due."""
+        """The proxies slow the database down, and large tasks are due."""
         for proxy in self.proxies:
             proxy.rate = 200_000
         body = {"service": "work", "payload": LARGE}
         self.servers[0].post("/v1/tasks/batch", [body] * 8)
 
     def lose_answers(self):
-        """One answer in ten is lost, to both nodes."""
+        """The proxies lose one answer in ten."""
         for proxy in self.proxies:
             proxy.loses = 0.1
 
     def set_clock(self):
-        """The database's clock is set forward, or back."""
+        """Set the database's clock forward or back."""
         self.clock.set(self._chance.choice((-600, -60, 60, 600)))
 
     def set_back_amid_a_death(self):
-        """A node is killed, and the clock set back: its leases end far in the future."""
+        """Kill a node, and set the clock back: its leases end far in the future."""
         self.servers[1].kill()
         self.clock.set(-3600)
 
     def suffer(self, fault, seconds):
-        """Let one fault last."""
+        """Apply one fault for some seconds, then recover."""
         fault(self)
         time.sleep(seconds)
         self.heal()
@@ -182,7 +182,7 @@ FAULTS = [
 
 
 def stand_still(make_server, receiver, number, faults, seconds, still_seconds=STILL_SECONDS):
-    """Let nodes under load suffer each fault, then recover; return what stood still, and why."""
+    """Apply each fault to nodes under load; return figures of standstills and log lines."""
     with Trial(make_server, receiver, number) as trial:
         urls = [server.url for server in trial.servers]
         with (
@@ -198,24 +198,24 @@ def stand_still(make_server, receiver, number, faults, seconds, still_seconds=ST
         lines = [line for server in trial.servers for line in reasons(server)]
         delays = [delay(one, lines) for one in watch.found]
         for one, after in zip(watch.found, delays, strict=True):
-            print(one, f"told after {after:.1f} s")
+            print(one, f"explained after {after:.1f} s")
         for at, message in sorted(lines):
             print(f"{at:.1f}", message[:200])
         assert inf not in delays, f"{delays.count(inf)} of {len(delays)} are not explained"
         return {
             "tasks": len(submitters.stored), "still": len(delays), "lines": len(lines),
-            "told after": f"{max(delays, default=0):.1f} s",
+            "explained after": f"{max(delays, default=0):.1f} s",
         }  # fmt: skip
 
 
-def test_while_the_database_is_silent_the_log_says_so(make_server, receiver):
+def test_a_silent_database_is_in_the_log(make_server, receiver):
     figures = stand_still(make_server, receiver, seed(), [Trial.silence], 7.0, still_seconds=4.0)
     assert figures["lines"] > 0
     assert figures["still"] > 0
 
 
 @pytest.mark.chaos
-def test_whatever_happens_the_log_says_why(make_server, receiver, capsys):
+def test_every_standstill_is_explained_in_the_log(make_server, receiver, capsys):
     number = seed()
     chance = random.Random(number)
     faults = [fault for _ in range(LONG) for fault in chance.sample(FAULTS, len(FAULTS))]

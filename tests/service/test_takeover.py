@@ -1,4 +1,4 @@
-"""A server is killed in the middle of a call: what it ran, and what it had not begun, goes on."""
+"""A server is killed during a call: its calls are repeated, and its waiting tasks move."""
 
 import time
 from contextlib import closing
@@ -8,22 +8,22 @@ import pytest
 from false_clock import FalseClock
 from receivers import slow
 from servers import PostgresServer
-from service.rig import QUICK
+from service.harness import QUICK
 from web.serving import wait_until
 
 HOUR = 3600
-LEASE = 3.0  # for tests that wait for its end
-SHORT = 1.5  # the same, where one that ends too early does no harm
-LONG = 600.0  # ends in no test, but when the clock is set forward by an hour
+LEASE = 3.0  # seconds, for tests that wait for its end
+SHORT = 1.5  # the same, for tests in which an early end does no harm
+LONG = 600.0  # ends only if the clock is set forward
 SHARDS = 64
-NEVER = 3600.0  # no node is given up for not being heard of
+NEVER = 3600.0  # no node is considered dead
 SERVICE = {"timeout": HOUR, "max_attempts": 5, "backoff": QUICK, "concurrency": 100}
-TAKEN_UP_SECONDS = 45.0  # by which what a killed server ran is called again
+TAKEN_UP_SECONDS = 45.0  # until calls of a killed server are repeated
 
 
 @pytest.fixture
 def pair(make_server, postgres_url):
-    """Makes two servers on PostgreSQL that have half of the shards each."""
+    """Starts two servers on PostgreSQL with half of the shards each."""
 
     def make(url=postgres_url, **options):
         servers = [make_server(url, errors=True, **options) for _ in range(2)]
@@ -35,7 +35,7 @@ def pair(make_server, postgres_url):
 
 
 def lost_once(server, receiver, one):
-    """The task was called again after its server was lost, and has ended."""
+    """Check that a task was repeated once after its server was lost, and has finished."""
     receiver.wait(lambda: receiver.attempts().get(one) == [1, 2])
     receiver.release()
     assert server.ended(one)["state"] == "finished"
@@ -44,7 +44,7 @@ def lost_once(server, receiver, one):
     assert error.startswith("lost")
 
 
-def test_what_one_of_two_ran_is_called_by_the_other_whatever_its_timeout(pair, receiver):
+def test_calls_of_a_killed_server_are_repeated_by_the_other_whatever_their_timeout(pair, receiver):
     first, second = pair(lease=LEASE)
     first.service("work", receiver.watch("/work", slow), **SERVICE)
     ids = first.now("work", 20)
@@ -59,14 +59,14 @@ def test_what_one_of_two_ran_is_called_by_the_other_whatever_its_timeout(pair, r
 
 
 def ids_run_by(server, ids):
-    """The tasks that a server has claimed."""
+    """Return the tasks that a server has claimed."""
     (node,) = [one["name"] for one in server.get("/v1/nodes").json["items"] if one["this"]]
     tasks = [server.get(f"/v1/tasks/{one}", status=200).json for one in ids]
     return [task for task in tasks if task["node"] == node]
 
 
-def test_what_was_not_begun_moves_on_though_no_lease_is_over(pair, receiver):
-    """The session of a killed process is gone at once, and tells the other."""
+def test_waiting_tasks_move_before_any_lease_ends(pair, receiver):
+    """The database session of a killed process ends at once, which the other notices."""
     first, second = pair(ttl=NEVER)
     first.service("work", receiver.watch("/work"), **SERVICE)
     ids = [first.submit("work", number, delay=3)["id"] for number in range(100)]
@@ -76,9 +76,7 @@ def test_what_was_not_begun_moves_on_though_no_lease_is_over(pair, receiver):
     assert owned(second) == SHARDS
 
 
-def test_one_that_comes_back_under_its_name_does_not_wait_for_its_old_lease(
-    make_server, postgres_url, receiver
-):
+def test_a_restarted_node_does_not_wait_for_its_old_lease(make_server, postgres_url, receiver):
     server = make_server(postgres_url, "--node", "n1", errors=True, ttl=NEVER)
     server.service("work", receiver.watch("/work"), **SERVICE)
     ids = [server.submit("work", number, delay=2)["id"] for number in range(10)]
@@ -86,8 +84,8 @@ def test_one_that_comes_back_under_its_name_does_not_wait_for_its_old_lease(
     assert {server.ended(one)["state"] for one in ids} == {"finished"}
 
 
-def test_on_sqlite_what_it_ran_is_called_again_when_it_is_started(make_server, tmp_path, receiver):
-    """The lock of the file is free: whoever ran it is dead."""
+def test_on_sqlite_a_restart_repeats_the_calls_that_were_running(make_server, tmp_path, receiver):
+    """The lock of the file is free, so that its owner is dead."""
     server = make_server(f"sqlite:///{tmp_path}/tasks.db", errors=True, lease=NEVER)
     server.service("work", receiver.watch("/work", slow), **SERVICE)
     (one,) = server.now("work")
@@ -96,7 +94,7 @@ def test_on_sqlite_what_it_ran_is_called_again_when_it_is_started(make_server, t
     lost_once(server, receiver, one)
 
 
-def test_on_sqlite_one_that_stands_by_calls_it_at_once(make_server, tmp_path, receiver):
+def test_on_sqlite_a_standby_repeats_them_at_once(make_server, tmp_path, receiver):
     url = f"sqlite:///{tmp_path}/tasks.db"
     first, second = (make_server(url, errors=True, lease=NEVER) for _ in range(2))
     first.service("work", receiver.watch("/work", slow), **SERVICE)
@@ -108,7 +106,7 @@ def test_on_sqlite_one_that_stands_by_calls_it_at_once(make_server, tmp_path, re
 
 @pytest.fixture
 def database():
-    """A PostgreSQL whose clock a test sets."""
+    """A PostgreSQL server whose clock the test can set."""
     with closing(PostgresServer()) as server:
         server.clock = FalseClock(server.directory)
         server.environment = server.clock.environment
@@ -116,10 +114,10 @@ def database():
         yield server
 
 
-def test_leases_that_a_clock_set_forward_has_ended_are_left_to_those_that_renew_them(
+def test_leases_ended_by_a_clock_set_forward_are_left_to_their_live_owners(
     pair, make_server, database, receiver
 ):
-    """A third server takes shards over, and finds calls of the others in them."""
+    """A third server takes over shards, and finds calls of the others in them."""
     options = {"lease": LONG, "ttl": LONG}
     first, second = pair(database.url, **options)
     first.service("work", receiver.watch("/work", slow), **SERVICE)
@@ -137,15 +135,13 @@ def test_leases_that_a_clock_set_forward_has_ended_are_left_to_those_that_renew_
 
 
 def owned(server):
-    """How many shards a server has."""
+    """Return the number of shards that a server owns."""
     return server.get("/v1/stats", status=200).json["owned"]
 
 
 @pytest.mark.chaos
-def test_leases_that_end_in_an_hour_as_the_clock_was_set_back_are_not_waited_for(
-    pair, database, receiver
-):
-    """The first server stands still, and keeps its session."""
+def test_leases_extended_by_a_clock_set_back_are_not_waited_for(pair, database, receiver):
+    """The first server is paused, and keeps its database session."""
     first, second = pair(database.url, lease=SHORT, ttl=SHORT)
     first.service("work", receiver.watch("/work", slow), **SERVICE)
     (one,) = first.now("work")
@@ -165,7 +161,7 @@ def test_leases_that_end_in_an_hour_as_the_clock_was_set_back_are_not_waited_for
 
 
 @pytest.mark.chaos
-def test_with_the_leases_of_every_day_it_is_taken_up_within_45_seconds(pair, receiver, capsys):
+def test_with_default_leases_calls_are_repeated_within_45_seconds(pair, receiver, capsys):
     first, _ = pair()
     first.service("work", receiver.watch("/work", slow), **SERVICE)
     first.service("quick", receiver.watch("/quick"), **SERVICE)

@@ -14,6 +14,7 @@ IMPORTED = {
     "tickwheel.durable.scheduler",
     "tickwheel.durable.verbs",
     "tickwheel.durable.channel",
+    "tickwheel.durable.coordinator",
     "tickwheel.durable.registry",
     "tickwheel.durable.metrics",
     "tickwheel.durable.directory.configuration",

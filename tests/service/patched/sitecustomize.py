@@ -1,6 +1,6 @@
-"""On the PYTHONPATH of a server: its leases, and those of nodes, last as long as a test says.
+"""On the PYTHONPATH of a server: sets the durations of leases, and other constants, for a test.
 
-TEST_CONSTANTS are other values for constants, as JSON, by module and name.
+TEST_CONSTANTS has the values of constants, as JSON, by module and name.
 """
 
 import importlib

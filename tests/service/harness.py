@@ -1,9 +1,8 @@
-"""What the tests of the service under faults stand on: servers that can be killed and paused, a
-receiver that notes when it was called, and submitters that do not stop.
+"""The harness of the tests with faults: servers to kill and pause, receivers, and submitters.
 
 - A `Server` keeps its port and its store through kills and restarts.
-- A `Watcher` is a receiver with a watch: what came, when, and how many calls were open then.
-- `Submitters` are threads and a loop that submit until told to stop, and note what was answered.
+- A `Watcher` is a receiver that records each call, its time, and the number of open calls.
+- `Submitters` submit from threads and a loop until they are stopped, and record the answers.
 """
 
 import asyncio
@@ -25,16 +24,16 @@ from tickwheel.errors import Locked
 from web.serving import PATCHED, Served, wait_until
 
 QUICK = {"first": 0.01, "factor": 1, "max": 0.01, "jitter": 0}
-"""A backoff for tests that wait for the next try."""
+"""A backoff for tests that wait for a retry."""
 
 LIVE = ("delay", "ready", "running")
 
 
 class Server(Served):
-    """A server on a port that stays its own, which may call receivers on this machine.
+    """A server on a fixed port, which may call receivers on this machine.
 
-    - `lease`: how long its leases last, in seconds, instead of 30.
-    - `ttl`: after how many seconds the others notice that it is not heard of, instead of 10.
+    - `lease`: the duration of its leases in seconds, instead of 30.
+    - `ttl`: the seconds after which other nodes consider it dead, instead of 10.
     """
 
     def __init__(self, store, directory, *arguments, lease=None, ttl=None, **options):
@@ -55,9 +54,9 @@ class Server(Served):
         return self.start()
 
     def pause(self):
-        """Let it stand still: connections stay open, and nothing answers."""
+        """Pause it: connections stay open, and nothing answers."""
         self.signal(signal.SIGSTOP)
-        wait_until(lambda: servers._stopped(self.pid), "it stands still")
+        wait_until(lambda: servers._stopped(self.pid), "it is paused")
 
     def resume(self):
         self.signal(signal.SIGCONT)
@@ -66,19 +65,19 @@ class Server(Served):
         return Client(self.url, **{"timeout": 60, "retries": 100} | options)
 
     def figures(self, service):
-        """How a service does on this node."""
+        """Return the statistics of a service on this node."""
         return self.get("/v1/stats", status=200).json["services"][service]
 
     def calls(self, service):
-        """How many calls of a service this node has made and ended since it was started."""
+        """Return the number of finished calls of a service by this node since its start."""
         return self.figures(service)["latency"]["count"]
 
     def ended(self, task_id):
-        """Wait for a task's end, and return it."""
+        """Wait until a task is final, and return it."""
         return self.task_in(task_id, "finished", "failed", "cancelled")
 
     def events(self, task_id):
-        """The execution log of a task: each attempt's event and error."""
+        """Return the execution log of a task: each attempt's event and error."""
         items = self.get(f"/v1/tasks/{task_id}/attempts", status=200).json["items"]
         return [(item["event"], item["error"]) for item in items]
 
@@ -98,7 +97,7 @@ class Server(Served):
 
 
 class Arrival(NamedTuple):
-    """One call, as the receiver saw it."""
+    """One call, as the receiver recorded it."""
 
     id: str
     attempt: int
@@ -106,8 +105,8 @@ class Arrival(NamedTuple):
     path: str
     at: float  # seconds since 1970
     due_at: float
-    answered: int  # calls of this path that had been answered by then
-    open: int  # calls of this path that were not, with this one
+    answered: int  # calls of this path that were answered before
+    open: int  # calls of this path that were open, including this one
 
     @property
     def late(self):
@@ -115,7 +114,7 @@ class Arrival(NamedTuple):
 
 
 class Watcher(Receiver):
-    """A receiver that notes each call of a path given to `watch`."""
+    """A receiver that records each call of a path given to `watch`."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -124,12 +123,12 @@ class Watcher(Receiver):
         self._counts = {}
 
     def watch(self, path, *behaviours):
-        """Give a path its behaviour, as `on` does, and note its calls."""
+        """Set the behaviour of a path, as `on` does, and record its calls."""
         behaviours = behaviours or (answering(200),)
         return self.on(path, *(self._watched(each) for each in behaviours))
 
     def of(self, path):
-        """The calls of one path, in order."""
+        """Return the calls of one path, in order."""
         with self._changed:
             return [one for one in self.arrivals if one.path == path]
 
@@ -137,7 +136,7 @@ class Watcher(Receiver):
         return {one.id for one in self.of(path)}
 
     def attempts(self):
-        """For each task, its attempts in the order in which they came."""
+        """Return the attempts of each task, in order of arrival."""
         found = {}
         with self._changed:
             for one in self.arrivals:
@@ -169,7 +168,7 @@ class Watcher(Receiver):
 
 
 def working(seconds):
-    """Answers 200 after a little work: a call that takes no time is never caught under way."""
+    """Answers 200 after a short time, so that a kill can interrupt the call."""
 
     async def behave(call):
         await asyncio.sleep(seconds)
@@ -179,12 +178,12 @@ def working(seconds):
 
 
 class Submitters:
-    """Submit to servers from several threads and a loop, until stopped: by name, one task each.
+    """Submits tasks from several threads and a loop until stopped, each with a unique name.
 
-    - `stored`: by name, the ids that were answered; one each, however often it was submitted.
-    - `cancelled`: ids whose cancel was answered.
-    - `errors`: what a client raised; clients are to try again by themselves, so there is none.
-    - Names are idempotency keys; now and then one is submitted a second time.
+    - `stored`: by name, the ids in the answers; one each, however often it was submitted.
+    - `cancelled`: the ids whose cancel was answered.
+    - `errors`: exceptions of clients; they retry by themselves, so there should be none.
+    - A name is an idempotency key; some are submitted twice.
     """
 
     def __init__(self, urls, service="work", *, seed=0, threads=2, tasks=4, pause=0.01):
@@ -218,7 +217,7 @@ class Submitters:
         assert not any(thread.is_alive() for thread in self._threads), "a submitter hangs"
 
     def wait(self, more):
-        """Wait until so many more were stored."""
+        """Wait until `more` tasks were stored."""
         with self._changed:
             enough = len(self.stored) + more
             assert self._changed.wait_for(
@@ -247,7 +246,7 @@ class Submitters:
                     self._cancel(client)
 
     def _bulk(self, client):
-        """Submit ten at once; those whose names a paused server has locked, again."""
+        """Submit ten at once; retry those whose names a paused server has locked."""
         left = dict(self._next() for _ in range(10))
         while left and not self._stop.is_set():
             for name, answer in zip([*left], client.submit_many([*left.values()]), strict=True):
@@ -256,11 +255,11 @@ class Submitters:
                     del left[name]
 
     def _cancel(self, client):
-        """Submit one for later, and cancel it: when the answer is here, it is cancelled."""
+        """Submit one for later, and cancel it; after the answer it must be cancelled."""
         name, options = self._next()
         task_id = client.submit(**options | {"delay": 3600}).id
         self._note(name, task_id)
-        client.cancel(task_id)  # a second try has not won, and finds what the first one did
+        client.cancel(task_id)  # a retry does not win, and finds it cancelled
         self.cancelled.add(task_id)
 
     def _looped(self, tasks):
@@ -293,7 +292,7 @@ class Submitters:
 
 
 def metric(text, name, **labels):
-    """One value of a page of metrics."""
+    """Return one value of a page of metrics."""
     wanted = ",".join(f'{label}="{value}"' for label, value in labels.items())
     pattern = rf"^{re.escape(name)}(?:\{{{re.escape(wanted)}\}})? (\S+)$"
     found = re.search(pattern, text, re.MULTILINE)
@@ -301,13 +300,13 @@ def metric(text, name, **labels):
 
 
 def memory(pid):
-    """The most memory that a process has had, in bytes."""
+    """Return the peak memory of a process in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
 
 def seed():
-    """The seed of a run, as given or by chance; printed with a failure."""
+    """Return the seed of a run, from the environment or random; print it."""
     given = os.environ.get("TICKWHEEL_KILL_SEED")
     chosen = int(given or random.SystemRandom().randrange(10**6))
     print(f"seed {chosen}")
