@@ -88,7 +88,7 @@ class TestOnEveryLoop:
         async def main():
             seen, expected = [], []
             async with AsyncTimer() as timer:
-                start = math.ceil(timer.time() * 1000) / 1000 + 0.02
+                start = math.ceil(timer.time() * 1000) / 1000 + 0.2
                 for i in range(200):
                     tick = random.randrange(5)
                     timer.call_at(start + tick * 0.002, seen.append, (tick, i))

@@ -1,4 +1,4 @@
-"""The tests of the timers again, on the core in Python, one file per process.
+"""The tests of the timers again, on the core in Python, in a few processes.
 
 The core of the timers is chosen at import. test_deadlines.py is not one of these files: it compares
 both cores in one process.
@@ -15,23 +15,25 @@ import cores
 import tickwheel
 
 HERE = Path(__file__).parent
-COVERED = ("clock", "timer", "every", "aio", "loop", "purgatory", "async_purgatory", "idle")
-FILES = sorted(
-    path.name
-    for name in COVERED
-    for path in (HERE / f"test_{name}.py", *HERE.glob(f"test_{name}_*.py"))
-    if path.name != "test_idle_gateway.py"
-)
+GROUPS = {
+    "timers": ["clock", "every", "timer", "timer_callbacks", "timer_life"],
+    "processes": ["timer_processes", "timer_threads"],
+    "loops": ["aio", "aio_loops", "loop"],
+    "purgatory": ["async_purgatory", "purgatory", "purgatory_checks", "purgatory_memory"],
+    "races": ["purgatory_operations", "purgatory_races"],
+    "idle": ["idle", "idle_timers"],
+}
 OMITTED = "drift_over or reschedules_itself_without_a_delay"  # long, and independent of the core
 
 
 @pytest.mark.skipif(not tickwheel.NATIVE, reason="this process already uses the core in Python")
 @pytest.mark.skipif("pure" not in cores.NAMES, reason="only the native core is tested")
-@pytest.mark.parametrize("file", FILES)
-def test_the_tests_of_a_timer_pass_on_the_core_in_python(file):
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_tests_of_the_timers_pass_on_the_core_in_python(group):
+    files = [HERE / f"test_{name}.py" for name in GROUPS[group]]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ended = subprocess.run(
-        [*command, "-k", f"not ({OMITTED})", HERE / file],
+        [*command, "-k", f"not ({OMITTED})", *files],
         capture_output=True,
         text=True,
         timeout=600,
@@ -43,6 +45,8 @@ def test_the_tests_of_a_timer_pass_on_the_core_in_python(file):
     assert "passed" in ended.stdout
 
 
-def test_every_file_exists_and_this_file_is_not_one_of_them():
-    assert all((HERE / name).is_file() for name in FILES)
-    assert Path(__file__).name not in FILES
+def test_every_test_of_a_timer_is_in_a_group():
+    kinds = ("aio", "idle", "purgatory", "timer")
+    found = {path.stem for kind in kinds for path in HERE.glob(f"test_{kind}*.py")}
+    listed = {f"test_{name}" for names in GROUPS.values() for name in names}
+    assert found - {"test_idle_gateway"} <= listed
