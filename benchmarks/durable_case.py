@@ -48,7 +48,7 @@ class App:
 
     def ended(self) -> int:
         """Return how many tasks have ended, counted after the commit."""
-        return sum(self.scheduler._started().feedback.ended.values())
+        return sum(self.scheduler._started().feedback.event_counts.values())
 
 
 async def noop(number: int) -> None:

@@ -238,7 +238,7 @@ def note_jvm(
 def write(measured: Measured, peers: dict[str, JvmPeer], directory: Path) -> None:
     """Write timer.json, timer.md and timer.svg."""
     where, all_goals = machine.describe(), goals(measured)
-    versions = machine.versions("uvloop") | {"APScheduler": machine.installed("apscheduler")}
+    versions = machine.versions("uvloop") | {"APScheduler": machine.package_version("apscheduler")}
     versions |= {"Java": jvm.java_version() or "not installed"}
     versions |= {peer.label: peer.version for peer in peers.values() if peer.version}
     record = {

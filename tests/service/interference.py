@@ -54,7 +54,7 @@ TASKS_PER_FAULT = 20
 class Lateness(NamedTuple):
     """The lateness of calls in seconds."""
 
-    count: int
+    calls: int
     p50: float
     p99: float
     most: float
@@ -66,7 +66,7 @@ class Lateness(NamedTuple):
 
     def __str__(self):
         ms = [f"{1000 * one:.1f}" for one in (self.p50, self.p99, self.most)]
-        return f"{self.count} calls, late by p50 {ms[0]} ms, p99 {ms[1]} ms, most {ms[2]} ms"
+        return f"{self.calls} calls, late by p50 {ms[0]} ms, p99 {ms[1]} ms, most {ms[2]} ms"
 
 
 def interfere(server, *, rate, seconds):

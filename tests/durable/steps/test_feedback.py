@@ -356,9 +356,9 @@ class TestLives:
     @pytest.mark.parametrize(
         "answer",
         [
-            Answer(Event.SNOOZE, after_ms="soon"),
-            Answer(Event.RETRY, after_ms="soon"),
-            Answer(Event.RETRY, error=Unprintable()),
+            Answer(Event.SNOOZE, after_ms="soon"),  # type: ignore[arg-type]
+            Answer(Event.RETRY, after_ms="soon"),  # type: ignore[arg-type]
+            Answer(Event.RETRY, error=Unprintable()),  # type: ignore[arg-type]
         ],
     )
     async def test_an_invalid_answer_is_a_failure(self, stage, answer):
