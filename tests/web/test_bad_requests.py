@@ -34,13 +34,18 @@ VALUE = "Bearer planted-header-value"
 PASSWORD = "planted-password"
 SEAL = "planted-key-that-seals-the-secrets"
 HEAVY = {  # 100 kB and more each
-    "told_deep_nesting", "told_large_payload", "broken_large_header", "broken_many_headers",
+    "answered_deep_nesting", "answered_large_payload", "broken_large_header", "broken_many_headers",
     "broken_long_target",
 }  # fmt: skip
 HOST = b"Host: localhost\r\n"
 
 # An unknown name may be new on another node: these wait until the store is read again.
-PATIENT = {"told_unknown_service", "told_wrong_token", "told_other_scheme", "told_large_payload"}
+PATIENT = {
+    "answered_unknown_service",
+    "answered_wrong_token",
+    "answered_other_scheme",
+    "answered_large_payload",
+}
 SENDERS = 16
 
 
@@ -102,14 +107,16 @@ def request(method, target, body=None, *, token=None, media="application/json", 
 class Kinds:
     """Bad requests by kind: each method makes a random one that must be refused.
 
-    `told_` are answered on a connection that stays open; `broken_` are not HTTP: they are answered,
-    and the connection is closed; `left_` are broken off by the caller, and get no answer.
+    `answered_` are answered on a connection that stays open; `broken_` are not HTTP: they are
+    answered, and the connection is closed; `abandoned_` are broken off by the caller without one.
     """
 
     def __init__(self, token, seed=1):
         self.token = token
         self.any = random.Random(seed)
-        self.names = [name for name in dir(self) if name.startswith(("told_", "broken_", "left_"))]
+        self.names = [
+            name for name in dir(self) if name.startswith(("answered_", "broken_", "abandoned_"))
+        ]
 
     def make(self, name):
         return getattr(self, name)()
@@ -124,15 +131,15 @@ class Kinds:
     def _text(self, length):
         return "".join(self.any.choices("abcdefghijklmnop", k=length))
 
-    def told_bad_json(self):
+    def answered_bad_json(self):
         parts = [b"{", b'"', b"}", b"[", b":", b",", b"nul", b"\\", b"1e", b"-", b"\x00"]
         return self._post(b"{" + b"".join(self.any.choices(parts, k=self.any.randint(1, 9))))
 
-    def told_truncated_json(self):
+    def answered_truncated_json(self):
         text = json.dumps({"service": "mail", "payload": [self._text(9)] * 9}).encode()
         return self._post(text[: self.any.randrange(1, len(text) - 1)])
 
-    def told_wrong_types(self):
+    def answered_wrong_types(self):
         wrong = [None, True, -1, 1.5, "x" * 300, [], {}, [[]], 10**30, "\0"]
         field = self.any.choice(
             ["service", "delay", "due_at", "max_attempts", "timeout", "on_conflict"]
@@ -143,51 +150,51 @@ class Kinds:
             chosen = "x" * 300
         return self._post({**usual, field: chosen})
 
-    def told_unknown_fields(self):
+    def answered_unknown_fields(self):
         return self._post({"service": "mail", self._text(8): SECRET})
 
-    def told_unknown_service(self):
+    def answered_unknown_service(self):
         return self._post({"service": self._text(8)})
 
-    def told_both_times(self):
+    def answered_both_times(self):
         return self._post({"service": "mail", "delay": 1, "due_at": "2126-01-01T00:00:00Z"})
 
-    def told_deep_nesting(self):
+    def answered_deep_nesting(self):
         depth = self.any.choice([5_000, 50_000])
         return self._post(b'{"service":"mail","payload":' + b"[" * depth + b"]" * depth + b"}")
 
-    def told_not_a_number(self):
+    def answered_not_a_number(self):
         word = self.any.choice([b"NaN", b"Infinity", b"-Infinity", b"01", b"0x5", b"1_0"])
         return self._post(b'{"service":"mail","payload":' + word + b"}")
 
-    def told_invalid_utf8(self):
+    def answered_invalid_utf8(self):
         odd = self.any.choice(
             [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\xc0\x80"]
         )
         return self._post(b'{"service":"mail","payload":"' + odd + b'"}')
 
-    def told_wrong_media(self):
+    def answered_wrong_media(self):
         media = self.any.choice(["text/plain", "application/xml", "x", "multipart/form-data", ";"])
         return self._post({"service": "mail"}, media=media)
 
-    def told_bad_id(self):
+    def answered_bad_id(self):
         task_id = self.any.choice(
             [UNKNOWN_ID, "x", self._text(32), "%00", "A" * 32, "0" * 33, "-1"]
         )
         what = self.any.choice(["", "/attempts"])
         return request("GET", f"/v1/tasks/{task_id}{what}", token=self.token)
 
-    def told_bad_feedback(self):
+    def answered_bad_feedback(self):
         return self._post({"outcome": "finished", "attempt": 1}, f"/v1/tasks/{UNKNOWN_ID}/feedback")
 
-    def told_bad_cursor(self):
+    def answered_bad_cursor(self):
         cursor = self.any.choice(
             ["x", "", "0" * 31, "G" * 32, "'; DROP TABLE task; --".replace(" ", "+")]
         )
         path = self.any.choice(["/v1/tasks", "/v1/backlog", "/v1/audit"])
         return request("GET", f"{path}?cursor={cursor}", token=self.token)
 
-    def told_bad_query(self):
+    def answered_bad_query(self):
         many = "&".join(["limit=1"] * 99)
         wrong = [
             "limit=0",
@@ -202,20 +209,20 @@ class Kinds:
         query = self.any.choice(wrong)
         return request("GET", f"/v1/tasks?{query}&x", token=self.token)
 
-    def told_unknown_path(self):
+    def answered_unknown_path(self):
         path = self.any.choice(
             ["/v2", "/v1/", "/v1/tasks/a/b/c", "/../etc/passwd", "/%2e%2e/x", "/.env"]
         )
         return request("GET", path + self._text(3), token=self.token)
 
-    def told_unknown_method(self):
+    def answered_unknown_method(self):
         method = self.any.choice(["PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "LOCK"])
         return request(method, "/v1/tasks", token=self.token)
 
-    def told_no_token(self):
+    def answered_no_token(self):
         return request("GET", "/v1/tasks")
 
-    def told_wrong_token(self):
+    def answered_wrong_token(self):
         right = self.token
         token = self.any.choice([
             right + "x", right[:-1], right.upper(), f"tw_{'0' * 12}_{right[16:]}", "x" * 9_000, "",
@@ -223,32 +230,32 @@ class Kinds:
         ])  # fmt: skip
         return request("GET", "/v1/tasks", token=token)
 
-    def told_other_scheme(self):
+    def answered_other_scheme(self):
         return request("GET", "/v1/tasks", more=[f"Authorization: Basic {self.token}"])
 
-    def told_bad_namespace(self):
+    def answered_bad_namespace(self):
         return request("GET", "/v1/tasks", token=self.token, more=["Tickwheel-Namespace: a/b"])
 
-    def told_bad_idempotency_key(self):
+    def answered_bad_idempotency_key(self):
         key = self.any.choice(["", "x" * 300, "\xe9"])
         return self._post({"service": "mail"}, more=[f"Idempotency-Key: {key}"])
 
-    def told_bad_secret(self):
+    def answered_bad_secret(self):
         wrong = [SECRET + "!", SECRET[6:], {"a": SECRET}, [SECRET, 5], [[SECRET]], SECRET * 9]
         return self._put(secret=self.any.choice(wrong))
 
-    def told_bad_header(self):
+    def answered_bad_header(self):
         wrong = [{"x": VALUE + "\r\n"}, {"x": VALUE + "\0"}, {"x": [VALUE]}, [VALUE], VALUE,
                  {"host": VALUE}, {"x y": VALUE}, {"x": VALUE * 999}]  # fmt: skip
         return self._put(headers=self.any.choice(wrong))
 
-    def told_bad_endpoint(self):
+    def answered_bad_endpoint(self):
         user = f"u:{PASSWORD}"
         wrong = [f"http://{user}@127.0.0.1/", f"ftp://{user}@h/", "", "http://", "x" * 3_000,
                  "http://169.254.169.254/", f"http://{user}@127.0.0.1:99999/"]  # fmt: skip
         return self._put(endpoint=self.any.choice(wrong))
 
-    def told_large_length(self):
+    def answered_large_length(self):
         length = self.any.choice([(16 << 20) + 1, 1 << 40])
         head = request(
             "POST", "/v1/tasks", token=self.token, more=["Content-Type: application/json"]
@@ -257,12 +264,12 @@ class Kinds:
             b"\r\n\r\n", b"\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % length
         )
 
-    def told_large_payload(self):
+    def answered_large_payload(self):
         if self.any.random() < 0.9:
-            return self.told_unknown_service()
+            return self.answered_unknown_service()
         return self._post(b'{"service":"mail","payload":"' + b"x" * (1 << 20) + b'"}')
 
-    def told_bad_batch(self):
+    def answered_bad_batch(self):
         body = self.any.choice([b"{}", b"[", b"[{]", b"null", b'[{"service":"mail"},', b"\xff"])
         return self._post(body, "/v1/tasks/batch")
 
@@ -305,21 +312,21 @@ class Kinds:
     def broken_long_target(self):
         return b"GET /healthz?" + b"a" * 200_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n"
 
-    def left_half_head(self):
+    def abandoned_half_head(self):
         text = request("GET", "/v1/tasks", token=self.token)
         return text[: self.any.randrange(1, len(text) - 2)]
 
-    def left_half_body(self):
+    def abandoned_half_body(self):
         text = self._post({"service": "mail", "payload": self._text(50)})
         return text[: -self.any.randrange(1, 60)]
 
-    def left_half_chunk(self):
+    def abandoned_half_chunk(self):
         head = self._post(
             None, more=["Content-Type: application/json", "Transfer-Encoding: chunked"]
         )
         return head + b"5\r\n{"
 
-    def left_at_once(self):
+    def abandoned_at_once(self):
         return b""
 
 
@@ -374,13 +381,13 @@ class Flood:
 
     def send(self, name):
         data = self.kinds.make(name)
-        if name.startswith("told_"):
-            answer = self.told(data)
+        if name.startswith("answered_"):
+            answer = self.check_answered(data)
         else:
             with Wire(self.server) as wire:
                 with contextlib.suppress(ConnectionError):  # it may answer before all was sent
                     wire.send(data)
-                if name.startswith("left_"):
+                if name.startswith("abandoned_"):
                     wire.reset() if self.kinds.any.random() < 0.5 else wire.close()
                     return
                 wire.socket.settimeout(PATIENCE)
@@ -406,7 +413,7 @@ class Flood:
                 self.send(name)
         return self.answered
 
-    def told(self, data):
+    def check_answered(self, data):
         if self.wire is None:
             self.wire = Wire(self.server)
         self.wire.send(data)

@@ -105,12 +105,12 @@ async def turns(count=100):
         await asyncio.sleep(0)
 
 
-def run(story):
+def run(scenario):
     """Run a coroutine function on a loop, with a timeout."""
 
     async def guarded():
         async with asyncio.timeout(PATIENCE):
-            await story()
+            await scenario()
 
     asyncio.run(guarded())
 
@@ -119,7 +119,7 @@ class TestPipelining:
     COUNT = 50_000
 
     def test_the_loop_runs_several_times_before_the_next_is_parsed(self):
-        async def story():
+        async def scenario():
             ticks, seen = 0, []
 
             async def tick():
@@ -142,10 +142,10 @@ class TestPipelining:
             assert len(seen) == 20
             assert all(later - earlier > PAUSE_ITERATIONS for earlier, later in pairwise(seen))
 
-        run(story)
+        run(scenario)
 
     def test_nothing_is_parsed_or_read_until_the_first_is_answered(self):
-        async def story():
+        async def scenario():
             async with Line() as line:
                 line.writer.write(b"".join(GET % n for n in range(self.COUNT)))
                 await until(lambda: line.protocol.flow.read_paused)
@@ -158,10 +158,10 @@ class TestPipelining:
                 await line.answers(1000)
                 assert line.asked[:1000] == [f"/{n}" for n in range(1000)]
 
-        run(story)
+        run(scenario)
 
     def test_all_are_answered_in_order_however_they_are_split(self):
-        async def story():
+        async def scenario():
             body = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n\r\n\r\n\r\n\r\nx"
             chunks = (
                 b"POST /%d HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -181,11 +181,11 @@ class TestPipelining:
                         line.bodies == [b"", b"\r\n\r\n\r\n\r\nx", b"\r\n\r\n\r\n\r\nx", b""] * 10
                     )
 
-        run(story)
+        run(scenario)
 
     @pytest.mark.parametrize("late", [1, 4, 5])
     def test_the_next_is_not_parsed_with_the_end_of_the_first(self, late):
-        async def story():
+        async def scenario():
             async with Line() as line:
                 first = GET % 1
                 line.writer.write(first[:-late])
@@ -198,10 +198,10 @@ class TestPipelining:
                 line.may.set()
                 await line.answers(2)
 
-        run(story)
+        run(scenario)
 
     def test_the_next_is_not_handled_while_an_answer_is_unread(self):
-        async def story():
+        async def scenario():
             async with Line(answer=b"x" * 8 * MIB) as line:
                 line.may.set()
                 line.writer.write((GET % 1) * 50)
@@ -211,22 +211,22 @@ class TestPipelining:
                 await line.answers(3)
                 assert 3 <= len(line.asked) <= 4
 
-        run(story)
+        run(scenario)
 
     def test_pipelined_requests_count_as_unread_bytes(self, monkeypatch):
         monkeypatch.setattr("tickwheel.web.connection_limit.MAX_UNREAD_BYTES", 1000)
 
-        async def story():
+        async def scenario():
             async with Line() as line:
                 line.writer.write((GET % 1) * 100)
                 assert await line.reader.read() == b""
 
-        run(story)
+        run(scenario)
 
     def test_an_unfinished_pipelined_request_times_out(self, monkeypatch):
         monkeypatch.setattr(protocol, "PATIENCE_SECONDS", 0.1)
 
-        async def story():
+        async def scenario():
             async with Line() as line:
                 line.writer.write(GET % 1 + (GET % 2)[:20])
                 await until(lambda: line.protocol.flow.read_paused)
@@ -234,7 +234,7 @@ class TestPipelining:
                 await line.answers(1)
                 assert (await line.reader.read()).startswith(b"HTTP/1.1 408 ")
 
-        run(story)
+        run(scenario)
 
     def test_pipelined_requests_take_no_memory(self, serve):
         server = serve()
@@ -251,7 +251,7 @@ class TestPipelining:
             sending.join()
 
     def test_after_a_reset_a_connection_is_freed(self):
-        async def story():
+        async def scenario():
             async with Line() as line:
                 line.may.set()
                 line.writer.write(GET % 0)
@@ -262,7 +262,7 @@ class TestPipelining:
                 await until(lambda: not line.state.connections)
                 assert line.protocol.timeout_keep_alive_task is None
 
-        run(story)
+        run(scenario)
 
 
 def pour(wire, data):
@@ -282,7 +282,7 @@ def skip(wire, count):
 
 class TestPieces:
     def test_a_chunked_body_does_not_wait_as_pipelined_requests_do(self):
-        async def story():
+        async def scenario():
             async with Line(reads=True) as line:
                 line.connection_limit.pipelined = None
                 line.may.set()
@@ -291,7 +291,7 @@ class TestPieces:
                 await line.answers(1)
                 assert line.bodies == [b"x" * 20_000]
 
-        run(story)
+        run(scenario)
 
     def test_chunks_of_one_byte_do_not_block_others(self, monkeypatch):
         """A read of 256 KiB has 40,000 of them: parsing all at once would block the loop."""
@@ -304,7 +304,7 @@ class TestPieces:
 
         monkeypatch.setattr(protocol.Protocol, "on_body", on_body)
 
-        async def story():
+        async def scenario():
             nonlocal turn
             async with Line(reads=True) as line:
                 line.may.set()
@@ -316,12 +316,12 @@ class TestPieces:
                 await line.answers(1)
                 assert line.bodies == [b"x" * 100_000]
 
-        run(story)
+        run(scenario)
         assert sum(parsed.values()) == 100_000
         assert max(parsed.values()) <= SLICE_BYTES / 6 + 1
 
     def test_while_chunks_wait_reading_is_paused(self):
-        async def story():
+        async def scenario():
             async with Line(reads=True) as line:
                 head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
                 line.writer.write(head)
@@ -333,11 +333,11 @@ class TestPieces:
                     most = max(most, line.protocol.unread_bytes())
                 assert most <= READ + SLICE_BYTES
 
-        run(story)
+        run(scenario)
 
     @pytest.mark.parametrize("reads", [True, False], ids=["read", "unread_bytes"])
     def test_an_unread_body_is_not_buffered(self, reads):
-        async def story():
+        async def scenario():
             async with Line(reads=reads) as line:
                 head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
                 line.writer.write(head + b"400\r\n%s\r\n" % (b"x" * 1024) * 10_000)
@@ -348,12 +348,12 @@ class TestPieces:
                     most = max(most, len(line.protocol.cycle.body) + line.protocol.unread_bytes())
                 assert most < 3 * READ
 
-        run(story)
+        run(scenario)
 
     def test_a_body_after_its_answer_is_skipped_up_to_a_limit(self, monkeypatch):
         monkeypatch.setattr(protocol, "MAX_DISCARDED_BYTES", 4 * MIB)
 
-        async def story():
+        async def scenario():
             async with Line() as line:
                 line.may.set()
                 line.writer.write(
@@ -368,10 +368,10 @@ class TestPieces:
                         sent += MIB
                 assert 4 * MIB <= sent < 64 * MIB
 
-        run(story)
+        run(scenario)
 
     def test_a_malformed_body_after_its_answer_gets_no_second_answer(self):
-        async def story():
+        async def scenario():
             async with Line() as line:
                 line.may.set()
                 head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -380,12 +380,12 @@ class TestPieces:
                 line.writer.write(b"no size\r\n")
                 assert await line.reader.read() == b""
 
-        run(story)
+        run(scenario)
 
     def test_a_caller_that_reads_byte_by_byte_is_disconnected(self, monkeypatch):
         monkeypatch.setattr(protocol, "PATIENCE_SECONDS", 0.05)
 
-        async def story():
+        async def scenario():
             async with Line(answer=b"x" * 8 * MIB) as line:
                 await until(lambda: line.protocols)
                 left = itertools.count(8 * MIB, -1)  # a byte less each time
@@ -397,7 +397,7 @@ class TestPieces:
                 line.writer.write(GET % 1)
                 await until(lambda: not line.state.connections)
 
-        run(story)
+        run(scenario)
 
 
 class TestHeads:
@@ -407,7 +407,7 @@ class TestHeads:
         """Return the answer to a head, and whether the application was called."""
 
         def ask(head):
-            async def story():
+            async def scenario():
                 nonlocal found
                 async with Line() as line:
                     line.may.set()
@@ -415,7 +415,7 @@ class TestHeads:
                     found = await line.reader.readuntil(b"\r\n"), line.asked
 
             found = None
-            run(story)
+            run(scenario)
             return found
 
         return ask

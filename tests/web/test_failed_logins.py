@@ -31,37 +31,37 @@ async def settled():
         await asyncio.sleep(0)
 
 
-def failing(story):
+def failing(scenario):
     """Run a coroutine function with `FailedLogins` and its lines, on a loop with jumping time."""
 
     async def run():
         notes = Notes()
-        await story(FailedLogins(notes), notes.lines)
+        await scenario(FailedLogins(notes), notes.lines)
 
     return run()
 
 
 @pytest.fixture
 def jump(jumping_event_loop):
-    return lambda story: jumping_event_loop.run_until_complete(failing(story))
+    return lambda scenario: jumping_event_loop.run_until_complete(failing(scenario))
 
 
 class TestFailedLogins:
     def test_the_first_is_recorded_at_once(self, jump, caplog):
-        async def story(failed, lines):
+        async def scenario(failed, lines):
             failed.add("abc", "it is unknown", "203.0.113.9", "r-1")
             await settled()
             detail = "failed log-ins: 1, the last from 203.0.113.9: it is unknown"
             assert lines == [("token.refuse", "abc", "203.0.113.9", "r-1", detail)]
             await failed.close()
 
-        jump(story)
+        jump(scenario)
         assert [record.getMessage() for record in caplog.records] == [
             "failed log-ins: 1, the last from 203.0.113.9: it is unknown (token abc)"
         ]
 
     def test_a_flood_adds_few_lines_which_count_all(self, jump):
-        async def story(failed, lines):
+        async def scenario(failed, lines):
             for number in range(8640):
                 failed.add("abc", "it is unknown", "203.0.113.9", f"r-{number}")
                 await asyncio.sleep(10)
@@ -71,10 +71,10 @@ class TestFailedLogins:
             assert sum(counts) == 8640
             assert max(counts) <= LONGEST_PAUSE_SECONDS / 10 + 1
 
-        jump(story)
+        jump(scenario)
 
     def test_after_a_quiet_time_the_next_is_recorded_at_once(self, jump):
-        async def story(failed, lines):
+        async def scenario(failed, lines):
             for seconds in (0, 1, 10 * FIRST_PAUSE_SECONDS):
                 await asyncio.sleep(seconds)
                 failed.add("abc", "it is unknown", "203.0.113.9", "r-1")
@@ -83,16 +83,16 @@ class TestFailedLogins:
             await failed.close()
             assert len(lines) == 3
 
-        jump(story)
+        jump(scenario)
 
     def test_a_stop_records_the_rest(self, jump):
-        async def story(failed, lines):
+        async def scenario(failed, lines):
             for _ in range(10):
                 failed.add("abc", "it is unknown", "203.0.113.9", "r-1")
             await failed.close()
             assert [count_of(detail) for *_, detail in lines] == [1, 9]
 
-        jump(story)
+        jump(scenario)
 
 
 class TestOverHttp:
