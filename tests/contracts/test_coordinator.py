@@ -14,7 +14,7 @@ from contracts.stores import Place, stored, task, wanted
 from tickwheel import ManualClock
 from tickwheel.durable.coordinator import ShardRow
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
-from tickwheel.durable.coordinators.solo import LOOK, PATIENCE, SoloCoordinator
+from tickwheel.durable.coordinators.solo import BACK_OFF_SECONDS, CHECK_SECONDS, SoloCoordinator
 from tickwheel.durable.store import Claims
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -262,36 +262,36 @@ class TestSoloWithoutALock:
 
     async def test_who_has_lost_its_shards_says_so_and_gives_them_up(self, two, caplog):
         first, second, _ = two
-        assert await first.step() == PATIENCE[0]
+        assert await first.step() == BACK_OFF_SECONDS[0]
         assert first.owned() == {}
         (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
         assert line.getMessage().startswith("a dispatches no more: b has taken the shards")
-        assert await second.step() == LOOK
+        assert await second.step() == CHECK_SECONDS
         assert len(second.owned()) == SHARDS
 
     async def test_it_takes_them_back_after_a_while_however_often_it_is_woken(self, two, store):
         first, second, clock = two
         await second.stop()
         await first.step()
-        assert await first.step() == PATIENCE[0]
+        assert await first.step() == BACK_OFF_SECONDS[0]
         assert first.owned() == {}
-        clock.advance(PATIENCE[0])
+        clock.advance(BACK_OFF_SECONDS[0])
         await first.step()
         (given,) = await stored(store, task(store))
         assert len((await store.claim([wanted(given)], "a", first.owned())).tasks) == 1
-        assert await first.step() == LOOK
+        assert await first.step() == CHECK_SECONDS
 
     async def test_each_time_it_waits_longer(self, two):
         first, second, clock = two
         waits = []
-        for _ in range(len(PATIENCE)):
+        for _ in range(len(BACK_OFF_SECONDS)):
             waits.append(await first.step())
             clock.advance(waits[-1])
             await first.step()
             await second.step()
-            clock.advance(PATIENCE[-1])
+            clock.advance(BACK_OFF_SECONDS[-1])
             await second.step()
-        assert waits == list(PATIENCE)
+        assert waits == list(BACK_OFF_SECONDS)
 
 
 class TestSoloWithALock:
@@ -323,9 +323,9 @@ class TestSoloWithALock:
         assert first.owned() == {}
         (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
         assert "those of c: a backup was restored" in line.getMessage()
-        assert await first.step() == LOOK
+        assert await first.step() == CHECK_SECONDS
         assert all(first.owned()[shard] > epoch for shard, epoch in before.items())
-        assert await first.step() == LOOK
+        assert await first.step() == CHECK_SECONDS
 
     async def test_it_gives_shards_up_here_before_another_can_take_them(
         self, two, store, tmp_path, monkeypatch
@@ -349,14 +349,14 @@ class TestSoloWithALock:
         first, second, clock = two
         waits = []
         await first.step()
-        for _ in range(len(PATIENCE)):
+        for _ in range(len(BACK_OFF_SECONDS)):
             await second.step()  # takes the shards, or has lost them
             await second.step()
             waits.append(await first.step())
             clock.advance(waits[-1])
             await first.step()
             second._owned = {}
-        assert waits == [0.0, *PATIENCE[:-1]]
-        clock.advance(PATIENCE[-1] + 1)  # it was well for long
+        assert waits == [0.0, *BACK_OFF_SECONDS[:-1]]
+        clock.advance(BACK_OFF_SECONDS[-1] + 1)  # it was well for long
         await second.step()
         assert await first.step() == 0.0

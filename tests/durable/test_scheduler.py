@@ -532,7 +532,7 @@ class TestStop:
             await first.submit("note", delay=5)
             await stage.settle()
             stopping = asyncio.ensure_future(first.stop())
-            await until(lambda: second._node.coordinator._ours)
+            await until(lambda: second._node.coordinator._may_own)
             await stage.advance(10)
             assert stage.calls == [(5.0, "second")]
             assert not stopping.done()
@@ -613,14 +613,14 @@ class TestSeveral:
                 stage.called(what, current_task().node, current_task().epoch)
 
         async with second, first:  # the first to be left is the first
-            owner, other = (first, second) if first._node.coordinator._ours else (second, first)
+            owner, other = (first, second) if first._node.coordinator._may_own else (second, first)
             names = {first: "first", second: "second"}
             await stage.settle()
             await owner.submit("note", "now")
             await owner.submit("note", "later", delay=5)
             await stage.settle()
             await owner.stop()
-            await until(lambda: other._node.coordinator._ours)
+            await until(lambda: other._node.coordinator._may_own)
             await stage.advance(10)
             await owner.start()
         assert [call[1:] for call in stage.calls] == [

@@ -1,10 +1,10 @@
-"""The coordinator: which shards this node owns, and with which epochs. It knows nothing of tasks.
+"""The contract of a coordinator: which nodes are alive, and which of them owns which shard.
 
-An epoch rises whenever a shard gets an owner, and every claim names it, so that a node that has
-lost a shard without knowing it claims nothing.
+It does not know tasks. The epoch of a shard rises whenever the shard gets an owner, and every claim
+names it: a node that has lost a shard without knowing it claims nothing.
 
-A task function runs only on nodes that have it. Where the owner of a shard lacks one, another node
-that has it claims the tasks of that function there, by the owner's epoch: the shard is lent to it.
+A task function runs only on nodes that have it. If the owner of a shard lacks a function, the shard
+is lent to a node that has it, which claims the function's tasks there with the owner's epoch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class NodeRow(NamedTuple):
-    """A node of the service, as the others see it."""
+    """A node of the service, as all nodes see it."""
 
     name: str
     started_at_ms: int | None
     lease_until_ms: int | None
-    shards: int  # how many it owns
+    shards: int  # the number that it owns
 
 
 class ShardRow(NamedTuple):
-    """A shard, who owns it, and its epoch."""
+    """A shard with its owner and epoch."""
 
     shard: int
     owner: str | None
@@ -33,39 +33,39 @@ class ShardRow(NamedTuple):
 
 
 class Coordinator(Protocol):
-    """The contract; `tests/contracts/test_coordinator.py` is its other half."""
+    """The contract; `tests/contracts/test_coordinator.py` is the other half."""
 
     functions: Callable[[], Collection[str]]
     """Returns the names of the task functions of this node; set before `start`."""
 
     async def start(self, changed: Callable[[], None]) -> None:
-        """Join; from now on `changed()` is called on this loop when `owned` has changed.
+        """Join the other nodes, and call `changed()` on this loop whenever `owned` changes.
 
-        Returns at once: shards may come later, or never while others have them.
+        Return at once: shards may come later, or never while other nodes own them.
         """
 
     def owned(self) -> Mapping[int, int]:
-        """Return the shards that this node may claim from now, and their epochs.
+        """Return the shards that this node may claim from, with their epochs.
 
         Empty as soon as another node could have taken them.
         """
 
     def lent(self) -> Mapping[str, Mapping[int, int]]:
-        """Return, by function, the shards of other nodes to claim its tasks from, and their epochs.
+        """Return, by function, the shards of other nodes to claim its tasks from, with epochs.
 
-        Empty when `owned` is because this node may have lost its own.
+        Empty whenever this node may have lost its own shards.
         """
 
     def claimable(self) -> Mapping[int, int]:
-        """Return the shards that are owned or lent, and their epochs."""
+        """Return the shards that are owned or lent, with their epochs."""
 
     def elsewhere(self, function: str) -> bool:
-        """Say whether another node that lives has this task function, as far as is known."""
+        """Return whether another live node has this task function, as of the last step."""
 
     def sole(self) -> bool:
-        """Say whether no other process can take a shard while this one lives, whatever happens.
+        """Return whether no other process can take a shard while this process is alive.
 
-        Then a lease that could not be renewed is this node's all the same.
+        Then an attempt whose lease could not be renewed is still this node's.
         """
 
     def node_count(self) -> int:
@@ -74,20 +74,20 @@ class Coordinator(Protocol):
     async def nodes(self) -> list[NodeRow]:
         """Return all known nodes by name: those with a lease, and all owners of shards.
 
-        This and `shards` work before `start`, too: a process that only submits never calls that.
+        This and `shards` need no `start`: a process that only submits calls them, too.
         """
 
     async def shards(self) -> list[ShardRow]:
         """Return all shards by number, each with its owner and epoch."""
 
     async def step(self) -> float:
-        """Do what is due (keep the lease, take what is free, give up what is too much).
+        """Renew the lease, take free shards, or give up surplus ones.
 
-        Returns the seconds until the next step.
+        Return the seconds until the next step.
         """
 
     async def stop(self) -> None:
         """Give up all shards, so that another node can take them at once.
 
-        Calls may still be under way. A second time, when none is, lets go of whatever is left.
+        Calls may still be under way. A second call, after they have ended, releases the rest.
         """

@@ -1,6 +1,6 @@
-"""Which implementation is which: stores and coordinators by URL, channels by protocol.
+"""The implementations: stores and coordinators by URL, channels by protocol.
 
-This is the only module that names implementations, and it imports each one when it is asked for.
+This is the only module that names them. Each one is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STORES = {SQLITE: _sqlite_store, POSTGRES: _postgres_store}
 
 
 def coordinator_for(url: str, name: str | None) -> Callable[[Store, str], Coordinator]:
-    """Return what makes the coordinator of this name; None: the first that fits the store."""
+    """Return the factory of a coordinator; None names the first that fits the store."""
     fitting = COORDINATORS[kind_of(url)]
     if name is None:
         name = next(iter(fitting))

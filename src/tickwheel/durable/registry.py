@@ -1,7 +1,7 @@
-"""The registry: what the service remembers besides tasks: services, tokens, and who did what.
+"""The contract of the registry: services, tokens and the audit log.
 
-Every change is one transaction, together with its line in the audit log, and has committed when the
-method returns. Names are full names: with a namespace they are `namespace/name`.
+Every change is one transaction, which also writes its line of the audit log, and has committed when
+the method returns. Names are full names: those of a namespace are `namespace/name`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import NamedTuple, Protocol
 
 
 class Audit(NamedTuple):
-    """One line of the audit log: who did what, to which thing."""
+    """One line of the audit log."""
 
     at_ms: int
-    actor: str  # a token's id and name, "local", or "tickwheel" itself
+    actor: str  # a token's id and name, "local", or "tickwheel"
     namespace: str
     action: str  # "service.put", "service.delete", "service.disable", "token.create", …
     target: str
     request: str = ""  # the request's id
-    detail: str = ""  # for people; no secret is ever in it
+    detail: str = ""  # for people; never a secret
 
 
 class ServiceRow(NamedTuple):
-    """A service as it is stored: its configuration is JSON, in which secrets are sealed."""
+    """A service as it is stored: its configuration as JSON, with sealed secrets."""
 
     name: str
     version: int  # one higher with each change
@@ -31,7 +31,7 @@ class ServiceRow(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token as it is stored: never the secret, only its digest."""
+    """A token as it is stored: only the digest of the secret."""
 
     id: str
     name: str
@@ -44,46 +44,46 @@ class Token(NamedTuple):
 
 
 class NotedTimes(NamedTuple):
-    """What the store's clock has shown: `prune` says how both are chosen."""
+    """Two times of the store's clock; the step `prune` chooses them."""
 
-    last_ms: int | None = None  # the time that was noted last
-    trusted_ms: int = 0  # the latest that is old enough to be believed; 0: none yet
+    last_ms: int | None = None  # the last time that was noted
+    trusted_ms: int = 0  # the latest time old enough to be trusted; 0: none yet
 
 
 class Registry(Protocol):
-    """The contract; `tests/contracts/test_registry.py` is its other half."""
+    """The contract; `tests/contracts/test_registry.py` is the other half."""
 
     async def version(self) -> int:
         """Return a number that rises with every change of a service, a token or a schedule.
 
-        It is cheap.
+        This is cheap: every process polls it.
         """
 
     async def services(self) -> list[ServiceRow]:
-        """Return all services by name."""
+        """Return all services in the order of their names."""
 
     async def put_service(
         self, name: str, config: str, audit: Audit, *, version: int | None = None
     ) -> ServiceRow | None:
-        """Store a service's configuration; with `version`, only while that is the stored one.
+        """Store a service's configuration, if `version` is None or the stored version.
 
-        None: it is not, or there is none with that version (0: there must be none at all).
+        Return None if it is another. Version 0 means that no service has this name.
         """
 
     async def delete_service(self, name: str, audit: Audit) -> bool:
-        """Delete a service; whether there was one. With live tasks it raises `ServiceInUse`."""
+        """Delete a service and return whether it existed; `ServiceInUse` if it has live tasks."""
 
     async def tokens(self) -> list[Token]:
         """Return all tokens, oldest first."""
 
     async def had_tokens(self) -> bool:
-        """Say whether there ever was a token, also when all have been deleted since."""
+        """Return whether there ever was a token, even if all have been deleted since."""
 
     async def put_token(self, token: Token, audit: Audit) -> None:
         """Store a token."""
 
     async def delete_token(self, token_id: str, audit: Audit) -> bool:
-        """Delete a token; whether there was one."""
+        """Delete a token, and return whether it existed."""
 
     async def audit(
         self, *, namespace: str | None, cursor: int | None, limit: int
@@ -91,18 +91,18 @@ class Registry(Protocol):
         """Return lines of the audit log, newest first, and the cursor of the next ones."""
 
     async def note(self, audit: Audit) -> None:
-        """Add a line to the audit log: for what is changed elsewhere."""
+        """Add a line to the audit log, for a change made elsewhere."""
 
     async def prune(self, before_ms: int, limit: int, *, audit_before_ms: int | None = None) -> int:
-        """Forget idempotency keys that were used before that; return how much was forgotten.
+        """Delete idempotency keys used before `before_ms`; return how many rows were deleted.
 
-        - With them go lines of the audit log from before `audit_before_ms`, from the first on, or
-          none at all, and whatever else nobody needs any more.
-        - Up to `limit` rows of all that: when it is so many, there may be more.
+        - Lines of the audit log from before `audit_before_ms` go as well, the oldest first; None:
+          no lines. So do rows that no process needs any more.
+        - At most `limit` rows together: if the result is `limit`, there may be more.
         """
 
     async def noted_times(self) -> NotedTimes:
-        """Return the times that were noted last."""
+        """Return the noted times."""
 
     async def note_times(self, times: NotedTimes) -> None:
-        """Note other times instead."""
+        """Replace the noted times."""

@@ -1,4 +1,4 @@
-"""The contract of schedules: recurring submits, stored beside the tasks."""
+"""The contract of schedules: recurring submits."""
 
 from __future__ import annotations
 

@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     )
 
 LEASE_MS = 30_000  # how long a claim or a renewal lasts
-BATCH = 1_000  # rows of one statement, at most
-STATEMENT_BYTES = 4 << 20  # of payloads that one statement gives or moves, besides the first
-SWEPT = 10_000  # accepted tasks that one look for what runs need give
-SCAN = 10_000  # rows that a list looks at before it answers with a cursor
-PRUNE_ROWS = 2_000  # in one turn; 2 KiB of a payload or result count as a row
-FIRE_BYTES = 4 << 20  # of payloads that firings copy in one turn
-PAGE_BYTES = 4 << 20  # of payloads, results and errors: a page that has reached it ends
-ERROR_WEIGHT = 16  # what a byte of an error counts as there: JSON escapes it, up to sixfold
+BATCH = 1_000  # the most rows of one statement
+STATEMENT_BYTES = 4 << 20  # of payloads that one statement returns or moves, besides the first
+SWEPT = 10_000  # the accepted tasks that `running` returns at least
+SCAN = 10_000  # rows that a list reads before it answers with a cursor
+PRUNE_ROWS = 2_000  # in one transaction; 2 KiB of a payload or result count as a row
+FIRE_BYTES = 4 << 20  # of payloads that firings copy in one transaction
+PAGE_BYTES = 4 << 20  # of payloads, results and errors: a page that reaches it ends
+ERROR_WEIGHT = 16  # bytes of a page per byte of an error: JSON escapes it, up to sixfold
 
 
 def error_bytes(error: str | None) -> int:
-    """Return how much of a page an error fills."""
+    """Return how many bytes of a page an error fills."""
     return ERROR_WEIGHT * len((error or "").encode())
 
 
 class InsertLimit(NamedTuple):
-    """How much one `insert` should hold: a larger batch is cut into several inserts."""
+    """The most that one `insert` should hold: larger batches are cut into several inserts."""
 
     rows: int = BATCH
     bytes: int = STATEMENT_BYTES
@@ -64,9 +64,9 @@ class InsertLimit(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How much of one service to read: tasks that are overdue, and tasks that come later.
+    """How many tasks of one service to read: `overdue` ones, and `later` ones.
 
-    `since_ms`: no overdue tasks that were due by then.
+    `since_ms`: leave out tasks that were due at that time or before.
     """
 
     service: str
@@ -76,10 +76,10 @@ class Window(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """What a claim gave: tasks now running here, and those that are due at another time.
+    """The answer to a claim: the tasks that now run here, and the tasks due at another time.
 
-    - `locked`: unclaimed and due, but a transaction under way has them; ask again.
-    - `left`: with them the payloads would have been too large for one claim; ask again.
+    - `locked`: unclaimed and due, but locked by another transaction; claim them again.
+    - `left`: beyond the bytes of one claim; claim them again.
     """
 
     tasks: list[Task]
@@ -89,7 +89,7 @@ class Claims(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """A final task to run again, as a new one."""
+    """A final task to run again, under a new id."""
 
     id: str
     new_id: str
@@ -102,11 +102,11 @@ class Tasks(Protocol):
 
     @property
     def insert_limit(self) -> InsertLimit:
-        """How much one `insert` should hold, so that a claim does not wait for long behind it."""
+        """The most that one `insert` should hold: a claim may have to wait behind it."""
 
     @property
     def joins_transactions(self) -> bool:
-        """Whether changes can be made by connections of the user's own, by `within`."""
+        """Whether `within` works: changes in the user's own transaction."""
 
     async def insert(
         self,
@@ -116,36 +116,37 @@ class Tasks(Protocol):
         again: bool = False,
         patient: bool = True,
     ) -> list[Task | Taken | Repeated | None]:
-        """Store tasks, all in one commit; the answers are in their order.
+        """Store tasks, all in one commit; return one answer per submission, in order.
 
-        - A task as it is stored; after `replace` under the id of the one that had the key.
-        - `Taken` when a live task has the key, and on_conflict does not settle it.
-        - None when the task's shard is in `epochs` and that is not the shard's epoch any more.
-        - `again`: these may have been stored already, by a call whose answer was lost; a task that
-          was, live or final by now, is answered as it is stored.
-        - `Repeated` when its idempotency key was used before, in another batch or in this one; then
-          nothing is stored. A submission that is refused, with `Taken` or None, has not used it.
-          One that `keep` or `replace` settles has, for the task that has the key.
-        - What another transaction holds, a key or the name of a request, is `Locked`: for a single
-          submission that is `patient` after some seconds, otherwise after a moment.
+        - A task: as it is stored. After `replace` it has the id of the task that had the key.
+        - `Taken`: a live task has the key, and `on_conflict` is "reject".
+        - None: `epochs` has the task's shard, with another epoch than the store.
+        - `Repeated`: the idempotency key was used before, in this batch or another; nothing is
+          stored. `Taken` and None do not use up the key; `keep` and `replace` do, for the task that
+          has the key.
+        - `again`: an earlier call with these submissions lost its answer. A task that it stored is
+          returned as it is now, live or final.
+        - `Locked` is raised when another transaction holds a key or an idempotency key: after some
+          seconds for a single submission that is `patient`, otherwise after a moment.
         """
 
     async def within(self, connection: Any, change: Change) -> Any:
-        """Make a change by a connection of the user's own, in the user's transaction.
+        """Make a change on the user's connection, in the user's transaction.
 
-        A submission is answered as by `insert`, the others by verdicts. Connections that block are
-        for `within_now`, in the user's own thread.
+        The answer to a submission is that of `insert`; other changes return verdicts. Blocking
+        connections are for `within_now`, in the user's own thread.
         """
 
     def within_now(self, connection: Any, change: Change) -> Any:
-        """Make a change by a connection of the user's own that blocks."""
+        """Make a change on the user's blocking connection."""
 
     async def due(
         self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int
     ) -> list[Due]:
-        """Return unclaimed tasks of these shards: overdue by `now_ms`, and later up to `until_ms`.
+        """Return unclaimed tasks of these shards: overdue at `now_ms`, and due up to `until_ms`.
 
-        Each service's by due time, then id. One statement, by index, however many tasks there are.
+        The tasks of each service are in the order of due time and id. This is one statement on an
+        index, whatever the number of tasks in the store.
         """
 
     async def claim(
@@ -156,126 +157,128 @@ class Tasks(Protocol):
         lease_ms: int = LEASE_MS,
         most_bytes: int = STATEMENT_BYTES,
     ) -> Claims:
-        """Claim what is unclaimed, due by the store's clock, and in a shard of that epoch.
+        """Claim tasks that are unclaimed, due by the store's clock, and in a shard of that epoch.
 
-        In the order given: one task of any size, and more as long as their payloads are no more
-        than `most_bytes` together.
-
-        A claimed task is `running`, its attempt one higher, with node, epoch and a lease that ends
-        `lease_ms` from now by the store's clock. One that is unclaimed but due at another time
-        than it was loaded with, or not yet due, is `later`.
-        What a transaction of somebody else's has locked is not waited for: nobody else has to.
+        - In the order given: the first task whatever its size, and more while their payloads are
+          no more than `most_bytes` together.
+        - A claimed task is `running`, with the next attempt number, node, epoch and a lease that
+          ends `lease_ms` from now by the store's clock.
+        - An unclaimed task that is not due yet, or due at another time than given, is `later`.
+        - Tasks locked by another transaction are skipped, so that the others need not wait.
         """
 
     async def record(self, endings: Sequence[Ending]) -> Sequence[bool | None]:
-        """End attempts; for each whether it won, that is, was the running attempt of its task.
+        """End attempts; return for each whether it won: it was the running attempt of its task.
 
-        Of several endings of one attempt the first wins. None: a transaction of somebody else's has
-        the task locked; nothing was changed, and it is to be asked again. Large payloads are moved
-        in several transactions: where a later one fails, the rest are to be asked again, too.
+        - Of several endings of one attempt the first wins.
+        - None: another transaction has the task locked, and nothing was changed; repeat it.
+        - Large payloads are moved in several transactions. If a later one fails, the answers for
+          the rest are None, too.
         """
 
     async def renew(
         self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS
     ) -> Sequence[bool | None]:
-        """Have leases end `lease_ms` from now by the store's clock; not those of accepted ones.
+        """Extend leases to `lease_ms` from now by the store's clock, except of accepted attempts.
 
-        For each whether it is still the running attempt; None as above.
+        Return for each whether it is still the running attempt; None as in `record`.
         """
 
     async def accept(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
-        """Let attempts go on without the node, until the lease's end.
+        """Let attempts continue without the node, until the end of the given lease.
 
-        For each whether the attempt is still the running one; None as above. It may be accepted
-        again: that moves the end. The due time is shown as it was, also when the task has ended.
+        Return for each whether it is still the running attempt; None as in `record`. A second
+        accept moves the end. The due time that is shown does not change.
         """
 
     async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:
-        """Return the services that live tasks have.
+        """Return the services that have live tasks.
 
-        - `until_ms`: all that have one that is due by then; others only where telling costs too
-          much.
-        - `since_ms`: and later than this. Where very many are, those of the latest will do.
+        - `until_ms`: all services with a task due up to this; a store may add others if leaving
+          them out is expensive.
+        - `since_ms`: and due after this. If very many tasks are, the services of the latest ones
+          suffice.
         """
 
     async def running(
         self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None
     ) -> list[Task]:
-        """Return the running tasks of these shards, their bodies left out.
+        """Return the running tasks of these shards, without their bodies.
 
-        - `behind`: a store that would have to look at every overdue task may stop, service by
-          service, when it has passed so many that are unclaimed.
-        - `until_ms`: those whose lease ends by then; others that were accepted for longer cost
-          nothing. Without it such ones may be left out. What runs for longer and was not accepted
-          must be there as well, without `behind`, if a later look with it may not see it.
-        - Of those that were accepted at least the first `SWEPT`, by when their leases end.
-        - One that was accepted is due here when its lease ends: that tells it from the others.
+        - `behind`: a store that has to read every overdue task may stop, in each service, after
+          `behind` unclaimed ones.
+        - `until_ms`: tasks whose lease ends at that time or before. Tasks accepted for longer cost
+          nothing; without `until_ms` they may be left out. Without `behind`, tasks that run longer
+          and were not accepted must be there as well, if a later call with `behind` may not find
+          them.
+        - Of the accepted tasks at least the first `SWEPT`, by the end of their leases.
+        - An accepted task has the end of its lease as due time, which distinguishes it.
         """
 
     async def running_by_id(self, ids: Sequence[str]) -> list[Task]:
-        """Return those of these tasks that run, as `running` does; by their ids, at any number."""
+        """Return the tasks of these ids that are running, without their bodies."""
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
-        """Cancel what is unclaimed; None for ids that are unknown."""
+        """Cancel tasks that are unclaimed; None for unknown ids."""
 
     def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
-        """Cancel all unclaimed tasks that match, up to `limit` at a time, and give them.
+        """Cancel all unclaimed tasks that match, and yield them in batches of up to `limit`.
 
-        - The filter has a service or a key: an index serves it, and it is walked along once.
-        - Those that another transaction has locked come last, and are waited for a little: what it
-          does not let go by then is `Locked`, and all the others are cancelled.
+        - The filter has a service or a key, so that one pass along an index finds the tasks.
+        - Tasks locked by another transaction come last, after a short wait. If some are still
+          locked then, `Locked` is raised; all others are cancelled.
         """
 
     async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
-        """Make what is unclaimed due at another time; None for ids that are unknown."""
+        """Give unclaimed tasks another due time; None for unknown ids."""
 
     def reschedule_where(
         self, filter: Filter, due_at_ms: int, limit: int
     ) -> AsyncIterator[list[Due]]:
-        """Reschedule all unclaimed tasks that match and are due at another time, in the same way.
+        """Reschedule all unclaimed tasks that match and are due at another time.
 
-        They are given as they are due now.
+        Batches and locks are those of `cancel_where`; the tasks are yielded with the new due time.
         """
 
     async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
         """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed.
 
-        They were not called: their attempts are what they were. Returns them; none: that was all.
+        Return them; an empty list means that no more are left. The number of attempts stays.
         """
 
     async def get(self, ids: Sequence[str]) -> list[Task | None]:
-        """Return tasks, live or final; None for ids that are unknown."""
+        """Return tasks, live or final; None for unknown ids."""
 
     async def find(
         self, filter: Filter, *, final: bool | None, cursor: str | None, limit: int
     ) -> Page:
         """Return tasks newest first: live ones, final ones, or both (`final` None).
 
-        It looks at a bounded number of rows, and reads no more than a page: `limit` tasks, or those
-        that reach `PAGE_BYTES`. A page may be short, even empty, and still have a next one.
+        A call reads a bounded number of rows. A page ends at `limit` tasks or `PAGE_BYTES`; it may
+        be short, even empty, and still have a next one.
         """
 
     async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
-        """Return the execution log of a task by attempt, from the first behind `after` on.
+        """Return the execution log of a task in the order of attempts, from after `after`.
 
-        Up to `limit` of them, or those that reach `PAGE_BYTES`, as `error_bytes` counts.
+        A page ends at `limit` attempts, or at `PAGE_BYTES` as `error_bytes` counts.
         """
 
     async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
-        """Make new tasks of final ones, each once unless `force`.
+        """Submit final tasks again, as new tasks; each once, unless `force`.
 
-        None: it is not in the backlog, or has been replayed. `Taken`: a live task has its key.
+        None: no final task has this id, or it was replayed. `Taken`: a live task has its key.
         """
 
     async def prune(self, before_ms: int, limit: int) -> int:
         """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts.
 
-        The oldest first, in turns of a bounded size: of those with many attempts or large payloads
-        fewer go at once. Returns how many went; 0: there are no more.
+        The oldest go first, in transactions of a bounded size: fewer tasks if they have many
+        attempts or large payloads. Return how many were deleted; 0 means that none are left.
         """
 
     async def counts(self) -> dict[str, int]:
-        """Return how many "live" and "final" tasks there are; an estimate from 100,000 on."""
+        """Return the number of "live" and "final" tasks; an estimate from 100,000 on."""
 
 
 class Shards(Protocol):
@@ -283,22 +286,23 @@ class Shards(Protocol):
 
     @property
     def shards(self) -> int:
-        """How many shards there are: set when the store was made."""
+        """The number of shards, which is set when the store is created."""
 
     async def take(
         self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
     ) -> dict[int, int]:
-        """Become the owner of these shards, whoever was; return their new epochs.
+        """Make this node the owner of these shards, whoever was; return their new epochs.
 
-        - `owner_is_dead`: whoever has them is known to have ended, so its leases may end now; not
-          those of an owner that gave its shards up, for it may still be ending its calls, and not
-          those of accepted tasks. A store that cannot find them quickly leaves them to their time.
-        - The epochs are higher than those before, and than `above`: what the node had before a
-          backup was restored.
+        - Sessions of a process that hangs, and keeps the shards locked, are ended.
+        - `owner_is_dead`: the last owner's process has ended, so its leases may end now. Not those
+          of an owner that gave its shards up, which may still finish its calls, and not those of
+          accepted tasks. A store that cannot find the leases quickly lets them run out.
+        - The new epochs are higher than the old ones, and than `above`: the highest epoch that the
+          node had before a backup was restored.
         """
 
     async def give_up(self, epochs: Mapping[int, int]) -> None:
-        """Own these shards of these epochs no longer; calls of that owner may still go on."""
+        """Give up these shards, if they still have these epochs; calls under way may go on."""
 
     async def owners(self) -> list[ShardRow]:
         """Return all shards by number, each with its owner and epoch."""
@@ -345,7 +349,7 @@ class Store(Tasks, Shards, Protocol):
 
     @property
     def registry(self) -> Registry:
-        """What the same database remembers besides tasks."""
+        """Services, tokens and the audit log in the same database."""
 
     @property
     def notifications(self) -> Notifications:
@@ -376,25 +380,25 @@ class Store(Tasks, Shards, Protocol):
         """Connect, and bring the schema to the version that is needed."""
 
     async def close(self) -> None:
-        """Let go of every connection; what was under way ends first."""
+        """Finish the calls under way, and close every connection."""
 
     async def require_writable(self) -> None:
-        """Raise `StoreUnavailable` when the database does not answer, or cannot be written."""
+        """Raise `StoreUnavailable` if the database does not answer or is read-only."""
 
     def fault(self) -> str | None:
-        """Return why nothing may be dispatched from this store, or None; no names or paths in it.
+        """Return why nothing may be dispatched from this store, such as a damaged file, or None.
 
-        It is about the store as a whole, and lasts until that is mended: a damaged file, say.
+        A fault lasts until it is repaired. The text has no names and no paths.
         """
 
     def warning(self) -> str | None:
-        """Return what will become a fault unless somebody acts, in words for the log, or None."""
+        """Return a line for the log about a problem that becomes a fault if ignored, or None."""
 
     def now_ms(self) -> float:
-        """Return the store's time: the host's on SQLite, the database's own on PostgreSQL.
+        """Return the store's time: the host's clock on SQLite, the database's on PostgreSQL.
 
         It is never ahead of the store, so nothing fires early.
         """
 
     def latest_ms(self) -> float:
-        """Return the latest that the store's time can be: what a delay is reckoned from."""
+        """Return the latest that the store's time can be; delays start from it."""

@@ -17,7 +17,7 @@ from servers import PostgresServer
 from tickwheel import ManualClock
 from tickwheel.durable.coordinator import NodeRow
 from tickwheel.durable.coordinators import postgres
-from tickwheel.durable.coordinators.postgres import Held, PostgresCoordinator, share_of
+from tickwheel.durable.coordinators.postgres import PostgresCoordinator, ShardState, share_of
 from tickwheel.durable.store import Claims
 from tickwheel.durable.stores.postgres import pool as postgres_pool
 from tickwheel.durable.stores.postgres.listener import Listener
@@ -67,8 +67,8 @@ class Cluster:
 
     async def look(self):
         rows = await self.store.fetch("SELECT shard, owner, epoch FROM shard ORDER BY shard")
-        assert all(self.check(Held._make(row)) for row in rows)
-        return [Held._make(row) for row in rows]
+        assert all(self.check(ShardState._make(row)) for row in rows)
+        return [ShardState._make(row) for row in rows]
 
     def check(self, held):
         """Nobody believes to own what the database says is another's."""
@@ -154,7 +154,7 @@ class TestShares:
     async def test_the_sum_of_all_shares_is_every_shard(self):
         live = ["a", "b", "c"]
         for owners in (["a"] * 7, ["a", "b", "c"] * 3, [None] * 10, ["gone"] * 4 + ["c"] * 6):
-            shards = [Held(number, owner, 1) for number, owner in enumerate(owners)]
+            shards = [ShardState(number, owner, 1) for number, owner in enumerate(owners)]
             assert sum(share_of(name, live, shards) for name in live) == len(shards)
 
     async def test_shards_of_who_never_joined_are_free(self, cluster, store):
@@ -339,7 +339,7 @@ class TestASession:
 
     @pytest_asyncio.fixture
     async def join(self, postgres_url, monkeypatch):
-        monkeypatch.setattr(postgres, "SETTLED_SECONDS", 0.2)
+        monkeypatch.setattr(postgres, "STABLE_SECONDS", 0.2)
         async with contextlib.AsyncExitStack() as stack:
 
             async def join(name):
@@ -403,7 +403,7 @@ class TestASession:
         self, join, monkeypatch
     ):
         """The server was started again, and nobody has a session yet."""
-        monkeypatch.setattr(postgres, "SETTLED_SECONDS", 3600)
+        monkeypatch.setattr(postgres, "STABLE_SECONDS", 3600)
         (first, its), (second, store) = await join("a"), await join("b")
         await until(lambda: len(first.owned) == len(second.owned) == SHARDS // 2)
         pid = await self.lock_of(store, second)
@@ -413,7 +413,7 @@ class TestASession:
         await its.session.close()
         await until(lambda: store.session.holds(second.coordinator._key))
         assert await second.coordinator._without_session() == set()
-        assert len(await store.fetch(postgres.LOOK, "b")) == 1, "though it is missing"
+        assert len(await store.fetch(postgres.MISSING_SESSIONS, "b")) == 1, "though it is missing"
 
     async def test_that_is_missing_once_is_looked_for_a_second_time(self, cluster, monkeypatch):
         for pause in ("LOOK_SECONDS", "CONFIRM_SECONDS"):
@@ -435,7 +435,7 @@ class TestASession:
         monkeypatch.setattr(Listener, "_lock", nothing)
         (first, _), (second, store) = await join("a"), await join("b")
         await until(lambda: len(first.owned) == len(second.owned) == SHARDS // 2)
-        assert await store.fetch(postgres.LOOK, "b") == []
+        assert await store.fetch(postgres.MISSING_SESSIONS, "b") == []
 
     async def test_of_one_that_stops_is_let_go(self, join):
         (first, store), _ = await join("a"), await join("b")
@@ -576,7 +576,7 @@ class TestANode:
 
         with monkeypatch.context() as race:
             race.setattr(cluster.store, "fetch", outrun)
-            assert await node.step() == postgres.SOON_SECONDS
+            assert await node.step() == postgres.TAKE_RETRY_SECONDS
         assert len(node.owned()) == SHARDS // 2  # what it knew: the epochs are old
         (given,) = await stored(cluster.store, task(cluster.store, shard=min(node.owned())))
         claims = await cluster.store.claim([wanted(given)], "a", node.owned())

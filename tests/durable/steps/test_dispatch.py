@@ -525,7 +525,9 @@ class TestClaims:
     async def test_a_node_that_lost_its_shards_without_knowing_claims_nothing(
         self, stage, monkeypatch
     ):
-        monkeypatch.setattr(solo, "LOOK", HOUR)  # it does not look whether they are its own
+        monkeypatch.setattr(
+            solo, "CHECK_SECONDS", HOUR
+        )  # it does not look whether they are its own
         app = stage.app()
         note = counting_task(stage, app)
         async with app:

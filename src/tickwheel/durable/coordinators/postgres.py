@@ -1,22 +1,23 @@
 """The coordinator on PostgreSQL: leases and epochs in the database, shards shared evenly.
 
-Each node keeps a lease in the table `node`. Nobody assigns: each node sees who lives and who has
-what, gives up what is more than its share, and takes what nobody has. A node that has not renewed
-its lease for as long as that lasts, by the clock of whoever notices, is deleted, and its shards are
-freed by the same statement; so it learns, when it comes back, that it owns nothing. The database's
-clock may be set forward or back: it decides nothing here.
+Each node keeps a lease in the table `node`. There is no leader: each node reads which nodes are
+alive and who owns which shard, gives up its surplus shards, and takes free ones. A node that does
+not renew its lease for as long as a lease lasts, by the clock of the node that notices, is deleted.
+The same statement frees its shards, so that it learns when it comes back that it owns nothing. The
+database's clock may be set forward or back: it decides nothing here.
 
 A process that dies closes its connections, and the server frees its locks at that moment. Each node
-holds an advisory lock on a connection that lives as long as itself, and the others look for it, a
-few times a second all of them together: where it is missing twice, they do not wait for the lease.
-A node that has only lost that connection connects again in less time. Should it be buried all the
-same, its claims get nothing, and it joins again; what it runs goes on, for attempts have leases of
-their own. When a node has lost its own connection, all may have: then it judges none for a while.
+holds an advisory lock on a connection that lives as long as the process. The nodes together check
+these locks a few times a second: if one is missing twice, they do not wait for the end of the
+lease. A node that has only lost that connection reconnects in less time. If it is removed
+nevertheless, its claims get nothing, and it joins again; its running attempts go on, since they
+have leases of their own. When a node loses its own connection, all nodes may have lost theirs, and
+it removes none for a while.
 
-Two never own a shard at once: a node believes in its lease from when it *asked* for it, on a clock
-that counts suspension, and less long than the others do. When that should fail (it lives, and its
-session is gone), the epochs still keep them apart: each new owner raises it, and a claim with an
-old one gets nothing.
+Two nodes never own a shard at once: a node trusts its lease from the moment of the *request*, on a
+clock that counts suspension, and for a shorter time than the others do. If that fails (a live node
+without a session), the epochs still keep them apart: each new owner raises the epoch, and a claim
+with an old epoch gets nothing.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tickwheel")
 
 TTL_SECONDS = 10.0
-MARGIN = 0.2  # of the lease: so much earlier a node stops believing in it
-BEATS = 4  # in one lease
-SOON_SECONDS = 0.05
-LOOK_SECONDS = 0.2  # for each node there is: how often each looks for the others' sessions
-CONFIRM_SECONDS = 0.25  # until the second look, after one was missing
-SETTLED_SECONDS = 8.0  # after its own session was lost, for which a node judges none
+MARGIN = 0.2  # the part of its lease that a node does not trust
+HEARTBEATS = 4  # in one lease
+TAKE_RETRY_SECONDS = 0.05  # after another node took a shard first
+WATCH_SECONDS = 0.2  # times the number of nodes: between two looks for the others' sessions
+CONFIRM_SECONDS = 0.25  # until the second look, after a session was missing
+STABLE_SECONDS = 8.0  # after the loss of its own session, a node removes no other for this long
 SESSION_SECONDS = 1.0  # for which a node that joins waits for its session
-NAMESAKE_SECONDS = 0.5  # until the second try of a node whose name another has
+NAMESAKE_SECONDS = 0.5  # until the second try of a node whose name is in use
 CHANNEL = "shard"
 
 _MOMENT = """moment AS MATERIALIZED (
@@ -60,7 +61,7 @@ _MOMENT = """moment AS MATERIALIZED (
     )"""
 _NOW = "(SELECT now_ms FROM moment)"
 
-# The locks that sessions hold, by their keys; and whether a node that should have one has none.
+# The keys of the sessions' locks, and whether a node that should have a session has none.
 _SESSIONS = """sessions AS MATERIALIZED (
         SELECT l.classid::bigint << 32 | l.objid::bigint AS key FROM pg_locks l
         WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
@@ -70,7 +71,7 @@ _SILENT = """(n.session AND NOT EXISTS (
             SELECT 1 FROM sessions s
             WHERE s.key = ('x' || left(replace(n.incarnation::text, '-', ''), 16))::bit(64)::bigint
         ))"""
-# Of a namesake: $6 says that it had it when this node asked before, too.
+# $6: another node had the name at the last try, too.
 JOIN = f"""
     WITH {_MOMENT}, {_SESSIONS}, joined AS (
         INSERT INTO node AS n (name, incarnation, started_at_ms, lease_until_ms, session, functions)
@@ -84,8 +85,8 @@ JOIN = f"""
     )
     SELECT pg_notify($4, '') FROM joined
 """  # noqa: S608
-# The nodes as they were before: this one's own lease, too.
-BEAT = f"""
+# Returns the nodes as they were before the update, this node's lease included.
+HEARTBEAT = f"""
     WITH {_MOMENT}, renewed AS (
         UPDATE node SET lease_until_ms = {_NOW} + $3::bigint, session = $4::boolean,
             functions = $5::text[]
@@ -110,16 +111,16 @@ NODES = """
     LEFT JOIN node n ON n.name = k.name
     ORDER BY k.name
 """
-LOOK = f"""
+MISSING_SESSIONS = f"""
     WITH {_SESSIONS} SELECT n.name, n.incarnation FROM node n WHERE n.name <> $1 AND {_SILENT}
 """  # noqa: S608
-# Shards are locked in their order, as claims do.
+# Shards are locked in the order of their numbers, as claims do.
 _FREED = """freeing AS MATERIALIZED (
         SELECT shard FROM shard WHERE owner IN (SELECT name FROM gone) ORDER BY shard FOR UPDATE
     ), freed AS (
         UPDATE shard s SET owner = NULL FROM freeing f WHERE s.shard = f.shard
     )"""
-# $4: those whose leases still end then; null: those whose sessions are gone.
+# $4: the lease that a node must still have; null: its session is gone.
 REAP = f"""
     WITH gone AS (
         DELETE FROM node n USING unnest($1::text[], $2::uuid[], $4::bigint[])
@@ -145,7 +146,7 @@ RELEASE = """
     )
     SELECT pg_notify($3, '')
 """
-# Each with the epoch that it had when it was seen to be free: nobody has had it since.
+# A shard must have the epoch that it had when it was free: nobody has owned it since.
 TAKE = f"""
     WITH {_MOMENT}, here AS MATERIALIZED (
         SELECT name FROM node
@@ -162,7 +163,7 @@ TAKE = f"""
 
 
 class Session(Protocol):
-    """A connection that lives as long as the process, and the locks that it holds."""
+    """A connection that lives as long as the process, and its locks."""
 
     async def hold(self, key: int, seconds: float) -> bool: ...
 
@@ -174,7 +175,7 @@ class Session(Protocol):
 
 
 class PostgresTables(Protocol):
-    """What this asks of the store: its statements, its channels and its session."""
+    """The parts of the PostgreSQL store that this coordinator uses."""
 
     @property
     def session(self) -> Session: ...
@@ -195,7 +196,7 @@ class PostgresTables(Protocol):
 
 
 class Member(NamedTuple):
-    """One node as the database has it."""
+    """One row of the table `node`."""
 
     name: str
     incarnation: str
@@ -203,8 +204,8 @@ class Member(NamedTuple):
     functions: frozenset[str] = frozenset()
 
 
-class Held(NamedTuple):
-    """One shard as the database has it."""
+class ShardState(NamedTuple):
+    """One row of the table `shard`."""
 
     shard: int
     owner: str | None
@@ -214,12 +215,11 @@ class Held(NamedTuple):
 class PostgresCoordinator:
     """Owns this node's share of the shards of a PostgreSQL store.
 
-    - A process that dies is noticed within a second, a host after `ttl` seconds, a node that stops
-      at once.
-    - Shares differ by one at most; as few shards as possible move when a node comes or goes.
-    - A name that another live process has is waited for: until then this one owns nothing.
-    - The tasks of a function in the shards of nodes that lack it are divided among those that have
-      it.
+    - The others notice a process that dies within a second, a host that dies after `ttl` seconds,
+      and a node that stops at once.
+    - Shares differ by at most one; as few shards as possible move when a node comes or goes.
+    - While another live process has the same name, this one waits and owns nothing.
+    - If nodes lack a function, the nodes that have it divide its tasks in their shards.
     """
 
     functions: Callable[[], Collection[str]] = tuple
@@ -239,44 +239,44 @@ class PostgresCoordinator:
         self._owned: dict[int, int] = {}
         self._lent: dict[str, dict[int, int]] = {}
         self._elsewhere: frozenset[str] = frozenset()  # task functions of other nodes
-        self._until = -math.inf
+        self._trusted_until = -math.inf
         self._live = 1
         self._changed: Callable[[], None] = lambda: None
         self._expiry: asyncio.TimerHandle | None = None
         self._refusals = 0
-        self._joined = False  # under this incarnation
+        self._joined = False  # with this incarnation
         self._gone: set[tuple[str, str]] = set()  # nodes whose sessions are gone
-        self._seen: dict[str, tuple[int, float]] = {}  # by incarnation, a lease, and since when
-        self._looked_at = -math.inf
+        self._leases: dict[str, tuple[int, float]] = {}  # by incarnation: lease, first seen at
+        self._stepped_at = -math.inf
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, changed: Callable[[], None]) -> None:
-        """Hear of the others; the first step joins them."""
+        """Subscribe to changes of the other nodes; the first step joins them."""
         self._changed = changed
         self._store.subscribe(CHANNEL, lambda _: self._changed())
         self._watching = asyncio.create_task(self._watch(), name="tickwheel-sessions")
 
     def owned(self) -> Mapping[int, int]:
-        """Return this node's shards, or none when its lease may have run out."""
-        return self._owned if self._clock.time() < self._until else {}
+        """Return this node's shards, or none if its lease may have run out."""
+        return self._owned if self._clock.time() < self._trusted_until else {}
 
     def lent(self) -> Mapping[str, Mapping[int, int]]:
-        """Return what other nodes lend, as of the last step."""
-        return self._lent if self._clock.time() < self._until else {}
+        """Return the shards that other nodes lend, as of the last step."""
+        return self._lent if self._clock.time() < self._trusted_until else {}
 
     def claimable(self) -> Mapping[int, int]:
-        """Return the shards that are owned or lent, and their epochs."""
+        """Return the shards that are owned or lent, with their epochs."""
         claimable = dict(self.owned())
         for shards in self.lent().values():
             claimable.update(shards)
         return claimable
 
     def elsewhere(self, function: str) -> bool:
-        """Say whether another node had this task function when this one last looked."""
+        """Return whether another node had this task function at the last step."""
         return function in self._elsewhere
 
     def sole(self) -> bool:
-        """Say no: the others take over from a node that they do not hear of."""
+        """Return False: the others take over from a node that is silent."""
         return False
 
     def node_count(self) -> int:
@@ -292,26 +292,26 @@ class PostgresCoordinator:
         return await self._store.owners()
 
     async def step(self) -> float:
-        """Renew the lease, bury the dead, give up what is too much or take what is free."""
-        asked = self._clock.time()
+        """Renew the lease, remove dead nodes, give up surplus shards or take free ones."""
+        requested_at = self._clock.time()
         session = self._store.session.holds(self._key)
-        joined, now_ms, nodes, shards = seen(
-            await self._fetch(BEAT, *self._lease(), session, sorted(self.functions()))
+        joined, now_ms, nodes, shards = parse_heartbeat(
+            await self._fetch(HEARTBEAT, *self._lease(), session, sorted(self.functions()))
         )
         if not joined:
             return await self._join()
-        self._believe(asked)
+        self._trust_lease(requested_at)
         dead = self._dead(nodes, now_ms)
         live = [node.name for node in nodes if node not in dead]
         self._live = max(1, len(live))
         if dead:
-            await self._bury(dead)
+            await self._remove(dead)
             return 0.0
         self._borrow([node for node in nodes if node not in dead], shards)
-        return SOON_SECONDS if await self._share(live, shards) else self._interval()
+        return TAKE_RETRY_SECONDS if await self._share(live, shards) else self._interval()
 
     async def stop(self) -> None:
-        """Leave: the others take over at once."""
+        """Leave, so that the others take over at once."""
         self._changed = lambda: None
         self._owned = {}
         self._lent = {}
@@ -320,7 +320,9 @@ class PostgresCoordinator:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
-        with contextlib.suppress(StoreUnavailable):  # then they notice when the lease is over
+        with contextlib.suppress(
+            StoreUnavailable
+        ):  # then the others notice at the end of the lease
             channel = self._store.channel(CHANNEL)
             await self._fetch(LEAVE, self._node, self._incarnation, channel)
         self._store.session.let_go(self._key)
@@ -342,10 +344,10 @@ class PostgresCoordinator:
         return max(self._ttl / 2, 1.0)
 
     async def _watch(self) -> None:
-        """Notice nodes whose sessions are gone; the next step buries them."""
+        """Notice nodes whose sessions are gone; the next step removes them."""
         missing: set[tuple[str, str]] = set()
         while True:
-            pause = LOOK_SECONDS * self._live * random.uniform(0.7, 1.0)  # noqa: S311
+            pause = WATCH_SECONDS * self._live * random.uniform(0.7, 1.0)  # noqa: S311
             await asyncio.sleep(CONFIRM_SECONDS if missing else pause)
             before, missing = missing, await self._without_session()
             if gone := before & missing:
@@ -354,32 +356,32 @@ class PostgresCoordinator:
                 self._changed()
 
     async def _without_session(self) -> set[tuple[str, str]]:
-        """Return the nodes that should have a session, and have none now."""
-        if self._live < 2 or not self._store.session.stable_for(SETTLED_SECONDS):
+        """Return the nodes that should have a session and have none."""
+        if self._live < 2 or not self._store.session.stable_for(STABLE_SECONDS):
             return set()
         try:
-            rows = await self._fetch(LOOK, self._node)
+            rows = await self._fetch(MISSING_SESSIONS, self._node)
         except Exception as error:  # noqa: BLE001
-            # Leases end by themselves; what is wrong with the store, others say.
-            logger.debug("the sessions of other nodes cannot be seen: %r", error)
+            # Leases end anyway, and the steps report what is wrong with the store.
+            logger.debug("cannot read the sessions of other nodes: %r", error)
             return set()
         return {(name, incarnation) for name, incarnation in rows}
 
     def _dead(self, nodes: Sequence[Member], now_ms: int) -> list[Member]:
         """Return the other nodes that have not renewed their leases, or have no session.
 
-        Who could not look for as long as a lease lasts begins to count again: the others may not
-        have reached the database either.
+        After a pause as long as a lease, the count starts again: the others may not have reached
+        the database either.
         """
         now = self._clock.time()
-        seen = self._seen if now - self._looked_at < self._ttl else {}
-        self._seen, self._looked_at = {}, now
+        seen = self._leases if now - self._stepped_at < self._ttl else {}
+        self._leases, self._stepped_at = {}, now
         dead = []
         for node in nodes:
             lease, since = seen.get(node.incarnation, (node.lease_until_ms, now))
             if lease != node.lease_until_ms:
                 since = now
-            self._seen[node.incarnation] = node.lease_until_ms, since
+            self._leases[node.incarnation] = node.lease_until_ms, since
             if node.name == self._node:
                 self._check_clock(node, now_ms)
             elif now - since >= self._ttl or node[:2] in self._gone:
@@ -388,13 +390,13 @@ class PostgresCoordinator:
         return dead
 
     def _check_clock(self, own: Member, now_ms: int) -> None:
-        """Say that the database's clock was set back, if our own lease of before shows that."""
+        """Log that the database's clock was set back, if this node's last lease shows it."""
         ahead = (own.lease_until_ms - now_ms) / 1000 - self._ttl
         if ahead > 1:
-            logger.warning("the database's clock was set back, by %d s or more", ahead)
+            logger.warning("the database's clock was set back, by at least %d s", ahead)
 
-    async def _bury(self, dead: Sequence[Member]) -> None:
-        """Free the shards of the dead, whose sessions may still have them locked."""
+    async def _remove(self, dead: Sequence[Member]) -> None:
+        """Delete dead nodes and free their shards."""
         names, incarnations, leases, _ = zip(*dead, strict=True)
         leases = tuple(
             None if node[:2] in self._gone else lease
@@ -409,10 +411,10 @@ class PostgresCoordinator:
         return self._node, self._incarnation, int(self._ttl * 1000)
 
     def _interval(self) -> float:
-        return self._ttl / BEATS * random.uniform(0.8, 1.0)  # noqa: S311
+        return self._ttl / HEARTBEATS * random.uniform(0.8, 1.0)  # noqa: S311
 
     async def _join(self) -> float:
-        """Become one of them, as somebody new: whatever this node had is not its own any more."""
+        """Join with a new incarnation; this node owns no shards any more."""
         self._own({})
         self._lent = {}
         if self._joined:
@@ -420,7 +422,7 @@ class PostgresCoordinator:
             self._incarnation = uuid.uuid4().hex
             self._joined = False
         held = await self._store.session.hold(self._key, SESSION_SECONDS)
-        self._joined = True  # also when the answer is lost
+        self._joined = True  # even if the answer is lost
         channel, names = self._store.channel(CHANNEL), sorted(self.functions())
         if await self._fetch(JOIN, *self._lease(), channel, held, self._refusals > 0, names):
             self._refusals = 0
@@ -431,16 +433,16 @@ class PostgresCoordinator:
             return NAMESAKE_SECONDS  # it may just have died
         if self._refusals == 2:
             logger.warning(
-                "another process is the node %r: this one waits until it ends", self._node
+                "another process has the node name %r: this one waits until it ends", self._node
             )
         return self._interval()
 
-    def _believe(self, asked: float) -> None:
-        """Trust in the lease that was asked for at that time, and notice when it ends."""
-        self._until = asked + self._ttl * (1 - MARGIN)
+    def _trust_lease(self, requested_at: float) -> None:
+        """Trust the lease requested at that time, and notice its end."""
+        self._trusted_until = requested_at + self._ttl * (1 - MARGIN)
         if self._expiry is not None:
             self._expiry.cancel()
-        left = self._until - self._clock.time()
+        left = self._trusted_until - self._clock.time()
         self._expiry = asyncio.get_running_loop().call_later(max(left, 0), self._expired)
 
     def _expired(self) -> None:
@@ -452,8 +454,8 @@ class PostgresCoordinator:
             self._owned = owned
             self._changed()
 
-    async def _share(self, live: Sequence[str], shards: Sequence[Held]) -> bool:
-        """Bring what this node has to its share; whether another was quicker with some of it."""
+    async def _share(self, live: Sequence[str], shards: Sequence[ShardState]) -> bool:
+        """Take or give up shards until this node has its share; return whether to retry soon."""
         mine = {one.shard: one.epoch for one in shards if one.owner == self._node}
         self._own(
             {shard: epoch for shard, epoch in self._owned.items() if mine.get(shard) == epoch}
@@ -462,16 +464,17 @@ class PostgresCoordinator:
         if len(mine) > share:
             await self._release(mine, len(mine) - share)
             return False
-        # What has this node's name but is not known here: a take whose answer was lost.
+        # A shard of this node that is unknown here: the answer to a take was lost.
         wanted = {shard: epoch for shard, epoch in mine.items() if shard not in self._owned}
         free = [one for one in shards if one.owner != self._node and one.owner not in live]
         chosen = random.sample(free, min(len(free), share - len(mine)))
         wanted |= {one.shard: one.epoch for one in chosen}
         return len(await self._take(wanted)) < len(wanted)
 
-    def _borrow(self, live: Sequence[Member], shards: Sequence[Held]) -> None:
-        """Find where the tasks of our functions are this node's to claim: each shard is lent to
-        one of the nodes that have the function, the same wherever it is reckoned.
+    def _borrow(self, live: Sequence[Member], shards: Sequence[ShardState]) -> None:
+        """Find the shards that are lent to this node, by function.
+
+        Each shard is lent to one of the nodes that have the function; all nodes compute the same.
         """
         functions = frozenset(self.functions())
         others = (node.functions for node in live if node.name != self._node)
@@ -490,13 +493,13 @@ class PostgresCoordinator:
             if given:
                 lent[name] = given
         if lent.keys() - self._lent.keys():
-            logger.info("other nodes lack %s: their tasks are run here, too", sorted(lent))
+            logger.info("other nodes lack %s: this node runs their tasks as well", sorted(lent))
         if lent != self._lent:
             self._lent = lent
             self._changed()
 
     async def _release(self, mine: Iterable[int], surplus: int) -> None:
-        """Give up so many shards: here first, then for the others to take."""
+        """Give up `surplus` shards: here first, then in the database."""
         given = sorted(mine, key=lambda shard: (shard in self._owned, shard))[:surplus]
         self._own({shard: epoch for shard, epoch in self._owned.items() if shard not in given})
         await self._fetch(RELEASE, self._node, given, self._store.channel(CHANNEL))
@@ -510,18 +513,20 @@ class PostgresCoordinator:
         return taken
 
 
-def seen(rows: Sequence[Sequence[Any]]) -> tuple[bool, int, list[Member], list[Held]]:
-    """Return what a heartbeat saw: whether we are in, the time, who is there, who has what."""
+def parse_heartbeat(
+    rows: Sequence[Sequence[Any]],
+) -> tuple[bool, int, list[Member], list[ShardState]]:
+    """Return whether this node has joined, the database's time, all nodes and all shards."""
     joined, now_ms, *columns, functions = rows[0][:6]
     names = [frozenset(json.loads(one)) for one in functions]
     nodes = [Member._make(row) for row in zip(*columns, names, strict=True)]
-    return joined, now_ms, nodes, [Held._make(row[6:]) for row in rows]
+    return joined, now_ms, nodes, [ShardState._make(row[6:]) for row in rows]
 
 
-def share_of(node: str, live: Sequence[str], shards: Sequence[Held]) -> int:
-    """Return how many shards are this node's: the same wherever it is reckoned.
+def share_of(node: str, live: Sequence[str], shards: Sequence[ShardState]) -> int:
+    """Return how many shards this node should own; all nodes compute the same.
 
-    Those who have the most get the one more that some must have, so that the fewest move.
+    The nodes that own the most get the odd ones, so that the fewest shards move.
     """
     has = Counter(one.owner for one in shards)
     least, more = divmod(len(shards), len(live))

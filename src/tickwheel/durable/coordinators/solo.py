@@ -1,19 +1,20 @@
 """The coordinator for one node: it owns every shard, or stands by while another process does.
 
-On SQLite a lock on a file says which process dispatches: the system frees it when that process
-ends, however it ends, and one that stands by gets it at that moment. So whoever gets it knows that
-the last owner is dead, and what that ran is tried again at once. An owner that stops frees the lock
-while its calls end: it gives its shards up in the store first, and then its leases count.
+On SQLite the lock of a file decides which process dispatches. The system releases the lock when
+the process ends, however it ends, and a process that stands by gets it at that moment. So the next
+owner knows that the last one is dead, and retries its running tasks at once. An owner that stops
+releases the lock while its calls end: it first gives its shards up in the store, so that its leases
+stay valid.
 
-Elsewhere nothing keeps a second process away, and the last to come has the shards. The other one
-notices, says so, and takes them back after a while: so none is left without an owner, whichever of
-the two was the mistake.
+On other stores nothing prevents a second process, and the last one to start gets the shards. The
+other process notices, logs an error, and takes them back after a while: so shards never stay
+without an owner, whichever of the two was the mistake.
 
-The owner notes in that file which task functions it has. One that stands by and has others claims
-their tasks all the same, by the owner's epochs.
+The owner writes the names of its task functions into the lock file. A process that stands by and
+has other functions claims the tasks of those, with the owner's epochs.
 
-With the lock, too, it looks every few seconds whether the store still has its epochs: they are gone
-when a backup was restored. It takes the shards again then, and the lock when its file was removed.
+Every few seconds the owner checks whether the store still has its epochs: after a restored backup
+they are gone, and it takes the shards again. If the lock file was removed, it locks a new one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tickwheel.errors import StoreUnavailable
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there one process must do
+except ImportError:  # on Windows: only one process can dispatch there
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -45,15 +46,15 @@ if TYPE_CHECKING:
     from tickwheel.durable.coordinator import ShardRow
     from tickwheel.durable.store import Store
 
-SOON = 0.5  # whoever has the shards may be about to end
-LONG = 3600.0  # nothing to do: `changed` says when there is
-AGAIN = 0.1  # a lock file that was removed while it was waited for
-LOOK = 2.0  # between two looks whether the shards are still ours
-PATIENCE = (3.0, 6.0, 12.0, 30.0, 60.0)  # before they are taken back; the last repeats
+FIRST_RETRY_SECONDS = 0.5  # the owner may be about to end
+IDLE_SECONDS = 3600.0  # nothing to do until `changed` is called
+LOCK_RETRY_SECONDS = 0.1  # after the lock file was removed during the wait for it
+CHECK_SECONDS = 2.0  # between two checks of the epochs
+BACK_OFF_SECONDS = (3.0, 6.0, 12.0, 30.0, 60.0)  # before lost shards are taken back
 
 
 class SoloCoordinator:
-    """Owns all shards; with `lock`, a path, only while it has that file's lock."""
+    """Owns all shards; with `lock`, a path, only while it holds the lock of that file."""
 
     functions: Callable[[], Collection[str]] = tuple
 
@@ -66,31 +67,31 @@ class SoloCoordinator:
         self._unlocked = lock if self._lock is None else None
         self._owned: dict[int, int] = {}
         self._lent: dict[str, dict[int, int]] = {}
-        self._highest = 0  # the highest epoch that was ever ours
-        self._ours = self._lock is None
-        self._waited = self._told = self._paused = False
+        self._highest = 0  # the highest epoch that this node ever had
+        self._may_own = self._lock is None
+        self._waited = self._logged_standby = self._paused = False
         self._clock = clock or SystemClock()
         self._losses = 0
         self._taken_at = self._back_at = 0.0
         self._changed: Callable[[], None] = lambda: None
 
     async def start(self, changed: Callable[[], None]) -> None:
-        """Take the shards now, or when whoever has them ends."""
+        """Take the shards now, or when the process that owns them ends."""
         self._changed = changed
         if self._unlocked is not None:
             logger.warning(
                 "this system has no file locks: let only one process dispatch from %s, "
-                "and give the others dispatch=False", self._unlocked,
+                "and start the others with dispatch=False", self._unlocked,
             )  # fmt: skip
         if self._lock is not None:
             self._lock.acquire(asyncio.get_running_loop(), self._acquired)
 
     def _acquired(self) -> None:
-        self._ours = True
+        self._may_own = True
         self._changed()
 
     def owned(self) -> Mapping[int, int]:
-        """Return all shards, or none."""
+        """Return all shards, or none of them."""
         return self._owned
 
     def lent(self) -> Mapping[str, Mapping[int, int]]:
@@ -98,16 +99,16 @@ class SoloCoordinator:
         return self._lent
 
     def claimable(self) -> Mapping[int, int]:
-        """Return all shards, if they are owned or lent."""
+        """Return all shards, if they are owned or lent; otherwise none."""
         return self.owned() or next(iter(self._lent.values()), {})
 
     def elsewhere(self, function: str) -> bool:
-        """Say no: nothing is known of those that stand by."""
+        """Return False: nodes that stand by are unknown."""
         return False
 
     def sole(self) -> bool:
-        """Say whether this process has the lock."""
-        return self._lock is not None and self._ours
+        """Return whether this process holds the lock."""
+        return self._lock is not None and self._may_own
 
     def node_count(self) -> int:
         """Return 1: this node."""
@@ -123,45 +124,45 @@ class SoloCoordinator:
         return await self._store.owners()
 
     async def step(self) -> float:
-        """See that the shards are ours; take them when it has become their turn."""
+        """Check that this node still owns the shards, or take them if it may."""
         if (fault := self._store.fault()) is not None:
             self._give_up(fault)
-            return LOOK
+            return CHECK_SECONDS
         await self._keep_lock()
-        if self._lock is not None and self._ours:
+        if self._lock is not None and self._may_own:
             self._lock.write_note(self.functions())
         if self._owned:
-            return await self._look()
-        if not self._ours:
+            return await self._check_epochs()
+        if not self._may_own:
             await self._borrow()
             return self._stand_by()
         if (left := self._back_at - self._clock.time()) > 0:
             return left
         await self._take()
-        return LOOK
+        return CHECK_SECONDS
 
     async def _keep_lock(self) -> None:
-        """Lock the file anew when the one that is locked was removed, or could not be made."""
+        """Lock the file again if it was removed, or could not be created."""
         if self._lock is None or not self._lock.lost():
             return
-        owned, self._ours = self._owned, False
+        owned, self._may_own = self._owned, False
         self._give_up(f"the lock file {self._lock.path} was removed or replaced")
         if owned:
-            await self._store.give_up(owned)  # the next owner must not take this one for dead
+            await self._store.give_up(owned)  # the next owner must not assume that this one is dead
         self._lock.release()
         self._lock.acquire(asyncio.get_running_loop(), self._acquired)
 
     def _stand_by(self) -> float:
         if not self._waited:
             self._waited = True
-            return SOON
-        if not self._told:
-            self._told = True
+            return FIRST_RETRY_SECONDS
+        if not self._logged_standby:
+            self._logged_standby = True
             logger.info("another process dispatches: %s stands by", self._node)
-        return LOOK if self.functions() else LONG
+        return CHECK_SECONDS if self.functions() else IDLE_SECONDS
 
     async def _borrow(self) -> None:
-        """Look which of our functions the owner lacks: their tasks are claimed here."""
+        """Find the functions of this node that the owner lacks: it claims their tasks."""
         theirs = self._lock.read_note() if self._lock is not None else None
         lacking = {*self.functions()} - theirs if theirs is not None else set()
         lent: dict[str, dict[int, int]] = {}
@@ -176,7 +177,7 @@ class SoloCoordinator:
             self._changed()
 
     async def _take(self) -> None:
-        """Take the shards; the first time, by a lock, whoever had them before must be dead."""
+        """Take the shards; the first time, with a lock, the last owner must be dead."""
         self._lent = {}
         self._owned = await self._store.take(
             range(self._store.shards),
@@ -187,27 +188,27 @@ class SoloCoordinator:
         self._highest = max(self._owned.values())
         self._taken_at = self._clock.time()
         self._changed()
-        if self._told or self._paused:
+        if self._logged_standby or self._paused:
             logger.info("%s dispatches from now on", self._node)
-        self._told = self._paused = False
+        self._logged_standby = self._paused = False
 
-    async def _look(self) -> float:
-        """Give the shards up when the store says that they are not ours; return when to go on."""
+    async def _check_epochs(self) -> float:
+        """Give the shards up if the store has other epochs; return when to step again."""
         rows = await self._store.owners()
         others = {row.owner for row in rows if row.epoch != self._owned.get(row.shard)}
         if not others:
-            return LOOK
-        if self._clock.time() - self._taken_at > PATIENCE[-1]:
-            self._losses = 0  # it was well for long: nobody fights for them
+            return CHECK_SECONDS
+        if self._clock.time() - self._taken_at > BACK_OFF_SECONDS[-1]:
+            self._losses = 0  # the shards were undisputed for long
         owner = " and ".join(sorted(filter(None, others))) or "another process"
         if self._lock is None:
-            pause = PATIENCE[min(self._losses, len(PATIENCE) - 1)]
+            pause = BACK_OFF_SECONDS[min(self._losses, len(BACK_OFF_SECONDS) - 1)]
             reason = (
                 f"{owner} has taken the shards: with the coordinator 'solo' only one process may"
                 " dispatch"
             )
-        else:  # no other may have the lock: at first the shards are taken back at once
-            pause = (0.0, *PATIENCE)[min(self._losses, len(PATIENCE))]
+        else:  # no other process can hold the lock: the first time, take the shards back at once
+            pause = (0.0, *BACK_OFF_SECONDS)[min(self._losses, len(BACK_OFF_SECONDS))]
             reason = (
                 f"the store says that the shards are those of {owner}: a backup was restored, or"
                 " another process dispatches by another name of the file"
@@ -218,7 +219,7 @@ class SoloCoordinator:
         return pause
 
     def _give_up(self, reason: str) -> None:
-        """Own nothing any more, and say why."""
+        """Own no shards any more, and log why."""
         if self._owned:
             self._owned = {}
             self._paused = True
@@ -226,38 +227,38 @@ class SoloCoordinator:
             self._changed()
 
     async def stop(self) -> None:
-        """Let the next process have them.
+        """Leave the shards to the next process.
 
-        When the store cannot be told, the lock is kept until the second call, or the process ends.
+        If the store is unavailable, the lock stays until the second call or the process's end.
         """
         owned, self._owned = self._owned, {}
         self._lent = {}
         if self._lock is not None and owned:
             await self._store.give_up(owned)
-        self._ours = False
+        self._may_own = False
         if self._lock is not None:
             self._lock.release()
 
 
 class FileLock:
-    """An exclusive lock on a file, waited for by a thread: no polling.
+    """An exclusive lock on a file; a thread waits for it, without polling.
 
-    - The child of a fork closes the file: otherwise it would keep the lock when its parent dies.
-    - A lock on a file that has lost its name is none: the next process makes another file.
-    - Who has the lock may leave a note in the file, a list of names, for those that wait.
+    - The child of a fork closes the file. Otherwise it would keep the lock when its parent dies.
+    - The lock of a removed file is worthless: the next process creates another file.
+    - The holder may write a note into the file, a list of names, for the processes that wait.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = -1
-        self._noted: list[str] | None = None
+        self._note: list[str] | None = None
         self._released = False
         self._waiting = False
         self._guard = threading.Lock()
         forkable.add(self)
 
     def acquire(self, loop: asyncio.AbstractEventLoop, acquired: Callable[[], None]) -> None:
-        """Call `acquired()` on `loop` as soon as the lock is ours."""
+        """Call `acquired()` on `loop` as soon as this process holds the lock."""
         self._released = False
         while True:
             self._file = self._open()
@@ -265,7 +266,7 @@ class FileLock:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 break
-            if self._has_name(self._file):
+            if self._is_at_path(self._file):
                 acquired()
                 return
             os.close(self._file)
@@ -275,35 +276,35 @@ class FileLock:
         ).start()
 
     def lost(self) -> bool:
-        """Say whether nothing is locked or waited for, or only a file that has lost its name."""
+        """Return whether no file is locked or waited for, or only a removed one."""
         with self._guard:
-            return not self._waiting and (self._file < 0 or not self._has_name(self._file))
+            return not self._waiting and (self._file < 0 or not self._is_at_path(self._file))
 
     def write_note(self, names: Collection[str]) -> None:
-        """Leave these names in the file, which is locked here; what cannot be written is not."""
+        """Write these names into the locked file; ignore a failure."""
         wanted = sorted(names)
-        if wanted == self._noted or self._file < 0:
+        if wanted == self._note or self._file < 0:
             return
         with contextlib.suppress(OSError):
             text = json.dumps(wanted).encode()
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, text, 0)
-            self._noted = wanted
+            self._note = wanted
 
     def read_note(self) -> set[str] | None:
-        """Return the names in the file; None when there is no whole note."""
+        """Return the names in the file; None if there is no complete note."""
         try:
             return {*json.loads(self.path.read_bytes())}
         except (OSError, ValueError):
             return None
 
     def release(self) -> None:
-        """Free it; a thread that still waits for it will not keep it."""
+        """Release the lock; a thread that still waits will not keep it."""
         with self._guard:
             self._released = True
-            self._noted = None
+            self._note = None
             if self._file >= 0:
-                # A waiting thread has the same open file: unlocked here, closed by that thread.
+                # A waiting thread has the same open file: unlock it here, the thread closes it.
                 fcntl.flock(self._file, fcntl.LOCK_UN)
                 if not self._waiting:
                     os.close(self._file)
@@ -319,17 +320,17 @@ class FileLock:
                     self._waiting = False
                     os.close(file)
                     return
-                if self._has_name(file):
+                if self._is_at_path(file):
                     self._waiting = False
                     break
-                with contextlib.suppress(StoreUnavailable):  # then the old one stays ours for now
+                with contextlib.suppress(StoreUnavailable):  # then keep the old file for now
                     file = self._open_instead(file)
-            time.sleep(AGAIN)
+            time.sleep(LOCK_RETRY_SECONDS)
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(acquired)
 
     def _open_instead(self, file: int) -> int:
-        """Open the file that has the name now, and close this one."""
+        """Open the file that is at the path now, and close this one."""
         self._file = self._open()
         os.close(file)
         return self._file
@@ -340,15 +341,15 @@ class FileLock:
         except OSError as error:
             raise StoreUnavailable(f"lock file {self.path}: {error.strerror}") from error
 
-    def _has_name(self, file: int) -> bool:
-        """Say whether this open file is the one that has the name."""
+    def _is_at_path(self, file: int) -> bool:
+        """Return whether this open file is the one at the path."""
         try:
             return os.path.samestat(os.fstat(file), os.stat(self.path))  # noqa: PTH116
         except FileNotFoundError:
             return False
 
     def _forked(self) -> None:
-        """In the child of a fork: let go of the file; the parent's lock stays."""
+        """In the child of a fork: close the file; the parent keeps its lock."""
         self._guard = threading.Lock()
         if self._file >= 0:
             os.close(self._file)

@@ -28,7 +28,7 @@ EPOCH = 10  # of every shard before a backup is restored
 NOBODY = 65534
 DAMAGED = "the database file is damaged"
 QUICK_CHECKS = {
-    "durable.coordinators.solo.LOOK": 0.2,
+    "durable.coordinators.solo.CHECK_SECONDS": 0.2,
     "durable.stores.sqlite.file.CHECK_SECONDS": 0.2,
     "durable.stores.sqlite.file.REOPEN_SECONDS": 0.2,
 }
