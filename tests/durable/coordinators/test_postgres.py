@@ -416,7 +416,7 @@ class TestASession:
         assert len(await store.fetch(postgres.MISSING_SESSIONS, "b")) == 1, "though it is missing"
 
     async def test_that_is_missing_once_is_looked_for_a_second_time(self, cluster, monkeypatch):
-        for pause in ("LOOK_SECONDS", "CONFIRM_SECONDS"):
+        for pause in ("WATCH_SECONDS", "CONFIRM_SECONDS"):
             monkeypatch.setattr(postgres, pause, 0)
         node, other, gone = cluster.make("a"), ("b", "1"), []
         looks = [{other}, set(), {other}, {other}]
@@ -496,7 +496,7 @@ class TestAClockThatIsSet:
         await cluster.join("a", "b")
         await self.step_clock(cluster, -1)
         await cluster.settle()
-        assert re.search("the database's clock was set back, by 3[56].. s or more", caplog.text)
+        assert re.search("the database's clock was set back, by at least 3[56].. s", caplog.text)
 
     async def test_a_name_is_not_waited_for_until_the_clock_has_caught_up(self, cluster):
         await cluster.join("a")
@@ -524,7 +524,7 @@ class TestANode:
             for _ in range(3):
                 assert await double.step() > 0
         assert [record.getMessage() for record in caplog.records] == [
-            "another process is the node 'a': this one waits until it ends"
+            "another process has the node name 'a': this one waits until it ends"
         ]
         assert double.owned() == {}
         await cluster.settle()
