@@ -139,7 +139,7 @@ test-pythons: ## Run the tests on each Python from 3.11 on that is found
 
 # The tests that touch what the package depends on.
 LOWEST_TESTS := tests/web tests/http tests/client tests/cli tests/receiver tests/contracts/test_tasks.py \
-    tests/contracts/test_overflow_buffer.py tests/durable/stores/postgres/test_store.py tests/overflow_buffers/test_buffers.py
+    tests/contracts/overflow_buffer tests/durable/stores/postgres/test_store.py tests/overflow_buffers/test_buffers.py
 
 .PHONY: mutants
 mutants: $(READY) ## Put known faults into a copy of the code, one at a time, and see that the tests catch each
