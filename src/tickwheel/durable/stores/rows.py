@@ -1,4 +1,4 @@
-"""What the stores on SQL do alike: rows become tasks, pages are merged, doubles wait their turn.
+"""What the SQL stores have in common: rows become tasks, pages are merged, batches are split.
 
 Pure: no connection, no statement.
 """
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     Answer = Task | Taken | Repeated | None
 
-PAGE = 2048  # bytes that count as a row when they are deleted
+PAGE = 2048  # deleted bytes that count as a row
 STATES = {str(state): state for state in State}
-LAST_NAME = "\U0010ffff" * 2  # no name is behind it
+LAST_NAME = "\U0010ffff" * 2  # after every name
 BODY, ERROR, RESULT = map(Task._fields.index, ("body", "error", "result_body"))
 MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
 
@@ -44,17 +44,17 @@ inserted = attrgetter(*(field.name for field in FIELDS if field.given))
 
 
 def task_of(row: Sequence[Any]) -> Task:
-    """Return a row of columns in the order of Task's fields as a task."""
+    """Return a task from a row in the order of Task's fields."""
     return Task._make((*row[:4], STATES[row[4]], *row[5:], *MISSING[len(row) :]))
 
 
 def attempt_of(row: Sequence[Any]) -> Attempt:
-    """Return a row of columns in the order of Attempt's fields as an attempt."""
+    """Return an attempt from a row in the order of Attempt's fields."""
     return Attempt._make((*row[:2], Event(row[2]), *row[3:]))
 
 
 def rounds(keys: Iterable[Hashable]) -> list[list[int]]:
-    """Split places so that each key appears once in a round; its first one is in the first."""
+    """Split positions into rounds with each key at most once; the first of a key comes first."""
     seen: dict[Hashable, int] = {}
     turns: list[list[int]] = []
     for place, key in enumerate(keys):
@@ -67,14 +67,14 @@ def rounds(keys: Iterable[Hashable]) -> list[list[int]]:
 
 
 def may_hold(state: State | None, table: str) -> bool:
-    """Say whether tasks of this state can be in this table."""
+    """Return whether tasks of this state can be in this table."""
     return state is None or (state in FINAL) == (table == "backlog")
 
 
 def verdicts_on(
     ids: Iterable[str], won: Container[str], state: State, states: Mapping[str, str]
 ) -> list[Verdict | None]:
-    """Say for each id whether it won, and the state that it has; None for one that is unknown."""
+    """Return for each id whether it won, and its state; None for an unknown id."""
     return [
         Verdict(one, True, state)
         if one in won
@@ -91,7 +91,7 @@ def last_of_each(leases: Iterable[Lease]) -> list[Lease]:
 
 
 class Filling:
-    """A page that fills: called with a row of it, says whether the page is full with that one."""
+    """The rest of a page: called with each row, it returns whether the page is full now."""
 
     def __init__(self, most: int, weight: Callable[[Sequence[Any]], int] | None = None) -> None:
         self._left = most
@@ -107,22 +107,22 @@ class Filling:
 
 
 def fitting(sizes: Iterable[int], most: int) -> int:
-    """Return how many fit: the first, and those behind it that are `most` bytes together."""
+    """Return how many fit: the first, and the next ones while they are `most` bytes together."""
     totals = enumerate(accumulate(islice(sizes, 1, None)), 1)
     return next((number for number, total in totals if total > most), sys.maxsize)
 
 
 def bytes_of(row: Sequence[Any]) -> int:
-    """Return how much of a page a task fills, whose row this is."""
+    """Return how many bytes of a page a task's row fills."""
     result = len((len(row) > RESULT and row[RESULT]) or "")
     return len(row[BODY]) + result + error_bytes(row[ERROR])
 
 
 def turn_of(rows: Sequence[tuple[str, int, int]], most: int) -> tuple[list[str], bool]:
-    """Return which final tasks to delete in one turn, of rows of id, attempts and bytes.
+    """Return the final tasks to delete in one transaction, from rows of (id, attempts, bytes).
 
-    At least the first; then whether it has more attempts than a turn may take: it goes alone, its
-    attempts first, in parts.
+    At least the first; and whether it has more attempts than one transaction may delete. Then it
+    goes alone, and its attempts go first, in parts.
     """
     ids: list[str] = []
     left = most
@@ -135,15 +135,15 @@ def turn_of(rows: Sequence[tuple[str, int, int]], most: int) -> tuple[list[str],
 
 
 def pruned_rows(attempts: int, size: int) -> int:
-    """Return how many rows a final task counts as when it is deleted."""
+    """Return the rows that the deletion of a final task counts as."""
     return 1 + attempts + size // PAGE
 
 
 def merged(pages: list[tuple[list[Task], str | None]], limit: int, most_bytes: int) -> Page:
-    """Make one page of several, newest first; a task in two of them counts as in the last.
+    """Merge pages into one, newest first; a task in two pages counts as in the last one.
 
-    Beyond the place where the first of them stopped, nothing is known: there the page ends; or
-    earlier, where it is full.
+    The page ends where the first of them stopped, since nothing is known beyond, or where it is
+    full.
     """
     stop = max((stop for _, stop in pages if stop is not None), default=None)
     found = {task.id: task for tasks, _ in pages for task in tasks}
@@ -158,14 +158,14 @@ def merged(pages: list[tuple[list[Task], str | None]], limit: int, most_bytes: i
 
 
 def names_in(namespace: str) -> tuple[str, str]:
-    """Return the range, its end left out, that all names of a namespace are in."""
+    """Return the half-open range of all names in a namespace."""
     return f"{namespace}/", f"{namespace}0"  # "0" is the next character after "/"
 
 
 def schedules_in(namespace: str | None, after: str) -> tuple[str, str, bool]:
-    """Return what the names of schedules are between, and whether any such name is one.
+    """Return the bounds of the names of schedules, and whether every name between them matches.
 
-    Otherwise those that have a namespace are not.
+    If not, names with a namespace do not match.
     """
     if not namespace:
         return after, LAST_NAME, namespace is None
@@ -174,13 +174,13 @@ def schedules_in(namespace: str | None, after: str) -> tuple[str, str, bool]:
 
 
 def name_of(submission: Submission) -> tuple[str, str] | None:
-    """Return what an idempotent submission is known by, or None."""
+    """Return the caller and key of an idempotent submission, or None."""
     named = submission.idempotency
     return None if named is None else (named.caller, named.key)
 
 
 def answered_with(submission: Submission, answer: Answer) -> str | None:
-    """Return the id of the task that a submission is answered with; None when it is refused."""
+    """Return the id of the task in the answer to a submission; None if it is refused."""
     if isinstance(answer, Task):
         return answer.id
     if isinstance(answer, Taken) and submission.on_conflict == "keep":
@@ -189,27 +189,27 @@ def answered_with(submission: Submission, answer: Answer) -> str | None:
 
 
 def repeated(submission: Submission, digest: str, task: Task | None) -> Task | Repeated:
-    """Return the answer to a request that was made before, with this digest, for this task."""
+    """Return the answer to a repeated request; the first had this digest and this task."""
     named = submission.idempotency
     assert named is not None
     if named.digest != digest:
         return Repeated(False, None)
     if task is not None and task.id == submission.task.id:
-        return task  # this very submission: its answer was lost
+        return task  # the same submission again: its answer was lost
     return Repeated(True, task)
 
 
 def token_row(token: Token) -> tuple[Any, ...]:
-    """Return a token's columns."""
+    """Return the columns of a token."""
     return *token[:4], " ".join(token.scopes), *token[5:]
 
 
 def token_of(row: Sequence[Any]) -> Token:
-    """Return a row of columns in the order of Token's fields as a token."""
+    """Return a token from a row in the order of Token's fields."""
     return Token._make((*row[:4], tuple(row[4].split()), *row[5:]))
 
 
 def audit_page(rows: Sequence[Sequence[Any]], limit: int) -> tuple[list[Audit], int | None]:
-    """Return lines of the audit log, and the cursor when there is one more than wished for."""
+    """Return lines of the audit log, and the cursor if there is one more than `limit`."""
     lines = [Audit._make(row[1:]) for row in rows[:limit]]
     return lines, rows[limit - 1][0] if len(rows) > limit else None

@@ -1,4 +1,4 @@
-"""The database's time, reckoned on the host's monotonic clock between two looks at it."""
+"""The database's time, computed from the host's monotonic clock between two samples."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from tickwheel.clock import SystemClock, WallClock
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
 
-SAMPLES = 8  # the best of so many counts
+SAMPLES = 8  # the best of these counts
 
 
 class DatabaseClock:
-    """What the database's clock shows, as far as is known here; before the first look the host's.
+    """The database's clock, as far as is known; the host's clock before the first sample.
 
-    - `now_ms` does not run ahead of the database: its time is taken as that of the moment when the
-      answer arrived, which is later. `latest_ms` is not behind it: there, the moment counts when
-      the question was sent. The quickest of the last answers are the nearest to the truth.
-    - A step of the database's clock, forward or back, is followed at the next look.
+    - `now_ms` is never ahead of the database: it assumes that the answer was computed at the moment
+      of its arrival. `latest_ms` is never behind: it assumes the moment of the request. The
+      quickest of the last answers are the most accurate.
+    - A step of the database's clock, forward or back, is followed at the next sample.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._wall = WallClock()
-        # By how much the database is ahead of the local clock: at least, and at most.
+        # How far the database is ahead of the local clock: at least, and at most.
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
         self._ahead_ms = self._most_ahead_ms = self._wall.time_ns() / 1e6 - self.local_ms()
         self.sampled_ms = float("-inf")  # by the local clock
 
     def local_ms(self) -> float:
-        """Return the local clock's time, which has an origin of its own."""
+        """Return the local clock's time, which has its own origin."""
         return self._clock.time_ns() / 1e6
 
     def now_ms(self) -> float:
@@ -48,11 +48,11 @@ class DatabaseClock:
         return self.now_ms() - self._wall.time_ns() / 1e6
 
     def sample(self, database_ms: float, sent_ms: float) -> None:
-        """Note what the database showed, asked at `sent_ms` by the local clock, answered now."""
+        """Record the database's time, requested at `sent_ms` by the local clock, received now."""
         arrived_ms = self.local_ms()
         least, most = database_ms - arrived_ms, database_ms - sent_ms
         if any(low > most or high < least for low, high in self._samples):
-            self._samples.clear()  # both cannot be true: its clock was set
+            self._samples.clear()  # a contradiction: the database's clock was set
         self._samples.append((least, most))
         self._ahead_ms = max(low for low, _ in self._samples)
         self._most_ahead_ms = min(high for _, high in self._samples)

@@ -1,12 +1,12 @@
-"""The connections that users bring: how each kind executes a statement.
+"""The user's own connections: how each kind executes a statement.
 
 - Asynchronous: asyncpg's, psycopg's `AsyncConnection`, SQLAlchemy's `AsyncSession` and
   `AsyncConnection`.
 - Blocking: those of psycopg and psycopg2, SQLAlchemy's `Session` and `Connection`, Django's
   `connection`.
 
-SQLAlchemy's execute by themselves, not by the driver's connection below: only then have they begun
-their transaction. Nothing is imported here that the user has not imported.
+SQLAlchemy's objects execute statements themselves, not the driver's connection below: only then
+have they begun their transaction. This module imports nothing that the user has not imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Driver(NamedTuple):
 
 
 async def driver_of(connection: Any) -> Driver:
-    """Return how an asynchronous connection executes statements, and gives their first row."""
+    """Return how an asynchronous connection executes statements."""
     given = connection
     if is_session(connection):
         connection = connection.connection()
@@ -55,7 +55,7 @@ async def driver_of(connection: Any) -> Driver:
 
 
 def blocking_driver_of(connection: Any) -> Driver:
-    """Return how a connection that blocks executes statements, and gives their first row."""
+    """Return how a blocking connection executes statements."""
     given = connection
     if is_session(connection):
         connection = connection.connection()
@@ -82,19 +82,17 @@ def blocking_driver_of(connection: Any) -> Driver:
 
 
 def is_session(connection: Any) -> bool:
-    """Whether it is a session of SQLAlchemy, or a scoped one, which has a connection."""
+    """Return whether this is a session of SQLAlchemy, or a scoped one."""
     return hasattr(connection, "get_bind") and callable(getattr(connection, "connection", None))
 
 
 def style_of(connection: Any) -> str:
-    """Return the style of parameters of SQLAlchemy's driver."""
+    """Return the parameter style of SQLAlchemy's driver."""
     return "$1" if connection.dialect.paramstyle == "numeric_dollar" else "%s"
 
 
 def plain_rows(connection: Any) -> dict[str, Any]:
-    """Return the arguments with which a psycopg connection gives rows as tuples, as it does not
-    when its user told it so.
-    """
+    """Return the arguments that make a psycopg connection return rows as tuples."""
     if not hasattr(connection, "row_factory"):
         return {}
     from psycopg.rows import tuple_row  # noqa: PLC0415

@@ -1,9 +1,9 @@
-"""How tasks get into PostgreSQL: all of a batch in one commit, by COPY or by statements.
+"""Inserts on PostgreSQL: a whole batch in one commit, by COPY or by statements.
 
-A task with a key may have to wait for a transaction that holds the key, and then has to settle with
-whoever has it. So a batch with keys is a transaction of several statements; one without is one. The
-same goes for a request that has a name, and may have been made before. All transactions lock in one
-order: shards, names of requests, keys, each of them sorted.
+A task with a key may have to wait for a transaction that holds the key, and may then conflict with
+the task that has it. So a batch with keys is a transaction of several statements; a batch without
+keys is one statement. The same goes for idempotency keys, here called names of requests. All
+transactions lock in one order: shards, names of requests, keys, each of them sorted.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     Answers = list[Task | Taken | Repeated | None]
     Settled = dict[str, Task | Taken]
 
-LOCK_MS = 50  # what is not patient waits so long for a key; the rest as long as the session does
-COPY_FROM = 32  # rows: COPY is as fast as a statement from about here on, then twice as fast
-COPY_CHECKED_FROM = 128  # the same where epochs are checked, which takes a transaction
-TURNS = 8  # a key that changes hands more often while it is looked at is given up
+LOCK_MS = 50  # the wait for a key unless `patient`; otherwise the session's timeout
+COPY_FROM = 32  # rows from which COPY is as fast as a statement, and then twice as fast
+COPY_CHECKED_FROM = 128  # the same with epochs to check, which takes a transaction
+TURNS = 8  # tries for a key that changes hands each time
 
 
 def keyed(submissions: Sequence[Submission]) -> int:
-    """Return how many of them may have to wait for others: they have a key, or a name."""
+    """Return how many submissions may have to wait for others: they have a key or a name."""
     return sum(one.task.key is not None or one.idempotency is not None for one in submissions)
 
 
@@ -55,10 +55,10 @@ async def insert(
     again: bool,
     patient: bool,
 ) -> Answers:
-    """Store tasks, all in one commit; the answers are in their order.
+    """Store tasks, all in one commit; return the answers in their order.
 
-    Unless they are `patient`, those with keys wait only a moment for one that another transaction
-    holds: they are `Locked`, and have to come one by one.
+    Unless `patient`, tasks with keys wait only a moment for a key that another transaction holds.
+    Then `Locked` is raised, and the caller has to insert them one by one.
     """
 
     async def all_of(connection: Connection) -> Answers:
@@ -76,7 +76,7 @@ async def insert(
 async def insert_rest(
     connection: Connection, submissions: Sequence[Submission], epochs: Mapping[int, int]
 ) -> Answers:
-    """Store those that are not stored yet, live or final."""
+    """Store the tasks that are not stored yet, live or final."""
     there = await tasks_by_id(connection, [one.task.id for one in submissions])
     rest = [one for one in submissions if one.task.id not in there]
     answers = iter(await insert_keyed(connection, rest, epochs))
@@ -99,13 +99,13 @@ async def insert_plain(
 
 
 async def copy(connection: Connection, tasks: Sequence[Task], checked: Mapping[int, int]) -> None:
-    """Store tasks by COPY, all of them or none: an id is there already, or a shard is stale."""
+    """Store tasks by COPY, all or none; none if an id exists or a shard is stale."""
 
     async def copy_rows(connection: Connection) -> None:
         await connection.copy_records_to_table("task", records=map(inserted, tasks), columns=GIVEN)
 
     async def copy_checked(connection: Connection) -> None:
-        # The shards are locked last: a process that is stopped amid a COPY, which no timeout of the
+        # The shards are locked last: a process that hangs amid a COPY, which no timeout of the
         # server ends, must not keep them from their next owner.
         await copy_rows(connection)
         if await stale_shards(connection, checked):
@@ -115,7 +115,7 @@ async def copy(connection: Connection, tasks: Sequence[Task], checked: Mapping[i
 
 
 class Stale(Exception):
-    """Some shard has another epoch now: nothing was stored, and what can be must be told apart."""
+    """A shard has another epoch now: nothing was stored, and the tasks must be told apart."""
 
 
 async def insert_keyed(
@@ -141,9 +141,9 @@ async def insert_named(
     places: Sequence[int],
     answers: Answers,
 ) -> None:
-    """Store tasks whose requests are new, no name twice, and note which these are.
+    """Store tasks whose requests are new, no name twice, and note the names.
 
-    The name comes first: whoever has it stores the task. It is let go when the task is refused.
+    The name comes first: the transaction that gets it stores the task. A refused task releases it.
     """
     names = {name: at for at in places if (name := name_of(submissions[at]))}
     made = await use(connection, submissions, names, answers)
@@ -170,7 +170,7 @@ async def use(
     names: Mapping[tuple[str, str], int],
     answers: Answers,
 ) -> set[int]:
-    """Take the names of requests, and answer those that were made before; return which were."""
+    """Take the names of requests and answer the repeated ones; return their positions."""
     made: set[int] = set()
     left = sorted(names)
     if not left:
@@ -198,7 +198,7 @@ async def used(
     names: Mapping[tuple[str, str], int],
     left: Sequence[tuple[str, str]],
 ) -> dict[int, Task | Repeated]:
-    """Return the answers to requests that were made before, by place; none: it has just gone."""
+    """Return the answers to repeated requests by position; none if it was deleted just now."""
     rows = await connection.fetch(sql.USED, *zip(*left, strict=True))
     tasks = await tasks_by_id(connection, [row[3] for row in rows]) if rows else {}
     return {
@@ -215,7 +215,7 @@ def named_by(submission: Submission) -> Idempotency:
 
 
 async def tasks_by_id(connection: Connection, ids: Sequence[str]) -> dict[str, Task]:
-    """Return which of these tasks are stored, live or final."""
+    """Return the stored tasks of these ids, live or final."""
     rows = await connection.fetch(sql.BY_ID, ids)
     return {row[0]: task_of(row) for row in rows}
 
@@ -226,14 +226,14 @@ async def insert_new(
     places: Sequence[int],
     answers: Answers,
 ) -> None:
-    """Store tasks with and without keys, and put the answers of those with keys in place."""
+    """Store tasks with and without keys, and fill in the answers of those with keys."""
     plain = [submissions[at].task for at in places if submissions[at].task.key is None]
     if plain:
         await connection.fetch(sql.INSERT, [], [], *columns(plain))
     keyed = [at for at in places if submissions[at].task.key is not None]
     names = [(submissions[at].task.service, submissions[at].task.key) for at in keyed]
     for turn in rounds(names):
-        # In order of the keys: two batches that wait for each other would be a deadlock.
+        # In the order of keys: otherwise two batches could deadlock.
         ordered = sorted(turn, key=lambda number: names[number])
         settled = await settle(connection, [submissions[keyed[number]] for number in ordered])
         for number, answer in zip(ordered, settled, strict=True):
@@ -241,7 +241,7 @@ async def insert_new(
 
 
 async def settle(connection: Connection, submissions: Sequence[Submission]) -> list[Task | Taken]:
-    """Store tasks with keys, no key twice, or find out who has them."""
+    """Store tasks with keys, no key twice, or find the tasks that have the keys."""
     answers: Settled = {}
     left = submissions
     for _ in range(TURNS):
@@ -258,13 +258,13 @@ async def settle(connection: Connection, submissions: Sequence[Submission]) -> l
 
 
 async def conflicts(connection: Connection, submissions: Sequence[Submission]) -> Settled:
-    """Replace the holders of keys where that is wished, and name them; none: it has just gone."""
+    """Replace the tasks that have the keys if requested, and return them; none: just gone."""
     replacing = [one.task for one in submissions if one.on_conflict == "replace"]
     done: dict[tuple[str, str | None], Task] = {}
     if len(replacing) > 1:
-        # Two batches meet at the first key: who waited there sees all that the other has done.
+        # Two batches meet at the first key: the one that waited sees everything the other did.
         await connection.fetch(sql.LOCK_HOLDER, replacing[0].key, replacing[0].service)
-    for _ in range(2):  # a holder that had to be waited for is locked by the first statement only
+    for _ in range(2):  # the first statement only locks a task that it had to wait for
         left = [task for task in replacing if (task.service, task.key) not in done]
         if left:
             done |= by_key(await connection.fetch(sql.REPLACE_KEYED, *columns(left)))
@@ -292,12 +292,12 @@ def by_key(rows: Iterable[Sequence[Any]]) -> dict[tuple[str, str | None], Task]:
 
 
 def checks(tasks: Iterable[Task], epochs: Mapping[int, int]) -> dict[int, int]:
-    """Return the epochs to check: of the shards that are in the batch."""
+    """Return the epochs to check: those of shards in the batch."""
     return {shard: epochs[shard] for shard in {task.shard for task in tasks} if shard in epochs}
 
 
 async def stale_shards(connection: Connection, checked: Mapping[int, int]) -> set[int]:
-    """Return which of these shards have another epoch now; the others keep theirs till the end."""
+    """Return the shards that have another epoch now; the others keep theirs until the end."""
     if not checked:
         return set()
     rows = await connection.fetch(sql.HELD, [*checked], [*checked.values()])
@@ -305,5 +305,5 @@ async def stale_shards(connection: Connection, checked: Mapping[int, int]) -> se
 
 
 def columns(tasks: Iterable[Task]) -> list[tuple[Any, ...]]:
-    """Return what an insert gives, as one array for each column."""
+    """Return the columns of an insert, one array for each."""
     return list(zip(*map(inserted, tasks), strict=True))

@@ -1,10 +1,11 @@
-"""How the tables get this version's form while other nodes and users go on working.
+"""Migrations on PostgreSQL, while other nodes and users go on working.
 
-- One process at a time migrates. The lock is polled: a session that waits for one holds a snapshot.
-- Whoever waits for a table has everybody else queue behind. So a migration waits for a table only
-  for a moment; then it is undone, the others have their turn, and it is tried again.
-- An index is built CONCURRENTLY, which may wait as long as it likes and is in nobody's way. If its
-  process dies, an index without use is left behind: the next try drops it.
+- One process at a time migrates. It polls the lock, since a session that waits for one holds a
+  snapshot.
+- A session that waits for a table blocks all sessions after it. So a migration waits for a table
+  only for a moment; then it is rolled back, and retried after a pause.
+- An index is built CONCURRENTLY, which may wait as long as it takes and blocks nobody. If its
+  process dies, it leaves an invalid index, which the next try drops.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 
     from tickwheel.durable.stores.postgres.pool import Connection, Pool
 
-PATIENCE_SECONDS = 60.0  # for which a node that starts waits for others
-TABLE_LOCK_MS = 300  # for which a migration waits for a table, and others behind it
-PAUSE_SECONDS = 1.0  # on average, until it waits for the table again
+PATIENCE_SECONDS = 60.0  # for which a node that starts waits for other sessions
+TABLE_LOCK_MS = 300  # for which a migration waits for a table, and other sessions wait for it
+PAUSE_SECONDS = 1.0  # on average, until it tries to lock the table again
 POLL_SECONDS = 0.05
-WATCH_SECONDS = 0.1  # between two looks at whom a migration waits for
+WATCH_SECONDS = 0.1  # between two looks for sessions that block
 REPORT_AFTER_SECONDS = 1.0  # of a wait
 REPORT_AGAIN_SECONDS = 10.0
 CALL_SECONDS = 10.0
@@ -66,11 +67,11 @@ async def migrate(
     patience: float | None = None,
     notify: Callable[[str], None] = logger.warning,
 ) -> int:
-    """Bring the tables to the last version; return the shards.
+    """Apply the missing migrations; return the number of shards.
 
-    - `patience`: seconds after which `StoreUnavailable` says whom it waits for, by default as many
-      as a node waits when it starts; `math.inf`: it never gives up.
-    - `notify` is called with a sentence while it waits for another session.
+    - `patience`: seconds after which `StoreUnavailable` names the session that blocks, by default
+      those of a node that starts; `math.inf`: never give up.
+    - `notify` is called with a sentence while another session blocks the migration.
     """
     seconds = PATIENCE_SECONDS if patience is None else patience
 
@@ -78,7 +79,7 @@ async def migrate(
         try:
             return await Migration(pool, connection, seconds, notify).run(shards)
         finally:
-            connection.terminate()  # with it go the lock and the settings of the migration
+            connection.terminate()  # which releases the lock and drops the settings
 
     return await pool.run(work, math.inf)
 
@@ -99,7 +100,7 @@ class Migration:
         self._blockers = ""
 
     async def run(self, shards: int) -> int:
-        """Do what there is to do, and return the shards."""
+        """Apply the missing migrations, and return the number of shards."""
         connection = self._connection
         if await version(connection) < len(tables.MIGRATIONS):
             await need_schema(connection, self._schema)
@@ -120,7 +121,7 @@ class Migration:
         return await setting(connection, "shards")
 
     async def _lock(self) -> None:
-        """Wait until this session alone may migrate."""
+        """Wait for the lock of the migration."""
         while not (await self._connection.fetch(LOCK, self._schema))[0][0]:
             holder = await self._connection.fetch(HOLDER, self._schema)
             self._blocked(f"another process that migrates, {sessions(holder)}")
@@ -128,7 +129,7 @@ class Migration:
         self._waiting_since = None
 
     async def _move(self) -> None:
-        """Move the tables of the version before into the schema, when they are somewhere else."""
+        """Move the tables of the version before into the schema, if they are in another one."""
         old = await self._unnamed() if await version(self._connection) == 0 else None
         if old is None:
             return
@@ -147,9 +148,10 @@ class Migration:
         )  # fmt: skip
 
     async def _unnamed(self) -> tuple[str, list[str]] | None:
-        """Return the schema that has tables of the version before, and these.
+        """Return the schema that has tables of the version before, and their names.
 
-        Only where the URL names no schema: then they were made in the first one of `search_path`.
+        Only if the URL names no schema: then they were created in the first schema of
+        `search_path`.
         """
         if self._pool.address.named:
             return None
@@ -163,7 +165,7 @@ class Migration:
         return None
 
     async def _apply(self, shards: int) -> None:
-        """Apply what is missing: in a new schema at once, otherwise one after the other."""
+        """Apply the missing migrations: in a new schema all at once, otherwise one by one."""
         done = await version(self._connection)
 
         async def make(connection: Connection) -> None:
@@ -194,7 +196,7 @@ class Migration:
         await self._tried(step)
 
     async def _build(self, name: str, statement: str) -> None:
-        """Build an index; one that another process left unfinished is dropped first."""
+        """Build an index; first drop an unfinished one of another process."""
 
         async def build() -> None:
             valid = await self._connection.fetch(IS_VALID, name)
@@ -207,7 +209,7 @@ class Migration:
         self._waiting_since = None
 
     async def _tried(self, work: Callable[[Connection], Awaitable[None]]) -> None:
-        """Do `work(connection)` in a transaction, again and again while a table is in use."""
+        """Execute `work(connection)` in a transaction, and retry it while a table is in use."""
         while True:
             self._blockers = ""
             try:
@@ -220,7 +222,7 @@ class Migration:
             await asyncio.sleep(PAUSE_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
 
     async def _watched(self, work: Awaitable[None]) -> None:
-        """Await `work`, and report whom its session waits for."""
+        """Await `work`, and report the sessions that block it."""
         ((process,),) = await self._connection.fetch("SELECT pg_backend_pid()")
         working = asyncio.ensure_future(work)
         try:
@@ -234,7 +236,7 @@ class Migration:
             await asyncio.wait([working])
 
     async def _blocking(self, process: int) -> str:
-        """Return whom a session waits for, or ""."""
+        """Return the sessions that block a session, or ""."""
         try:
             rows = await self._pool.run(lambda other: other.fetch(BLOCKERS, process), CALL_SECONDS)
         except StoreUnavailable as error:
@@ -242,7 +244,7 @@ class Migration:
         return sessions(rows) if rows else ""
 
     def _blocked(self, whom: str) -> None:
-        """Report the wait, and give up when it has taken too long."""
+        """Report the wait, and give up if it takes too long."""
         now = asyncio.get_running_loop().time()
         if self._waiting_since is None:
             self._waiting_since = now
@@ -259,7 +261,7 @@ class Migration:
 
 
 def sessions(rows: Sequence[Sequence[Any]]) -> str:
-    """Return sessions of the database as a message names them; no query, which may hold secrets."""
+    """Return sessions as a message names them, without their queries, which may hold secrets."""
 
     def about(state: str | None, began: Any, asked: Any) -> str:
         words = [state or "not visible to this user"]
@@ -279,7 +281,7 @@ def quoted(name: str) -> str:
 
 
 def another(why: object) -> WrongStore:
-    """Return the error for tables of another program's."""
+    """Return the error for tables of another program."""
     line = str(why).partition("\n")[0]
     return WrongStore(
         f"the schema has such a table that is not tickwheel's: {line}; give tickwheel a schema of"
@@ -288,7 +290,7 @@ def another(why: object) -> WrongStore:
 
 
 async def need_schema(connection: Connection, schema: str) -> None:
-    """Make the schema where there is none; raise when that cannot be."""
+    """Create the schema if there is none; raise if that fails."""
     current = "SELECT current_schema()"
     if (await connection.fetch(current))[0][0] == schema:
         return
@@ -299,7 +301,7 @@ async def need_schema(connection: Connection, schema: str) -> None:
         asyncpg.DuplicateSchemaError, asyncpg.UniqueViolationError,
         asyncpg.InsufficientPrivilegeError,
     ):  # fmt: skip
-        pass  # another process may make it at the same moment, and that is no error
+        pass  # another process may create it at the same moment, which is fine
     if (await connection.fetch(current))[0][0] != schema:
         raise WrongStore(
             f"there is no schema {schema} that this user may use, and it may not make one:"
@@ -308,7 +310,7 @@ async def need_schema(connection: Connection, schema: str) -> None:
 
 
 async def unnamed_tables(connection: Connection, schema: str) -> list[str]:
-    """Return the tables of a store of the version before; none unless it is one beyond doubt."""
+    """Return the tables of a store of the version before; none in case of doubt."""
     first, second = tables.UNNAMED_TABLES, tables.UNNAMED_TABLES_OF_VERSION_2
     columns: dict[str, set[str]] = {}
     for table, column in await connection.fetch(COLUMNS, schema, [*first, *second]):
@@ -332,7 +334,7 @@ async def unnamed_tables(connection: Connection, schema: str) -> list[str]:
 
 
 def has_all(columns: Mapping[str, set[str]], wanted: Mapping[str, str]) -> bool:
-    """Say whether all tables are there, with their columns."""
+    """Return whether all tables exist, with their columns."""
     return all(set(names.split()) <= columns.get(table, set()) for table, names in wanted.items())
 
 
@@ -345,7 +347,7 @@ async def version(connection: Connection) -> int:
 
 
 async def setting(connection: Connection, name: str) -> int:
-    """Return what is settled under this name."""
+    """Return the setting of this name."""
     try:
         rows = await connection.fetch("SELECT value::bigint FROM setting WHERE name = $1", name)
     except (asyncpg.SyntaxOrAccessError, asyncpg.DataError) as error:
@@ -359,7 +361,7 @@ async def setting(connection: Connection, name: str) -> int:
 
 
 async def put(connection: Connection, name: str, value: int) -> None:
-    """Settle something."""
+    """Store a setting."""
     await connection.execute(
         "INSERT INTO setting (name, value) VALUES ($1, $2::bigint::text)"
         " ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value",
@@ -369,13 +371,13 @@ async def put(connection: Connection, name: str, value: int) -> None:
 
 
 async def put_version(connection: Connection, number: int) -> None:
-    """Write how many migrations the tables have had, and who may work with them."""
+    """Write how many migrations the tables have had, and which programs may use them."""
     await put(connection, "version", number)
     await put(connection, "least", tables.LEAST)
 
 
 async def found(connection: Connection, shards: int) -> None:
-    """Write what is settled when a store is made."""
+    """Write the settings of a new store."""
     await put(connection, "shards", shards)
     await connection.execute(
         "INSERT INTO shard (shard) SELECT n FROM generate_series(0, $1::integer - 1) n", shards

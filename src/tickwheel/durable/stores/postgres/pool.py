@@ -1,8 +1,8 @@
-"""Connections to PostgreSQL: a bounded pool, and what goes wrong by one name.
+"""Connections to PostgreSQL: a bounded pool with timeouts, retries and one kind of error.
 
-- A call ends within bounded time, whatever the server does, and a connection that was in the middle
-  of something when it ended is thrown away: nothing waits for a server that stands still.
-- Deadlocks and serialization failures are tried again; the world's errors become
+- Every call ends within bounded time, whatever the server does. A connection that is in the middle
+  of something at that moment is closed: nothing waits for a server that hangs.
+- Deadlocks and serialization failures are retried. Failures of the server or the network become
   `StoreUnavailable`, which names host and database and never the password.
 """
 
@@ -35,38 +35,38 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SIZE = 10  # connections of one store, at most, besides those below and the one that listens
-RESERVED = 3  # connections for leases, which must not wait behind other work
-CALL_SECONDS = 10.0  # a call's time, with the wait for a connection
+SIZE = 10  # the most connections of one store, besides the reserved and the listening one
+RESERVED = 3  # connections for leases, which must not wait for other work
+CALL_SECONDS = 10.0  # of a call, including the wait for a connection
 CONNECT_SECONDS = 5.0
-TRIES = 6  # of a statement that ran into a deadlock
+TRIES = 6  # of a statement that gets into a deadlock
 PAUSE_SECONDS = 0.005  # before the second try, on average; doubled for each further one
 LOCK_MS = 2_000
 
 SETTINGS = {
-    # A statement looks again at a row that changed under it: all of them rely on that.
+    # A statement reads a row again that changed meanwhile: all statements rely on that.
     "default_transaction_isolation": "read committed",
     "lock_timeout": str(LOCK_MS),
-    # A process that stands still must not hold the rows that another waits for.
+    # A process that hangs must not keep rows locked that another waits for.
     "idle_in_transaction_session_timeout": "5000",
     "client_connection_check_interval": "10000",
-    # Each statement has one good plan, by index. A planner that has not seen the tables grow yet
-    # would read them whole, and keep to that.
+    # Each statement has one good plan, by index. A planner with the statistics of empty tables
+    # would read them whole, and keep that plan.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_sort": "off",
-    "jit": "off",  # what is "off" above costs a fortune on paper, and would be compiled
+    "jit": "off",  # a disabled plan node has a huge estimated cost, which would trigger it
 }
-# Acknowledged is on disk. Other settings than "off" are the administrator's to choose.
+# A commit that was acknowledged is on disk. Any setting but "off" is the administrator's choice.
 DURABLE = """
     SELECT set_config('synchronous_commit', 'on', false)
     WHERE current_setting('synchronous_commit') = 'off'
 """
 
-# SQLSTATE classes and codes of a server that cannot be reached, or will not read or write.
+# SQLSTATE classes and codes of a server that is unreachable, or refuses to read or write.
 WORLD = ("08", "28", "40", "53", "57", "58", "3D000", "25006", "25P03", "55P03", "42501", "XX")
 AGAIN = ("40001", "40P01")
 
@@ -77,11 +77,11 @@ UNSHOWN = frozenset(" \t\r\n=")  # as in "host=… password=…"
 
 
 class AnswerLost(StoreUnavailable):
-    """The connection broke while a statement was under way: it may have been committed."""
+    """The connection broke during a statement, which may have been committed."""
 
 
 class Connection(Protocol):
-    """What is used of asyncpg's connections. Ids go in and come out as 32 hex digits."""
+    """The used part of asyncpg's connections. Ids are 32 hex digits in both directions."""
 
     async def execute(self, query: str, *values: Any) -> str: ...
 
@@ -107,7 +107,7 @@ class Connection(Protocol):
 
 
 class Pool:
-    """Connections to one database, made when they are needed and kept."""
+    """Connections to one database, opened when needed and kept."""
 
     def __init__(self, url: str, size: int = SIZE) -> None:
         self.where = place_of(url)
@@ -116,10 +116,10 @@ class Pool:
         self._slots = asyncio.Semaphore(size)
         self._reserved = asyncio.Semaphore(RESERVED)
         self._free: list[Connection] = []
-        self._session_kept = False  # by a pooler in between, as far as it is known
+        self._session_kept = False  # by a pooler in between, as far as is known
 
     async def connect(self) -> Connection:
-        """Return a new connection, which the pool does not look after."""
+        """Return a new connection that is not part of the pool."""
         connection = await self._greeted()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -139,7 +139,7 @@ class Pool:
         return connection
 
     async def _greeted(self) -> Connection:
-        """Return a connection as it comes from the server."""
+        """Return a connection as the server opens it."""
         named = {} if "application_name=" in self.address.url else {"application_name": "tickwheel"}
         try:
             connection: Connection = await asyncpg.connect(
@@ -156,9 +156,9 @@ class Pool:
         *,
         reserved: bool = False,
     ) -> T:
-        """Have `work(connection)` done, and again when it ran into a deadlock.
+        """Execute `work(connection)`, and retry it after a deadlock.
 
-        `reserved`: it keeps this node alive, and waits for no connection that other work has.
+        `reserved`: this call keeps the node alive, and uses connections that other work never gets.
         """
         seconds = CALL_SECONDS if seconds is None else seconds
         slots = self._reserved if reserved else self._slots
@@ -195,7 +195,7 @@ class Pool:
                 self._put_back(connection, fit=not (error.sqlstate or "").startswith(WORLD_ENDS))
                 raise
             except BaseException:
-                connection.terminate()  # whatever was under way, nobody waits for it
+                connection.terminate()  # nobody waits for its statement
                 raise
             self._put_back(connection, fit=True)
             return answer
@@ -214,13 +214,13 @@ class Pool:
             connection.terminate()
 
     async def close(self) -> None:
-        """Let go of every connection, when what is under way has ended."""
+        """Close every connection, after the calls under way have ended."""
         for slots, size in ((self._slots, self._size), (self._reserved, RESERVED)):
             for _ in range(size):
                 await slots.acquire()
         while self._free:
             connection = self._free.pop()
-            with contextlib.suppress(Exception):  # it closes itself in any case
+            with contextlib.suppress(Exception):  # it closes anyway
                 await connection.close(timeout=1.0)
 
 
@@ -230,9 +230,9 @@ async def transaction(
     *,
     lock_ms: int | None = None,
 ) -> T:
-    """Do `work(connection)` in one transaction, which waits for a lock as long as it is told.
+    """Execute `work(connection)` in one transaction, with a timeout for locks.
 
-    When the answer does not come, no rollback is waited for: the connection is thrown away.
+    If no answer comes, there is no rollback to wait for: the connection is closed.
     """
     wait = "" if lock_ms is None else f"; SET LOCAL lock_timeout = {lock_ms}"
     await connection.execute(f"BEGIN{wait}")
@@ -247,26 +247,26 @@ async def transaction(
 
 
 async def as_hex(connection: Any) -> None:
-    """Have the connection take and give uuids as hex digits."""
+    """Let the connection take and return uuids as hex digits."""
     await connection.set_type_codec(
         "uuid", schema="pg_catalog", encoder=bytes.fromhex, decoder=bytes.hex, format="binary"
     )
 
 
 def valid(ids: Iterable[str]) -> list[str]:
-    """Return what can be an id, each once: no other is known to any store."""
+    """Return the strings that can be ids, each once; no store knows any other."""
     return [one for one in dict.fromkeys(ids) if ID.fullmatch(one)]
 
 
-# After these the connection is of no use: shut down, or not (any more) where one can write.
+# After these the connection is useless: shut down, or on a server that is read-only (now).
 WORLD_ENDS = ("08", "57P", "25006", "25P03", "XX")
 
 
 def translated(error: Exception, where: str) -> Exception:
-    """Return the error to raise: the world's become StoreUnavailable, a statement's stay."""
+    """Return the error to raise: failures of the server become StoreUnavailable, others stay."""
     text = str(error) or type(error).__name__
     if not isinstance(error, asyncpg.PostgresError):
-        # A value that the driver cannot send, or else a connection that broke.
+        # A value that the driver cannot send, or a broken connection.
         return error if isinstance(error, ValueError) else AnswerLost(f"{where}: {text}")
     state: str = getattr(error, "sqlstate", None) or ""
     if state == "55P03":
@@ -284,7 +284,7 @@ def translated(error: Exception, where: str) -> Exception:
 
 
 def unreachable(error: Exception, where: str) -> Exception:
-    """Return the error to raise when no connection could be made."""
+    """Return the error to raise if a connection could not be opened."""
     text = str(error) or type(error).__name__
     if isinstance(error, asyncpg.ClientConfigurationError):
         return ValueError(f"the URL of {where} cannot be used: {text}")
@@ -296,8 +296,8 @@ def unreachable(error: Exception, where: str) -> Exception:
 def place_of(url: str) -> str:
     """Return host and database of a URL for messages, without user and password.
 
-    A URL that is none, such as `host=… password=…`, is refused, and not shown: any part of it may
-    be the password.
+    Anything else, such as `host=… password=…`, is refused and not shown: any part of it may be the
+    password.
     """
     scheme, _, rest = url.partition("://")
     if KINDS.get(scheme) != POSTGRES:
@@ -307,7 +307,7 @@ def place_of(url: str) -> str:
     hosts = parts.netloc.rpartition("@")[2]
     host = hosts or asked.get("host", [""])[0]
     database = parts.path.strip("/") or asked.get("dbname", asked.get("database", [""]))[0]
-    beyond = rest[len(parts.netloc) :]  # a "@" there is one of the password
+    beyond = rest[len(parts.netloc) :]  # a "@" here belongs to the password
     odd = "@" in beyond or parts.fragment or UNSHOWN & {*host, *database}
     if odd or not HOSTS.fullmatch(hosts):
         raise ValueError(
@@ -318,7 +318,7 @@ def place_of(url: str) -> str:
 
 
 def clean(text: str | None) -> str | None:
-    """Return a text that PostgreSQL can store: an error's words may hold anything."""
+    """Return a text that PostgreSQL can store: the text of an error may contain anything."""
     if text is None:
         return None
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""The registry on PostgreSQL: each change one transaction, and a word to the others after it.
+"""The registry on PostgreSQL: each change is one transaction, followed by a notification.
 
-A change locks the registry's number first: so changes come one after the other, and what one has
-looked at stays so until it commits.
+A change locks the registry's version first. So changes come one after the other, and nothing that
+a change has read changes before its commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PUT_SERVICE = """
         updated_at_ms = EXCLUDED.updated_at_ms
 """
 DELETE_SERVICE = "DELETE FROM service WHERE name = $1 RETURNING version"
-# A service that is made again goes on from there: no version of a name ever means two things.
+# A new service of the same name continues from it: a version never means two things.
 GONE = """
     UPDATE setting SET value = greatest(value::bigint, $1::bigint)::text WHERE name = 'service'
 """
@@ -54,7 +54,7 @@ PUT_TOKEN = """
         created_at_ms = EXCLUDED.created_at_ms, expires_at_ms = EXCLUDED.expires_at_ms
 """  # noqa: S105
 DELETE_TOKEN = "DELETE FROM token WHERE id = $1 RETURNING id"  # noqa: S105
-# Never taken back: without it, deleting the last token would open the service to anybody.
+# Never deleted: otherwise the deletion of the last token would open the service to everybody.
 HAD_TOKENS = "INSERT INTO setting (name, value) VALUES ('tokens', '1') ON CONFLICT DO NOTHING"
 EVER_TOKENS = """
     SELECT EXISTS (SELECT 1 FROM setting WHERE name = 'tokens') OR EXISTS (SELECT 1 FROM token)
@@ -76,7 +76,7 @@ OLD = """
     SELECT caller, key FROM idempotency WHERE used_at_ms < $1
     ORDER BY used_at_ms LIMIT $2::bigint FOR UPDATE SKIP LOCKED
 """
-# From the first line on: they come in the order of their times, or nearly. No index has those.
+# The first lines: they are nearly in the order of their times, which have no index.
 OLD_LINES = """
     WITH old AS MATERIALIZED (
         SELECT id, at_ms FROM audit WHERE id > 0 ORDER BY id LIMIT $2::bigint
@@ -99,8 +99,8 @@ LAST = 2**63 - 1
 class PostgresRegistry:
     """Services, tokens and the audit log, in the database of a store.
 
-    - A service that is deleted may get tasks from submits that are under way at that moment: no
-      submit asks whether its service is there. Those wait until it is there again.
+    - A service may still get tasks from submits under way while it is deleted: a submit does not
+      check its service. Those tasks wait until the service exists again.
     """
 
     def __init__(self, store: PostgresStore) -> None:
@@ -112,13 +112,13 @@ class PostgresRegistry:
         return number
 
     async def services(self) -> list[ServiceRow]:
-        """Return all services by name."""
+        """Return all services in the order of their names."""
         return list(map(ServiceRow._make, await self._store.fetch(SERVICES)))
 
     async def put_service(
         self, name: str, config: str, audit: Audit, *, version: int | None = None
     ) -> ServiceRow | None:
-        """Store a service's configuration; with `version`, only while that is the stored one."""
+        """Store a service's configuration, if `version` is None or the stored version."""
 
         async def work(connection: Connection) -> ServiceRow | None:
             found = await connection.fetch(VERSION, name)
@@ -133,7 +133,7 @@ class PostgresRegistry:
         return await self._change(work, audit)
 
     async def delete_service(self, name: str, audit: Audit) -> bool:
-        """Delete a service that has no live tasks; whether there was one."""
+        """Delete a service that has no live tasks; return whether it existed."""
 
         async def work(connection: Connection) -> bool | None:
             if not await connection.fetch(VERSION, name):
@@ -153,7 +153,7 @@ class PostgresRegistry:
         return list(map(token_of, await self._store.fetch(TOKENS)))
 
     async def had_tokens(self) -> bool:
-        """Say whether there ever was a token."""
+        """Return whether there ever was a token."""
         return bool((await self._store.fetch(EVER_TOKENS))[0][0])
 
     async def put_token(self, token: Token, audit: Audit) -> None:
@@ -167,7 +167,7 @@ class PostgresRegistry:
         await self._change(work, audit)
 
     async def delete_token(self, token_id: str, audit: Audit) -> bool:
-        """Delete a token; whether there was one."""
+        """Delete a token, and return whether it existed."""
 
         async def work(connection: Connection) -> bool:
             return bool(await connection.fetch(DELETE_TOKEN, token_id))
@@ -175,7 +175,7 @@ class PostgresRegistry:
         return await self._change(work, audit)
 
     async def _change(self, work: Callable[[Connection], Awaitable[T]], audit: Audit) -> T:
-        """Do `work`, and when it says that it has changed something, note and tell that."""
+        """Execute `work`; if it returns that something changed, record and notify that."""
 
         async def noted(connection: Connection) -> T:
             await connection.fetch(LOCK)
@@ -204,9 +204,9 @@ class PostgresRegistry:
         await self._store.fetch(NOTE, *line(audit))
 
     async def prune(self, before_ms: int, limit: int, *, audit_before_ms: int | None = None) -> int:
-        """Forget what is old, up to `limit` of it; return how much.
+        """Delete old rows, up to `limit`; return how many.
 
-        Idempotency keys, lines of the audit log, and what older nodes have left behind.
+        Idempotency keys, lines of the audit log, and rows that nodes of an older version left.
         """
 
         async def work(connection: Connection) -> int:
@@ -221,14 +221,14 @@ class PostgresRegistry:
         return await self._store._transaction(work)
 
     async def noted_times(self) -> NotedTimes:
-        """Return the times that were noted last."""
+        """Return the noted times."""
         return NotedTimes._make((await self._store.fetch(TIMES))[0])
 
     async def note_times(self, times: NotedTimes) -> None:
-        """Note other times instead."""
+        """Replace the noted times."""
         await self._store.fetch(NOTE_TIMES, *times)
 
 
 def line(audit: Audit) -> list[Any]:
-    """Return the columns of a line: its words may hold anything."""
+    """Return the columns of a line; its texts may contain anything."""
     return [audit.at_ms, *map(clean, audit[1:])]

@@ -32,7 +32,7 @@ _COLUMNS = (
     "name, service, payload, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms,"
     " enabled, priority, max_attempts, timeout_ms"
 )
-# Names of other namespaces are passed over without a look at what they submit.
+# Rows of other namespaces are skipped without reading their payloads.
 SCHEDULES = f"""
     SELECT {_COLUMNS} FROM (
         SELECT *, sum(octet_length(payload)) OVER (ORDER BY name) - octet_length(payload) AS filled
@@ -62,13 +62,13 @@ TIMINGS = """
     FROM schedule WHERE (changed, name) > ($1::bigint, $2::text)
     ORDER BY changed, name LIMIT $3::bigint
 """
-# Numbers rise in the order of commits, since each change locks the one before until it commits.
+# Versions rise in the order of commits, since each change locks the version until its commit.
 CHANGED = f"""
     WITH registry AS ({BUMP} RETURNING value::bigint AS number)
     UPDATE schedule SET changed = registry.number FROM registry WHERE name = $1
 """  # noqa: S608
-# Several firings of one schedule, all as it was read, come in order of their times: all win. A
-# payload goes from table to table: what is carried along is where it is stored.
+# Several firings of one schedule, in the order of their times, all win. A payload is copied from
+# table to table: the CTEs only carry the row's position.
 _FIRED = (
     "text", "text", "bigint", "text", "text", "bigint", "bigint", "bigint", "uuid", "bigint",
     "integer", "bigint", "text",
@@ -192,9 +192,9 @@ async def delete(connection: Connection, name: str, audit: Audit) -> bool:
 async def note(
     connection: Connection, audit: Audit, before: Schedule | None, after: Schedule | None
 ) -> None:
-    """Note a change: its line in the audit log, and its number.
+    """Record a change: the line of the audit log, and the new version.
 
-    The number that others look at comes last: nothing is waited for while it is locked.
+    The version comes last: nothing waits while it is locked.
     """
     detail = schedule_changes(before, after)
     await connection.fetch(NOTE, *line(audit._replace(detail=detail)))
@@ -205,7 +205,7 @@ async def note(
 
 
 async def cancel_pending(connection: Connection, name: str) -> None:
-    """Cancel the firings of a schedule that nobody has claimed yet."""
+    """Cancel the unclaimed firings of a schedule."""
     rows = await connection.fetch(PENDING_FIRINGS, *firing_keys(name))
     if rows:
         await connection.fetch(sql.cancel(), sorted(task_id for (task_id,) in rows))
@@ -219,7 +219,7 @@ async def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]
     places = later_each_time(firings)
     columns = zip(*(fired(firings[at]) for at in places), strict=True)
     rows = await connection.fetch(FIRE, *columns, FIRE_BYTES)
-    # The rows are the first of those that were asked for: all, unless their payloads are large.
+    # The rows are the first of the firings: all, unless their payloads are large.
     count = len(firings) if len(rows) == len(places) else places[len(rows)]
     answers = [Fired(False)] * count
     for number, won, *due in rows:
@@ -228,12 +228,12 @@ async def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]
 
 
 def was(one: Timing) -> tuple[Any, ...]:
-    """Return what a schedule must still be for its firing to win."""
+    """Return the fields that a schedule must still have for its firing to win."""
     return one[:7]
 
 
 def fired(firing: Firing) -> tuple[Any, ...]:
-    """Return the columns that a firing gives: when it is, until when, and the task."""
+    """Return the columns of a firing: its timing, the new end, and the task."""
     start = firing.start
     if start is None:
         return *was(firing.timing), firing.until_ms, None, None, None, None, None
@@ -242,7 +242,7 @@ def fired(firing: Firing) -> tuple[Any, ...]:
 
 
 def later_each_time(firings: Sequence[Firing]) -> list[int]:
-    """Return the places of those that are later than the ones of their schedule before them."""
+    """Return the positions of firings that are later than the earlier ones of their schedule."""
     last: dict[tuple[Any, ...], int] = {}
     places = []
     for at, one in enumerate(firings):

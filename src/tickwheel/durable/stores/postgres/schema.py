@@ -1,17 +1,17 @@
 """The tables on PostgreSQL, as numbered migrations. Within a minor version they only add.
 
-They are in the schema that the store's URL names, which `search_path` has alone. A program that
-knows fewer migrations than the database has had works on, unless `LEAST` was raised: so the nodes
-of a cluster can be renewed one by one.
+They are in the schema that the store's URL names, the only one in `search_path`. A program that
+knows fewer migrations than the database has had keeps working, unless `LEAST` was raised: so the
+nodes of a cluster can be upgraded one by one.
 
-A migration is one transaction, and runs while the nodes of the version before work. An index on a
-table of an earlier migration is a migration of its own, CONCURRENTLY: building it must not keep
-anybody from writing. `postgres_migration` says how they are applied.
+A migration is one transaction, and runs while nodes of the version before work. An index on a table
+of an earlier migration is a migration of its own, CONCURRENTLY: its build must not block writers.
+The module `migration` applies them.
 """
 
 from __future__ import annotations
 
-# Columns of one width first: no bytes are lost to alignment, and `state` is found quickly.
+# Columns of fixed width first: no bytes are lost to alignment, and `state` is read fast.
 _TASK = """
     id uuid PRIMARY KEY,
     due_at_ms bigint NOT NULL,
@@ -37,8 +37,8 @@ _TASK = """
 MIGRATIONS: list[list[str]] = [
     [
         "CREATE TABLE setting (name text PRIMARY KEY, value text NOT NULL)",
-        # No index holds what a claim changes, and a page has room for its rows a second time: so
-        # a claim writes no index at all. Vacuum comes early, since each task leaves two dead rows.
+        # No index has a column that a claim changes, and a page has room for new versions of its
+        # rows: so a claim writes no index. Vacuum runs early: each task leaves two dead rows.
         f"""
         CREATE TABLE task ({_TASK}, lease_until_ms bigint, started_at_ms bigint) WITH (
             fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02,
@@ -46,7 +46,7 @@ MIGRATIONS: list[list[str]] = [
             autovacuum_vacuum_cost_limit = 2000, autovacuum_vacuum_insert_scale_factor = 0.1
         )
         """,
-        # The shard before the time: what is overdue in shards of other nodes is not walked over.
+        # Shard before time: overdue tasks in the shards of other nodes are not read.
         "CREATE INDEX task_due ON task (service, shard, due_at_ms, id)",
         "CREATE UNIQUE INDEX task_key ON task (key, service) WHERE key IS NOT NULL",
         """
@@ -160,23 +160,23 @@ MIGRATIONS: list[list[str]] = [
         )
         """,
         "CREATE INDEX audit_namespace ON audit (namespace, id)",
-        # 'registry' rises with every change; 'service' is the highest version of any that is gone.
+        # 'registry' rises with every change; 'service' is the highest version of a deleted service.
         "INSERT INTO setting (name, value) VALUES ('registry', '0'), ('service', '0')",
     ],
     [
-        # Only what has a deadline is in it, and a claim changes none of it.
+        # It has only tasks with a deadline, and a claim changes none of its columns.
         """
         CREATE INDEX CONCURRENTLY task_deadline ON task (deadline_at_ms)
             WHERE deadline_at_ms IS NOT NULL
         """,
     ],
-    [],  # a mark: the tables are in a schema of their own, which nothing has to be moved to
+    [],  # a mark: the tables are in a schema of their own, and need not be moved
     [
-        # Whether the node has an advisory lock, which its death would free.
+        # Whether the node holds an advisory lock, which the server frees when it dies.
         "ALTER TABLE node ADD COLUMN IF NOT EXISTS session boolean NOT NULL DEFAULT false",
     ],
     [
-        # The registry's number when it was put: a node reads only what was put since.
+        # The registry's version at the put: a node reads only later ones.
         "ALTER TABLE schedule ADD COLUMN IF NOT EXISTS changed bigint NOT NULL DEFAULT 0",
     ],
     ["CREATE INDEX CONCURRENTLY schedule_changed ON schedule (changed, name)"],
@@ -188,10 +188,10 @@ MIGRATIONS: list[list[str]] = [
         "ALTER TABLE node ADD COLUMN IF NOT EXISTS functions text[] NOT NULL DEFAULT '{}'",
     ],
 ]
-LEAST = 1  # a program must know so many migrations to work with these tables
+LEAST = 1  # the migrations that a program must know to work with these tables
 
-# Up to this version the tables were made in whatever schema a connection had first. They are known
-# by these columns.
+# Up to this version the tables were created in the first schema of the connection's search_path.
+# These columns identify them.
 UNNAMED_VERSION = 3
 UNNAMED_TABLES = {
     "setting": "name value",

@@ -1,7 +1,7 @@
-"""A session with PostgreSQL: the schema that it works in, and whether a pooler leaves it whole.
+"""A session with PostgreSQL: its schema, and whether a pooler keeps it for one client.
 
-Settings are sent after the connection is made, not with it: PgBouncer refuses a connection whose
-startup message has settings that it does not know.
+Settings are sent after the connection is opened, not with it: PgBouncer refuses a startup message
+with settings that it does not know.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tickwheel.errors import WrongStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-SCHEMA = "tickwheel"  # where the tables are unless the URL names another schema
+SCHEMA = "tickwheel"  # of the tables, unless the URL names another
 PARAMETER = "schema"
 IDENTIFIER = re.compile("(?!pg_)[a-z_][a-z0-9_]{0,62}")
-NOTIFY_SECONDS = 5.0  # a session that keeps its LISTEN is notified long before
-# A statement that was prepared on one server connection and executed on another.
+NOTIFY_SECONDS = 5.0  # a session that keeps its LISTEN is notified much sooner
+# A statement was prepared on one server connection and executed on another.
 SHARED_STATES = ("26000", "42P05")
 SHARED = (
     "a connection pooler such as PgBouncer is in between, and it shares server connections between"
@@ -33,9 +33,9 @@ SHARED = (
 
 
 class Address(NamedTuple):
-    """A store's URL: what the driver is given of it, and the schema of the tables.
+    """A store's URL without the schema, for the driver, and the schema of the tables.
 
-    `named`: whether the URL names the schema itself.
+    `named`: whether the URL names the schema.
     """
 
     url: str
@@ -44,7 +44,7 @@ class Address(NamedTuple):
 
 
 def address_of(url: str) -> Address:
-    """Split `?schema=NAME` off a PostgreSQL URL; the driver knows no such parameter."""
+    """Split `?schema=NAME` off a PostgreSQL URL; the driver does not know that parameter."""
     parts = urlsplit(url)
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "search_path" in given:
@@ -64,31 +64,31 @@ def address_of(url: str) -> Address:
 def script(schema: str, settings: Mapping[str, str]) -> str:
     """Return the statements that prepare a session, for one round trip.
 
-    Without `pg_temp` at its end, the path would have temporary tables before all others.
+    Without `pg_temp` at the end of the path, temporary tables would come before all others.
     """
     lines = [f"SET {name} = '{value}'" for name, value in settings.items()]
     return "; ".join([*lines, f'SET search_path = "{schema}", pg_temp'])
 
 
 def own_process(connection: Any) -> str:
-    """Return a query with one row when the server process is the one that greeted the client.
+    """Return a query with one row if the server process is the one that greeted the client.
 
-    A pooler greets with a process number of its own making. Only the status is looked at, so the
-    query needs no prepared statement, which a pooler might lose.
+    A pooler greets with a process number of its own. Only the status of the query counts, so it
+    needs no prepared statement, which a pooler might lose.
     """
     return f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid()}"
 
 
 def is_pooled(status: str) -> bool:
-    """Say whether a pooler is in between, from the status of `own_process`."""
+    """Return whether a pooler is in between, from the status of `own_process`."""
     return status == "SELECT 0"
 
 
 async def require_session(listening: Any, connect: Callable[[], Awaitable[Any]]) -> None:
-    """Raise when the pooler in between does not keep a session for this client.
+    """Raise if a pooler in between does not keep a session for this client.
 
-    Between two transactions such a pooler has given the server connection back, and a notification
-    that arrives there then never gets here, however the pooler chooses among its connections.
+    Between two transactions such a pooler takes the server connection back. A notification that
+    arrives there then never reaches this client, whichever connection the pooler chooses next.
     """
     channel = f"tickwheel_session_{secrets.token_hex(8)}"
     notified = asyncio.Event()
@@ -97,7 +97,7 @@ async def require_session(listening: Any, connect: Callable[[], Awaitable[Any]])
         notified.set()
 
     try:
-        # In a transaction even such a pooler keeps to one server connection.
+        # In a transaction even such a pooler keeps one server connection.
         await listening.execute("BEGIN")
         await listening.add_listener(channel, on_notify)
         await listening.execute("COMMIT")
@@ -116,5 +116,5 @@ async def require_session(listening: Any, connect: Callable[[], Awaitable[Any]])
 
 
 def is_shared(error: asyncpg.PostgresError) -> bool:
-    """Say whether this error is one of a session that is not the client's own."""
+    """Return whether an error shows that the session is shared with other clients."""
     return error.sqlstate in SHARED_STATES or "not allowed in statement pooling" in str(error)

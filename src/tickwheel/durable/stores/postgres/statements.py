@@ -1,14 +1,14 @@
-"""The statements on PostgreSQL, by name. Lists go in as arrays: one statement, however many rows.
+"""The statements on PostgreSQL, by name. Lists are passed as arrays, for one statement per batch.
 
-Rows are locked one by one in the order of the array, which the store sorts by id: a lateral query
-that locks cannot be turned round by the planner. What a lock had to wait for is looked at again
-(READ COMMITTED), so each condition holds for the row as it is when it is changed.
+Rows are locked one by one in the order of the array, which the store sorts by id: the planner
+cannot reverse a lateral query that locks. A row that was waited for is read again (READ COMMITTED),
+so each condition holds for the row as it is when it is changed.
 
-No plan depends on what the planner knows of the tables: it may have looked while they were empty.
-- A locked row is changed by its ctid, so nothing but the row itself can be read. A version that was
-  committed while the statement ran is locked but not seen by that, and stays as it is: only the
-  changed rows are winners, the others have to be asked for again.
-- Look-ups by id are ordered by it, and those by key compare rows: then one index alone serves them.
+No plan depends on the planner's statistics: they may be those of empty tables.
+- A locked row is changed by its ctid, so that only the row itself can be read. A version that was
+  committed during the statement is locked but not visible to it, and stays unchanged: only changed
+  rows are winners, and the caller repeats the others.
+- Lookups by id are ordered by id, and lookups by key compare rows: then only one index serves them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIVE = listed(columns.LIVE)
 FINAL = columns.final("NULL::{kind} AS {name}")
 # An accept moves the lease and the due time of its task to one moment: no other has both alike.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
-# Which it was due at before; without the row that says so, at the latest when it was claimed.
+# The due time before the accept; without that row, at the latest the time of the claim.
 _DUE_AT = f"""CASE WHEN {_ACCEPTED} THEN coalesce(
             (SELECT a.due_at_ms FROM accepted a WHERE a.task_id = t.id AND a.attempt = t.attempt),
             least(t.due_at_ms, t.started_at_ms)
@@ -46,17 +46,17 @@ _BYTES = {
 
 
 def by_id(value: str) -> str:
-    """Return the end of a look-up of `t` by its id, which only the primary key serves.
+    """Return the end of a lookup of `t` by id, which only the primary key serves.
 
-    `id =` could be looked up along task_due as well, all of it. No other index has the order.
+    For `id =` the planner could also read all of task_due. No other index has the order.
     """
     return f"t.id = ANY (ARRAY[{value}]) ORDER BY t.id"
 
 
 def by_key(key: str, service: str) -> str:
-    """Return the condition of a look-up of `t` by its key, which only task_key serves.
+    """Return the condition of a lookup of `t` by key, which only task_key serves.
 
-    With `service =`, task_due would do as well, along all tasks of that service.
+    For `service =` the planner could also read all tasks of that service in task_due.
     """
     pair = f"({key}, {service})"
     return f"t.key = {key} AND (t.key, t.service) BETWEEN {pair} AND {pair}"
@@ -70,7 +70,7 @@ def given(first: int) -> str:
 
 READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
 CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8"
-# Down to the millisecond: what is due then is due.
+# Rounded down to the millisecond: a task due at that time is due.
 _MOMENT = """moment AS MATERIALIZED (
         SELECT floor(ms)::bigint AS now_ms, ms::float8 AS exact_ms
         FROM (SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms) c
@@ -79,10 +79,10 @@ _NOW = "(SELECT now_ms FROM moment)"
 
 
 def _held(shards: int) -> str:
-    """Return the shards that have the epochs given, their rows locked: no takeover until the end.
+    """Return the shards that have the given epochs, and lock their rows until the end.
 
-    A plain look would see them as they were when the statement began, and claim after a takeover.
-    A shard that another transaction has locked is left out: it would keep all the others waiting.
+    A plain read would see them as of the statement's start, and claim after a takeover. A shard
+    that another transaction has locked is left out: it would make all the others wait.
     """
     return f"""held AS MATERIALIZED (
         SELECT s.shard FROM unnest(${shards}::integer[], ${shards + 1}::bigint[]) e (shard, epoch)
@@ -131,7 +131,7 @@ HOLDERS = f"""
         SELECT {SHOWN} FROM task t WHERE {by_key("g.key", "g.service")} LIMIT 1
     ) t
 """
-# Of two that come at once with one name the second waits here until the first has committed.
+# Of two transactions with one name, the second waits here until the first commits.
 USE = f"""
     WITH {_MOMENT}
     INSERT INTO idempotency (caller, key, digest, task_id, used_at_ms)
@@ -147,21 +147,21 @@ USED = """
         WHERE i.caller = n.caller AND i.key = n.key LIMIT 1
     ) i
 """
-# One name each: a planner that has seen the table empty would turn a join round, and read it whole.
+# One name each: with the statistics of an empty table, a join would read the table whole.
 USED_FOR = "UPDATE idempotency SET task_id = $3 WHERE caller = $1 AND key = $2"
 UNUSED = "DELETE FROM idempotency WHERE caller = $1 AND key = $2"
 
 
-MERGED = 16  # shards that are read side by side; all 64 would take three times as long when idle
+MERGED = 16  # shards merged in one part; with all 64, an idle poll would take three times as long
 _IN_SHARD = """(
                     SELECT t.id, t.due_at_ms, t.service, t.priority, t.shard FROM task t
                     WHERE t.service = w.service AND t.shard = ($5::integer[])[g.first + {number}]
                         AND t.due_at_ms > w.low AND t.due_at_ms <= w.high AND t.state = 'delay'
                     ORDER BY t.due_at_ms, t.id
                 )"""
-# Of each window what is due first in the shards given, and the database's time. Each shard has its
-# own stretch of the index, in order; they are merged, so no more rows are read than the window has
-# for each group of shards. (Each part has an order of its own: else they would be read whole.)
+# The first due tasks of each window in the given shards, and the database's time. Each shard is a
+# sorted range of the index; the ranges are merged, so that each group of shards reads no more rows
+# than the window has. (Each part has its own ORDER BY: otherwise it would be read whole.)
 DUE = f"""
     WITH {_MOMENT}
     SELECT m.exact_ms, d.*
@@ -192,8 +192,8 @@ _WANTED = (
 def _fitting(most: str, rows: str) -> str:
     """Return rows, whose `bytes` are known, each with whether it `fits`.
 
-    In their order, which no sort must change: the first, and those behind it whose bytes are
-    `most` together. A size is known without a look at what is stored apart.
+    In their order, which no sort may change: the first row, and the next ones while they are `most`
+    bytes together. The size of a payload is known without reading it.
     """
     return f"""
         SELECT *, sum(bytes) OVER w - first_value(bytes) OVER w <= {most} AS fits
@@ -201,7 +201,7 @@ def _fitting(most: str, rows: str) -> str:
     """
 
 
-# Rows that a transaction under way has locked are left out: one would keep all the others waiting.
+# Rows locked by another transaction are skipped: one would make all the others wait.
 _CLAIMABLE = f"""
     SELECT t.place, t.bytes, w.number, w.epoch, {_NOW} AS now_ms
     FROM {_WANTED}
@@ -235,7 +235,7 @@ UNCLAIMED = f"""
     WHERE (SELECT s.epoch FROM shard s WHERE s.shard = t.shard) = w.epoch
 """
 
-# Here, too, one that is locked would keep all the others waiting, and so it is with leases.
+# Here, too, one locked row would make all the others wait; so it would with leases.
 _ENDINGS = f"""
     SELECT e.*, t.*, CASE WHEN e.state = 'delay' THEN 0 ELSE t.size END AS bytes
     FROM unnest(
@@ -296,9 +296,9 @@ _LEASES = """unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
 
 
 def _still(given: str, changes: str, noted: str = "") -> str:
-    """Return the statement that changes which of these attempts are the running ones.
+    """Return the statement that changes the attempts that are the running ones.
 
-    `noted`: what else is done with them, as `moved`. No attempt may be given twice.
+    `noted`: a further use of them, as `moved`. No attempt may be given twice.
     """
     return f"""
         WITH {_MOMENT}, still AS MATERIALIZED (
@@ -318,8 +318,8 @@ def _still(given: str, changes: str, noted: str = "") -> str:
     """
 
 
-# Which of those that such a statement did not change only a lock can have kept from it; $4 is when
-# the lease must end, or null.
+# The attempts that such a statement left unchanged only because of a lock; $4 is the end that the
+# lease must have, or null.
 LOCKED = f"""
     SELECT e.number
     FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[], $5::integer[])
@@ -331,13 +331,13 @@ LOCKED = f"""
             AND {by_id("e.id")} LIMIT 1
     ) t
 """
-# One that was accepted stays so, though the node that sent it renews what it had.
+# An accepted task stays accepted, even if the node that sent it renews its lease.
 RENEW = _still(
     _ATTEMPTS,
     f"lease_until_ms = CASE WHEN {_ACCEPTED} THEN t.lease_until_ms ELSE s.until_ms END",
 )
-# Accepted again, it was due when it was before the first time. A row of an attempt before this one
-# has only been left behind.
+# A second accept keeps the due time from before the first. A row of an earlier attempt is a
+# leftover.
 ACCEPT = _still(
     _LEASES,
     f"lease_until_ms = s.until_ms, due_at_ms = s.until_ms, updated_at_ms = {_NOW}",
@@ -358,7 +358,7 @@ ACCEPTED = f"""
     WHERE a.until_ms <= $2::bigint AND a.shard = ANY ($1::integer[])
     ORDER BY a.until_ms LIMIT {SWEPT}
 """
-# What a node that knew nothing of the table has ended. In use, a row is never so old for long.
+# Rows of tasks ended by a node that does not know the table. A row in use is never this old.
 LEFT_BEHIND = f"""
     WITH old AS MATERIALIZED (
         SELECT task_id, attempt FROM accepted WHERE until_ms < $1
@@ -372,7 +372,7 @@ LEFT_BEHIND = f"""
     RETURNING task_id
 """
 
-# The services that have tasks: one step along the index for each, not one for each task.
+# The services that have tasks: one step along the index per service, not per task.
 _SERVICES = """service AS (
         (SELECT t.service FROM task t ORDER BY t.service LIMIT 1)
         UNION ALL
@@ -381,7 +381,7 @@ _SERVICES = """service AS (
         ) FROM service s WHERE s.service IS NOT NULL
     )"""
 SERVICES = f"WITH RECURSIVE {_SERVICES} SELECT service FROM service WHERE service IS NOT NULL"
-# Those of the latest tasks that are due after $1 and by $2, and how many of these each has.
+# The services of the latest tasks due after $1 and up to $2, with the number of these tasks.
 LATEST_ROWS = 5_000
 SERVICES_OF_LATEST = f"""
     SELECT t.service, count(*) FROM (
@@ -390,8 +390,8 @@ SERVICES_OF_LATEST = f"""
         ORDER BY t.due_at_ms + 0 DESC LIMIT {LATEST_ROWS}
     ) t GROUP BY t.service
 """
-# Those with one due by $1. A service's tasks are in order shard by shard: so a few of them are
-# looked at, and one that has more is named in any case.
+# The services with a task due up to $1. The tasks of a service are sorted within each shard: so
+# the statement reads a few of them, and returns a service that has more in any case.
 _A_FEW = 64
 SERVICES_DUE = f"""
     WITH RECURSIVE {_SERVICES}
@@ -403,19 +403,20 @@ SERVICES_DUE = f"""
     ) t
     WHERE s.service IS NOT NULL AND (t.tasks = {_A_FEW} OR t.first_ms <= $1::bigint)
 """
-# What runs was due when it was claimed, and what was accepted is due when its lease ends. The clock
-# may have been set back since: without an end given, a little beyond now.
+# A running task was due when it was claimed, and an accepted one is due when its lease ends. The
+# clock may have been set back since: without a given end, read a little beyond now.
 _SET_BACK_MS = 7_200_000
 _BEGUN = f"""t.service = s.service AND t.shard = o.shard
             AND t.due_at_ms <= coalesce($2::bigint, {_NOW} + {_SET_BACK_MS})"""
 
 
 def running(bounded: bool) -> str:
-    """Return the statement for what runs in some shards; $2, if that is, is when leases end.
+    """Return the statement for the running tasks of some shards; $2 is the end of leases or null.
 
-    No index tells what runs, since then a claim would have to write it: so it walks along all that
-    is overdue. `bounded`: only until it has passed $3 tasks of a service and shard that do not run.
-    Only the whole walk is sure to see what nobody has accepted: it gives that whenever it ends.
+    No index has the running tasks, since a claim would have to write it: so the statement reads all
+    overdue tasks. `bounded`: only until it has read $3 tasks of a service and shard that do not
+    run. Only the complete read is sure to find tasks that were not accepted, whenever their leases
+    end.
     """
     end, before, also = "", "", f"OR NOT ({_ACCEPTED})"
     if bounded:
@@ -454,7 +455,7 @@ _AS_DUE = "t.id, t.due_at_ms, t.service, t.priority, t.shard"
 
 
 def _free(where: str | None, ids: str, task: str) -> str:
-    """Return which of the ids are unclaimed; with a condition, those that others hold left out."""
+    """Return the unclaimed ones of the ids; with a condition, skip locked tasks."""
     return f"""
         SELECT t.place, t.bytes FROM unnest({ids}::uuid[]) AS i (id)
         CROSS JOIN LATERAL (
@@ -466,9 +467,10 @@ def _free(where: str | None, ids: str, task: str) -> str:
 
 
 def cancelling(where: str | None, ids: str, schema: str = "") -> tuple[str, str]:
-    """Return the statement that cancels which of these ids are unclaimed, as many as fit.
+    """Return the statement that cancels the unclaimed ones of these ids, as many as fit.
 
-    Its CTEs, and its end. `where`: and it holds for them, and no other transaction has locked them.
+    Its CTEs, and its end. `where`: only tasks that match it and that no other transaction has
+    locked.
     """
     ctes = f"""{_MOMENT}, free AS MATERIALIZED (
             {_fitting(f"{STATEMENT_BYTES}", _free(where, ids, f"{schema}task"))}
@@ -480,7 +482,7 @@ def cancelling(where: str | None, ids: str, schema: str = "") -> tuple[str, str]
 
 
 def rescheduling(where: str | None, ids: str, due_at_ms: str, schema: str = "") -> tuple[str, str]:
-    """Return the statement that moves which of these ids are unclaimed, as `cancelling` does."""
+    """Return the statement that reschedules the unclaimed ones of these ids, in two parts."""
     ctes = f"{_MOMENT}, free AS MATERIALIZED ({_free(where, ids, f'{schema}task')})"
     move = f"""UPDATE {schema}task t SET due_at_ms = {due_at_ms}, updated_at_ms = {_NOW}
         FROM free f WHERE t.ctid = f.place"""
@@ -488,19 +490,19 @@ def rescheduling(where: str | None, ids: str, due_at_ms: str, schema: str = "") 
 
 
 def cancel(where: str | None = None) -> str:
-    """Return the statement that cancels which of the ids $1 are unclaimed."""
+    """Return the statement that cancels the unclaimed ones of the ids $1."""
     ctes, end = cancelling(where, "$1")
     return f"WITH {ctes} {end} RETURNING {_AS_DUE}"
 
 
 def reschedule(where: str | None = None) -> str:
-    """Return the statement that moves which of the ids $1 are unclaimed to $2."""
+    """Return the statement that reschedules the unclaimed ones of the ids $1 to $2."""
     ctes, end = rescheduling(where, "$1", "$2")
     return f"WITH {ctes} {end} RETURNING {_AS_DUE}"
 
 
 def still_unclaimed(where: str) -> str:
-    """Return the statement for which of these ids are unclaimed, and `where` holds for."""
+    """Return the statement for the unclaimed ones of these ids that match `where`."""
     return f"""
         SELECT t.id FROM task t
         WHERE t.id = ANY ($1::uuid[]) AND t.state = 'delay' AND {where} ORDER BY t.id
@@ -508,7 +510,7 @@ def still_unclaimed(where: str) -> str:
 
 
 EXPIRED = "expired: its deadline has passed"
-# What somebody has locked is left for the next time: it may be about to be moved or cancelled.
+# Locked tasks are left for the next call: another transaction may reschedule or cancel them.
 _LATE = f"""
     SELECT t.ctid AS place, octet_length(t.payload) AS bytes FROM task t
     WHERE t.deadline_at_ms < {_NOW} AND t.state = 'delay' AND t.shard = ANY ($1::integer[])
@@ -550,19 +552,19 @@ ATTEMPTS = f"""
 
 
 class Values:
-    """The values of a statement that is put together: each has a number."""
+    """The values of a composed statement, each with its number."""
 
     def __init__(self, *first: Any) -> None:
         self.list = [*first]
 
     def add(self, value: Any) -> str:
-        """Return what stands for the value in the statement."""
+        """Return the placeholder of the value in the statement."""
         self.list.append(value)
         return f"${len(self.list)}"
 
 
 def matching(filter: Filter, now_ms: int, values: Values) -> str:
-    """Return the condition for a filter, on a table called `t`."""
+    """Return the condition of a filter, on a table called `t`."""
     conditions = ["true"]
     if filter.service is not None:
         conditions.append(f"t.service = {values.add(filter.service)}")
@@ -574,7 +576,7 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
     elif filter.namespace is not None:
         conditions.append("strpos(t.service, '/') = 0")
     if filter.unchanged_since_ms is not None:
-        # Later than now is from before the clock was set back, as by a failover.
+        # A later time than now is from before the clock was set back, for example by a failover.
         since, now = values.add(filter.unchanged_since_ms), values.add(now_ms)
         conditions.append(f"(t.updated_at_ms < {since} OR t.updated_at_ms > {now})")
     if filter.due_before_ms is not None:
@@ -588,7 +590,7 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
 
 
 def _sized(table: str, order: str) -> str:
-    """Return the columns of a list, and before them the bytes so far and those of the row."""
+    """Return the columns of a list, preceded by the bytes so far and the bytes of the row."""
     size = f"{_BYTES[table]} + {ERROR_WEIGHT} * coalesce(octet_length(t.error), 0)"
     return f"""
         sum({size}) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total, {size} AS bytes,
@@ -596,7 +598,7 @@ def _sized(table: str, order: str) -> str:
 
 
 class Place(NamedTuple):
-    """How far a walk along the unclaimed tasks has come."""
+    """The position of a walk along the unclaimed tasks."""
 
     service: str = ""
     shard: int = -1
@@ -607,10 +609,11 @@ class Place(NamedTuple):
 def unclaimed(
     filter: Filter, now_ms: int, limit: int, place: Place, moved_ms: int | None = None
 ) -> tuple[str, list[Any]]:
-    """Return the statement for the next unclaimed tasks that a filter holds for, and its values.
+    """Return the statement for the next unclaimed tasks that match a filter, and its values.
 
-    By the index of keys or the one of due times, shard by shard: the order says which. Its columns
-    are those of a place, and the payload's bytes. `moved_ms`: only those due at another time.
+    It walks along the index of keys or of due times, shard by shard: the order decides which. Its
+    columns are those of a place, and the payload's bytes. `moved_ms`: only tasks due at another
+    time.
     """
     values = Values()
     chosen = f"FROM task t WHERE t.state = 'delay' AND {matching(filter, now_ms, values)}"
@@ -640,11 +643,11 @@ def unclaimed(
 def find(
     table: str, filter: Filter, *, now_ms: int, before: str, scan: int, limit: int, most_bytes: int
 ) -> tuple[str, list[Any]]:
-    """Return the statement for a list, and its values: what matches among the next `scan` rows.
+    """Return the statement for a list, and its values: the matches among the next `scan` rows.
 
-    Newest first, up to the row with which they come to `most_bytes`, errors included: of those
-    behind it only the sizes are looked at. The first column is where the look ended when there may
-    be more, else null; the next two are the bytes up to and with a row, and its own.
+    Newest first, up to the row that reaches `most_bytes`, errors included; of later rows it reads
+    only the sizes. The first column is where the scan ended if there may be more, else null; the
+    next two are the bytes up to and including a row, and those of the row.
     """
     values = Values()
     where = matching(filter, now_ms, values)
@@ -652,7 +655,7 @@ def find(
     most = f"LIMIT {values.add(limit)}::bigint"
     fits = f"f.total - f.bytes < {values.add(most_bytes)}::bigint"
     order = "t.id DESC"
-    if table == "task" and filter.key is not None:  # at most one for each service
+    if table == "task" and filter.key is not None:  # at most one per service
         statement = f"""
             WITH held AS MATERIALIZED (
                 SELECT {SHOWN} FROM task t WHERE t.key = {values.add(filter.key)}
@@ -752,7 +755,7 @@ GIVE_UP = """
     UPDATE shard s SET owner = NULL FROM given_up g WHERE s.shard = g.shard
 """
 
-MANY = 100_000  # a count looks no further: from then on it is the planner's estimate
+MANY = 100_000  # a count ends here; from there on it is the planner's estimate
 COUNTS = f"""
     SELECT live.n, final.n,
         (SELECT reltuples::bigint FROM pg_class WHERE oid = 'task'::regclass),

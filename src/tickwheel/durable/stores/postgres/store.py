@@ -1,7 +1,7 @@
-"""The store on PostgreSQL: a pool of connections, and one statement for whatever can be one.
+"""The store on PostgreSQL: a pool of connections, and one statement per call where possible.
 
-The database's clock is the service's. Any number of processes may use one database; which of them
-dispatches what is the coordinator's business, and the shards' epochs keep them apart.
+The database's clock is the service's clock. Any number of processes may use one database; the
+coordinator decides which of them dispatches what, and the epochs of shards keep them apart.
 """
 
 from __future__ import annotations
@@ -70,27 +70,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-KEYED_LANES = 3  # connections that may wait for keys that other transactions hold
-BRIEF_LANES = 3  # and those that may do so for a moment
-CLOCK_SECONDS = 2.0  # the database's clock is looked at so often when nothing else does
-SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to look at
-RENEW_SECONDS = 5.0  # for a renewal: in time for another try before the leases are over
-AHEAD = 100  # unclaimed tasks of a service and shard that a look ahead passes, to find what runs
+KEYED_LANES = 3  # connections that may wait for keys held by other transactions
+BRIEF_LANES = 3  # connections that may do so for a moment
+CLOCK_SECONDS = 2.0  # between two samples of the database's clock, if no other statement takes one
+SWEEP_SECONDS = 300.0  # for the statement at a takeover, which may have much to read
+RENEW_SECONDS = 5.0  # for a renewal: in time for a retry before the leases end
+AHEAD = 100  # unclaimed tasks per service and shard that `_running_ahead` reads at most
 VERSION_SECONDS = 10.0  # to read the schema's version
-WHY_SECONDS = 2.0  # to learn why a task was not changed; those that were are waiting
+WHY_SECONDS = 2.0  # to find out why some tasks were not changed; the changed ones wait for that
 LAST_ID = "f" * 32
 
 
 class PostgresStore:
     """Tasks in a PostgreSQL database.
 
-    - `shards` counts when the tables are made; later it is what they say.
-    - `clock` is the monotonic one that the database's time is reckoned on between two looks.
-    - The URL is asyncpg's: several hosts, `sslmode` and settings may be in it. `?schema=NAME` names
+    - `shards` counts when the tables are created; afterwards the number in them counts.
+    - `clock` is the monotonic clock from which the database's time is computed between two samples.
+    - The URL is asyncpg's: it may have several hosts, `sslmode` and settings. `?schema=NAME` names
       the schema of the tables, "tickwheel" by default.
-    - A pooler on the way to the server must keep a session for each client.
-    - A server that does not answer makes a call fail after 10 s; it works again when the server
-      does.
+    - A connection pooler must keep a session for each client.
+    - If the server does not answer, a call fails after 10 s; calls work again when the server does.
     """
 
     joins_transactions = True
@@ -134,7 +133,7 @@ class PostgresStore:
 
     @contextlib.asynccontextmanager
     async def _any_pool(self) -> AsyncIterator[Pool]:
-        """Give the pool, or one for a moment if the store is not open."""
+        """Give the pool, or a temporary one if the store is not open."""
         if self._pool is not None:
             yield self._pool
             return
@@ -160,7 +159,7 @@ class PostgresStore:
         self._keeper = asyncio.create_task(self._keep_time(), name="tickwheel-clock")
 
     async def close(self) -> None:
-        """Let go of every connection; what is under way ends first."""
+        """Finish the calls under way, and close every connection."""
         pool, self._pool = self._pool, None
         if self._keeper is not None:
             self._keeper.cancel()
@@ -174,7 +173,7 @@ class PostgresStore:
         self.notifications.close()
 
     async def require_writable(self) -> None:
-        """Ask whether a transaction may write: not on a standby, or where it was forbidden."""
+        """Raise if transactions are read-only: on a standby, or by a setting."""
         if (await self.fetch(sql.READ_ONLY))[0][0]:
             raise StoreUnavailable(f"{self.where}: it may only be read")
 
@@ -183,11 +182,11 @@ class PostgresStore:
         return self.clock.now_ms()
 
     def fault(self) -> str | None:
-        """Return None: what is wrong with the database, the database says itself."""
+        """Return None: the database itself reports what is wrong with it."""
         return None
 
     def warning(self) -> str | None:
-        """Return None: nothing grows unless the database says so itself."""
+        """Return None: the database itself reports what is wrong with it."""
         return None
 
     def latest_ms(self) -> float:
@@ -195,7 +194,7 @@ class PostgresStore:
         return self.clock.latest_ms()
 
     async def _keep_time(self) -> None:
-        """Look at the database's clock when no other statement has brought its time."""
+        """Read the database's clock if no other statement has returned its time lately."""
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             if self.clock.local_ms() - self.clock.sampled_ms >= CLOCK_SECONDS * 1000:
@@ -208,7 +207,7 @@ class PostgresStore:
     async def _timed(
         self, connection: Connection, statement: str, *values: Any
     ) -> list[Sequence[Any]]:
-        """Fetch rows whose first column is the database's time, and note that."""
+        """Fetch rows whose first column is the database's time, and sample that."""
         sent_ms = self.clock.local_ms()
         rows = await connection.fetch(statement, *values)
         self.clock.sample(rows[0][0], sent_ms)
@@ -221,7 +220,7 @@ class PostgresStore:
         *,
         reserved: bool = False,
     ) -> T:
-        """Have `work(connection)` done within that time."""
+        """Execute `work(connection)` within `seconds`."""
         return await self._opened().run(work, seconds, reserved=reserved)
 
     def _opened(self) -> Pool:
@@ -250,9 +249,9 @@ class PostgresStore:
     ) -> list[Task | Taken | Repeated | None]:
         """Store tasks, all in one commit.
 
-        One with a key or a name of its request may wait for another transaction, up to 2 s, and is
-        `Locked` then; several are after 0.05 s, and so is one that is not `patient`. Better not in
-        one batch with the rest.
+        A single task with a key or an idempotency key waits up to 2 s for another transaction, and
+        then raises `Locked`; several such tasks, or one that is not `patient`, after 0.05 s. They
+        should not be in one batch with other tasks.
         """
         self._opened()
         if not submissions:
@@ -275,17 +274,17 @@ class PostgresStore:
                 )
 
     async def within(self, connection: Any, change: Change) -> Any:
-        """Make a change by an asynchronous connection of asyncpg, psycopg or SQLAlchemy."""
+        """Make a change on an asynchronous connection of asyncpg, psycopg or SQLAlchemy."""
         return await within(connection, change, self.schema)
 
     def within_now(self, connection: Any, change: Change) -> Any:
-        """Make a change by a connection that blocks, of psycopg, psycopg2, SQLAlchemy or Django."""
+        """Make a change on a blocking connection of psycopg, psycopg2, SQLAlchemy or Django."""
         return within_now(connection, change, self.schema)
 
     async def due(
         self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int
     ) -> list[Due]:
-        """Return unclaimed tasks: overdue, and later up to `until_ms`."""
+        """Return unclaimed tasks: overdue, and due up to `until_ms`."""
         self._opened()
         if not windows or not shards:
             return []
@@ -306,7 +305,7 @@ class PostgresStore:
         lease_ms: int = LEASE_MS,
         most_bytes: int = STATEMENT_BYTES,
     ) -> Claims:
-        """Claim what is unclaimed, due, and in a shard of that epoch; nothing is waited for."""
+        """Claim tasks that are unclaimed, due, and in a shard of that epoch; wait for no lock."""
         self._opened()
         given = [due for due in wanted if due.shard in epochs and ID.fullmatch(due.id)]
         if not given:
@@ -330,11 +329,11 @@ class PostgresStore:
     async def _missed(
         self, tasks: list[Task], missing: Mapping[str, WantedRow], now_ms: float
     ) -> Claims:
-        """Return what was claimed, and why the others were not."""
+        """Return the claimed tasks, and why the others were not claimed."""
         numbers = [row[3] for row in missing.values()]
         try:
             found = await self.fetch(sql.UNCLAIMED, [*missing], numbers, seconds=WHY_SECONDS)
-        except StoreUnavailable:  # what was claimed is; the loader finds the others
+        except StoreUnavailable:  # the claims stand; the loader finds the others
             return Claims(tasks, [])
         unclaimed = [Due._make(row) for row in found]
         later = [
@@ -346,7 +345,7 @@ class PostgresStore:
         return Claims(tasks, later, tuple(due for due in unclaimed if due.id not in moved))
 
     async def record(self, endings: Sequence[Ending]) -> list[bool | None]:
-        """End attempts; who won. Nothing is waited for."""
+        """End attempts, and return who won; wait for no lock."""
         self._opened()
         rows = [
             (one.id, one.attempt, one.epoch, str(one.event), str(one.state), one.at_ms,
@@ -366,9 +365,9 @@ class PostgresStore:
     async def _recorded(
         self, rows: Sequence[tuple[Any, ...]], turns: list[list[int]]
     ) -> tuple[set[int], set[int]]:
-        """Write endings, as many with one statement as fit; return which won, and the unknown.
+        """Write endings, as many per statement as fit; return the winners and the unknown ones.
 
-        An ending that comes after another of its task has a later turn.
+        A second ending of the same task goes into a later statement.
         """
         won: set[int] = set()
         while turns:
@@ -379,7 +378,7 @@ class PostgresStore:
             except StoreUnavailable:
                 if not won:
                     raise
-                return won, {*numbers, *itertools.chain(*turns)}  # what was done is
+                return won, {*numbers, *itertools.chain(*turns)}  # the earlier statements stand
             won |= {number for number, _ in found}
             first_left = found[0][1] if found else None
             if first_left is not None:
@@ -389,7 +388,7 @@ class PostgresStore:
     async def renew(
         self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS
     ) -> list[bool | None]:
-        """Renew leases; for each whether the attempt is still the running one."""
+        """Extend leases; return for each whether it is still the running attempt."""
         self._opened()
         if not attempts:
             return []
@@ -398,7 +397,7 @@ class PostgresStore:
         return await self._still(attempts, rows)
 
     async def accept(self, leases: Sequence[Lease]) -> list[bool | None]:
-        """Let attempts go on without the node; for each whether it is still the running one."""
+        """Let attempts continue without the node; return for each whether it still runs."""
         self._opened()
         if not leases:
             return []
@@ -408,7 +407,7 @@ class PostgresStore:
     async def _still(
         self, attempts: Sequence[AttemptKey], changed: Sequence[Sequence[Any]]
     ) -> list[bool | None]:
-        """Say for each attempt whether it was changed, being the running one, or is locked."""
+        """Return for each attempt whether it was changed; None if it is locked."""
         still = {tuple(row) for row in changed}
         answers: list[bool | None] = [attempt in still for attempt in attempts]
         left = [(*one, None, number) for number, one in enumerate(attempts) if not answers[number]]
@@ -417,21 +416,22 @@ class PostgresStore:
     async def _unless_locked(
         self, answers: list[bool | None], left: Sequence[tuple[str, int, int, int | None, int]]
     ) -> list[bool | None]:
-        """Return the answers, with None for those left that another transaction has locked."""
+        """Return the answers, with None for those of `left` that are locked."""
         try:
             rows = await self.fetch(sql.LOCKED, *zip(*left, strict=True), seconds=WHY_SECONDS)
             locked = [number for (number,) in rows]
-        except StoreUnavailable:  # what was done is; the others are to ask again
+        except StoreUnavailable:  # the changes stand; the others are repeated
             locked = [number for *_, number in left]
         for number in locked:
             answers[number] = None
         return answers
 
     async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:
-        """Return the services that live tasks have, or tasks due in that time.
+        """Return the services with live tasks, or with tasks due in that time.
 
-        By due time, which costs as much as is due. If that is very much, then with `since_ms` those
-        of the latest, and without it all but those that have a few tasks, all due later.
+        The statement reads tasks by due time, and costs as much as is due. If that is very much, it
+        returns with `since_ms` the services of the latest tasks, and without it may add services
+        whose few tasks are all due later.
         """
         if until_ms is None:
             return [name for (name,) in await self.fetch(sql.SERVICES)]
@@ -443,13 +443,13 @@ class PostgresStore:
     async def running(
         self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None
     ) -> list[Task]:
-        """Return the running tasks of these shards, their bodies left out.
+        """Return the running tasks of these shards, without their bodies.
 
-        It looks at all that is overdue. `behind`: only at those that run behind so many tasks of
-        their service and shard, at most, that were due before and do not run: that is cheap. What
-        it does not see then, it sees when the tasks before it have had their turn; what was
-        accepted until `until_ms` it sees always, the first `SWEPT` of that. Without that, what was
-        accepted for more than two hours is left out.
+        - Without `behind` it reads every overdue task. With it, it stops in each service and shard
+          after `behind` tasks that do not run, which is cheap; later calls find the rest, once the
+          tasks before have run.
+        - It always finds the first `SWEPT` tasks accepted until `until_ms`. Without `until_ms`, it
+          leaves out tasks accepted for more than two hours.
         """
         bound = () if behind is None else (behind,)
         statement = sql.running(bounded=behind is not None)
@@ -462,9 +462,9 @@ class PostgresStore:
         return [*found.values()]
 
     async def _running_ahead(self, shards: Sequence[int]) -> dict[str, Task]:
-        """Return tasks that run and are due later: the clock was set back while they did.
+        """Return running tasks that are due later: the clock was set back while they ran.
 
-        They come before what was due after them, so a short look along the index finds them.
+        They come before tasks with a later due time, so a short walk along the index finds them.
         """
         statement = sql.running(bounded=True)
         rows = await self.fetch(statement, [*shards], None, AHEAD, seconds=SWEEP_SECONDS)
@@ -472,25 +472,25 @@ class PostgresStore:
         return {one.id: one for one in tasks if one.lease_until_ms != one.due_at_ms}
 
     async def running_by_id(self, ids: Sequence[str]) -> list[Task]:
-        """Return those of these tasks that run, their bodies left out."""
+        """Return the tasks of these ids that are running, without their bodies."""
         return [task_of(row) for row in await self.fetch(sql.RUNNING_BY_ID, valid(ids))]
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
-        """Cancel what is unclaimed."""
+        """Cancel tasks that are unclaimed."""
         return await verdicts(self, ids, State.CANCELLED, sql.cancel())
 
     def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
-        """Cancel all unclaimed tasks that the filter holds for."""
+        """Cancel all unclaimed tasks that match the filter."""
         return changed_where(self, filter, limit, sql.cancel)
 
     async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
-        """Make what is unclaimed due at another time."""
+        """Give unclaimed tasks another due time."""
         return await verdicts(self, ids, State.DELAY, sql.reschedule(), due_at_ms)
 
     def reschedule_where(
         self, filter: Filter, due_at_ms: int, limit: int
     ) -> AsyncIterator[list[Due]]:
-        """Reschedule all unclaimed tasks due at another time."""
+        """Reschedule all unclaimed tasks that match and are due at another time."""
         return changed_where(self, filter, limit, sql.reschedule, due_at_ms)
 
     async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
@@ -517,7 +517,7 @@ class PostgresStore:
         ]
 
         async def work(connection: Connection) -> list[tuple[list[Task], str | None]]:
-            # Live ones first: what moves in between is then found in the backlog.
+            # Live tasks first: a task that ends in between is then found in the backlog.
             return [
                 await self._scan(connection, table, filter, cursor or LAST_ID, limit)
                 for table in tables
@@ -528,7 +528,7 @@ class PostgresStore:
     async def _scan(
         self, connection: Connection, table: str, filter: Filter, before: str, limit: int
     ) -> tuple[list[Task], str | None]:
-        """Return what matches among the next rows of a table, and where it stopped, or None."""
+        """Return the matches among the next rows of a table, and where it stopped, or None."""
         statement, values = sql.find(
             table, filter, now_ms=int(self.now_ms()), before=before, scan=SCAN, limit=limit + 1,
             most_bytes=PAGE_BYTES,
@@ -542,14 +542,14 @@ class PostgresStore:
         return tasks, rows[0][0] if rows else None
 
     async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
-        """Return the execution log of a task by attempt, from the first behind `after` on."""
+        """Return the execution log of a task in the order of attempts, from after `after`."""
         if not ID.fullmatch(task_id):
             return []
         rows = await self.fetch(sql.ATTEMPTS, task_id, after, limit, PAGE_BYTES)
         return list(map(attempt_of, rows))
 
     async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
-        """Make new tasks of final ones, each once unless `force`."""
+        """Submit final tasks again, as new tasks; each once, unless `force`."""
         answers: list[Task | Taken | None] = [None] * len(replays)
 
         async def work(connection: Connection) -> None:
@@ -581,9 +581,10 @@ class PostgresStore:
     async def take(
         self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
     ) -> dict[int, int]:
-        """Become the owner of these shards, whoever was; return their new epochs.
+        """Make this node the owner of these shards, whoever was; return their new epochs.
 
-        No index has what runs, so that claims are cheap: leases are left to their time.
+        Running tasks have no index, so that claims are cheap: leases of a dead owner run out by
+        themselves.
         """
         del owner_is_dead
         rows: Any = await self.take_over(sql.TAKE, node, [*shards], above)
@@ -597,7 +598,7 @@ class PostgresStore:
         return await take_over(fetch, statement, *values)
 
     async def give_up(self, epochs: Mapping[int, int]) -> None:
-        """Own these shards of these epochs no longer."""
+        """Give up these shards, if they still have these epochs."""
         await self.fetch(sql.GIVE_UP, [*epochs], [*epochs.values()])
 
     async def owners(self) -> list[ShardRow]:
@@ -605,7 +606,7 @@ class PostgresStore:
         return list(map(ShardRow._make, await self.fetch(sql.OWNERS)))
 
     async def counts(self) -> dict[str, int]:
-        """Return how many tasks are live and final; from 100,000 on an estimate."""
+        """Return the number of live and final tasks; an estimate from 100,000 on."""
         live, final, live_estimate, final_estimate = (await self.fetch(sql.COUNTS))[0]
         return {
             "live": live if live < sql.MANY else max(live, live_estimate),
@@ -627,14 +628,14 @@ class PostgresStore:
         self.session.subscribe(self.channel(channel), on_message)
 
     def channel(self, name: str) -> str:
-        """Return the database's name of a channel: one for each set of tables in it."""
+        """Return the database's name of a channel: each set of tables has its own."""
         return f"tickwheel_{name}_{self._tables}"
 
 
 async def replayed(
     connection: Connection, replays: Sequence[Replay], force: bool
 ) -> dict[str, Task | Taken]:
-    """Make new tasks of final ones, none twice; return them, or who has the key, by the old id."""
+    """Submit final tasks again, none twice; return tasks or `Taken`, by the old id."""
     answers: dict[str, Task | Taken] = {}
     left = sorted(replays)
     for _ in range(TURNS):

@@ -1,13 +1,13 @@
-"""Changes in the user's own transaction: statements on the user's own connection.
+"""Changes in the user's own transaction: statements on the user's connection.
 
-- A submitted task exists when that transaction commits. Its shard goes by hash and no shard row is
-  locked, so a transaction may stay open for long; only the task's key and its idempotency key, when
-  it has them, are held until then.
-- A task that is cancelled or moved is locked until then: nobody claims it.
-- A change is a generator of statements, each answered by its first row; `within` and `within_now`
-  execute them, on whatever connection it is.
-- A statement names the schema of its table, since that connection's search_path is the user's.
-  Errors of that connection are raised as they are.
+- A submitted task exists once that transaction commits. A hash chooses its shard, and no shard row
+  is locked, so the transaction may stay open for long. It holds only the task's key and idempotency
+  key, if it has them.
+- A cancelled or rescheduled task is locked until then: nobody claims it.
+- A change is a generator of statements; each one is answered with its first row. `within` and
+  `within_now` execute them, on any kind of connection.
+- A statement names the schema of its table, since the connection has the user's search_path. Errors
+  of that connection are raised unchanged.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _THESE = "::text[]::uuid[]"
 
 
 def _won(ctes: str, change: str) -> str:
-    """Return a statement that gives the ids of what it changed, in one row."""
+    """Return a statement that returns the changed ids in one row."""
     ids = f"SELECT ARRAY(SELECT {_AS_TEXT} FROM changed t) AS won"  # noqa: S608
     return f"WITH {ctes}, changed AS ({change} RETURNING t.id) {ids}"
 
@@ -128,9 +128,9 @@ def insert_statement(
 ) -> tuple[str, list[Any]]:
     """Return a statement that stores a task, and its values, for drivers of a style: "$1" or "%s".
 
-    It gives one row: whether the task was stored (or took the place of the one that had its key),
-    and the columns of that task, or else of the one that has the key. No row: somebody has just
-    committed or given up that key, and the statement is to be run again.
+    It returns one row: whether the task was stored (or replaced the one with its key), and the
+    columns of that task, or of the task that has the key. No row means that another transaction has
+    just committed or released the key: run the statement again.
     """
     if style not in {"$1", "%s"}:
         raise ValueError(f'the style of a statement is "$1" or "%s", got {style!r}')
@@ -179,10 +179,10 @@ def steps(change: Change, schema: str, style: str) -> Steps:
 
 
 def submitting(submission: Submission, schema: str, style: str) -> Steps:
-    """Give the statements of a submit, each with its values; each is answered by its first row.
+    """Yield the statements of a submit with their values; each is answered with its first row.
 
-    The name of the request comes first, as everywhere: whoever has it stores the task. It is let go
-    when the task is refused.
+    The idempotency key comes first, as everywhere: the transaction that gets it stores the task. A
+    refused task releases it.
     """
     named = submission.idempotency
     if named is not None:
@@ -208,9 +208,9 @@ def submitting(submission: Submission, schema: str, style: str) -> Steps:
 def use(
     submission: Submission, named: Idempotency, schema: str, style: str
 ) -> Generator[Statement, Row | None, Task | Repeated | None]:
-    """Take the name of a request; return the answer when it was made before, else None.
+    """Take an idempotency key; return the answer if it was used before, else None.
 
-    Without a transaction the name would be taken for good before the task is stored.
+    Without a transaction, the key would be taken for good before the task is stored.
     """
     [began] = columns_of((yield written(BEGAN, schema, style)))
     for _ in range(TURNS):
@@ -225,7 +225,7 @@ def use(
         row = yield written(USED, schema, style, named.caller, named.key)
         if row is not None:
             digest, task_id = columns_of(row)
-            # Live ones first: what ends in between is then found in the backlog.
+            # Live tasks first: a task that ends in between is then found in the backlog.
             for statement in (LIVE_BY_ID, FINAL_BY_ID):
                 row = yield written(statement, schema, style, task_id)
                 if row is not None:
@@ -243,7 +243,7 @@ def written(text: str, schema: str, style: str, *values: Any) -> Statement:
 def changing(
     statement: str, state: State, ids: Sequence[str], schema: str, style: str, *values: Any
 ) -> Steps:
-    """Give the statements that bring unclaimed tasks into a state; who won."""
+    """Yield the statements that bring unclaimed tasks into a state; return who won."""
     won: set[str] = set()
     states: dict[str, str] = {}
     left = sorted(valid(ids))
@@ -251,18 +251,18 @@ def changing(
     while left and turns < TURNS:
         [changed] = columns_of((yield written(statement, schema, style, left, *values)))
         won.update(changed)
-        turns = 0 if changed else turns + 1  # as many as fit: then there may be more
+        turns = 0 if changed else turns + 1  # a statement changes as many as fit: there may be more
         left = [one for one in left if one not in won]
         if left:
             [found] = columns_of((yield written(STATES, schema, style, left, left)))
             states.update(one.split() for one in found)
-        # Running a moment ago, unclaimed again by now: that one can still be had.
+        # Running a moment ago and unclaimed again now: it can still be changed.
         left = [one for one in left if states.get(one) == State.DELAY]
     return verdicts_on(ids, won, state, states)
 
 
 def cancelling_key(key: str, service: str | None, schema: str, style: str) -> Steps:
-    """Give the statements that cancel the live tasks with a key, of one service or of all."""
+    """Yield the statements that cancel the live tasks with a key, of one service or of all."""
     [ids] = columns_of((yield written(BY_KEY, schema, style, key, service, service)))
     return (yield from changing(CANCEL, State.CANCELLED, ids, schema, style))
 
@@ -281,7 +281,7 @@ async def within(connection: Any, change: Change, schema: str) -> Answer | Verdi
 
 
 def within_now(connection: Any, change: Change, schema: str) -> Answer | Verdicts:
-    """Make a change on a connection that blocks."""
+    """Make a change on a blocking connection."""
     driver = blocking_driver_of(connection)
     work = steps(change, schema, driver.style)
     row = None
@@ -308,6 +308,6 @@ def stored_task(row: Row) -> Task:
 
 
 def columns_of(row: Row | None) -> list[Any]:
-    """Return the values of a row that is there; some drivers give them by name."""
+    """Return the values of an existing row; some drivers return them by name."""
     assert row is not None
     return [*(row.values() if isinstance(row, Mapping) else row)]

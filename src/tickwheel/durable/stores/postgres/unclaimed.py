@@ -1,4 +1,4 @@
-"""What changes unclaimed tasks on PostgreSQL: they are cancelled or moved, and who won."""
+"""Changes of unclaimed tasks on PostgreSQL: cancel, reschedule, and who won."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from tickwheel.durable.stores.postgres.store import PostgresStore
     from tickwheel.values.task import Filter, Verdict
 
-TURNS = 8  # of what another process was quicker with each time
-PAUSE_SECONDS = 0.25  # between two looks at what another transaction holds
+TURNS = 8  # tries for a task that another process changes each time
+PAUSE_SECONDS = 0.25  # between two tries for tasks locked by another transaction
 
 
 async def verdicts(
     store: PostgresStore, ids: Sequence[str], state: State, statement: str, *values: Any
 ) -> list[Verdict | None]:
-    """Execute a statement on unclaimed tasks, and say for each id whether it won."""
+    """Execute a statement on unclaimed tasks, and return for each id whether it won."""
     won: set[str] = set()
     states: dict[str, str] = {}
     left = sorted(valid(ids))
@@ -33,12 +33,12 @@ async def verdicts(
     while left and turns < TURNS:
         rows = await store.fetch(statement, left, *values)
         won |= {row[0] for row in rows}
-        turns = 0 if rows else turns + 1  # as many as fit: then there may be more
+        turns = 0 if rows else turns + 1  # a statement changes as many as fit: there may be more
         left = [one for one in left if one not in won]
         if left:
             rows = await store.fetch(sql.STATES_BY_ID, left)
             states.update((task_id, found) for task_id, found in rows)
-        # Running a moment ago, unclaimed again by now: that one can still be had.
+        # Running a moment ago and unclaimed again now: it can still be changed.
         left = [one for one in left if states.get(one) == State.DELAY]
     return verdicts_on(ids, won, state, states)
 
@@ -46,9 +46,9 @@ async def verdicts(
 async def changed_where(
     store: PostgresStore, filter: Filter, limit: int, statement: Callable[[str], str], *moved: int
 ) -> AsyncIterator[list[Due]]:
-    """Execute a statement on unclaimed tasks that a filter holds for, not yet due as wished.
+    """Execute a statement on the unclaimed tasks that match a filter.
 
-    What another transaction has locked is left to the end.
+    Tasks locked by another transaction come last.
     """
     place: sql.Place | None = sql.Place()
     locked: list[str] = []
@@ -84,7 +84,7 @@ async def change(
     statement: Callable[[str], str],
     *moved: int,
 ) -> tuple[list[Due], list[str]]:
-    """Execute a statement on tasks; return what it changed, and what others have locked."""
+    """Execute a statement on tasks; return the changed tasks, and those that others have locked."""
     if not ids:
         return [], []
     now_ms = int(store.now_ms())

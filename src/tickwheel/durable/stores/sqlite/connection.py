@@ -1,9 +1,9 @@
-"""Connections to SQLite: by apsw where it is installed, otherwise by Python's own sqlite3.
+"""Connections to SQLite: by apsw if it is installed, otherwise by Python's own sqlite3.
 
-Both are hidden behind a few methods, and what goes wrong becomes `StoreUnavailable` or stays an
-error of the statement. apsw brings a SQLite of its own. Python's may be older than 3.51.3: such a
-one can corrupt a database, rarely, when one connection writes and another moves the log into the
-file at the same moment; so with those only the writer itself does that.
+Both have the same few methods; failures of the file become `StoreUnavailable`, errors of a
+statement stay. apsw brings a SQLite of its own. Python's may be older than 3.51.3: such a version
+can corrupt a database, rarely, when one connection writes while another moves the log into the
+file. With those versions only the writer moves the log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tickwheel.errors import StoreUnavailable
 try:
     import apsw
 except ImportError:
-    HAS_APSW = False  # the standard library's will do
+    HAS_APSW = False  # the standard library's is used
 else:
     HAS_APSW = True
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 SAFE = (3, 51, 3)
 WORLD = {"LOCKED", "FULL", "IOERR", "CANTOPEN", "PERM"}
-# Waiting for another process is bounded: a caller must not wait for ever.
+# The wait for another process is bounded.
 BUSY_MS = 5_000
 LOOK_SECONDS = 0.001
-FORK_SECONDS = 10.0  # that a fork waits for what a connection does
-WAIT_FOR_DISK = "PRAGMA synchronous = FULL"  # what is committed survives a power cut
+FORK_SECONDS = 10.0  # for which a fork waits for a connection in use
+WAIT_FOR_DISK = "PRAGMA synchronous = FULL"  # a commit survives a power cut
 NO_WAITING = "PRAGMA busy_timeout = 0"
 
 
@@ -48,18 +48,18 @@ class Busy(StoreUnavailable):
 
 
 class ReadOnly(StoreUnavailable):
-    """The file may not be written to."""
+    """The file is read-only."""
 
 
 class Damaged(StoreUnavailable):
-    """The file is no sound database any more."""
+    """The file is damaged."""
 
 
 class Replaced(StoreUnavailable):
-    """The file is another than the one that was opened: SQLite writes to the old one."""
+    """Another file is at the path: SQLite still writes to the old one."""
 
 
-_inherited: list[Connection] = []  # of a parent process: to close them would be its loss
+_inherited: list[Connection] = []  # of a parent process: closing them would drop its locks
 
 KINDS = {"BUSY": Busy, "READONLY": ReadOnly, "CORRUPT": Damaged, "NOTADB": Damaged}
 
@@ -69,7 +69,7 @@ VALUES = re.compile(r"(\(\?(?:,\?)*\))")
 
 
 class Connection(Protocol):
-    """What a store asks of a connection; in no transaction unless one is begun."""
+    """What a store needs of a connection; outside transactions unless one is begun."""
 
     def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
         """Execute one statement and return its rows."""
@@ -77,7 +77,7 @@ class Connection(Protocol):
     def run_until(
         self, full: Callable[[Row], bool], statement: str, values: dict[str, Any]
     ) -> list[Row]:
-        """Execute one statement and return its rows up to the first that `full` is true of."""
+        """Execute one statement and return its rows, up to the first for which `full` is true."""
 
     def close(self) -> None:
         """Close it."""
@@ -156,18 +156,18 @@ DRIVERS: dict[str, type[StandardConnection | ApswConnection]] = {
 
 
 def default_driver() -> str:
-    """Return "apsw" where it is installed, else "sqlite3"."""
+    """Return "apsw" if it is installed, else "sqlite3"."""
     return "apsw" if "apsw" in DRIVERS else "sqlite3"
 
 
 class ForkSafe:
-    """A connection that never crosses a fork: closed before one, opened again at its next use.
+    """A connection that never crosses a fork: closed before it, opened again at the next use.
 
-    SQLite keeps in memory which locks its process has. A child would inherit that, but not the
-    locks: to it the database is locked for ever, or it writes while its parent does.
+    SQLite keeps the locks of its process in memory. A child would inherit that memory, but not the
+    locks: it would find the database locked for ever, or write at the same time as its parent.
 
     - It is used inside `with`, by one thread at a time; a fork waits for the end of that.
-    - `closed()` is called when it was closed for a fork.
+    - `closed()` is called after it was closed for a fork.
     """
 
     def __init__(
@@ -194,13 +194,13 @@ class ForkSafe:
         return self
 
     def get(self) -> Connection:
-        """Return the connection; open it when it is not."""
+        """Return the connection, and open it if necessary."""
         if self._connection is None:
             self._connection = self._connect()
         return self._connection
 
     def reopen(self) -> None:
-        """Open another; when that fails, the old one stays."""
+        """Open another connection; if that fails, the old one stays."""
         fresh = self._connect()
         self.close()
         self._connection = fresh
@@ -214,7 +214,7 @@ class ForkSafe:
     def _before_fork(self) -> None:
         self._paused = self._lock.acquire(timeout=FORK_SECONDS)
         if self._paused:
-            with suppress(Exception):  # what cannot be closed must not keep the process from it
+            with suppress(Exception):  # a failed close must not prevent the fork
                 self.close()
             self._closed()
 
@@ -224,7 +224,7 @@ class ForkSafe:
             self._lock.release()
 
     def _forked(self) -> None:
-        """In the child: one that was in use for too long is the parent's, and must stay open."""
+        """In the child: keep a connection open that was in use too long; it is the parent's."""
         self._lock = threading.Lock()
         self._paused = False
         if self._connection is not None:
@@ -234,7 +234,7 @@ class ForkSafe:
 
 @contextmanager
 def opened(connect: Callable[[], Connection]) -> Iterator[Connection]:
-    """Open a connection for a moment; a fork waits for its end."""
+    """Open a connection for a block; a fork waits for its end."""
     with ForkSafe(connect) as own:
         try:
             yield own.get()
@@ -244,7 +244,7 @@ def opened(connect: Callable[[], Connection]) -> Iterator[Connection]:
 
 @contextmanager
 def closed_on_error(connection: Connection) -> Iterator[None]:
-    """Close a connection that cannot be made ready: whoever asked for it never gets it."""
+    """Close a connection whose preparation fails: the caller never gets it."""
     try:
         yield
     except BaseException:
@@ -255,16 +255,16 @@ def closed_on_error(connection: Connection) -> Iterator[None]:
 def run_array(
     connection: Connection, statement: str, values: dict[str, Any] | None = None
 ) -> list[list[Any]]:
-    """Return the rows that a statement gives as one array of JSON, in their order."""
+    """Return the rows of a statement as one JSON array, in their order."""
     [(text,)] = connection.run(statement, values or {})
     return sorted(json.loads(text))
 
 
 def insert_many(connection: Connection, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-    """Execute an INSERT of one row for many, some at once.
+    """Execute an INSERT of one row for many rows, several at once.
 
-    A thread gives up the interpreter's lock for each execution, and waits for it afterwards while
-    the loop is busy: row by row, a batch would wait once for each row.
+    A thread releases the interpreter's lock for each execution, and then waits for it while the
+    loop is busy: row by row, a batch would wait once per row.
     """
     at = 0
     for count in ROWS_AT_ONCE:
@@ -276,13 +276,13 @@ def insert_many(connection: Connection, statement: str, rows: Sequence[Sequence[
 
 @cache
 def for_rows(statement: str, count: int) -> str:
-    """Return an INSERT of one row as one of many."""
+    """Return an INSERT of one row as one of `count` rows."""
     before, values, after = VALUES.split(statement)
     return before + ",".join([values] * count) + after
 
 
 def up_to(full: Callable[[Row], bool], rows: Iterable[Row]) -> list[Row]:
-    """Return the rows up to the first that `full` is true of; those behind it are never read."""
+    """Return the rows up to the first for which `full` is true; the rest is never read."""
     found = []
     for row in rows:
         found.append(row)
@@ -292,10 +292,10 @@ def up_to(full: Callable[[Row], bool], rows: Iterable[Row]) -> list[Row]:
 
 
 def set_wal(connection: Connection) -> None:
-    """Have a log beside the database file, which the file remembers, and wait for the disk.
+    """Switch the database to a write-ahead log, which the file remembers, and wait for the disk.
 
-    Of several processes that set it at the same moment all but one fail at once, whatever the
-    busy timeout: SQLite does not wait there.
+    If several processes do this at the same moment, all but one fail at once, whatever the busy
+    timeout: SQLite does not wait here.
     """
     patience = BUSY_MS / 1000
     while connection.run("PRAGMA journal_mode")[0][0] != "wal":
@@ -312,8 +312,8 @@ def set_wal(connection: Connection) -> None:
 def begin(connection: Connection) -> None:
     """Begin a transaction that writes; the connection itself must not wait (`NO_WAITING`).
 
-    The lock is looked for each millisecond: SQLite's own waiting is up to a tenth of a second
-    between two looks, and may miss every moment in which a busy process lets go.
+    This polls the lock each millisecond: SQLite itself waits up to a tenth of a second between two
+    tries, and may miss every moment in which a busy process releases it.
     """
     patience = BUSY_MS / 1000
     while True:
@@ -329,7 +329,7 @@ def begin(connection: Connection) -> None:
 
 
 def translated(error: Exception, path: str) -> Exception:
-    """Return the error to raise: the world's become StoreUnavailable, a statement's stay."""
+    """Return the error to raise: failures of the file become StoreUnavailable, others stay."""
     if isinstance(error, sqlite3.Error):
         name = getattr(error, "sqlite_errorname", "") or ""
         name = name.removeprefix("SQLITE_").split("_")[0]

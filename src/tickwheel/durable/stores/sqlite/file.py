@@ -1,7 +1,7 @@
-"""The file of a store on SQLite: its connections, and what may happen to a file that is in use.
+"""The file of a store on SQLite: its connections, and changes to the file while it is in use.
 
-- A file that was replaced, say by a backup, is opened again; so is one whose log was removed, and
-  one that could not be written to when it was opened and can be now.
+- A file that was replaced, for example by a backup, is opened again; so is a file whose log was
+  removed, and a file that was read-only when it was opened and is writable now.
 - A damaged file is not written to any more, until a check finds it sound.
 """
 
@@ -33,7 +33,7 @@ from tickwheel.errors import StoreUnavailable, TickwheelError, WrongStore
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there a file in use cannot be replaced
+except ImportError:  # on Windows, where a file in use cannot be replaced
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -51,22 +51,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, whatever the checkpointer does
-SMALL_WAL_PAGES = 4_000  # where only the writer may move it
+WAL_PAGES = 16_384  # 64 MiB of log: then a commit moves it, if the checkpointer does not
+SMALL_WAL_PAGES = 4_000  # if only the writer may move it
 BESIDE = ("-wal", "-shm")
 PAGE_BYTES = 4_096
-LOG_BYTES = WAL_PAGES * PAGE_BYTES  # a longer log file is cut to this once all of it is moved
-LONG_LOG_BYTES = 4 * LOG_BYTES  # a log that is longer cannot be moved: that is worth a warning
+LOG_BYTES = WAL_PAGES * PAGE_BYTES  # a longer log file is truncated to this after it was moved
+LONG_LOG_BYTES = 4 * LOG_BYTES  # a longer log cannot be moved, and causes a warning
 REOPEN_SECONDS = 1.0  # between two tries to open a file again
 CHECK_SECONDS = 30.0  # between two checks of a damaged file
-CHECK_SHARE = 10  # a check that takes long comes after ten times as long
+CHECK_SHARE = 10  # times the duration of a check: the pause before the next
 
 
 class SqliteFile:
-    """A database file, open for one process; all its methods but `open` need it open.
+    """A database file, open in one process.
 
-    - `shards` is what the file says, once it is open.
-    - `polite` as of the writer.
+    - `shards` is the number in the file, once it is open.
+    - Only `open`, `close`, `is_open` and `schema_version` work while it is not open.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SqliteFile:
         self._damage: str | None = None
         self._unusable: str | None = None  # why it could not be opened again
         self._retry_at = 0.0
-        self._reopened_for: str | None = None  # said once, however often it is tried
+        self._reopened_for: str | None = None  # logged once, however often it is tried
         self._reopening: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self.writer: Writer | None = None
@@ -90,7 +90,7 @@ class SqliteFile:
         forkable.add(self)
 
     async def open(self) -> None:
-        """Open the file, or make it, and bring its tables to this version's form."""
+        """Open the file, or create it, and migrate it."""
         self._damage = self._unusable = None
         made = await asyncio.to_thread(self._make)
         await asyncio.to_thread(self._prepare, new=made)
@@ -139,14 +139,14 @@ class SqliteFile:
         return self._damage
 
     def log_bytes(self) -> int:
-        """Return the size of the log beside the file."""
+        """Return the size of the log next to the file."""
         try:
             return Path(f"{self.path}-wal").stat().st_size
         except OSError:
             return 0
 
     def warning(self) -> str | None:
-        """Say that the log grows, if it does: it is moved only as far as every reader has come."""
+        """Return that the log grows: it is moved only as far as every reader has read; or None."""
         size = self.log_bytes()
         if size <= LONG_LOG_BYTES:
             return None
@@ -157,15 +157,15 @@ class SqliteFile:
         )
 
     def check_version(self, connection: Connection) -> None:
-        """Raise when the tables are older than this version: they are migrated when it is opened.
+        """Raise if the schema is older than needed: it is migrated when the file is opened.
 
-        That is so after a backup was restored into the open file.
+        That happens when a backup is restored into the open file.
         """
         if is_older(connection):
             raise Replaced(f"SQLite database {self.path}: an older backup has been restored")
 
     async def write(self, rank: Rank, work: Callable[[Connection], T], payload_bytes: int = 0) -> T:
-        """Have `work(connection)` done in a transaction, and committed."""
+        """Execute `work(connection)` in a transaction, and commit."""
         await self._ready()
         if self._damage is not None:
             raise StoreUnavailable(f"SQLite database {self.path}: {self._damage}")
@@ -176,7 +176,7 @@ class SqliteFile:
         return answer
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Have `work(connection)` done by the reader."""
+        """Execute `work(connection)` on the reader."""
         await self._ready()
         assert self.reader is not None
         with self._noted():
@@ -184,7 +184,7 @@ class SqliteFile:
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
-        """Do what an error calls for; for callers all of them are one kind."""
+        """React to an error; callers get all of them as one kind."""
         try:
             yield
         except StoreUnavailable as error:
@@ -192,7 +192,7 @@ class SqliteFile:
             raise StoreUnavailable(str(error)) from error
 
     async def _ready(self) -> None:
-        """Wait while the file is opened again; raise when it is not open."""
+        """Wait while the file is opened again; raise if it is not open."""
         if self._reopening is None and self.writer is not None:
             return
         if not self.is_open:
@@ -205,7 +205,7 @@ class SqliteFile:
             raise StoreUnavailable(self._unusable)
 
     def _note(self, error: StoreUnavailable) -> None:
-        """See whether an error calls for opening the file again, or for no more writing."""
+        """Open the file again, or stop writing, if an error requires it."""
         if isinstance(error, Damaged):
             self._note_damage(error)
             return
@@ -218,7 +218,7 @@ class SqliteFile:
             self._reopen()
 
     def _note_damage(self, error: Damaged) -> None:
-        """Say loudly that the file is damaged, once, and watch for a sound one."""
+        """Log once that the file is damaged, and start to watch for a sound one."""
         if self._damage is None:
             self._damage = "the database file is damaged"
             logger.critical(
@@ -230,7 +230,7 @@ class SqliteFile:
             self._checking = asyncio.get_running_loop().create_task(self._until_sound())
 
     async def _until_sound(self) -> None:
-        """Check a damaged file now and then; once it is sound or replaced, open it again."""
+        """Check a damaged file from time to time; once it is sound or replaced, open it again."""
         pause = CHECK_SECONDS
         while self._damage is not None:
             replaced = await self._sleep_unless_replaced(pause)
@@ -242,7 +242,7 @@ class SqliteFile:
         logger.warning("SQLite database %s: the file is sound, and used again", self.path)
 
     async def _sleep_unless_replaced(self, seconds: float) -> bool:
-        """Sleep; end early, with True, when another file is in the place of the damaged one."""
+        """Sleep; return True early if another file replaces the damaged one."""
         until = self._clock.time() + seconds
         while self._clock.time() < until:
             await asyncio.sleep(min(REOPEN_SECONDS, seconds))
@@ -252,7 +252,7 @@ class SqliteFile:
         return False
 
     def _is_sound(self) -> bool:
-        """Read the whole file, by a connection of its own."""
+        """Read the whole file on a separate connection."""
         try:
             with opened(self._connect_bare) as connection:
                 return connection.run("PRAGMA integrity_check(1)") == [("ok",)]
@@ -265,7 +265,7 @@ class SqliteFile:
         return self._reopening
 
     async def _open_again(self) -> None:
-        """Close all connections, then open the file that is there now; it is never made here."""
+        """Close all connections, then open the file at the path; never create one."""
         try:
             await self._stop()
             await asyncio.to_thread(self._prepare)
@@ -281,7 +281,7 @@ class SqliteFile:
             self._reopening = None
 
     async def _stop(self) -> None:
-        """End the threads, and close their connections."""
+        """Stop the threads and close their connections."""
         if self.writer is not None:
             await self.writer.stop()
         if self.checkpointer is not None:
@@ -295,11 +295,11 @@ class SqliteFile:
         self.writer = self.checkpointer = self.reader = None
 
     def _leave_log(self, connection: Connection) -> None:
-        """Move the log into the file that was replaced, and remove it.
+        """Move the log into the replaced file, and remove it.
 
-        It has the name that the log of the new file would have: SQLite would play it into that.
-        Whether it is still ours is looked at before our connection is closed: while that is open,
-        no other file can have its number. Other processes may do the same at the same moment.
+        The log has the name that the new file's log would have, so SQLite would play it into the
+        new file. Whether it is still ours is checked before our connection is closed: until then,
+        no other file can have its inode. Other processes may do the same at the same moment.
         """
         connection.run(NO_WAITING)
         with suppress(StoreUnavailable):
@@ -314,10 +314,11 @@ class SqliteFile:
             os.close(directory)
 
     def _make(self) -> bool:
-        """Make the file where there is none, for its owner's eyes only; whether there was none.
+        """Create the file if there is none, readable by its owner only; return whether there was
+        none.
 
-        It holds payloads, and secrets. SQLite gives the files beside it the same mode, and what
-        somebody has set for one that was there stays.
+        It holds payloads and secrets. SQLite gives the files next to it the same mode. The mode of
+        an existing file stays.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -334,7 +335,7 @@ class SqliteFile:
         return True
 
     def _prepare(self, *, new: bool = False) -> None:
-        """Bring the tables of the file to this version's form."""
+        """Check and migrate the file."""
         self._check_there()
         self._free_shared_memory()
         if not new:
@@ -349,18 +350,18 @@ class SqliteFile:
             raise StoreUnavailable(f"SQLite database {self.path}: {error.strerror}") from error
 
     def _free_shared_memory(self) -> None:
-        """Let the shared memory of a file be written to that was read-only once.
+        """Make the shared memory of a file writable that was read-only once.
 
-        SQLite made it with the mode of the file, keeps it, and is read-only for good because of it.
+        SQLite created it with the mode of the file and keeps it, and so would stay read-only.
         """
         beside = Path(f"{self.path}-shm")
-        with suppress(OSError):  # there is none, or it is another user's
+        with suppress(OSError):  # it does not exist, or belongs to another user
             mode, wanted = beside.stat().st_mode & 0o777, self.path.stat().st_mode & 0o777
             if wanted & ~mode:
                 beside.chmod(wanted)
 
     def _check_tables(self) -> None:
-        """Raise when the file is not ours, before anything is changed in it."""
+        """Raise if the file is not a store, before anything in it is changed."""
         try:
             with opened(self._connect_bare) as connection:
                 check(connection)
@@ -368,7 +369,7 @@ class SqliteFile:
             raise WrongStore(f"SQLite database {self.path}: {error}") from None
 
     def _start(self) -> None:
-        """Open the connections, each with a thread of its own."""
+        """Open the connections, each with its own thread."""
         self._opened = {}
         reading = self._forksafe(self._connect_reader).open()
         with reading:
@@ -383,7 +384,7 @@ class SqliteFile:
         self.writer.start()
 
     def _check(self) -> None:
-        """Raise when the file or its log is another than was opened: SQLite would not notice."""
+        """Raise if the file or its log was replaced: SQLite would not notice."""
         there = self._check_there()
         if (there.st_dev, there.st_ino) != self._opened[self.path]:
             raise Replaced(f"SQLite database {self.path}: the file has been replaced")
@@ -395,7 +396,7 @@ class SqliteFile:
         return ForkSafe(connect, self._forget_log)
 
     def _forget_log(self) -> None:
-        """A connection was closed for a fork: the last one of them has removed the log."""
+        """Forget the log: the last connection that was closed for a fork has removed it."""
         self._opened.update({Path(f"{self.path}{suffix}"): None for suffix in BESIDE})
 
     def _forked(self) -> None:
@@ -412,7 +413,7 @@ class SqliteFile:
             set_wal(connection)
             for pragma in sql.PRAGMAS:
                 connection.run(pragma)
-            connection.run("PRAGMA schema_version")  # a first look: now there is a log
+            connection.run("PRAGMA schema_version")  # the first read creates the log
         for path, opened_before in self._opened.items():
             if opened_before is None:  # all connections were closed, before a fork
                 self._opened[path] = identity_of(path)
@@ -436,12 +437,12 @@ class SqliteFile:
 
     @property
     def _apart(self) -> bool:
-        """Whether the log may be moved into the file beside the writer."""
+        """Whether another connection than the writer may move the log into the file."""
         return self._connect_class.version >= SAFE
 
 
 def identity_of(path: Path) -> Identity | None:
-    """Return what tells a file from every other that is in use, or None when it is not there."""
+    """Return device and inode of a file, or None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

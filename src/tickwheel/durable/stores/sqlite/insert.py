@@ -1,7 +1,7 @@
-"""How tasks get into SQLite: all of a batch in one transaction.
+"""Inserts on SQLite: a whole batch in one transaction.
 
-What has a key has to settle with whoever holds it; a request that was made before is only answered.
-The writer is alone while it does this, so whatever it finds stays so until the commit.
+A task with a key may conflict with the task that has the key; a repeated request is only answered.
+The writer is alone during the transaction, so nothing that it reads changes before the commit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def insert(
     again: bool,
     now_ms: int,
 ) -> Answers:
-    """Store tasks; the answers are in their order."""
+    """Store tasks; return the answers in their order."""
     ids = [one.task.id for one in submissions]
     stored = tasks_by_id(connection, ids) if again else {}
     stale = stale_shards(connection, epochs)
@@ -60,14 +60,14 @@ def insert(
 
 
 def tasks_by_id(connection: Connection, ids: Iterable[str]) -> dict[str, Task]:
-    """Return which of these tasks are stored, live or final."""
+    """Return the stored tasks of these ids, live or final."""
     listed = (json.dumps(list(ids)),)
     rows = connection.run(sql.LIVE_BY_ID, listed) + connection.run(sql.FINAL_BY_ID, listed)
     return {row[0]: task_of(row) for row in rows}
 
 
 def stale_shards(connection: Connection, epochs: Mapping[int, int]) -> set[int]:
-    """Return which of these shards have another epoch now."""
+    """Return the shards that have another epoch now."""
     if not epochs:
         return set()
     rows = connection.run("SELECT shard, epoch FROM shard")
@@ -81,7 +81,7 @@ def insert_named(
     answers: Answers,
     now_ms: int,
 ) -> None:
-    """Store tasks whose requests are new, no request twice, and note which these are."""
+    """Store tasks whose requests are new, no request twice, and note the requests."""
     names = {name: at for at in places if (name := name_of(submissions[at]))}
     used = connection.run(sql.USED, (json.dumps(list(names)),))
     tasks = tasks_by_id(connection, [row[3] for row in used]) if used else {}
@@ -124,7 +124,7 @@ def insert_keyed(
     places: Sequence[int],
     answers: Answers,
 ) -> None:
-    """Store tasks that have keys, no key twice, and put their answers in place."""
+    """Store tasks with keys, no key twice, and fill in their answers."""
     connection.run("DELETE FROM temp.submission")
     insert_many(
         connection,

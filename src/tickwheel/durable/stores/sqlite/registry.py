@@ -1,4 +1,4 @@
-"""The registry on SQLite: it writes by the store's writer and reads by its reader."""
+"""The registry on SQLite, on the store's writer and reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PUT_SERVICE = (
     "INSERT OR REPLACE INTO service (name, version, config, updated_at_ms) VALUES (?,?,?,?)"
 )
 DELETE_SERVICE = "DELETE FROM service WHERE name = ? RETURNING version"
-# A service that is made again goes on from there: no version of a name ever means two things.
+# A new service of the same name continues from it: a version never means two things.
 GONE = """
     UPDATE setting SET value = max(CAST(value AS INTEGER), ?) WHERE name = 'service'
 """
@@ -39,7 +39,7 @@ PUT_TOKEN = """
     VALUES (?,?,?,?,?,?,?,?)
 """  # noqa: S105
 DELETE_TOKEN = "DELETE FROM token WHERE id = ? RETURNING id"  # noqa: S105
-# Never taken back: without it, deleting the last token would open the service to anybody.
+# Never deleted: otherwise the deletion of the last token would open the service to everybody.
 HAD_TOKENS = "INSERT OR IGNORE INTO setting (name, value) VALUES ('tokens', '1')"
 
 NOTE = """
@@ -58,7 +58,7 @@ PRUNE = """
     )
     RETURNING 1
 """
-# From the first line on: they come in the order of their times, or nearly. No index has those.
+# The first lines: they are nearly in the order of their times, which have no index.
 OLD_LINES = """
     DELETE FROM audit WHERE id > 0 AND at_ms < :before AND id <= (
         SELECT max(id) FROM (SELECT id FROM audit WHERE id > 0 ORDER BY id LIMIT :limit)
@@ -87,7 +87,7 @@ class SqliteRegistry:
         return await self._store._read(work)
 
     async def services(self) -> list[ServiceRow]:
-        """Return all services by name."""
+        """Return all services in the order of their names."""
 
         def work(connection: Connection) -> list[ServiceRow]:
             return list(map(ServiceRow._make, connection.run(SERVICES)))
@@ -97,7 +97,7 @@ class SqliteRegistry:
     async def put_service(
         self, name: str, config: str, audit: Audit, *, version: int | None = None
     ) -> ServiceRow | None:
-        """Store a service's configuration; with `version`, only while that is the stored one."""
+        """Store a service's configuration, if `version` is None or the stored version."""
 
         def work(connection: Connection) -> ServiceRow | None:
             found = connection.run(VERSION, (name,))
@@ -116,7 +116,7 @@ class SqliteRegistry:
         return row
 
     async def delete_service(self, name: str, audit: Audit) -> bool:
-        """Delete a service that has no live tasks; whether there was one."""
+        """Delete a service that has no live tasks; return whether it existed."""
 
         def work(connection: Connection) -> bool | None:
             if not connection.run(VERSION, (name,)):
@@ -143,7 +143,7 @@ class SqliteRegistry:
         return await self._store._read(work)
 
     async def had_tokens(self) -> bool:
-        """Say whether there ever was a token."""
+        """Return whether there ever was a token."""
 
         def work(connection: Connection) -> bool:
             return bool(connection.run(SETTING, ("tokens",)) or connection.run(TOKENS))
@@ -162,7 +162,7 @@ class SqliteRegistry:
         self._store.notifications.send()
 
     async def delete_token(self, token_id: str, audit: Audit) -> bool:
-        """Delete a token; whether there was one."""
+        """Delete a token, and return whether it existed."""
 
         def work(connection: Connection) -> bool:
             gone = bool(connection.run(DELETE_TOKEN, (token_id,)))
@@ -193,7 +193,7 @@ class SqliteRegistry:
         await self._store._write(Rank.CLAIM, lambda connection: connection.run(NOTE, audit))
 
     async def prune(self, before_ms: int, limit: int, *, audit_before_ms: int | None = None) -> int:
-        """Forget idempotency keys and lines of the audit log, up to `limit`; return how many."""
+        """Delete idempotency keys and lines of the audit log, up to `limit`; return how many."""
 
         def work(connection: Connection) -> int:
             names = len(connection.run(PRUNE, (before_ms, limit)))
@@ -205,7 +205,7 @@ class SqliteRegistry:
         return await self._store._write(Rank.SUBMIT, work)
 
     async def noted_times(self) -> NotedTimes:
-        """Return the times that were noted last."""
+        """Return the noted times."""
 
         def work(connection: Connection) -> NotedTimes:
             rows = {name: connection.run(SETTING, (name,)) for name in NotedTimes._fields}
@@ -214,11 +214,11 @@ class SqliteRegistry:
         return await self._store._read(work)
 
     async def note_times(self, times: NotedTimes) -> None:
-        """Note other times instead."""
+        """Replace the noted times."""
         await self._store._write(Rank.SUBMIT, lambda connection: connection.run(NOTE_TIMES, times))
 
 
 def changed(connection: Connection, audit: Audit) -> None:
-    """Note a change: its number, and its line in the audit log."""
+    """Record a change: raise the version, and add the line of the audit log."""
     connection.run(BUMP)
     connection.run(NOTE, audit)

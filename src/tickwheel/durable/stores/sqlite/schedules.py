@@ -34,7 +34,7 @@ _COLUMNS = (
     " enabled, priority, max_attempts, timeout_ms"
 )
 SCHEDULE = f"SELECT {_COLUMNS} FROM schedule WHERE name = ?"  # noqa: S608
-# Names of other namespaces are passed over without a look at what they submit.
+# Rows of other namespaces are skipped without reading their payloads.
 SCHEDULES = SCHEDULE.replace(
     "name = ?",
     """name > :after AND name < :before AND (:any OR instr(name, '/') = 0)
@@ -51,7 +51,7 @@ DELETE = "DELETE FROM schedule WHERE name = ?"
 PENDING_FIRINGS = """
     SELECT id FROM task WHERE key >= ? AND key < ? AND state = 'delay'
 """
-# All of it is in one index.
+# One index covers this.
 TIMINGS = """
     SELECT name, cron, interval_ms, tz, missed, fired_until_ms, created_at_ms, enabled, changed
     FROM schedule WHERE (changed, name) > (?, ?) ORDER BY changed, name LIMIT ?
@@ -137,7 +137,7 @@ def read(connection: Connection, namespace: str | None, after: str, limit: int) 
 
 
 def read_one(connection: Connection, name: str) -> Schedule | None:
-    """Return one schedule."""
+    """Return the schedule of this name, or None."""
     rows = connection.run(SCHEDULE, (name,))
     return schedule_of(rows[0]) if rows else None
 
@@ -165,7 +165,7 @@ def delete(connection: Connection, name: str, audit: Audit, now_ms: int) -> bool
 
 
 def cancel_pending(connection: Connection, name: str, now_ms: int) -> None:
-    """Cancel the firings of a schedule that nobody has claimed yet."""
+    """Cancel the unclaimed firings of a schedule."""
     rows = connection.run(PENDING_FIRINGS, firing_keys(name))
     cancelled(connection, [task_id for (task_id,) in rows], now_ms)
 
@@ -179,7 +179,7 @@ def timings(connection: Connection, after: tuple[int, str], limit: int) -> list[
 def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]:
     """Insert each firing's task unless the schedule has fired until then; who won."""
     answers: list[Fired] = []
-    until: dict[Timing, int] = {}  # what the firings before it have moved it to
+    until: dict[Timing, int] = {}  # the state after the earlier firings of this call
     filled = 0
     for timing, until_ms, start in firings:
         values = {**timing._asdict(), "until": until_ms}
@@ -201,5 +201,5 @@ def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]:
 
 
 def schedule_of(row: Row) -> Schedule:
-    """Return a row of schedule columns as a schedule."""
+    """Return a schedule from a row of its columns."""
     return Schedule._make(row)._replace(enabled=bool(row[9]))

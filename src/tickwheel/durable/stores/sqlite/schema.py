@@ -11,12 +11,12 @@ from tickwheel.errors import WrongStore
 if TYPE_CHECKING:
     from tickwheel.durable.stores.sqlite.connection import Connection
 
-# Versions below this one only add to each other, so a process may meet a later one than its own,
-# as while others are being upgraded.
+# Versions below this one only add to each other, so a process may work with a later version than
+# its own, for example while others are being upgraded.
 NEXT_GENERATION = 1000
 
 OURS = {"setting", "task", "attempt", "backlog", "schedule", "shard"}
-NEUTRAL = ("sqlite_", "tickwheel_")  # SQLite's own, and buffers of wheels
+NEUTRAL = ("sqlite_", "tickwheel_")  # SQLite's own tables, and overflow buffers
 
 MIGRATIONS: list[list[str]] = [
     [
@@ -161,22 +161,22 @@ MIGRATIONS: list[list[str]] = [
         )
         """,
         "CREATE INDEX audit_namespace ON audit (namespace, id)",
-        # 'registry' rises with every change; 'service' is the highest version of any that is gone.
+        # 'registry' rises with every change; 'service' is the highest version of a deleted service.
         "INSERT INTO setting (name, value) VALUES ('registry', '0'), ('service', '0')",
         "CREATE INDEX task_lease ON task (lease_until_ms) WHERE state = 'running'",
-        # What an accepted task was due at: it counts while the lease and the due time are alike.
+        # The due time before the accept; it counts while lease and due time are equal.
         "ALTER TABLE task ADD COLUMN accepted_due_at_ms INTEGER",
     ],
     [
-        # Only what could expire is in it: a task without a deadline costs nothing.
+        # It has only tasks with a deadline: others cost nothing.
         """
         CREATE INDEX task_deadline ON task (deadline_at_ms)
             WHERE deadline_at_ms IS NOT NULL AND state = 'delay'
         """,
     ],
     [
-        # The registry's number when it was put: a node reads only what was put since. The index has
-        # all that it reads: columns behind a large payload are found by walking over that.
+        # The registry's version at the put: a node reads only later ones. The index covers
+        # that read, since SQLite reaches the columns after a large payload only through it.
         "ALTER TABLE schedule ADD COLUMN changed INTEGER NOT NULL DEFAULT 0",
         """
         CREATE INDEX schedule_changed ON schedule (
@@ -188,9 +188,9 @@ MIGRATIONS: list[list[str]] = [
 
 
 def migrate(connection: Connection, shards: int) -> int:
-    """Bring the tables to the last version, each step at once or not at all; return the shards.
+    """Apply the missing migrations, each in one transaction; return the number of shards.
 
-    Several processes may come at the same moment: the file's write lock lets one in at a time.
+    Several processes may do so at the same moment: the file's write lock admits one at a time.
     """
     if is_older(connection):
         connection.run("BEGIN IMMEDIATE")
@@ -209,8 +209,8 @@ def migrate(connection: Connection, shards: int) -> int:
 
 
 def check(connection: Connection) -> None:
-    """Raise when the file is another program's, or of a later generation; nothing is changed."""
-    connection.run("BEGIN")  # one view: another process may be making the tables just now
+    """Raise if the file is another program's, or of a later generation; change nothing."""
+    connection.run("BEGIN")  # one snapshot: another process may be creating the tables
     had = version(connection)
     rows = connection.run("SELECT name FROM sqlite_master WHERE type = 'table'")
     connection.run("COMMIT")
@@ -235,7 +235,7 @@ def check(connection: Connection) -> None:
 
 
 def is_older(connection: Connection) -> bool:
-    """Say whether the file has yet to have migrations that are known here."""
+    """Return whether the file lacks migrations that this program knows."""
     return version(connection) < len(MIGRATIONS)
 
 
@@ -246,6 +246,6 @@ def version(connection: Connection) -> int:
 
 
 def found(connection: Connection, shards: int) -> None:
-    """Write what is settled when a store is made."""
+    """Write the settings of a new store."""
     connection.run("INSERT INTO setting (name, value) VALUES ('shards', ?)", (str(shards),))
     insert_many(connection, "INSERT INTO shard (shard) VALUES (?)", [(n,) for n in range(shards)])

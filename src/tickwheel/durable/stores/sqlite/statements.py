@@ -1,4 +1,4 @@
-"""The statements on SQLite, by name. Lists go in as JSON: one statement, however many rows."""
+"""The statements on SQLite, by name. Lists are passed as JSON, for one statement per batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIVE = listed(columns.LIVE)
 _KEPT = listed(columns.KEPT)  # of a task that is final
 FINAL = columns.final()
 _LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
-# An accept moves the lease and the due time of its task to one moment: no other has both alike.
+# An accept sets lease and due time of a task to the same moment; no other task has them equal.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
 _DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_at_ms)"
 SHOWN = listed(columns.LIVE, "t", due_at_ms=_DUE_AT)
@@ -70,7 +70,7 @@ USED = """
 """
 USE = "INSERT INTO idempotency (caller, key, digest, task_id, used_at_ms) VALUES (?,?,?,?,?)"
 
-SERVICES = 100  # in one statement: SQLite takes 500 parts
+SERVICES = 100  # in one statement: SQLite allows 500 parts
 _DUE = """
     SELECT * FROM (
         SELECT id, due_at_ms, service, priority, shard FROM task
@@ -81,7 +81,7 @@ _DUE = """
 
 
 def due(services: int, every_shard: bool) -> str:
-    """Return the statement that reads what is due of so many services."""
+    """Return the statement that reads the due tasks of `services` services."""
     some = "" if every_shard else " AND shard IN (SELECT value FROM json_each(?))"
     return " UNION ALL ".join([_DUE.format(shards=some)] * (2 * services))
 
@@ -91,8 +91,8 @@ _WANTED = """(
         FROM json_each(:wanted)
     ) w"""
 
-# Places in the list, and bytes: a size is known without reading the payload.
-# As one value: for each row the reader would wait for the interpreter's lock.
+# Positions in the list, and bytes; SQLite knows a size without reading the payload.
+# As one value: with one row per task, each would wait for the interpreter's lock.
 WANTED_SIZES = """
     SELECT json_group_array(json_array(w.key, length(t.payload))) FROM json_each(:wanted) w
     CROSS JOIN task t ON t.id = w.value ->> 0
@@ -158,7 +158,7 @@ RECORD = [
     """,
 ]
 
-# From one name to the next by the index, however many tasks each has.
+# One step along the index per name, however many tasks it has.
 SERVICES_LIVE = """
     WITH RECURSIVE name (service) AS (
         SELECT min(service) FROM task
@@ -173,7 +173,7 @@ SERVICES_DUE = f"""
     ) <= ?
 """
 
-# One that was accepted stays so, though the node that sent it renews what it had.
+# An accepted task stays accepted, even if the node that sent it renews its lease.
 RENEW = f"""
     UPDATE task AS t SET lease_until_ms = iif({_ACCEPTED}, due_at_ms, :now + :lease)
     FROM json_each(:attempts) l
@@ -196,7 +196,7 @@ RUNNING = f"""
     WHERE state = 'running' AND lease_until_ms <= :until
         AND +shard IN (SELECT value FROM json_each(:shards))
 """
-# Whatever their leases say: the clock may have been set back since they were written.
+# Whatever their leases: the clock may have been set back since.
 RUNNING_HERE = f"""
     SELECT {_BODILESS} FROM task
     WHERE state = 'running' AND lease_until_ms <> due_at_ms
@@ -221,7 +221,7 @@ RESCHEDULE = f"""
     UPDATE task SET due_at_ms = :due, updated_at_ms = :now WHERE {IDS} AND state = 'delay'
     RETURNING {_AS_DUE}
 """
-# By the index of keys or that of due times, from where the last look ended.
+# By the index of keys or of due times, from where the last call ended.
 UNCLAIMED_BY_KEY = """
     SELECT id, service, length(payload) FROM task
     WHERE state = 'delay' AND {where} AND service > :after_service
@@ -276,7 +276,7 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
     elif filter.namespace is not None:
         conditions.append("instr(service, '/') = 0")
     if filter.unchanged_since_ms is not None:
-        # Later than now is from before the clock was set back.
+        # A later time than now is from before the clock was set back.
         conditions.append("(updated_at_ms < :since OR updated_at_ms > :now)")
         values["since"], values["now"] = filter.unchanged_since_ms, now_ms
     if filter.due_before_ms is not None:
@@ -296,7 +296,8 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
 def find(table: str, where: str, *, by_key: bool) -> str:
     """Return the statement for a list: by the key's index, or over a bounded number of rows.
 
-    What a row holds is read when the row is asked for, of those that match: payloads are large.
+    The columns of a row are read when the row is fetched, and only if it matches: payloads are
+    large.
     """
     due_at = _DUE_AT if table == "task" else "t.due_at_ms"
     looked_at = (
@@ -355,7 +356,7 @@ PRUNE_SOME = """
 PRUNE_ATTEMPTS = "DELETE FROM attempt WHERE task_id IN (SELECT value FROM json_each(?))"
 PRUNE_BACKLOG = "DELETE FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
 
-# Over, and not equal to the due time, which would say that the task was accepted.
+# In the past, and not equal to the due time, which would mark the task as accepted.
 END_LEASES = """
     UPDATE task SET lease_until_ms = min(due_at_ms, :now) - 1
     WHERE state = 'running' AND lease_until_ms <> due_at_ms
@@ -375,7 +376,7 @@ TAKE = """
     WHERE shard IN (SELECT value FROM json_each(:shards)) RETURNING shard, epoch
 """
 
-_MANY = 100_000  # a count looks no further
+_MANY = 100_000  # a count ends here
 COUNTS = {
     "live": f"SELECT count(*) FROM (SELECT 1 FROM task LIMIT {_MANY})",
     "final": f"SELECT count(*) FROM (SELECT 1 FROM backlog LIMIT {_MANY})",

@@ -1,7 +1,7 @@
-"""The store on SQLite: a file, a writer thread that commits in groups, a reader beside it.
+"""The store on SQLite: one file, a writer thread that commits in groups, and a reader thread.
 
-Full durability: WAL with synchronous=FULL, so that what was acknowledged survives a power cut, too.
-Any process may open the file; which one dispatches is the coordinator's business.
+Full durability: WAL with synchronous=FULL, so that an acknowledged write survives a power cut.
+Any process may open the file; the coordinator decides which one dispatches.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NEVER_MS = 2**63 - 1
-# One turn of the writer takes some milliseconds: a claim may wait behind it.
+# One transaction takes some milliseconds: a claim may have to wait for it.
 INSERT_ROWS = 300
 INSERT_BYTES = 512 << 10
 INSERT_KEYED = 100
@@ -91,9 +91,9 @@ INSERT_KEYED = 100
 class SqliteStore:
     """Tasks in a SQLite file.
 
-    - `shards` counts when the file is made; later it is what the file says.
+    - `shards` counts when the file is created; afterwards the number in the file counts.
     - `clock` gives the wall time, in nanoseconds since 1970.
-    - `driver`: "apsw" or "sqlite3"; by default apsw where it is installed.
+    - `driver`: "apsw" or "sqlite3"; by default apsw if it is installed.
     """
 
     joins_transactions = False
@@ -116,7 +116,7 @@ class SqliteStore:
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return self._file.shards
 
     @property
@@ -134,44 +134,44 @@ class SqliteStore:
         return await self._file.schema_version()
 
     async def migrate(self, notify: Callable[[str], None]) -> None:
-        """Open the file, which migrates it, and close it; nothing else is waited for."""
+        """Open the file, which migrates it, and close it; there are no sessions to wait for."""
         del notify
         if not self._file.is_open:
             await self._file.open()
             await self._file.close()
 
     async def open(self) -> None:
-        """Open the file, or make it, and bring its schema to the version that is needed."""
+        """Open the file, or create it, and migrate it."""
         await self._file.open()
 
     async def close(self) -> None:
-        """Finish what is queued, and close the file."""
+        """Finish the queued work, and close the file."""
         self.notifications.close()
         await self._file.close()
 
     async def require_writable(self) -> None:
-        """Begin to write, and write nothing."""
+        """Begin a transaction that writes, and write nothing."""
         await self._write(Rank.CLAIM, lambda _: None)
 
     def fault(self) -> str | None:
-        """Say that the file is damaged, if it is."""
+        """Return that the file is damaged, if it is."""
         return self._file.fault()
 
     def warning(self) -> str | None:
-        """Say that the log grows, if it does."""
+        """Return that the log grows, if it does."""
         return self._file.warning()
 
     @property
     def log_bytes(self) -> int:
-        """The size of the log beside the file: a metric."""
+        """The size of the log next to the file: a metric."""
         return self._file.log_bytes()
 
     def now_ms(self) -> float:
         """Return the host's time."""
-        return self._clock.time_ns() / 1_000_000  # int by int: exact
+        return self._clock.time_ns() / 1_000_000  # int by int is exact
 
     def latest_ms(self) -> float:
-        """Return the host's time: it is known exactly."""
+        """Return the host's time, which is known exactly."""
         return self.now_ms()
 
     def _now(self) -> int:
@@ -193,7 +193,7 @@ class SqliteStore:
         again: bool = False,
         patient: bool = True,
     ) -> list[Task | Taken | Repeated | None]:
-        """Store tasks, all in one commit; there is one writer, and nobody else holds a key."""
+        """Store tasks, all in one commit; there is one writer, so no key is ever locked."""
         del patient
 
         def work(connection: Connection) -> list[Task | Taken | Repeated | None]:
@@ -213,7 +213,7 @@ class SqliteStore:
     async def due(
         self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int
     ) -> list[Due]:
-        """Return unclaimed tasks: overdue, and later up to `until_ms`."""
+        """Return unclaimed tasks: overdue, and due up to `until_ms`."""
         if not windows or not shards:
             return []
         some = None if len(shards) == self.shards else json.dumps(list(shards))
@@ -243,7 +243,7 @@ class SqliteStore:
         lease_ms: int = LEASE_MS,
         most_bytes: int = STATEMENT_BYTES,
     ) -> Claims:
-        """Claim what is unclaimed, due, and in a shard of that epoch."""
+        """Claim tasks that are unclaimed, due, and in a shard of that epoch."""
         rows = [(due.id, due.due_at_ms, epochs.get(due.shard, -1)) for due in wanted]
 
         def work(connection: Connection) -> Claims:
@@ -261,7 +261,7 @@ class SqliteStore:
         return await self._write(Rank.CLAIM, work)
 
     async def record(self, endings: Sequence[Ending]) -> list[bool | None]:
-        """End attempts; who won. As many in one transaction as fit, the rest in the next one."""
+        """End attempts, and return who won; as many in one transaction as fit."""
         rows = [
             (number, one.id, one.attempt, one.epoch, one.event, one.state, one.at_ms, one.due_at_ms,
              one.failures, one.result_body, one.error, one.lease_until_ms)
@@ -296,7 +296,7 @@ class SqliteStore:
         return [number in won if number < done else None for number in range(len(rows))]
 
     async def renew(self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS) -> list[bool]:
-        """Renew leases; for each whether the attempt is still the running one."""
+        """Extend leases; return for each whether it is still the running attempt."""
 
         def work(connection: Connection) -> list[bool]:
             values = {"attempts": json.dumps(attempts), "now": self._now(), "lease": lease_ms}
@@ -305,7 +305,7 @@ class SqliteStore:
         return await self._write(Rank.CLAIM, work)
 
     async def accept(self, leases: Sequence[Lease]) -> list[bool]:
-        """Let attempts go on without the node; for each whether it is still the running one."""
+        """Let attempts continue without the node; return for each whether it still runs."""
 
         def work(connection: Connection) -> list[bool]:
             values = {"leases": json.dumps(last_of_each(leases)), "now": self._now()}
@@ -314,7 +314,7 @@ class SqliteStore:
         return await self._write(Rank.OUTCOME, work)
 
     async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:
-        """Return the services that live tasks have, or tasks due in that time, by name."""
+        """Return the services with live tasks, or with tasks due in that time, by name."""
 
         def work(connection: Connection) -> list[str]:
             if until_ms is None:
@@ -328,7 +328,7 @@ class SqliteStore:
     async def running(
         self, shards: Sequence[int], behind: int | None = None, until_ms: int | None = None
     ) -> list[Task]:
-        """Return the running tasks of these shards, their bodies left out; an index has them."""
+        """Return the running tasks of these shards, without their bodies, by an index."""
         until = NEVER_MS if until_ms is None else until_ms
 
         def work(connection: Connection) -> list[Task]:
@@ -341,14 +341,14 @@ class SqliteStore:
         return await self._read(work)
 
     async def running_by_id(self, ids: Sequence[str]) -> list[Task]:
-        """Return those of these tasks that run, their bodies left out."""
+        """Return the tasks of these ids that are running, without their bodies."""
         listed = (json.dumps(list(ids)),)
         return await self._read(
             lambda connection: [task_of(row) for row in connection.run(sql.RUNNING_BY_ID, listed)]
         )
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
-        """Cancel what is unclaimed: as many in one transaction as fit, the rest in the next one."""
+        """Cancel tasks that are unclaimed; as many in one transaction as fit."""
         unique = list(dict.fromkeys(ids))
 
         def work(connection: Connection, first: int) -> list[Verdict | None]:
@@ -364,11 +364,11 @@ class SqliteStore:
         return [found[task_id] for task_id in ids]
 
     def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
-        """Cancel all unclaimed tasks that the filter holds for."""
+        """Cancel all unclaimed tasks that match the filter."""
         return self._change_where(filter, limit, cancelled)
 
     async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
-        """Make what is unclaimed due at another time."""
+        """Give unclaimed tasks another due time."""
 
         def work(connection: Connection) -> list[Verdict | None]:
             won = moved(connection, ids, due_at_ms, self._now())
@@ -379,7 +379,7 @@ class SqliteStore:
     def reschedule_where(
         self, filter: Filter, due_at_ms: int, limit: int
     ) -> AsyncIterator[list[Due]]:
-        """Reschedule all unclaimed tasks due at another time."""
+        """Reschedule all unclaimed tasks that match and are due at another time."""
 
         def change(connection: Connection, ids: Sequence[str], now_ms: int) -> list[Due]:
             return moved(connection, ids, due_at_ms, now_ms)
@@ -393,7 +393,7 @@ class SqliteStore:
         change: Callable[[Connection, Sequence[str], int], list[Due]],
         moved_ms: int | None = None,
     ) -> AsyncIterator[list[Due]]:
-        """Change some at a time, behind claims and outcomes."""
+        """Change tasks batch by batch, after claims and outcomes."""
         place: Place | None = Place()
 
         def work(connection: Connection, place: Place) -> tuple[list[Due], Place | None]:
@@ -409,7 +409,7 @@ class SqliteStore:
     async def expire(self, shards: Sequence[int], limit: int) -> list[Due]:
         """Fail up to `limit` unclaimed tasks of these shards whose deadline has passed.
 
-        The reader looks for them: while there are none, nobody waits for it.
+        The reader finds them: while there are none, the writer is not used.
         """
         found = await self._read(lambda connection: self._past_deadline(connection, shards, limit))
         if not found:
@@ -426,7 +426,7 @@ class SqliteStore:
     def _past_deadline(
         self, connection: Connection, shards: Sequence[int], limit: int
     ) -> list[str]:
-        """Return ids of tasks to expire: no more than it takes a moment to move."""
+        """Return ids of tasks to expire, as many as one short transaction can move."""
         values = {"now": self._now(), "shards": json.dumps(list(shards)), "limit": limit}
         full = Filling(STATEMENT_BYTES, lambda row: row[1])
         return [row[0] for row in connection.run_until(full, sql.PAST_DEADLINE, values)]
@@ -436,7 +436,7 @@ class SqliteStore:
 
         def work(connection: Connection) -> list[Task | None]:
             listed = (json.dumps(list(ids)),)
-            # Live ones first: what moves in between is then found in the backlog.
+            # Live tasks first: a task that ends in between is then found in the backlog.
             found = {row[0]: task_of(row) for row in connection.run(sql.LIVE_BY_ID, listed)}
             found |= {row[0]: task_of(row) for row in connection.run(sql.FINAL_BY_ID, listed)}
             return [found.get(task_id) for task_id in ids]
@@ -454,7 +454,7 @@ class SqliteStore:
         ]
 
         def work(connection: Connection) -> Page:
-            connection.run("BEGIN")  # one view of both tables: a task moves from one to the other
+            connection.run("BEGIN")  # one snapshot of both tables: tasks move from one to the other
             try:
                 pages = [self._scan(connection, table, filter, cursor, limit) for table in tables]
             finally:
@@ -466,7 +466,7 @@ class SqliteStore:
     def _scan(
         self, connection: Connection, table: str, filter: Filter, cursor: str | None, limit: int
     ) -> tuple[list[Task], str | None]:
-        """Return what matches among the next rows of a table, and where it stopped, or None."""
+        """Return the matches among the next rows of a table, and where it stopped, or None."""
         where, values = sql.matching(filter, self._now())
         by_key = filter.key is not None
         statement = sql.find(table, where, by_key=by_key)
@@ -483,7 +483,7 @@ class SqliteStore:
         return tasks, last[0][0] if last else None
 
     async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
-        """Return the execution log of a task by attempt, from the first behind `after` on."""
+        """Return the execution log of a task in the order of attempts, from after `after`."""
 
         def work(connection: Connection) -> list[Attempt]:
             values = {"id": task_id, "after": after, "limit": limit}
@@ -493,7 +493,7 @@ class SqliteStore:
         return await self._read(work)
 
     async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
-        """Make new tasks of final ones, each once unless `force`."""
+        """Submit final tasks again, as new tasks; each once, unless `force`."""
 
         def work(connection: Connection) -> list[Task | Taken | None]:
             wanted = replays if force else firsts(replays)
@@ -542,7 +542,7 @@ class SqliteStore:
     async def take(
         self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
     ) -> dict[int, int]:
-        """Become the owner of these shards, whoever was; return their new epochs."""
+        """Make this node the owner of these shards, whoever was; return their new epochs."""
         listed = json.dumps(list(shards))
 
         def work(connection: Connection) -> dict[int, int]:
@@ -555,7 +555,7 @@ class SqliteStore:
         return await self._write(Rank.CLAIM, work)
 
     async def give_up(self, epochs: Mapping[int, int]) -> None:
-        """Own these shards of these epochs no longer."""
+        """Give up these shards, if they still have these epochs."""
         listed = (json.dumps(list(epochs.items())),)
         await self._write(Rank.CLAIM, lambda connection: connection.run(sql.GIVE_UP, listed))
 
@@ -566,7 +566,7 @@ class SqliteStore:
         )
 
     async def counts(self) -> dict[str, int]:
-        """Return how many live and final tasks there are; counting stops at 100,000."""
+        """Return the number of live and final tasks; the count stops at 100,000."""
 
         def work(connection: Connection) -> dict[str, int]:
             return {name: connection.run(count)[0][0] for name, count in sql.COUNTS.items()}
@@ -575,13 +575,13 @@ class SqliteStore:
 
 
 def still(attempts: Sequence[AttemptKey | Lease], rows: Sequence[Row]) -> list[bool]:
-    """Say for each whether its attempt is among those that were changed."""
+    """Return for each attempt whether it is among the changed rows."""
     changed = {tuple(row) for row in rows}
     return [(one.id, one.attempt, one.epoch) in changed for one in attempts]
 
 
 def firsts(replays: Sequence[Replay]) -> list[Replay]:
-    """Return the first of each final task, in order."""
+    """Return the first replay of each final task, in order."""
     seen: dict[str, Replay] = {}
     for one in replays:
         seen.setdefault(one.id, one)

@@ -1,4 +1,4 @@
-"""What changes unclaimed tasks on SQLite: they are cancelled or moved, and who won."""
+"""Changes of unclaimed tasks on SQLite: cancel, reschedule, and who won."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> list[Due]:
-    """Move unclaimed tasks to the backlog; return which."""
+    """Move unclaimed tasks to the backlog; return them."""
     if not ids:
         return []
     values = {"ids": json.dumps(list(ids)), "now": now_ms}
@@ -29,20 +29,20 @@ def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> list[D
 
 
 def moved(connection: Connection, ids: Sequence[str], due_at_ms: int, now_ms: int) -> list[Due]:
-    """Make unclaimed tasks due at another time; return which."""
+    """Give unclaimed tasks another due time; return them."""
     values = {"ids": json.dumps(ids), "due": due_at_ms, "now": now_ms}
     return [Due._make(row) for row in connection.run(sql.RESCHEDULE, values)]
 
 
 def count_that_fits(connection: Connection, rows: Sequence[Sequence[object]], most: int) -> int:
-    """Return how many of these rows, which begin with a task's id, have payloads that fit."""
+    """Return how many of these rows, which begin with a task's id, fit by payload bytes."""
     sizes = run_array(connection, sql.WANTED_SIZES, {"wanted": json.dumps(rows)})
     count = fitting((size for _, size in sizes), most)
     return sizes[count][0] if count < len(sizes) else len(rows)
 
 
 class Place(NamedTuple):
-    """How far a walk along the unclaimed tasks has come."""
+    """The position of a walk along the unclaimed tasks."""
 
     service: str = ""
     due_at_ms: int = -1
@@ -57,10 +57,10 @@ def walked(
     now_ms: int,
     moved_ms: int | None = None,
 ) -> tuple[list[str], Place | None]:
-    """Return the next unclaimed tasks that a filter holds for, and where to go on, or None.
+    """Return the next unclaimed tasks that match a filter, and where to continue, or None.
 
     At most `limit`, and as many as fit into one transaction by the bytes of their payloads.
-    `moved_ms`: only those due at another time.
+    `moved_ms`: only tasks due at another time.
     """
     where, values = sql.matching(filter, now_ms)
     if moved_ms is not None:
@@ -84,7 +84,7 @@ def walked(
 def verdicts(
     connection: Connection, ids: Sequence[str], changed: Sequence[Due], state: State
 ) -> list[Verdict | None]:
-    """Say for each id whether it won, and the state that it has."""
+    """Return for each id whether it won, and its state."""
     won = {due.id for due in changed}
     others = [task_id for task_id in ids if task_id not in won]
     states: dict[str, str] = {}

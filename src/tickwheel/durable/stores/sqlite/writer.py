@@ -1,8 +1,8 @@
-"""The writer: one thread that owns the connection that writes, and commits in groups.
+"""The writer: one thread that owns the writing connection, and commits in groups.
 
-Whatever queued while the last commit ran goes into the next one: claims first, then outcomes, then
-submits, and what deletes old rows last. Nothing waits for a timer. When a job of a group fails, the
-group is rolled back and each of its jobs gets a transaction of its own, so that one fails alone.
+Jobs that queue during one commit go into the next: claims first, then outcomes, then submits, and
+deletions of old rows last. Nothing waits for a timer. If a job of a group fails, the group is
+rolled back and each job gets a transaction of its own, so that only the bad one fails.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GROUP_SECONDS = 0.020  # a commit should not wait longer for its group
-URGENT_SECONDS = 0.005  # and one with a claim or an outcome no longer than this for submits
-GROUP_BYTES = 1 << 20  # payloads of one group: writing them to disk is the commit's own time
+GROUP_SECONDS = 0.020  # the longest that a group grows before its commit
+URGENT_SECONDS = 0.005  # the same for a group with a claim or an outcome
+GROUP_BYTES = 1 << 20  # payloads of one group, which the commit writes to disk
 CHECKPOINT_SECONDS = 1.0  # between two checkpoints
-BUSY_CHECKPOINT_SECONDS = 0.1  # while the log is long: a commit must not have to move it
+BUSY_CHECKPOINT_SECONDS = 0.1  # while the log is long, lest a commit has to move it
 LONG_LOG_PAGES = 2_048
-RUN_SECONDS = 0.020  # of commits, one upon the other; then others may have the lock
+RUN_SECONDS = 0.020  # of commits in a row; then other processes may get the lock
 BREATH_SECONDS = 0.002
 
 
 class Rank(IntEnum):
-    """Who goes first."""
+    """The order of jobs."""
 
     CLAIM = 0
     OUTCOME = 1
@@ -46,7 +46,7 @@ class Rank(IntEnum):
 
 
 class Job(NamedTuple):
-    """Work for a transaction, and who waits for it."""
+    """Work for a transaction, and the future that waits for it."""
 
     work: Callable[[Connection], Any]
     future: asyncio.Future[Any]
@@ -56,10 +56,10 @@ class Job(NamedTuple):
 
 
 class Group:
-    """How much one transaction holds so far, and what it may still take.
+    """How much one transaction holds, and what may still join it.
 
-    A claim that arrives goes into the transaction under way, as the next job; behind it, submits
-    do not hold up the commit that it waits for.
+    A claim that arrives joins the current transaction, as the next job; after it, submits do not
+    delay the commit that it waits for.
     """
 
     def __init__(self, began: float) -> None:
@@ -68,7 +68,7 @@ class Group:
         self._urgent = self._patient = False
 
     def add(self, job: Job) -> None:
-        """Count a job that is done."""
+        """Count a finished job."""
         self._bytes += job.payload_bytes
         if job.rank < Rank.SUBMIT:
             self._urgent = True
@@ -76,9 +76,9 @@ class Group:
             self._patient = True
 
     def ranks(self, now: float) -> int:
-        """Return how many ranks may join, from the first on; none when it is time to commit.
+        """Return how many ranks may join, counted from the first; 0 if it is time to commit.
 
-        One submit at least may join an urgent job, so that submits go on whatever is claimed.
+        At least one submit may join an urgent job, so that submits proceed however much is claimed.
         """
         if now - self._began > GROUP_SECONDS or self._bytes >= GROUP_BYTES:
             return 0
@@ -87,11 +87,11 @@ class Group:
 
 
 class Writer:
-    """The thread; `write` is called on the loop that it was started on.
+    """The thread; `write` is called on the loop that started it.
 
-    - `check` raises when the file may not be used any more; it is called before each transaction.
-    - `polite`: commit upon commit, it makes a small pause now and then, in which another process
-      gets the file's lock. Whoever dispatches is not: the others wait for it.
+    - `check` raises if the file may not be used any more; it is called before each transaction.
+    - `polite`: between commits in a row, make a small pause now and then, in which another process
+      can get the file's lock. The process that dispatches is not polite: the others wait for it.
     """
 
     def __init__(
@@ -109,23 +109,23 @@ class Writer:
         self._queues: tuple[deque[Job], ...] = tuple(deque() for _ in Rank)
         self._stopping = False
         self._rested = 0.0
-        self._breath = threading.Event()  # never set: a wait of its own, whatever is queued
+        self._breath = threading.Event()  # never set: `wait` on it is a pause
         self.polite = True
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self.commits = 0
 
     def start(self) -> None:
-        """Begin, on a connection that is the writer's own."""
+        """Start the thread, on a connection of its own."""
         self._loop = asyncio.get_running_loop()
-        self._own.open()  # what is wrong with the file is said now
+        self._own.open()  # raises now if something is wrong with the file
         self._thread = threading.Thread(target=self._run, name="tickwheel-sqlite", daemon=True)
         self._thread.start()
 
     def write(
         self, rank: Rank, work: Callable[[Connection], T], payload_bytes: int = 0
     ) -> asyncio.Future[T]:
-        """Have `work(connection)` done in a transaction; the future is done after the commit."""
+        """Execute `work(connection)` in a transaction; the future is done after the commit."""
         future: asyncio.Future[T] = self._loop.create_future()
         with self._changed:
             if self._stopping:
@@ -152,7 +152,7 @@ class Writer:
             self._own.close()
 
     def _wait(self) -> bool:
-        """Wait for a job; False when there will be none."""
+        """Wait for a job; return False if none will come."""
         began = self._clock.time()
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or any(self._queues))
@@ -171,17 +171,17 @@ class Writer:
             for queue in self._queues[:ranks]:
                 while queue:
                     job = queue.popleft()
-                    if not job.future.cancelled():  # nobody would know what became of it
+                    if not job.future.cancelled():  # nobody waits for the result
                         return job
         return None
 
     def _group(self) -> None:
-        """Do the queued jobs in one transaction, as many as fit its time."""
+        """Execute queued jobs in one transaction, as many as fit its time."""
         done: list[tuple[Job, Any]] = []
         job: Job | None = None
         try:
             self._begin()
-            group = Group(self._clock.time())  # the lock may have been long in coming
+            group = Group(self._clock.time())  # after the wait for the lock
             while job := self._next(group.ranks(self._clock.time())):
                 done.append((job, job.work(self._own.get())))
                 group.add(job)
@@ -201,7 +201,7 @@ class Writer:
             self._committed()
 
     def _all(self) -> list[Job]:
-        """Take every job that waits: the database could not be written to at all."""
+        """Take every waiting job: the database could not be written to at all."""
         jobs = []
         while (job := self._next()) is not None:
             jobs.append(job)
@@ -220,24 +220,24 @@ class Writer:
 
     def _begin(self) -> None:
         self._check()
-        if self._broken:  # one that was opened read-only stays so for ever
+        if self._broken:  # a connection opened read-only stays read-only
             self._own.reopen()
             self._broken = False
         begin(self._own.get())
 
     def _rollback(self, error: Exception) -> None:
-        """Undo what a transaction has done; after an error of the world's, connect anew."""
+        """Roll back a transaction; after a failure of the file, connect again."""
         self._broken = isinstance(error, StoreUnavailable)
-        with contextlib.suppress(Exception):  # it could not be begun, or has ended by itself
+        with contextlib.suppress(Exception):  # the transaction did not begin, or has ended
             self._own.get().run("ROLLBACK")
 
     def _deliver(self, answers: list[tuple[Job, Any]]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(settle, answers)
 
 
 class Reader:
-    """A thread with a connection that reads, one job after the other; `check` as of the writer."""
+    """A thread with a reading connection, one job after the other; `check` as for the writer."""
 
     def __init__(self, own: ForkSafe, check: Callable[[], None]) -> None:
         self._own = own
@@ -248,7 +248,7 @@ class Reader:
         self._thread.start()
 
     def read(self, work: Callable[[Connection], T], *, checked: bool = True) -> asyncio.Future[T]:
-        """Have `work(connection)` done; unless `checked`, whatever has become of the file."""
+        """Execute `work(connection)`; unless `checked`, even if the file was replaced."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put(Job(work, future, checked))
         return future
@@ -267,7 +267,7 @@ class Reader:
                     answer = job.work(self._own.get())
             except Exception as error:  # noqa: BLE001
                 answer = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 self._loop.call_soon_threadsafe(settle, [(job, answer)])
             del job, answer  # an idle thread keeps no payload
         with self._own:
@@ -275,9 +275,9 @@ class Reader:
 
 
 class Checkpointer:
-    """A thread that moves the log into the database file, off the path of commits.
+    """A thread that moves the log into the database file, so that commits need not.
 
-    `check` as of the writer.
+    `check` as for the writer.
     """
 
     def __init__(self, own: ForkSafe, check: Callable[[], None]) -> None:
@@ -289,7 +289,7 @@ class Checkpointer:
         self._thread.start()
 
     def written(self) -> None:
-        """Tell it that there is something in the log."""
+        """Notify the thread that there is something in the log."""
         if not self._written.is_set():
             self._written.set()
 
@@ -303,7 +303,7 @@ class Checkpointer:
         pause = CHECKPOINT_SECONDS
         while self._written.wait() and not self._stop.wait(pause):
             self._written.clear()
-            if self._stop.is_set():  # the word that was just cleared may have been the last one
+            if self._stop.is_set():  # the event that was just cleared may have been the stop
                 break
             try:
                 with self._own:
@@ -312,19 +312,19 @@ class Checkpointer:
                 is_long = pages >= LONG_LOG_PAGES
                 pause = BUSY_CHECKPOINT_SECONDS if is_long else CHECKPOINT_SECONDS
             except StoreUnavailable:
-                self._written.set()  # the next one moves it
+                self._written.set()  # the next checkpoint moves it
         with self._own:
             self._own.close()
 
 
 async def ended(thread: threading.Thread) -> None:
-    """Wait for a thread's end. No other thread does the waiting: at exit none can be started."""
+    """Wait for a thread's end, in no other thread: at exit none can be started."""
     while thread.is_alive():
         await asyncio.sleep(0.001)
 
 
 def settle(answers: list[tuple[Job, Any]]) -> None:
-    """Give those who wait their answers, or the errors that they are."""
+    """Set the results of futures, or their exceptions."""
     for job, answer in answers:
         future = job.future
         if future.done():
