@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LIVE = listed(columns.LIVE)
 FINAL = columns.final("NULL::{kind} AS {name}")
-# An accept moves the lease and the due time of its task to one moment: no other has both alike.
+# An accept sets lease and due time of a task to the same moment; no other task has them equal.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
 # The due time before the accept; without that row, at the latest the time of the claim.
 _DUE_AT = f"""CASE WHEN {_ACCEPTED} THEN coalesce(
@@ -63,7 +63,7 @@ def by_key(key: str, service: str) -> str:
 
 
 def given(first: int) -> str:
-    """Return the rows to insert, from the parameter `first` on, as `g`."""
+    """Return the rows to insert as `g`, from the parameters starting at `first`."""
     arrays = ", ".join(f"${at}::{KINDS[name]}[]" for at, name in enumerate(columns.GIVEN, first))
     return f"unnest({arrays}) AS g ({GIVEN})"
 

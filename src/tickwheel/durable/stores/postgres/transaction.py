@@ -50,7 +50,7 @@ Verdicts = list[Verdict | None]
 Steps = Generator[Statement, Row | None, Answer | Verdicts]
 
 TURNS = 8
-# Ids as text: every driver has its own idea of a uuid.
+# Ids are text: drivers differ in their type for uuids.
 _AS_ID = {"uuid": "text::uuid"}
 _IDS = {
     name: f"translate({name}::text, '-', '') AS {name}"
@@ -59,7 +59,7 @@ _IDS = {
 }
 RETURNED = columns.listed(columns.LIVE, **_IDS)
 FINAL_RETURNED = columns.listed(sql.FINAL.split(", "), **_IDS)
-# The time of now() is that of the transaction: without one each statement has its own.
+# now() is the time of the transaction; without one, each statement has its own.
 BEGAN = "SELECT extract(epoch FROM now())::text AS began"
 USE = """
     WITH used AS (
@@ -294,7 +294,7 @@ def within_now(connection: Any, change: Change, schema: str) -> Answer | Verdict
 
 
 def answer(row: Row) -> Task | Taken:
-    """Return what the row of an insert says."""
+    """Return the answer in the row of an insert."""
     stored, *values = columns_of(row)
     task = stored_task(values)
     return task if stored else Taken(task)

@@ -18,7 +18,7 @@ PRAGMAS = [
 ]
 
 LIVE = listed(columns.LIVE)
-_KEPT = listed(columns.KEPT)  # of a task that is final
+_KEPT = listed(columns.KEPT)  # by a final task
 FINAL = columns.final()
 _LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
 # An accept sets lease and due time of a task to the same moment; no other task has them equal.
@@ -28,7 +28,7 @@ SHOWN = listed(columns.LIVE, "t", due_at_ms=_DUE_AT)
 COLUMNS = {"task": SHOWN, "backlog": FINAL}
 IDS = "id IN (SELECT value FROM json_each(:ids))"
 _AS_DUE = "id, due_at_ms, service, priority, shard"
-# A later version may have added columns: whatever is inserted or read is named.
+# A later version may have added columns, so every insert and select names its columns.
 GIVEN = listed(columns.GIVEN)
 _MARKS = ",".join("?" for _ in columns.GIVEN)
 
@@ -189,7 +189,7 @@ ACCEPT = f"""
         AND t.attempt = l.value ->> 1 AND t.epoch = l.value ->> 2
     RETURNING id, attempt, epoch
 """
-# By the leases: the plus keeps the planner from going by the shards, of which one node has all.
+# By lease: the plus keeps the planner from using the shards, which all belong to one node.
 _BODILESS = listed(columns.LIVE, payload="x'' AS payload")
 RUNNING = f"""
     SELECT {_BODILESS} FROM task
