@@ -270,7 +270,9 @@ def translated(error: Exception, where: str) -> Exception:
         return error if isinstance(error, ValueError) else AnswerLost(f"{where}: {text}")
     state: str = getattr(error, "sqlstate", None) or ""
     if state == "55P03":
-        return Locked(f"{where}: timed out waiting for a lock of another transaction: {text}")
+        return Locked(
+            f"{where}: timed out waiting for a lock that another transaction holds: {text}"
+        )
     if state.startswith(("08", "57P")):
         return AnswerLost(f"{where}: {text}")
     if is_shared(error):
