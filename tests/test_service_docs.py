@@ -22,7 +22,7 @@ from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.flow import Flow
 from tickwheel.http import Response
 from tickwheel.values.service import Breaker, Service
-from tickwheel.values.task import COUNTED, Event
+from tickwheel.values.task import FAILURE_EVENTS, Event
 from tickwheel.web.app import ROUTES
 from tickwheel.web.problems import STATUS
 
@@ -137,7 +137,7 @@ def test_a_status_means_what_the_table_says(row):
     plan = planned(Service("orders", "http", endpoint="https://shop.example/"), Histogram())
     for status in map(int, re.findall(r"\d{3}", statuses)):
         answer = answer_to(Response(status, [], b"", True), plan, 0)
-        assert (answer.event in COUNTED) == (failure == "yes")
+        assert (answer.event in FAILURE_EVENTS) == (failure == "yes")
         assert answer.gone == (health == "gone")
         assert answer.healthy == {"well": True, "not well": False, "gone": None}[health]
         assert (answer.event is Event.ACCEPT) == (status == 202)
@@ -234,7 +234,7 @@ def test_the_worked_example_of_a_breaker_is_what_a_flow_does():
 
     def end(at, turns, *, well):
         for turn in turns:
-            flow.heard(well, at, turn)
+            flow.record(well, at, turn)
             flow.give(turn)
 
     def note(at, calls=None):

@@ -13,9 +13,9 @@ from tickwheel.values.task import (
     Attempt,
     Due,
     Event,
-    Repeated,
+    KeyConflict,
+    RepeatedRequest,
     State,
-    Taken,
     Verdict,
 )
 
@@ -56,9 +56,13 @@ class ModelStore:
         caller, key, digest = named
         if (caller, key) in self.requests:
             used, task_id = self.requests[caller, key]
-            return Repeated(True, self.get(task_id)) if used == digest else Repeated(False, None)
+            return (
+                RepeatedRequest(True, self.get(task_id))
+                if used == digest
+                else RepeatedRequest(False, None)
+            )
         answer = self._settle(task, on_conflict)
-        holder = answer.holder if isinstance(answer, Taken) else answer
+        holder = answer.holder if isinstance(answer, KeyConflict) else answer
         if holder is answer or on_conflict == "keep":
             self.requests[caller, key] = digest, holder.id
         return answer
@@ -75,7 +79,7 @@ class ModelStore:
             kept |= {"created_at_ms": holder.created_at_ms, "replay_of": holder.replay_of}
             self.live[holder.id] = task._replace(**kept)
             return self.live[holder.id]
-        return Taken(holder)
+        return KeyConflict(holder)
 
     def _stale(self, shard, epochs):
         return shard in epochs and epochs[shard] != self.epochs[shard]
@@ -216,7 +220,7 @@ class ModelStore:
         if old is None or (old.replayed_as and not force):
             return None
         if holder := self.holder(old.service, old.key):
-            return Taken(holder)
+            return KeyConflict(holder)
         self.final[old.id] = old._replace(replayed_as=replay.new_id)
         self.live[replay.new_id] = old._replace(
             id=replay.new_id,

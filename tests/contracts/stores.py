@@ -11,7 +11,7 @@ from tickwheel.durable.registry import Audit, NotedTimes, Token
 from tickwheel.durable.store import Replay, Window
 from tickwheel.values.schedule import Firing, Schedule, Start, Timing, firing_key
 from tickwheel.values.task import (
-    COUNTED,
+    FAILURE_EVENTS,
     Due,
     Ending,
     Event,
@@ -214,7 +214,7 @@ def ending(task, event=Event.FINISH, *, at_ms=None, due_at_ms=None, **fields):
         "event": event,
         "at_ms": at_ms,
         "due_at_ms": task.due_at_ms if due_at_ms is None else due_at_ms,
-        "failures": task.failures + (event in COUNTED),
+        "failures": task.failures + (event in FAILURE_EVENTS),
     }
     return Ending(**(given | fields))
 

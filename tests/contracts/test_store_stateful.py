@@ -39,7 +39,14 @@ from contracts.stores import (
 from stage import HandClock
 from tickwheel.durable.store import Replay, Window
 from tickwheel.values.schedule import firing_key
-from tickwheel.values.task import Filter, Idempotency, Repeated, State, Submission, Taken
+from tickwheel.values.task import (
+    Filter,
+    Idempotency,
+    KeyConflict,
+    RepeatedRequest,
+    State,
+    Submission,
+)
 
 SHARDS = 3
 ALL = range(SHARDS)
@@ -75,10 +82,10 @@ known_epochs = st.sampled_from(["none", "right", "stale"])
 
 def timeless(answer):
     """An answer without the times that a store writes by its own clock."""
-    if isinstance(answer, Taken):
-        return Taken(timeless(answer.holder))
-    if isinstance(answer, Repeated):
-        return Repeated(answer.same, timeless(answer.task))
+    if isinstance(answer, KeyConflict):
+        return KeyConflict(timeless(answer.holder))
+    if isinstance(answer, RepeatedRequest):
+        return RepeatedRequest(answer.same, timeless(answer.task))
     if answer is None:
         return None
     return answer._replace(

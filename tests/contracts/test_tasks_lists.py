@@ -41,9 +41,9 @@ from tickwheel.durable.store import ERROR_WEIGHT, PAGE_BYTES
 from tickwheel.values.task import (
     Event,
     Filter,
+    KeyConflict,
     Page,
     State,
-    Taken,
 )
 
 pytestmark = [
@@ -453,7 +453,7 @@ class TestReplay:
         (final,) = await ended(store, epochs, task(store, key="k"))
         (holder,) = await stored(store, task(store, key="k"))
         replay = replay_of(store, final)
-        assert await store.replay([replay], force=force) == [Taken(holder)]
+        assert await store.replay([replay], force=force) == [KeyConflict(holder)]
         assert await one(store, replay.new_id) is None
         assert (await one(store, final.id)).replayed_as is None
         await store.cancel([holder.id])
@@ -464,7 +464,7 @@ class TestReplay:
         replays = [replay_of(store, final) for final in finals]
         first, second = await store.replay(replays, force=False)
         assert first.id == replays[0].new_id
-        assert second == Taken(first)
+        assert second == KeyConflict(first)
         found = await store.get(ids_of(finals))
         assert [final.replayed_as for final in found] == [first.id, None]
 

@@ -44,7 +44,7 @@ from contracts.stores import (
 )
 from tickwheel.durable.store import Claims
 from tickwheel.errors import Locked
-from tickwheel.values.task import Event, Filter, Repeated, State, Taken, Task, Verdict
+from tickwheel.values.task import Event, Filter, KeyConflict, RepeatedRequest, State, Task, Verdict
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -134,7 +134,7 @@ async def test_of_a_replace_and_a_claim_one_wins(store, opened, epochs):
             assert (found.state, found.body) == (State.DELAY, b"2")
             missed(claims, given, found)
         else:
-            assert isinstance(answer, Taken)
+            assert isinstance(answer, KeyConflict)
             assert (found.state, found.body) == (State.RUNNING, given.body)
             assert ids_of(claims.tasks) == [given.id]
 
@@ -182,7 +182,7 @@ async def test_of_many_submits_of_one_key_one_is_stored(store, opened):
         winners = [answer for (answer,) in answers if isinstance(answer, Task)]
         assert len(winners) == 1
         taken = [answer for (answer,) in answers if not isinstance(answer, Task)]
-        assert taken == [Taken(winners[0])] * 7
+        assert taken == [KeyConflict(winners[0])] * 7
 
 
 async def test_of_many_requests_of_one_name_one_is_stored(store, opened):
@@ -198,7 +198,7 @@ async def test_of_many_requests_of_one_name_one_is_stored(store, opened):
         )
         (made,) = [answer for (answer,) in answers if isinstance(answer, Task)]
         assert sorted(map(str, answers)) == sorted(
-            map(str, [[made]] + [[Repeated(True, made)]] * 5)
+            map(str, [[made]] + [[RepeatedRequest(True, made)]] * 5)
         )
     assert len(await everything(store)) == ROUNDS
 
@@ -211,9 +211,9 @@ async def test_of_two_different_requests_of_one_name_one_is_stored(store, opened
             other.insert([request(task(store), f"r{number}", digest="b")], {}),
         )
         kinds = sorted(type(answer).__name__ for (answer,) in answers)
-        assert kinds == ["Repeated", "Task"]
-        (refused,) = [answer for (answer,) in answers if isinstance(answer, Repeated)]
-        assert refused == Repeated(False, None)
+        assert kinds == ["RepeatedRequest", "Task"]
+        (refused,) = [answer for (answer,) in answers if isinstance(answer, RepeatedRequest)]
+        assert refused == RepeatedRequest(False, None)
 
 
 async def test_batches_with_the_same_names_in_other_orders_do_not_lock_each_other(store, opened):
@@ -232,7 +232,9 @@ async def test_batches_with_the_same_names_in_other_orders_do_not_lock_each_othe
     made = [answer for answers in batches for answer in answers if isinstance(answer, Task)]
     assert len(made) == len(names)
     assert await everything(other) == all_of(*made)
-    repeats = [answer for answers in batches for answer in answers if isinstance(answer, Repeated)]
+    repeats = [
+        answer for answers in batches for answer in answers if isinstance(answer, RepeatedRequest)
+    ]
     assert all(answer.same and answer.task in made for answer in repeats)
 
 

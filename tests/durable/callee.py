@@ -30,7 +30,7 @@ class Callee:
         self.forgotten = []
         self.latencies = {}
 
-    def gate(self, service):
+    def semaphore(self, service):
         return None
 
     def interruptible(self, service):

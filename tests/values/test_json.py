@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.values.json.call import Signature, decode, encode, restore
-from tickwheel.values.json.encode import deeper, encode_carefully
+from tickwheel.values.json.encode import encode_carefully, exceeds_depth
 
 ID = UUID("12345678-1234-5678-1234-567812345678")
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
@@ -311,13 +311,13 @@ class TestDepth:
     def test_it_is_that_of_arrays_and_objects_whatever_stands_in_strings(self, value, depth):
         for indent in (None, 1):
             text = json.dumps(value, indent=indent).encode()
-            assert deeper(text, depth) == (depth_of(value) > depth)
+            assert exceeds_depth(text, depth) == (depth_of(value) > depth)
 
     @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"[":'])
     def test_no_stack_is_needed(self, opening):
         body = opening.encode() * 100_000
-        assert deeper(body, 99_999)
-        assert not deeper(body, 200_000)
+        assert exceeds_depth(body, 99_999)
+        assert not exceeds_depth(body, 200_000)
 
 
 class TestRestore:

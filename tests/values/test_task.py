@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.stores import EVENTS, Place, ending, task
 from tickwheel.values.task import (
-    COUNTED,
+    FAILURE_EVENTS,
     FIELDS,
     FINAL,
     MAX_AT_MS,
@@ -22,10 +22,10 @@ from tickwheel.values.task import (
     Ids,
     State,
     Task,
-    at,
-    hashed_shard,
+    datetime_of,
+    hash_shard,
     namespace_of,
-    qualified,
+    qualified_name,
     shard_of,
 )
 
@@ -80,7 +80,7 @@ class TestTransitions:
         assert {event for _, event in TRANSITIONS} == set(Event)
 
     def test_only_what_went_wrong_counts(self):
-        assert {Event.RETRY, Event.FAIL} == COUNTED
+        assert {Event.RETRY, Event.FAIL} == FAILURE_EVENTS
 
     def test_states_and_events_are_their_words(self):
         assert [f"{state}" for state in State] == [state.value for state in State]
@@ -123,17 +123,17 @@ class TestIds:
 
     @given(st.text(), st.integers(1, MAX_SHARDS))
     def test_a_hashed_shard_is_one_of_them_and_always_the_same(self, text, shards):
-        shard = hashed_shard(text, shards)
+        shard = hash_shard(text, shards)
         assert 0 <= shard < shards
-        assert hashed_shard(text, shards) == shard
+        assert hash_shard(text, shards) == shard
 
     def test_a_hashed_shard_is_the_same_on_every_node_and_version(self):
-        assert [hashed_shard(text, 64) for text in ("", "order:1", "größe")] == [0, 57, 9]
+        assert [hash_shard(text, 64) for text in ("", "order:1", "größe")] == [0, 57, 9]
 
     def test_hashed_shards_are_spread(self):
         counts = [0] * SHARDS
         for number in range(64_000):
-            counts[hashed_shard(f"order:{number}", SHARDS)] += 1
+            counts[hash_shard(f"order:{number}", SHARDS)] += 1
         assert min(counts) > 800
         assert max(counts) < 1_200
 
@@ -141,25 +141,29 @@ class TestIds:
 class TestTimes:
     @given(moments)
     def test_a_time_is_exact_to_the_millisecond(self, ms):
-        moment = at(ms)
+        moment = datetime_of(ms)
         assert moment.tzinfo is UTC
         whole = datetime(1970, 1, 1, tzinfo=UTC)
         assert (moment - whole).total_seconds() * 1_000 == pytest.approx(ms, abs=0.2)
         assert moment.microsecond == ms % 1_000 * 1_000
 
     def test_the_first_and_the_last_moment(self):
-        assert at(0) == datetime(1970, 1, 1, tzinfo=UTC)
-        assert at(MAX_AT_MS) == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+        assert datetime_of(0) == datetime(1970, 1, 1, tzinfo=UTC)
+        assert datetime_of(MAX_AT_MS) == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
         with pytest.raises((ValueError, OverflowError)):
-            at(MAX_AT_MS + 1)
+            datetime_of(MAX_AT_MS + 1)
 
 
 class TestTask:
     def test_its_times_are_aware_datetimes(self, made):
         one = made(due_at_ms=NOW, created_at_ms=NOW + 1, updated_at_ms=NOW + 2)
-        assert (one.due_at, one.created_at, one.updated_at) == (at(NOW), at(NOW + 1), at(NOW + 2))
+        assert (one.due_at, one.created_at, one.updated_at) == (
+            datetime_of(NOW),
+            datetime_of(NOW + 1),
+            datetime_of(NOW + 2),
+        )
         assert one.deadline_at is None
-        assert one._replace(deadline_at_ms=NOW).deadline_at == at(NOW)
+        assert one._replace(deadline_at_ms=NOW).deadline_at == datetime_of(NOW)
 
     def test_its_payload_is_decoded_from_the_bytes(self, made):
         assert made(body='{"größe": [1, 2.5, null]}'.encode()).payload == {"größe": [1, 2.5, None]}
@@ -178,19 +182,19 @@ class TestTask:
 
     def test_an_attempts_times_are_aware_datetimes(self):
         row = Attempt("0" * 32, 1, Event.FINISH, "n1", 1, NOW, NOW + 5, None)
-        assert (row.started_at, row.ended_at) == (at(NOW), at(NOW + 5))
+        assert (row.started_at, row.ended_at) == (datetime_of(NOW), datetime_of(NOW + 5))
 
 
 class TestNamespaces:
     @given(st.sampled_from(["", "acme", "acme/eu"]), st.sampled_from(["mail", "mail.send", "a:b"]))
     def test_a_full_name_knows_its_namespace(self, namespace, name):
-        full = qualified(namespace, name)
+        full = qualified_name(namespace, name)
         assert namespace_of(full) == namespace
         assert full.endswith(name)
 
     def test_no_namespace_adds_nothing(self):
-        assert qualified("", "mail") == "mail"
-        assert qualified("acme", "mail") == "acme/mail"
+        assert qualified_name("", "mail") == "mail"
+        assert qualified_name("acme", "mail") == "acme/mail"
 
 
 def test_the_table_of_fields_has_those_of_a_task_in_their_order():

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 from tickwheel.client.json import encode_object
 from tickwheel.client.values import Document, Page, Verdict
 from tickwheel.values.outcome import milliseconds
-from tickwheel.values.task import State, at
+from tickwheel.values.task import State, datetime_of
 from tickwheel.values.times import moment_ms
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def due_fields(delay: Seconds | None, at: datetime | None) -> dict[str, object]:
 
 def format_time(name: str, moment: datetime) -> str:
     """Return an aware datetime as the API writes it: UTC, in milliseconds, rounded up."""
-    text = at(moment_ms(name, moment)).isoformat(timespec="milliseconds")
+    text = datetime_of(moment_ms(name, moment)).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tickwheel.values.json import call as serial
+from tickwheel.values.json.encode import encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ def encode_object(options: dict[str, object]) -> bytes:
     """Return an object as JSON; a `Json` value in it is written unchanged."""
     texts = {name: value.text for name, value in options.items() if isinstance(value, Json)}
     if not texts:
-        return serial.encode(options)
-    rest = serial.encode({name: value for name, value in options.items() if name not in texts})
+        return encode(options)
+    rest = encode({name: value for name, value in options.items() if name not in texts})
     parts = [rest[1:-1]] if len(rest) > 2 else []
-    parts += [serial.encode(name) + b":" + text.encode() for name, text in texts.items()]
+    parts += [encode(name) + b":" + text.encode() for name, text in texts.items()]
     return b"{" + b",".join(parts) + b"}"

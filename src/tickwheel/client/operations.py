@@ -51,7 +51,7 @@ from tickwheel.errors import (
     UnknownSchedule,
     UnknownService,
 )
-from tickwheel.values.json import call as serial
+from tickwheel.values.json.encode import encode
 from tickwheel.values.service import check_name
 from tickwheel.values.task import TRANSITIONS, Event, State
 
@@ -306,7 +306,7 @@ def put_service(name: str, *, version: int | None = None, **config: object) -> C
     `version` makes the change conditional: it must be the stored version, or 0 if no service has
     this name. Otherwise `ServiceChanged` is raised, so that no one else's change is undone.
     """
-    body = serial.encode(config)
+    body = encode(config)
     headers = () if version is None else (version_condition(version),)
     return Call(Request("PUT", f"/v1/services/{path_segment(name)}", body, headers), Service.of)
 

@@ -22,7 +22,7 @@ import tickwheel
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.client.errors import ApiError, error_of
 from tickwheel.errors import TickwheelError
-from tickwheel.values.json import call as serial
+from tickwheel.values.json.encode import decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -137,7 +137,7 @@ def answer_too_large(status: int) -> ApiError:
 
 def decode_body(answer: Answer) -> Any:
     """Return an answer's JSON, None for an empty body; ValueError if it is not JSON."""
-    return serial.decode(answer.body) if answer.body else None
+    return decode(answer.body) if answer.body else None
 
 
 def refusal(answer: Answer, now: float, server: str) -> TickwheelError:

@@ -9,7 +9,7 @@ from tickwheel.values.task import Event
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tickwheel.durable.permits.semaphore import Gate
+    from tickwheel.durable.permits.semaphore import Semaphore
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task
 
@@ -48,7 +48,7 @@ class Channel(Protocol):
     remote: bool
     """Whether what was sent goes on elsewhere, even when `send` is cancelled."""
 
-    def gate(self, service: Service) -> Gate | None:
+    def semaphore(self, service: Service) -> Semaphore | None:
         """Return what else, beside the service's own gate, bounds how many may be sent at once."""
 
     def interruptible(self, service: Service) -> bool:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
         Due,
         Ending,
         Filter,
+        KeyConflict,
         Lease,
         Page,
-        Repeated,
+        RepeatedRequest,
         Submission,
-        Taken,
         Task,
         Verdict,
     )
@@ -115,14 +115,14 @@ class Tasks(Protocol):
         *,
         again: bool = False,
         patient: bool = True,
-    ) -> list[Task | Taken | Repeated | None]:
+    ) -> list[Task | KeyConflict | RepeatedRequest | None]:
         """Store tasks, all in one commit; return one answer per submission, in order.
 
         - A task: as it is stored. After `replace` it has the id of the task that had the key.
-        - `Taken`: a live task has the key, and `on_conflict` is "reject".
+        - `KeyConflict`: a live task has the key, and `on_conflict` is "reject".
         - None: `epochs` has the task's shard, with another epoch than the store.
-        - `Repeated`: the idempotency key was used before, in this batch or another; nothing is
-          stored. `Taken` and None do not use up the key; `keep` and `replace` do, for the task that
+        - `RepeatedRequest`: the idempotency key was used before, in this batch or another; nothing is
+          stored. `KeyConflict` and None do not use up the key; `keep` and `replace` do, for the task that
           has the key.
         - `again`: an earlier call with these submissions lost its answer. A task that it stored is
           returned as it is now, live or final.
@@ -264,10 +264,12 @@ class Tasks(Protocol):
         A page ends at `limit` attempts, or at `PAGE_BYTES` as `error_bytes` counts.
         """
 
-    async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
+    async def replay(
+        self, replays: Sequence[Replay], *, force: bool
+    ) -> list[Task | KeyConflict | None]:
         """Submit final tasks again, as new tasks; each once, unless `force`.
 
-        None: no final task has this id, or it was replayed. `Taken`: a live task has its key.
+        None: no final task has this id, or it was replayed. `KeyConflict`: a live task has its key.
         """
 
     async def prune(self, before_ms: int, limit: int) -> int:

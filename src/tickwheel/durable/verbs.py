@@ -26,7 +26,7 @@ from tickwheel.errors import (
     UnknownTask,
 )
 from tickwheel.progress import show_progress
-from tickwheel.values.json import call as serial
+from tickwheel.values.json.encode import encode
 from tickwheel.values.options import OPTIONS, request_bytes, with_options
 from tickwheel.values.schedule import Schedule
 from tickwheel.values.service import Service, check_name, seconds_of
@@ -37,14 +37,14 @@ from tickwheel.values.task import (
     Event,
     Filter,
     Idempotency,
-    Repeated,
+    KeyConflict,
+    RepeatedRequest,
     Reschedule,
     State,
     Submission,
-    Taken,
     Task,
     Verdict,
-    hashed_shard,
+    hash_shard,
     namespace_of,
 )
 from tickwheel.values.times import later_ms, moment_ms
@@ -68,7 +68,7 @@ Ids = list[str]
 Verdicts = list[Verdict]
 Attempts = list[Attempt]
 Schedules = list[Schedule]
-Replayed = list[Task | Taken | None]
+Replayed = list[Task | KeyConflict | None]
 
 
 OUTCOMES = {"finished": Event.FINISH, "failed": Event.RETRY, "progress": Event.ACCEPT}
@@ -180,7 +180,7 @@ class Verbs(Administration):
                 f"submit({target!r}, payload, ...) takes one payload"
                 + (f", and no option {min(kwargs)!r}" if kwargs else f", got {len(args)}")
             )
-        return target, serial.encode(args[0] if args else None)
+        return target, encode(args[0] if args else None)
 
     async def _look_for_services(self) -> None:
         """Look for services that were made elsewhere a moment ago; their settings count here, too.
@@ -248,7 +248,7 @@ class Verbs(Administration):
             )
         what: dict[str, str | None] = {}
         if event is Event.FINISH:
-            body = serial.encode(result) if raw is None else raw
+            body = encode(result) if raw is None else raw
             what = {"result_body": None if body == b"null" else body.decode()}
         elif event in (Event.RETRY, Event.FAIL):
             what = {"error": error or "the callee reported a failure"}
@@ -495,7 +495,7 @@ class Verbs(Administration):
         if isinstance(answer, Task):
             return answer
         old = await self.get(task_id)
-        if isinstance(answer, Taken):
+        if isinstance(answer, KeyConflict):
             raise KeyTaken(
                 f"the key {old.key!r} is taken by task {answer.holder.id}", answer.holder.id
             )
@@ -561,7 +561,7 @@ class Verbs(Administration):
         now = int(node.store.now_ms())
         replays = []
         for task_id in ids:
-            shard = hashed_shard(checked_id(task_id), node.store.shards)
+            shard = hash_shard(checked_id(task_id), node.store.shards)
             replays.append(Replay(task_id, node.submit.new_id(now, shard), shard, due_at_ms))
         answers = await node.store.replay(replays, force=force) if ids else []
         for answer in answers:
@@ -703,7 +703,7 @@ async def store_submission(scheduler: Verbs, submission: Submission) -> Submitte
     submit = scheduler._started().submit
     answer = await submit.store_one(submission)
     task = submit.task_of(submission, answer)
-    return Submitted(task, task.id == submission.task.id, isinstance(answer, Repeated))
+    return Submitted(task, task.id == submission.task.id, isinstance(answer, RepeatedRequest))
 
 
 async def store_submissions(

@@ -19,7 +19,7 @@ from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import Clock, WallClock
 from tickwheel.errors import TickwheelError
 from tickwheel.receiver.dedupe import PendingAnswer, Seen, make_seen
-from tickwheel.values.json import call as serial
+from tickwheel.values.json.encode import decode, encode
 from tickwheel.values.outcome import Retry
 from tickwheel.values.signature import InvalidSignature, check_secret, verify
 
@@ -148,7 +148,7 @@ class Receiver:
             verify(self._secrets, pairs, body, now=now, tolerance=self._tolerance)
         found = dict(pairs)
         try:
-            payload = serial.decode(body) if body else None
+            payload = decode(body) if body else None
         except ValueError as error:
             raise BadDelivery(str(error)) from None
         return Delivery(
@@ -249,7 +249,7 @@ def reply_to_result(result: object) -> tuple[Reply, bool]:
         return problem(410, "gone", "this service no longer exists"), False
     if isinstance(result, Retry):
         return problem(409, "retry", str(result.reason) or "try again", result.after), False
-    body = b"" if result is None else serial.encode(result)
+    body = b"" if result is None else encode(result)
     if len(body) > MAX_RESULT_BYTES:
         text = "a result of %d bytes is not stored: the limit is %d"
         logger.warning(text, len(body), MAX_RESULT_BYTES)

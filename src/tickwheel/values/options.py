@@ -11,7 +11,7 @@ from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from tickwheel.arguments import bounded
-from tickwheel.values.json import call as serial
+from tickwheel.values.json.encode import encode
 from tickwheel.values.outcome import milliseconds
 from tickwheel.values.service import check_name, seconds_of
 from tickwheel.values.times import deadline_ms, later_ms, moment_ms
@@ -130,7 +130,7 @@ def bounded_timeout_ms(timeout: float | timedelta, service: Service) -> int:
 def request_bytes(service: str, body: bytes, options: Mapping[str, Any]) -> bytes:
     """Return a request as bytes: equal for equal requests, in any process."""
     given = [[name, plain_option(options[name])] for name in sorted(options)]
-    return serial.encode([service, [one for one in given if one[1] is not None]]) + b"\n" + body
+    return encode([service, [one for one in given if one[1] is not None]]) + b"\n" + body
 
 
 def plain_option(value: Any) -> Any:

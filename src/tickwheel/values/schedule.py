@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.values.changes import changes
 from tickwheel.values.cron import Cron, Interval, zone_named
-from tickwheel.values.json import call as serial
-from tickwheel.values.task import at
+from tickwheel.values.json.encode import decode
+from tickwheel.values.task import datetime_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -56,7 +56,7 @@ class Schedule(NamedTuple):
     @property
     def next_at(self) -> datetime:
         """When the first firing is due that is not stored yet: they are, five seconds ahead."""
-        return at(self.rule.after(self.fired_until_ms))
+        return datetime_of(self.rule.after(self.fired_until_ms))
 
     def next_ms(self, now_ms: int) -> int:
         """Return when it fires next, whether that firing is stored already or not."""
@@ -66,7 +66,7 @@ class Schedule(NamedTuple):
     @property
     def payload(self) -> Any:
         """What its tasks are submitted with."""
-        return serial.decode(self.body) if self.body else None
+        return decode(self.body) if self.body else None
 
     def same_as(self, other: Schedule) -> bool:
         """Say whether both do the same, whenever they were made and last fired."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from tickwheel.values.json import call as serial
+from tickwheel.values.json.encode import decode
 
 SHARDS = 64  # unless told otherwise when the store is made
 MAX_SHARDS = 4096  # twelve bits of an id
@@ -65,7 +65,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.RUNNING, Event.RELEASE): State.DELAY,
 }
 
-COUNTED = frozenset({Event.RETRY, Event.FAIL})  # these add one to `failures`
+FAILURE_EVENTS = frozenset({Event.RETRY, Event.FAIL})  # these add one to `failures`
 
 
 class AttemptKey(NamedTuple):
@@ -116,12 +116,12 @@ class Task(NamedTuple):
     @property
     def payload(self) -> Any:
         """What it was submitted with, decoded from the bytes kept."""
-        return serial.decode(self.body) if self.body else None
+        return decode(self.body) if self.body else None
 
     @property
     def result(self) -> Any:
         """What it finished with, or None."""
-        return None if self.result_body is None else serial.decode(self.result_body)
+        return None if self.result_body is None else decode(self.result_body)
 
     @property
     def attempt_key(self) -> AttemptKey:
@@ -136,22 +136,22 @@ class Task(NamedTuple):
     @property
     def due_at(self) -> datetime:
         """When it is due."""
-        return at(self.due_at_ms)
+        return datetime_of(self.due_at_ms)
 
     @property
     def deadline_at(self) -> datetime | None:
         """After when it is not to be run any more, or None."""
-        return None if self.deadline_at_ms is None else at(self.deadline_at_ms)
+        return None if self.deadline_at_ms is None else datetime_of(self.deadline_at_ms)
 
     @property
     def created_at(self) -> datetime:
         """When it was submitted."""
-        return at(self.created_at_ms)
+        return datetime_of(self.created_at_ms)
 
     @property
     def updated_at(self) -> datetime:
         """When its row was last written."""
-        return at(self.updated_at_ms)
+        return datetime_of(self.updated_at_ms)
 
 
 class Field(NamedTuple):
@@ -232,13 +232,13 @@ class Submission(NamedTuple):
     idempotency: Idempotency | None = None
 
 
-class Taken(NamedTuple):
+class KeyConflict(NamedTuple):
     """The answer to a submission whose key a live task has; that task."""
 
     holder: Task
 
 
-class Repeated(NamedTuple):
+class RepeatedRequest(NamedTuple):
     """The answer to a request that was made before: its task, or None when it asked for another.
 
     The task may be None, too, when it is gone from the backlog by now.
@@ -302,12 +302,12 @@ class Attempt(NamedTuple):
     @property
     def started_at(self) -> datetime:
         """When it was claimed."""
-        return at(self.started_at_ms)
+        return datetime_of(self.started_at_ms)
 
     @property
     def ended_at(self) -> datetime:
         """When its end was reported."""
-        return at(self.ended_at_ms)
+        return datetime_of(self.ended_at_ms)
 
 
 class Verdict(NamedTuple):
@@ -342,7 +342,7 @@ Change = Submission | Cancel | CancelKey | Reschedule
 """What can be done in the user's own transaction."""
 
 
-def qualified(namespace: str, name: str) -> str:
+def qualified_name(namespace: str, name: str) -> str:
     """Return the full name of what a namespace calls `name`; the namespace "" adds nothing."""
     return f"{namespace}/{name}" if namespace else name
 
@@ -397,11 +397,11 @@ def shard_of(task_id: str) -> int:
     return int(task_id[13:16], 16)
 
 
-def hashed_shard(text: str, shards: int) -> int:
+def hash_shard(text: str, shards: int) -> int:
     """Return a shard for `text`, the same on every node."""
     return crc32(text.encode()) % shards
 
 
-def at(ms: int) -> datetime:
+def datetime_of(ms: int) -> datetime:
     """Return a time in milliseconds as an aware datetime."""
     return datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 from tickwheel.arguments import nanoseconds
 from tickwheel.errors import OutOfRange
-from tickwheel.values.task import MAX_AT_MS
-from tickwheel.values.task import at as moment_of
+from tickwheel.values.task import MAX_AT_MS, datetime_of
 
 # A repeated submit, whose first answer was lost, must get the same answer: accept a deadline that
 # has passed by this much. The task is stored, and fails as expired.
@@ -49,7 +48,7 @@ def deadline_ms(now: float, deadline: float | timedelta | datetime, due_at_ms: i
         at_ms = later_ms(now, "deadline", deadline)
     if at_ms + REPEAT_MS < due_at_ms:
         raise ValueError(
-            f"the deadline, {moment_of(at_ms)}, is before the task is due, {moment_of(due_at_ms)}:"
-            " it would never be called"
+            f"the deadline, {datetime_of(at_ms)}, is before the task is due,"
+            f" {datetime_of(due_at_ms)}: it would never be called"
         )
     return at_ms

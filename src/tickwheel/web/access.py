@@ -14,7 +14,7 @@ from tickwheel.durable.directory.tokens import (
     digest_of,
     namespace_named,
 )
-from tickwheel.values.task import qualified
+from tickwheel.values.task import qualified_name
 from tickwheel.web.problems import HttpError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Access(NamedTuple):
 
     def name(self, name: str) -> str:
         """Return the full name for a name in the caller's namespace."""
-        return qualified(self.namespace, name)
+        return qualified_name(self.namespace, name)
 
     def may(self, scope: str) -> bool:
         """Return whether the caller has this scope."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import msgspec.inspect
 
-from tickwheel.values.json.encode import DEPTH, depths
+from tickwheel.values.json.encode import MAX_DEPTH, slice_depths
 from tickwheel.web.problems import HttpError
 from tickwheel.web.validation_messages import describe_bad_json, describe_error
 
@@ -61,11 +61,11 @@ class Call:
             raise HttpError(
                 "too_large", f"a {what} may have {most} bytes, this one has {len(payload)}"
             )
-        for number, most_deep in enumerate(depths(payload)):
-            if most_deep > DEPTH:
+        for number, most_deep in enumerate(slice_depths(payload)):
+            if most_deep > MAX_DEPTH:
                 raise HttpError(
                     "bad_request",
-                    f"a {what} may have {DEPTH} nested arrays and objects, this one has more",
+                    f"a {what} may have {MAX_DEPTH} nested arrays and objects, this one has more",
                 )
             if number:
                 await self.app.bodies.next_slice()

@@ -136,14 +136,14 @@ async def test_drained_waits_for_what_is_under_way_and_for_what_waits():
     flush.goes_on.clear()
     batch = Batch(flush, limit=1)
     answers = [batch.add(item) for item in range(3)]
-    drained = asyncio.ensure_future(batch.drained())
+    drained = asyncio.ensure_future(batch.drain())
     for _ in range(5):
         await asyncio.sleep(0)
     assert not drained.done()
     flush.goes_on.set()
     await drained
     assert all(answer.done() for answer in answers)
-    await batch.drained()
+    await batch.drain()
 
 
 async def test_some_megabytes_are_a_batch_however_few_they_are():
@@ -156,26 +156,25 @@ async def test_some_megabytes_are_a_batch_however_few_they_are():
 async def test_more_bytes_waiting_than_there_is_room_for_are_refused():
     flush = Flush()
     flush.goes_on.clear()
-    room = Capacity(100, 1_000_000)
-    batch, other = (Batch(flush, weigh=lambda item: item, room=room) for _ in range(2))
+    capacity = Capacity(100, 1_000_000)
+    batch, other = (Batch(flush, weigh=lambda item: item, capacity=capacity) for _ in range(2))
     under_way = [batch.add(1), other.add(1)]
     await asyncio.sleep(0)
     waiting = [batch.add(400_000), other.add(500_000)]
     with pytest.raises(Overloaded, match="900000 bytes"):
         batch.add(101_000)
-    beyond = batch.add(101_000, beyond=True)
-    waiting.append(beyond)
+    waiting.append(batch.add(101_000, force=True))
     flush.goes_on.set()
     assert await asyncio.gather(*under_way, *waiting) == [2, 2, 800_000, 1_000_000, 202_000]
-    assert (room.items, room.bytes) == (0, 0)
+    assert (capacity.items, capacity.bytes) == (0, 0)
 
 
 async def test_a_light_item_finds_room_whatever_the_heavy_ones_take():
-    batch = Batch(Flush(), weigh=lambda item: item, room=Capacity(3, 100_000))
+    batch = Batch(Flush(), weigh=lambda item: item, capacity=Capacity(3, 100_000))
     waiting = [batch.add(90_000)]
     with pytest.raises(Overloaded):
         batch.add(LIGHT_BYTES + 1_000_000)
-    waiting += [batch.add(90_000, beyond=True), batch.add(LIGHT_BYTES)]
+    waiting += [batch.add(90_000, force=True), batch.add(LIGHT_BYTES)]
     with pytest.raises(Overloaded):
         batch.add(1)  # three items wait
     assert await asyncio.gather(*waiting) == [180_000, 180_000, 2 * LIGHT_BYTES]
@@ -183,7 +182,7 @@ async def test_a_light_item_finds_room_whatever_the_heavy_ones_take():
 
 async def test_one_that_is_larger_than_all_the_room_may_wait_alone():
     flush = Flush()
-    batch = Batch(flush, weigh=lambda item: item, room=Capacity(100, 1_000))
+    batch = Batch(flush, weigh=lambda item: item, capacity=Capacity(100, 1_000))
     first = batch.add(5_000)
     with pytest.raises(Overloaded):
         batch.add(5_000)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tickwheel.durable.batching import contention as aside
+from tickwheel.durable.batching import contention
 from tickwheel.durable.batching.batch import Batch
 from tickwheel.durable.batching.capacity import Capacity
 from tickwheel.durable.batching.contention import LockedQueue
@@ -37,9 +37,11 @@ class Store:
 class Stage:
     def __init__(self, held=()):
         self.store = Store(held)
-        self.room = Capacity(1_000, 10_000)
-        self.aside = LockedQueue(self.store, lambda item: [item], lambda _: 10, self.room)
-        self.batch = Batch(self.store, weigh=lambda _: 10, room=self.room, aside=self.aside.put)
+        self.capacity = Capacity(1_000, 10_000)
+        self.queue = LockedQueue(self.store, lambda item: [item], lambda _: 10, self.capacity)
+        self.batch = Batch(
+            self.store, weigh=lambda _: 10, capacity=self.capacity, on_locked=self.queue.add_batch
+        )
 
     async def settle(self):
         for _ in range(200):
@@ -70,48 +72,48 @@ async def test_the_next_batch_does_not_wait_for_it():
 
 async def test_what_was_locked_is_known_until_it_has_been_stored():
     stage = Stage(held={3})
-    assert not stage.aside.knows(3)
+    assert not stage.queue.is_locked(3)
     waits = stage.batch.add(3)
     await stage.settle()
-    assert stage.aside.knows(3)
-    assert not stage.aside.knows(4)
+    assert stage.queue.is_locked(3)
+    assert not stage.queue.is_locked(4)
     stage.store.given_up.set()
     with pytest.raises(Locked):
         await waits
-    assert stage.aside.knows(3)
+    assert stage.queue.is_locked(3)
     stage.store.held.clear()
-    assert await stage.aside.add(3) == 6
-    assert not stage.aside.knows(3)
+    assert await stage.queue.add(3) == 6
+    assert not stage.queue.is_locked(3)
 
 
 async def test_what_was_locked_is_known_for_a_while_only(monkeypatch):
-    monkeypatch.setattr(aside, "KNOWN_SECONDS", 0)
+    monkeypatch.setattr(contention, "REMEMBER_SECONDS", 0)
     stage = Stage(held={3})
     stage.store.given_up.set()
     with pytest.raises(Locked):
         await stage.batch.add(3)
-    assert not stage.aside.knows(3)
+    assert not stage.queue.is_locked(3)
 
 
 async def test_no_more_names_are_known_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(aside, "NAMES", 2)
+    monkeypatch.setattr(contention, "MAX_REMEMBERED_KEYS", 2)
     stage = Stage(held=range(10))
     stage.store.given_up.set()
     answers = await asyncio.gather(*map(stage.batch.add, range(10)), return_exceptions=True)
     assert all(isinstance(answer, Locked) for answer in answers)
-    assert sum(map(stage.aside.knows, range(10))) == 2
+    assert sum(map(stage.queue.is_locked, range(10))) == 2
 
 
 async def test_a_few_wait_at_a_time_and_the_others_not_for_ever(monkeypatch):
-    monkeypatch.setattr(aside, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(contention, "MAX_WAIT_SECONDS", 0.01)
     stage = Stage(held=range(5))
-    answers = [stage.aside.add(item) for item in range(5)]
-    done, _ = await asyncio.wait(answers[aside.PLACES :])
-    assert all("no place" in str(answer.exception()) for answer in done)
-    assert stage.store.waiting == [*range(aside.PLACES)]
+    answers = [stage.queue.add(item) for item in range(5)]
+    done, _ = await asyncio.wait(answers[contention.CONCURRENT_WAITS :])
+    assert all("no slot" in str(answer.exception()) for answer in done)
+    assert stage.store.waiting == [*range(contention.CONCURRENT_WAITS)]
     stage.store.held.clear()
     stage.store.given_up.set()
-    assert await asyncio.gather(*answers[: aside.PLACES]) == [0, 2]
+    assert await asyncio.gather(*answers[: contention.CONCURRENT_WAITS]) == [0, 2]
 
 
 async def test_when_the_store_is_away_all_of_them_hear_it():
@@ -120,8 +122,8 @@ async def test_when_the_store_is_away_all_of_them_hear_it():
     async def away(items, *, patient=False):
         raise StoreUnavailable("away")
 
-    stage.aside = LockedQueue(away, lambda item: [item], lambda _: 10, stage.room)
-    stage.batch = Batch(stage.store, aside=stage.aside.put)
+    stage.queue = LockedQueue(away, lambda item: [item], lambda _: 10, stage.capacity)
+    stage.batch = Batch(stage.store, on_locked=stage.queue.add_batch)
     answers = await asyncio.gather(*map(stage.batch.add, range(20)), return_exceptions=True)
     assert {str(answer) for answer in answers} == {"away"}
 
@@ -134,8 +136,8 @@ async def test_one_that_cannot_be_stored_fails_alone():
             raise ValueError("bad")
         return [2 * item for item in items]
 
-    stage.aside = LockedQueue(picky, lambda item: [item], lambda _: 10, stage.room)
-    stage.batch = Batch(stage.store, aside=stage.aside.put)
+    stage.queue = LockedQueue(picky, lambda item: [item], lambda _: 10, stage.capacity)
+    stage.batch = Batch(stage.store, on_locked=stage.queue.add_batch)
     answers = await asyncio.gather(*map(stage.batch.add, range(20)), return_exceptions=True)
     assert str(answers.pop(5)) == "bad"
     assert answers == [2 * item for item in range(20) if item != 5]
@@ -145,25 +147,25 @@ async def test_what_waits_takes_room_until_it_is_answered():
     stage = Stage(held={3, 4})
     answers = [stage.batch.add(item) for item in (3, 4, 5)]
     await stage.settle()
-    assert (stage.room.items, stage.room.bytes) == (2, 20)
+    assert (stage.capacity.items, stage.capacity.bytes) == (2, 20)
     stage.store.given_up.set()
     await asyncio.gather(*answers, return_exceptions=True)
-    assert (stage.room.items, stage.room.bytes) == (0, 0)
+    assert (stage.capacity.items, stage.capacity.bytes) == (0, 0)
 
 
 async def test_without_room_one_that_is_known_to_be_locked_is_refused():
     stage = Stage(held={3})
     for _ in range(1_000):
-        stage.room.take(1)
+        stage.capacity.take(1)
     with pytest.raises(Overloaded):
-        stage.aside.add(3)
+        stage.queue.add(3)
 
 
 async def test_drained_waits_for_those_that_wait():
     stage = Stage(held={3})
     waits = stage.batch.add(3)
     await stage.settle()
-    drained = asyncio.ensure_future(stage.aside.drained())
+    drained = asyncio.ensure_future(stage.queue.drain())
     await stage.settle()
     assert not drained.done()
     stage.store.given_up.set()

@@ -351,8 +351,8 @@ class TestThreads:
             pass
 
         made = calls.app.task(name="g")(coroutine)
-        assert calls.channel.gate(plain.service).permits == 2
-        assert calls.channel.gate(made.service) is None
+        assert calls.channel.semaphore(plain.service).permits == 2
+        assert calls.channel.semaphore(made.service) is None
 
     async def test_a_function_that_never_returns_does_not_keep_the_process(self, tmp_path):
         said = program(f"""

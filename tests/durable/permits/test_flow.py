@@ -23,7 +23,7 @@ def call(flow, healthy, now):
     """One call, from its beginning to its end."""
     assert flow.free(now) >= 1
     turn = flow.take(1, now)
-    flow.heard(healthy, now, turn)
+    flow.record(healthy, now, turn)
     flow.give(turn)
 
 
@@ -73,17 +73,17 @@ class TestConcurrency:
     def test_another_share_counts_at_once_and_what_is_under_way_goes_on(self):
         flow = Flow(service(concurrency=10), 0)
         flow.take(8, 0)
-        flow.fit(flow.service, 2, 0)
+        flow.update(flow.service, 2, 0)
         assert (flow.free(0), flow.under_way) == (0, 8)
         end(flow, 4)
         assert flow.free(0) == 1
-        flow.fit(flow.service, 1, 0)
+        flow.update(flow.service, 1, 0)
         assert flow.free(0) == 6
 
     def test_another_configuration_counts_at_once(self):
         flow = Flow(service(concurrency=1), 0)
         flow.take(1, 0)
-        flow.fit(service(concurrency=4), 1, 0)
+        flow.update(service(concurrency=4), 1, 0)
         assert flow.free(0) == 3
 
     def test_waiting_for_a_permit_ends_by_no_clock(self):
@@ -125,16 +125,16 @@ class TestRate:
         given = service(breaker=breaker)
         flow = Flow(given, 0)
         flow.hold(3600)
-        flow.fit(given, 2, 10)
+        flow.update(given, 2, 10)
         assert flow.free(10) == 0
-        flow.fit(given, 1, 20)
+        flow.update(given, 1, 20)
         assert flow.free(3600) == 1  # and it begins slowly
 
     def test_a_breaker_that_is_taken_away_holds_nothing_back(self):
         flow = Flow(service(breaker=Breaker(failures=1)), 0)
-        flow.heard(False, 0, flow.take(1, 0))
+        flow.record(False, 0, flow.take(1, 0))
         assert flow.free(0) == 0
-        flow.fit(service(breaker=None), 1, 0)
+        flow.update(service(breaker=None), 1, 0)
         assert flow.free(0) > 0
 
     def test_it_is_divided_by_the_nodes_that_live(self):
@@ -163,17 +163,17 @@ class TestRate:
     def test_a_rate_that_is_changed_counts_from_then_on(self):
         flow = Flow(service(rate=1), 0)
         flow.take(1, 0)
-        flow.fit(service(rate=10), 1, 0.5)
+        flow.update(service(rate=10), 1, 0.5)
         assert flow.free(0.5) == 0
         assert flow.free(0.55) == 1
 
     def test_a_rate_may_come_and_go(self):
         flow = Flow(service(rate=1), 0)
         flow.take(1, 0)
-        flow.fit(service(), 1, 0)
+        flow.update(service(), 1, 0)
         assert flow.free(0) == 99
         flow.take(50, 0)
-        flow.fit(service(rate=1), 1, 100)
+        flow.update(service(rate=1), 1, 100)
         assert flow.free(100) <= 1
 
     def test_a_clock_that_is_set_back_gives_nothing_for_nothing(self):
@@ -232,9 +232,9 @@ class TestHold:
         flow = Flow(service(concurrency=10), 0)
         flow.hold(30)
         assert flow.free(0) == flow.free(29.999) == 0
-        assert flow.stands(29.999)
+        assert flow.is_blocked(29.999)
         assert flow.next_at(0) == 30
-        assert not flow.stands(30)
+        assert not flow.is_blocked(30)
         assert flow.free(30) == 1
 
     def test_the_later_end_counts(self):
@@ -259,7 +259,7 @@ class TestHold:
         flow = Flow(service(concurrency=5), 0)
         turn = flow.take(5, 0)
         flow.hold(30)
-        flow.heard(True, 1, turn)
+        flow.record(True, 1, turn)
         end(flow, 5)
         assert (flow.under_way, flow.free(1)) == (0, 0)
 
@@ -277,7 +277,7 @@ class TestBreaker:
         assert (flow.state, flow.free(0)) == (BreakerState.CLOSED, 100)
         call(flow, False, 0)
         assert (flow.state, flow.free(0)) == (BreakerState.OPEN, 0)
-        assert flow.stands(0)
+        assert flow.is_blocked(0)
 
     def test_a_success_between_begins_the_row_anew(self):
         flow = Flow(service(), 0)
@@ -367,7 +367,7 @@ class TestBreaker:
         flow = Flow(service(concurrency=50), 0)
         turn = flow.take(50, 0)
         for _ in range(50):
-            flow.heard(False, 1, turn)
+            flow.record(False, 1, turn)
             flow.give(turn)
         assert flow.next_at(1) == 6
 
@@ -375,7 +375,7 @@ class TestBreaker:
         flow = Flow(service(), 0)
         turn = flow.take(4, 0)
         for healthy in [False, False, False, True]:
-            flow.heard(healthy, 1, turn)
+            flow.record(healthy, 1, turn)
             flow.give(turn)
         assert (flow.state, flow.free(1)) == (BreakerState.OPEN, 0)
 
@@ -384,19 +384,19 @@ class TestBreaker:
         flow = Flow(service(), 0)
         before = flow.take(4, 0)
         for _ in range(3):
-            flow.heard(False, 1, before)
+            flow.record(False, 1, before)
         probe = flow.take(1, 6)
-        flow.heard(healthy, 7, before)
+        flow.record(healthy, 7, before)
         assert (flow.state, flow.free(7)) == (BreakerState.HALF_OPEN, 0)
-        flow.heard(True, 8, probe)
+        flow.record(True, 8, probe)
         assert flow.state is BreakerState.CLOSED
         end(flow, 5)
 
     def test_a_second_probe_that_fails_after_the_first_has_closed_it_is_one_failure(self):
         flow = opened(breaker=replace(BREAKER, probes=2))
         turn = flow.take(2, 5)
-        flow.heard(True, 6, turn)
-        flow.heard(False, 6, turn)
+        flow.record(True, 6, turn)
+        flow.record(False, 6, turn)
         assert flow.state is BreakerState.CLOSED
 
     def test_an_open_one_that_is_held_as_well_waits_for_the_later(self):
@@ -411,18 +411,18 @@ class TestBreaker:
     )
     def test_a_service_that_is_another_now_is_called_at_once(self, other):
         flow = opened()
-        flow.fit(service(**other), 1, 1)
+        flow.update(service(**other), 1, 1)
         assert (flow.state, flow.free(1)) == (BreakerState.CLOSED, 100)
 
     def test_one_that_is_enabled_again_is_called_at_once(self):
         flow = opened()
-        flow.fit(service(enabled=False), 1, 1)
-        flow.fit(service(enabled=True), 1, 1)
+        flow.update(service(enabled=False), 1, 1)
+        flow.update(service(enabled=True), 1, 1)
         assert (flow.state, flow.free(1)) == (BreakerState.CLOSED, 100)
 
     def test_a_change_of_something_else_leaves_it_open(self):
         flow = opened()
-        flow.fit(service(concurrency=5, timeout=3), 1, 1)
+        flow.update(service(concurrency=5, timeout=3), 1, 1)
         assert (flow.state, flow.next_at(1)) == (BreakerState.OPEN, 5)
 
     @given(
@@ -461,14 +461,14 @@ class TestBreaker:
                 if what == "undo":
                     flow.undo(turn)
                 else:
-                    flow.heard({"good": True, "bad": False, "none": None}[what], now, turn)
+                    flow.record({"good": True, "bad": False, "none": None}[what], now, turn)
                     flow.give(turn)
             under_way = len(turns)
             assert flow.under_way == under_way
             assert 0 <= flow.free(now) <= max(0, concurrency - under_way)
             later = flow.next_at(now)
             assert later is None or now < later <= now + breaker.max_pause
-            if flow.stands(now):
+            if flow.is_blocked(now):
                 assert flow.free(now) == 0
                 assert later is not None
                 assert flow.free(later) == min(breaker.probes, max(0, concurrency - under_way)), (

@@ -43,17 +43,17 @@ class Others:
 async def test_the_others_are_told_until_when():
     others = Others()
     holds = Holds(others, others)
-    holds.tell("a", 30_000)
-    holds.tell("b", 5_000)
-    await holds.drained()
+    holds.notify("a", 30_000)
+    holds.notify("b", 5_000)
+    await holds.drain()
     assert sorted(others.told) == [("a", 30_000), ("b", 5_000)]
 
 
 async def test_a_node_that_is_alone_tells_nobody():
     others = Others(nodes=1)
     holds = Holds(others, others)
-    holds.tell("a", 30_000)
-    await holds.drained()
+    holds.notify("a", 30_000)
+    await holds.drain()
     assert others.told == []
 
 
@@ -62,21 +62,21 @@ async def test_many_that_are_asked_for_the_same_say_it_once():
     holds = Holds(others, others)
     for late_ms in range(0, 1_000, 10):
         others.at_ms = START_MS + late_ms
-        holds.tell("a", 30_000)
-        await holds.drained()
+        holds.notify("a", 30_000)
+        await holds.drain()
     assert others.told == [("a", 30_000)]
     others.at_ms = START_MS + 1_000
-    holds.tell("a", 30_000)
-    await holds.drained()
+    holds.notify("a", 30_000)
+    await holds.drain()
     assert others.told == [("a", 30_000), ("a", 31_000)]
 
 
 async def test_a_shorter_hold_after_a_longer_one_is_not_told():
     others = Others()
     holds = Holds(others, others)
-    holds.tell("a", 30_000)
-    holds.tell("a", 5_000)
-    await holds.drained()
+    holds.notify("a", 30_000)
+    holds.notify("a", 5_000)
+    await holds.drain()
     assert others.told == [("a", 30_000)]
 
 
@@ -84,11 +84,11 @@ async def test_what_comes_while_one_is_told_is_told_after_it():
     others = Others()
     holds = Holds(others, others)
     others.goes_on.clear()
-    holds.tell("a", 30_000)
+    holds.notify("a", 30_000)
     await asyncio.sleep(0)
-    holds.tell("b", 5_000)
+    holds.notify("b", 5_000)
     others.goes_on.set()
-    await holds.drained()
+    await holds.drain()
     assert others.told == [("a", 30_000), ("b", 5_000)]
 
 
@@ -96,9 +96,9 @@ async def test_a_store_that_is_away_is_no_error_and_the_next_is_told():
     others = Others()
     holds = Holds(others, others)
     others.away = True
-    holds.tell("a", 30_000)
-    await holds.drained()
+    holds.notify("a", 30_000)
+    await holds.drain()
     others.away = False
-    holds.tell("b", 5_000)
-    await holds.drained()
+    holds.notify("b", 5_000)
+    await holds.drain()
     assert others.told == [("b", 5_000)]

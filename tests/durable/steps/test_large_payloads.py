@@ -11,7 +11,7 @@ from durable.stage import away
 from proxies import Proxy
 from tickwheel.durable import Scheduler
 from tickwheel.durable.batching import capacity
-from tickwheel.durable.batching.capacity import Portion
+from tickwheel.durable.batching.capacity import AdaptiveLimit
 from tickwheel.durable.permits.payloads import CLAIM_BYTES, Payloads
 from tickwheel.durable.stores.postgres import pool as postgres_pool
 from tickwheel.values.task import Task
@@ -225,17 +225,17 @@ class TestOverASlowLink:
 
 
 async def test_a_portion_halves_after_failures_and_doubles_after_quick_full_calls():
-    portion = Portion(1_000)
-    assert portion.size == 1_000
+    limit = AdaptiveLimit(1_000)
+    assert limit.size == 1_000
     for expected in (500, 250, 125):
-        portion.failed()
-        assert portion.size == expected
-    portion.worked(125, 9.0)
-    portion.worked(62, 0.1)
-    assert portion.size == 125
+        limit.record_failure()
+        assert limit.size == expected
+    limit.record_success(125, 9.0)
+    limit.record_success(62, 0.1)
+    assert limit.size == 125
     for expected in (250, 500, 1_000, 1_000):
-        portion.worked(portion.size // 2 + 1, 0.1)
-        assert portion.size == expected
+        limit.record_success(limit.size // 2 + 1, 0.1)
+        assert limit.size == expected
     for _ in range(100):
-        portion.failed()
-    assert portion.size == 1
+        limit.record_failure()
+    assert limit.size == 1

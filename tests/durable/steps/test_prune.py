@@ -16,7 +16,7 @@ from tickwheel.durable.registry import Audit, NotedTimes
 from tickwheel.durable.steps.prune import IDEMPOTENCY_MS, TRUST_AFTER_MS, Prune, times_to_note
 from tickwheel.durable.stores.postgres.statements import REPLAY
 from tickwheel.errors import StoreUnavailable, UnknownTask
-from tickwheel.values.task import Repeated, Task
+from tickwheel.values.task import RepeatedRequest, Task
 
 WEEK_MS = 7 * DAY * 1000
 
@@ -72,7 +72,7 @@ class Scene:
             await self.store.cancel([again.id])
         return {
             *(["task"] if final is not None else []),
-            *(["key"] if isinstance(again, Repeated) else []),
+            *(["key"] if isinstance(again, RepeatedRequest) else []),
             *(["line"] if lines else []),
         }
 

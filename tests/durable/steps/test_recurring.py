@@ -17,7 +17,7 @@ from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.errors import StoreUnavailable, UnknownSchedule, UnknownService
 from tickwheel.values.schedule import LEAD_MS, Timing
-from tickwheel.values.task import Ending, Event, Ids, hashed_shard
+from tickwheel.values.task import Ending, Event, Ids, hash_shard
 
 pytestmark = pytest.mark.asyncio
 
@@ -647,7 +647,7 @@ class TestTwo:
         await store.schedules.put(
             Schedule("s", "note", b"[]", "* * * * *", None, "UTC", "once", now, now), AUDIT
         )
-        shard = hashed_shard("s", SHARDS)
+        shard = hash_shard("s", SHARDS)
         epochs = await store.take(range(SHARDS), "n")
         before, after = Owner(store, epochs), Owner(store, {(shard + 1) % SHARDS: 1})
         clock.advance(13)

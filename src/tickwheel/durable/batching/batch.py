@@ -1,4 +1,4 @@
-"""Batches: what arrives while one is under way goes together into the next. Never a timer."""
+"""Batches: items that arrive while one is being stored form the next. Never a timer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tickwheel.durable.batching.capacity import QUEUE, Capacity, Portion
+from tickwheel.durable.batching.capacity import QUEUE_ITEMS, AdaptiveLimit, Capacity
 from tickwheel.errors import Locked, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-HEAVY = 4 << 20  # bytes of one batch
+BATCH_BYTES = 4 << 20
 
 
 class Batch(Generic[T, R]):
-    """Calls `flush(items)` with all that has been added, `limit` at most, one call at a time.
+    """Calls `flush(items)` with everything that was added, `limit` at most, one call at a time.
 
-    - `weigh` gives an item's bytes: `limit_bytes` of them are a batch, too.
-    - `add` returns the item's answer, once its batch is done.
-    - A batch that fails is split until the item that is to blame fails alone; when the store is
-      unavailable, all of it fails, and the next ones are smaller.
-    - One that is `Locked` is `aside`'s, if that is given: the next batch does not wait for it.
-    - More than `bound` waiting: `Overloaded`; or more than the `room` that it shares with others.
+    - `weigh` gives an item's bytes; a batch ends at `limit_bytes`, too.
+    - `add` returns a future that has the item's answer once its batch is done.
+    - A batch that fails is split until the faulty item fails alone. When the store is unavailable
+      the whole batch fails, and the next ones are smaller.
+    - `on_locked`, if given, takes over a batch that is `Locked`, so that the next one need not
+      wait for it.
+    - `Overloaded` when more than `bound` items wait, or more than the shared `capacity` allows.
     """
 
     def __init__(
@@ -35,27 +36,27 @@ class Batch(Generic[T, R]):
         flush: Callable[[list[T]], Awaitable[Sequence[R]]],
         *,
         limit: int = 1_000,
-        limit_bytes: int = HEAVY,
-        bound: int = QUEUE,
+        limit_bytes: int = BATCH_BYTES,
+        bound: int = QUEUE_ITEMS,
         weigh: Callable[[T], int] | None = None,
-        room: Capacity | None = None,
-        aside: Callable[[list[tuple[T, asyncio.Future[R]]]], None] | None = None,
+        capacity: Capacity | None = None,
+        on_locked: Callable[[list[tuple[T, asyncio.Future[R]]]], None] | None = None,
     ) -> None:
         self._flush = flush
-        self._limit = Portion(limit)
+        self._limit = AdaptiveLimit(limit)
         self._weigh = weigh
-        self._heavy = Portion(limit_bytes)
-        self._room = Capacity(bound, sys.maxsize) if room is None else room
-        self._aside = aside
+        self._limit_bytes = AdaptiveLimit(limit_bytes)
+        self._capacity = Capacity(bound, sys.maxsize) if capacity is None else capacity
+        self._on_locked = on_locked
         self._queue: deque[tuple[T, asyncio.Future[R]]] = deque()
         self._worker: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, item: T, *, beyond: bool = False) -> asyncio.Future[R]:
-        """Add an item; the future is its answer. `beyond`: whatever waits already."""
-        self._room.take(self._weigh(item) if self._weigh is not None else 0, beyond=beyond)
+    def add(self, item: T, *, force: bool = False) -> asyncio.Future[R]:
+        """Add an item; the future is its answer. `force` adds it however much waits."""
+        self._capacity.take(self._weigh(item) if self._weigh is not None else 0, force=force)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._queue.append((item, future))
@@ -63,64 +64,64 @@ class Batch(Generic[T, R]):
             self._worker = loop.create_task(self._work())
         return future
 
-    async def drained(self) -> None:
-        """Wait until nothing is waiting or under way."""
+    async def drain(self) -> None:
+        """Wait until the queue is empty and no batch is being stored."""
         while self._worker is not None:
             await asyncio.wait([self._worker])
 
     async def _work(self) -> None:
         try:
             while self._queue:
-                await self._do(self._next())
+                await self._store(self._next())
         finally:
             self._worker = None
 
     def _next(self) -> list[tuple[T, asyncio.Future[R]]]:
-        """Take the next batch out of the queue, bounded in items and about so in bytes."""
+        """Take the next batch out of the queue; it may exceed the bytes by its last item."""
         batch: list[tuple[T, asyncio.Future[R]]] = []
         weight = 0
-        limit, heavy = self._limit.size, self._heavy.size
-        while self._queue and len(batch) < limit and weight < heavy:
+        limit, limit_bytes = self._limit.size, self._limit_bytes.size
+        while self._queue and len(batch) < limit and weight < limit_bytes:
             batch.append(self._queue.popleft())
             weight += self._weigh(batch[-1][0]) if self._weigh is not None else 0
-        self._room.give(len(batch), weight)
+        self._capacity.give(len(batch), weight)
         return batch
 
-    async def _do(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+    async def _store(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started = loop.time()
         try:
             answers = await self._flush([item for item, _ in batch])
         except Exception as error:  # noqa: BLE001
-            if self._aside is not None and isinstance(error, Locked):
-                self._aside(batch)
+            if self._on_locked is not None and isinstance(error, Locked):
+                self._on_locked(batch)
                 return
-            away = isinstance(error, StoreUnavailable) and not isinstance(error, Locked)
-            if away:
-                self._limit.failed()
-                self._heavy.failed()
-            if len(batch) > 1 and not away:
+            unavailable = isinstance(error, StoreUnavailable) and not isinstance(error, Locked)
+            if unavailable:
+                self._limit.record_failure()
+                self._limit_bytes.record_failure()
+            if len(batch) > 1 and not unavailable:
                 middle = len(batch) // 2
-                await asyncio.gather(self._do(batch[:middle]), self._do(batch[middle:]))
+                await asyncio.gather(self._store(batch[:middle]), self._store(batch[middle:]))
                 return
             for _, future in batch:
                 settle(future, error)
         else:
-            self._grow(batch, loop.time() - began)
+            self._grow(batch, loop.time() - started)
             for (_, future), answer in zip(batch, answers, strict=True):
                 settle(future, answer)
 
     def _grow(self, batch: list[tuple[T, asyncio.Future[R]]], seconds: float) -> None:
-        """Let the next batches be larger again, if this one was quick."""
-        self._limit.worked(len(batch), seconds)
-        if self._weigh is not None and self._heavy.size < self._heavy.most:
-            self._heavy.worked(sum(self._weigh(item) for item, _ in batch), seconds)
+        """Let the next batches be larger again if this one was quick."""
+        self._limit.record_success(len(batch), seconds)
+        if self._weigh is not None and self._limit_bytes.size < self._limit_bytes.maximum:
+            self._limit_bytes.record_success(sum(self._weigh(item) for item, _ in batch), seconds)
 
 
-def parts_of(
+def split_batch(
     items: Sequence[T], weigh: Callable[[T], int], limit: int, limit_bytes: int
 ) -> Iterator[list[T]]:
-    """Cut items into batches, each of at most `limit` and not much over `limit_bytes`."""
+    """Split items into batches of at most `limit`, each over `limit_bytes` by one item at most."""
     part: list[T] = []
     weight = 0
     for item in items:
@@ -134,7 +135,7 @@ def parts_of(
 
 
 def settle(future: asyncio.Future[Any], answer: Any) -> None:
-    """Give a future its answer, or raise it there; one that was cancelled is left alone."""
+    """Set a future's result or exception, unless it was cancelled."""
     if future.done():
         return
     if isinstance(answer, Exception):

@@ -18,95 +18,98 @@ T = TypeVar("T")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-PARTS = 8  # that a batch is cut into, to find out who is to blame
-SIFTED = 2  # parts that are tried at once
-PLACES = 2  # for those that wait alone
-PATIENCE_SECONDS = 5.0  # for such a place
-KNOWN_SECONDS = 5.0  # so long a name is kept out of the batches after it was locked
-NAMES = 10_000  # that are known at once, at most
+PARTS_PER_SPLIT = 8
+CONCURRENT_PARTS = 2  # parts of batches that are being stored at once
+CONCURRENT_WAITS = 2  # single items that wait for a lock in the store at once
+MAX_WAIT_SECONDS = 5.0  # for one of those two slots
+REMEMBER_SECONDS = 5.0  # a key that was locked keeps its items out of batches for this long
+MAX_REMEMBERED_KEYS = 10_000
 
 
 class Flush(Protocol[T, R_co]):
-    """Stores items, all or none; `patient`: it waits for a lock as long as one can be waited for.
+    """Stores items, all or none.
 
-    Otherwise it is `Locked` after a moment.
+    With `patient` it waits for a lock as long as the store allows; without, it raises `Locked`
+    after a moment.
     """
 
     async def __call__(self, items: list[T], /, *, patient: bool) -> Sequence[R_co]: ...
 
 
 class LockedQueue(Generic[T, R]):
-    """Takes batches that were `Locked`, finds out by whose fault, and lets only those wait.
+    """Takes batches that were `Locked`, finds the locked items, and lets only those wait.
 
-    - A batch is cut into parts until each part is stored or is a single item.
-    - A single one waits alone, a few at a time, and is `Locked` when that was in vain.
-    - What was locked a moment ago is known by its `names`: it need not spoil another batch.
+    - It splits a batch until each part is stored or is a single item.
+    - A single item waits for its lock, a few at a time, and fails with `Locked` if it never gets
+      one.
+    - `lock_keys` gives the keys that another transaction may hold. The queue remembers recently
+      locked keys, so that their items do not lock another batch.
     """
 
     def __init__(
         self,
         flush: Flush[T, R],
-        names: Callable[[T], Iterable[Hashable]],
+        lock_keys: Callable[[T], Iterable[Hashable]],
         weigh: Callable[[T], int],
-        room: Capacity,
+        capacity: Capacity,
     ) -> None:
         self._flush = flush
-        self._names = names
+        self._lock_keys = lock_keys
         self._weigh = weigh
-        self._room = room
+        self._capacity = capacity
         self._clock = SystemClock()
-        self._sifting = asyncio.Semaphore(SIFTED)
-        self._places = asyncio.Semaphore(PLACES)
-        self._locked: dict[Hashable, float] = {}  # names, and until when they are known
+        self._part_slots = asyncio.Semaphore(CONCURRENT_PARTS)
+        self._wait_slots = asyncio.Semaphore(CONCURRENT_WAITS)
+        self._locked_until: dict[Hashable, float] = {}  # by key
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def knows(self, item: T) -> bool:
-        """Say whether an item would be locked in a batch, as far as one can know."""
-        if not self._locked:
+    def is_locked(self, item: T) -> bool:
+        """Return whether one of an item's keys was locked a moment ago."""
+        if not self._locked_until:
             return False
         now = self._clock.time()
-        return any(self._locked.get(name, now) > now for name in self._names(item))
+        return any(self._locked_until.get(key, now) > now for key in self._lock_keys(item))
 
-    def add(self, item: T, *, beyond: bool = False) -> asyncio.Future[R]:
-        """Let an item wait alone from the start; the future is its answer."""
-        self._room.take(self._weigh(item), beyond=beyond)
+    def add(self, item: T, *, force: bool = False) -> asyncio.Future[R]:
+        """Add an item that waits on its own from the start; the future is its answer."""
+        self._capacity.take(self._weigh(item), force=force)
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._begin([(item, future)])
+        self._start([(item, future)])
         return future
 
-    def put(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
-        """Take over a batch that was locked, and those who wait for its answers."""
+    def add_batch(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+        """Take over a batch that was locked, and settle its futures."""
         for item, _ in batch:
-            self._room.take(self._weigh(item), beyond=True)
-        self._begin(batch)
+            self._capacity.take(self._weigh(item), force=True)
+        self._start(batch)
 
-    def _begin(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
-        until = self._clock.time() + PATIENCE_SECONDS
-        task = asyncio.get_running_loop().create_task(self._sift(batch, until))
+    def _start(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+        until = self._clock.time() + MAX_WAIT_SECONDS
+        task = asyncio.get_running_loop().create_task(self._bisect(batch, until))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def drained(self) -> None:
-        """Wait until nothing waits here."""
+    async def drain(self) -> None:
+        """Wait until the queue is empty."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _sift(self, batch: list[tuple[T, asyncio.Future[R]]], until: float) -> None:
-        """Store a batch part by part; those that are locked, again in parts."""
+    async def _bisect(self, batch: list[tuple[T, asyncio.Future[R]]], until: float) -> None:
+        """Store a batch part by part; split the locked parts further."""
         if len(batch) == 1:
-            await self._wait(batch[0], until)
+            await self._store_single(batch[0], until)
             return
-        size = -(-len(batch) // PARTS)
+        size = -(-len(batch) // PARTS_PER_SPLIT)
         parts = [batch[start : start + size] for start in range(0, len(batch), size)]
-        stored = await asyncio.gather(*(self._try(part, until) for part in parts))
-        left = [part for part, done in zip(parts, stored, strict=True) if not done]
-        await asyncio.gather(*(self._sift(part, until) for part in left))
+        stored = await asyncio.gather(*(self._store_part(part, until) for part in parts))
+        locked = [part for part, done in zip(parts, stored, strict=True) if not done]
+        await asyncio.gather(*(self._bisect(part, until) for part in locked))
 
-    async def _try(self, part: list[tuple[T, asyncio.Future[R]]], until: float) -> bool:
-        """Store a part of a batch, or say that it has to be cut further."""
-        async with self._sifting:
+    async def _store_part(self, part: list[tuple[T, asyncio.Future[R]]], until: float) -> bool:
+        """Store a part of a batch; return False when it must be split further."""
+        async with self._part_slots:
             if self._clock.time() > until:
-                self._settle(part, [vain()] * len(part))
+                self._settle(part, [no_slot()] * len(part))
                 return True
             try:
                 answers = await self._flush([item for item, _ in part], patient=False)
@@ -118,52 +121,56 @@ class LockedQueue(Generic[T, R]):
                 self._settle(part, answers)
         return True
 
-    async def _wait(self, one: tuple[T, asyncio.Future[R]], until: float) -> None:
-        """Store a single item, as soon as there is a place to wait for its lock."""
-        self._note(one[0])
+    async def _store_single(self, single: tuple[T, asyncio.Future[R]], until: float) -> None:
+        """Store one item, once a slot to wait for its lock is free."""
+        item = single[0]
+        self._remember(item)
         answer: R | Exception
         try:
             async with asyncio.timeout(max(0.0, until - self._clock.time())):
-                await self._places.acquire()
+                await self._wait_slots.acquire()
         except TimeoutError:
-            self._settle([one], [vain()])
+            self._settle([single], [no_slot()])
             return
         try:
-            answer = (await self._flush([one[0]], patient=True))[0]
+            answer = (await self._flush([item], patient=True))[0]
         except Locked as error:
-            self._note(one[0])
+            self._remember(item)
             answer = error
         except Exception as error:  # noqa: BLE001
             answer = error
         else:
-            self._forget(one[0])
+            self._forget(item)
         finally:
-            self._places.release()
-        self._settle([one], [answer])
+            self._wait_slots.release()
+        self._settle([single], [answer])
 
     def _settle(
         self, part: Sequence[tuple[T, asyncio.Future[R]]], answers: Sequence[R | Exception]
     ) -> None:
         for (item, future), answer in zip(part, answers, strict=True):
-            self._room.give(1, self._weigh(item))
+            self._capacity.give(1, self._weigh(item))
             settle(future, answer)
 
-    def _note(self, item: T) -> None:
-        """Know an item's names for a while; of too many at once some are not known."""
+    def _remember(self, item: T) -> None:
+        """Remember an item's keys as locked for a while, unless the memory is full."""
         now = self._clock.time()
-        if len(self._locked) >= NAMES:
-            self._locked = {name: end for name, end in self._locked.items() if end > now}
-        if len(self._locked) < NAMES:
-            self._locked.update((name, now + KNOWN_SECONDS) for name in self._names(item))
+        if len(self._locked_until) >= MAX_REMEMBERED_KEYS:
+            self._locked_until = {
+                key: until for key, until in self._locked_until.items() if until > now
+            }
+        if len(self._locked_until) < MAX_REMEMBERED_KEYS:
+            until = now + REMEMBER_SECONDS
+            self._locked_until.update((key, until) for key in self._lock_keys(item))
 
     def _forget(self, item: T) -> None:
-        for name in self._names(item):
-            self._locked.pop(name, None)
+        for key in self._lock_keys(item):
+            self._locked_until.pop(key, None)
 
 
-def vain() -> Locked:
-    """Return the error of one that did not even get a place."""
+def no_slot() -> Locked:
+    """Return the error of an item that got no slot to wait in."""
     return Locked(
-        f"other transactions hold so many keys that after {PATIENCE_SECONDS:g} s there was no"
-        " place to wait for this one"
+        f"other transactions hold so many keys that after {MAX_WAIT_SECONDS:g} s there was no"
+        " slot to wait for this one"
     )

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tickwheel.clock import SystemClock
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.metrics import Histogram
-from tickwheel.durable.permits.semaphore import Gate
-from tickwheel.values.json import call as serial
+from tickwheel.durable.permits.semaphore import Semaphore
+from tickwheel.values.json.encode import encode
 from tickwheel.values.outcome import Fail, Retry, Snooze, milliseconds
 from tickwheel.values.task import Event
 
@@ -60,10 +60,10 @@ class LocalChannel:
         self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         self._stopwatch = stopwatch or SystemClock()
         self._functions = functions
-        self._threads = Gate(threads)
+        self._threads = Semaphore(threads)
         self._pool = Threads()
 
-    def gate(self, service: Service) -> Gate | None:
+    def semaphore(self, service: Service) -> Semaphore | None:
         """Return the threads, for a plain function."""
         return None if self._functions[service.name].is_async else self._threads
 
@@ -181,7 +181,7 @@ def answer_to(value: Any) -> Answer:
     if isinstance(value, Retry):
         after = None if value.after is None else milliseconds("after", value.after)
         return Answer(Event.RETRY, error=str(value.reason) or "Retry", after_ms=after)
-    result = serial.encode(value)
+    result = encode(value)
     if len(result) > RESULT:
         raise ValueError(f"a result may have {RESULT} bytes, this one has {len(result)}")
     return Answer(Event.FINISH, result.decode())

@@ -48,7 +48,7 @@ class Flow:
         self._divide()
         self._tokens = self._burst
 
-    def fit(self, service: Service, nodes: int, now: float) -> None:
+    def update(self, service: Service, nodes: int, now: float) -> None:
         """Keep to another configuration from now on, or to another share of it."""
         if service is self.service and nodes == self.nodes:
             return
@@ -83,13 +83,13 @@ class Flow:
         """How many may be under way at once by now."""
         return int(min(self._limit, self._window))
 
-    def stands(self, now: float) -> bool:
+    def is_blocked(self, now: float) -> bool:
         """Say whether nothing is let through for now, however little is under way."""
         return now < self._held_until or now < self._opened_until
 
     def free(self, now: float) -> int:
         """Return how many calls may begin."""
-        if self.stands(now):
+        if self.is_blocked(now):
             return 0
         # Those that hang from before a pause count against the limit, not against the window.
         free = min(self._limit - self.under_way, self._window - self._of_round)
@@ -127,7 +127,7 @@ class Flow:
         self._of_round -= turn == self._round
         assert self.under_way >= 0
 
-    def heard(self, healthy: bool | None, now: float, turn: int) -> None:
+    def record(self, healthy: bool | None, now: float, turn: int) -> None:
         """Note how a call went: whether the service works, or None when that is not known."""
         if turn != self._round:
             return  # it began before the breaker opened

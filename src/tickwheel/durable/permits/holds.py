@@ -25,7 +25,7 @@ class Holds:
         self._untold: dict[str, int] = {}
         self._telling: asyncio.Task[None] | None = None
 
-    def tell(self, service: str, hold_ms: int) -> None:
+    def notify(self, service: str, hold_ms: int) -> None:
         """Tell that a service asked to be left alone for so long."""
         now_ms = int(self._store.now_ms())
         until_ms = now_ms + hold_ms
@@ -45,7 +45,7 @@ class Holds:
         finally:
             self._telling = None
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Wait until nothing is left to tell."""
         if self._telling is not None:
             await asyncio.wait([self._telling])

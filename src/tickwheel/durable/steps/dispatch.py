@@ -12,7 +12,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tickwheel.durable.batching.capacity import Portion
+from tickwheel.durable.batching.capacity import AdaptiveLimit
 from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.directory.directory import Directory
     from tickwheel.durable.permits.holds import Holds
-    from tickwheel.durable.permits.semaphore import Gate
+    from tickwheel.durable.permits.semaphore import Semaphore
     from tickwheel.durable.steps.feedback import Feedback
     from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.steps.leases import Leases, Orphans
@@ -60,7 +60,7 @@ class Running:
     __slots__ = ("deadline", "ended", "flow", "job", "key", "service", "shared", "task", "turn")
 
     def __init__(
-        self, task: Task, service: Service, flow: Flow, turn: int, shared: Gate | None
+        self, task: Task, service: Service, flow: Flow, turn: int, shared: Semaphore | None
     ) -> None:
         self.task = task
         self.key = task.attempt_key
@@ -112,8 +112,8 @@ class Dispatch:
         self._pause = 0.0  # the store answered "not due yet": this clock is ahead of the store's
         self._paused_until = 0.0
         self._warn_at = -math.inf
-        self._claim_tasks = Portion(BATCH)
-        self._claim_bytes = Portion(CLAIM_BYTES)
+        self._claim_tasks = AdaptiveLimit(BATCH)
+        self._claim_bytes = AdaptiveLimit(CLAIM_BYTES)
         self.payloads = Payloads()
         self.flows: dict[str, Flow] = {}
         self._locked_at: dict[str, float] = {}  # when a claim last found these tasks locked
@@ -147,7 +147,9 @@ class Dispatch:
     def _is_blocked(self, name: str) -> bool:
         """Return whether no task of this service can be sent for now."""
         flow = self.flows.get(name)
-        return not self._is_enabled(name) or (flow is not None and flow.stands(self._timer.time()))
+        return not self._is_enabled(name) or (
+            flow is not None and flow.is_blocked(self._timer.time())
+        )
 
     def _is_enabled(self, name: str) -> bool:
         """Return whether tasks of this service may be sent."""
@@ -167,7 +169,7 @@ class Dispatch:
         turn = names.index(self._first_served) + 1 if self._first_served in names else 0
         for number, name in enumerate(names[turn:] + names[:turn]):
             service = self._services[name]
-            flow, shared = self._gates(service, now)
+            flow, shared = self._permits(service, now)
             free = min(most - len(batch), flow.free(now))
             if free:
                 free = min(free, self.payloads.offer(name))
@@ -176,7 +178,7 @@ class Dispatch:
             if shared is not None and free:
                 choosers, services = len(names) - number, len(self._services)
                 free = min(free, shared.offer(flow.under_way, choosers, services))
-                if not free and shared.spare:
+                if not free and shared.fair:
                     held = flow.under_way, shared.permits, shared.free
                     self._warn(WAIT_FOR_CALLS, name, *held)
             taken = self._horizon.take(name, free)
@@ -202,7 +204,7 @@ class Dispatch:
         service, flow = self._services.get(name), self.flows.get(name)
         if service is None:
             return True
-        shared = self._channels[service.protocol].gate(service)
+        shared = self._channels[service.protocol].semaphore(service)
         return (
             service.enabled
             and self.payloads.offer(name) > 0
@@ -222,20 +224,20 @@ class Dispatch:
             self.payloads.forget(name)
             self._horizon.forget_service(name)
 
-    def _gates(self, service: Service, now: float) -> tuple[Flow, Gate | None]:
+    def _permits(self, service: Service, now: float) -> tuple[Flow, Semaphore | None]:
         """Return the service's own permits, and those that it shares with others, or None."""
         nodes = self._coordinator.node_count()
         flow = self.flows.get(service.name)
         if flow is None:
             flow = self.flows[service.name] = Flow(service, now, nodes)
         else:
-            flow.fit(service, nodes, now)
-        return flow, self._channels[service.protocol].gate(service)
+            flow.update(service, nodes, now)
+        return flow, self._channels[service.protocol].semaphore(service)
 
     def _undo(self, service: Service, turn: int) -> None:
         """Give back the permits of a task that was not claimed."""
         self.flows[service.name].undo(turn)
-        shared = self._channels[service.protocol].gate(service)
+        shared = self._channels[service.protocol].semaphore(service)
         if shared is not None:
             shared.give()
 
@@ -276,8 +278,8 @@ class Dispatch:
             )
         except BaseException:
             self._leases.claiming.clear()
-            self._claim_tasks.failed()
-            self._claim_bytes.failed()
+            self._claim_tasks.record_failure()
+            self._claim_bytes.record_failure()
             # The claim may have been committed nevertheless.
             self._orphans.suspect_lost_claims(
                 {due.id: epochs[due.shard] for due in wanted if due.shard in epochs}
@@ -287,8 +289,8 @@ class Dispatch:
                 self._horizon.put_back(due, entry)
             raise
         seconds = self._timer.time() - began
-        self._claim_tasks.worked(len(wanted), seconds)
-        self._claim_bytes.worked(sum(len(task.body) for task in claims.tasks), seconds)
+        self._claim_tasks.record_success(len(wanted), seconds)
+        self._claim_bytes.record_success(sum(len(task.body) for task in claims.tasks), seconds)
         for task in claims.tasks:
             self._leases.add(task, asked)
         self._leases.claiming.clear()  # one batch at a time
@@ -326,7 +328,7 @@ class Dispatch:
 
     def _send(self, task: Task, service: Service, turn: int) -> None:
         """Start an attempt that was claimed."""
-        shared = self._channels[service.protocol].gate(service)
+        shared = self._channels[service.protocol].semaphore(service)
         attempt = Running(task, service, self.flows[service.name], turn, shared)
         self.running[task.id] = attempt
         self.payloads.take(task)
@@ -400,7 +402,7 @@ class Dispatch:
             "task %s (%s): attempt %d is over in the store; ending its call",
             key.id, attempt.service.name, key.attempt, extra={"task": key.id},
         )  # fmt: skip
-        attempt.flow.heard(None, self._timer.time(), attempt.turn)
+        attempt.flow.record(None, self._timer.time(), attempt.turn)
         self._detach(attempt)
         self._interrupt(attempt)
 
@@ -439,7 +441,7 @@ class Dispatch:
         """Apply what an answer says about the service: its health, a hold, gone."""
         now = self._timer.time()
         before = attempt.flow.state
-        attempt.flow.heard(answer.healthy, now, attempt.turn)
+        attempt.flow.record(answer.healthy, now, attempt.turn)
         after = attempt.flow.state
         if after is not before:
             name, about = attempt.service.name, {"service": attempt.service.name}
@@ -450,7 +452,7 @@ class Dispatch:
                 logger.info("%s works again", name, extra=about)
         if answer.hold_ms is not None:
             attempt.flow.hold(now + answer.hold_ms / 1000)
-            self._holds.tell(attempt.service.name, answer.hold_ms)
+            self._holds.notify(attempt.service.name, answer.hold_ms)
         if answer.gone and self._directory.disable(attempt.service):
             self._steps.wake("directory")
 
@@ -461,7 +463,7 @@ class Dispatch:
             return
         now = self._timer.time()
         until = now + (until_ms - self._store.now_ms()) / 1000
-        flow, _ = self._gates(service, now)
+        flow, _ = self._permits(service, now)
         if until > (flow.next_at(now) or now) + HOLD_SLACK_SECONDS:
             flow.hold(until)
 

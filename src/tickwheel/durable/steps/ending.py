@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.durable.channel import Answer
 from tickwheel.values.service import Service
-from tickwheel.values.task import COUNTED, Ending, Event
+from tickwheel.values.task import FAILURE_EVENTS, Ending, Event
 
 if TYPE_CHECKING:
     from tickwheel.values.task import Task
@@ -23,7 +23,7 @@ def ending_of(task: Task, service: Service | None, answer: Answer, now_ms: int) 
     If the service was deleted (None), the defaults apply.
     """
     event, after_ms, error = answer.event, answer.after_ms or 0, answer.error
-    failures = task.failures + (event in COUNTED)
+    failures = task.failures + (event in FAILURE_EVENTS)
     due_at_ms = now_ms + after_ms
     if event is Event.RETRY:
         if failures >= task.max_attempts:

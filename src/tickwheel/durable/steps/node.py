@@ -218,7 +218,7 @@ class Node:
     async def _close(self) -> None:
         self.feedback.close()
         await asyncio.gather(*(step.stop() for step in self._steps))
-        await self._holds.drained()
+        await self._holds.drain()
         if self._joined:
             with contextlib.suppress(ConnectionError):
                 await self.coordinator.stop()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.durable.log import logger
 from tickwheel.values.schedule import LEAD_MS, Firing, Start
-from tickwheel.values.task import at, hashed_shard
+from tickwheel.values.task import datetime_of, hash_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +118,7 @@ class Recurring:
         """Keep the times of enabled schedules in this node's shards."""
         for timing in found:
             name, was = timing.name, self._timings.get(timing.name)
-            shard = hashed_shard(name, self._store.shards)
+            shard = hash_shard(name, self._store.shards)
             if not timing.enabled or shard not in self._owned:
                 self._forget(name)
                 continue
@@ -135,7 +135,7 @@ class Recurring:
                 logger.warning(
                     "the schedule %r has fired until %s, since a clock was ahead; put it again",
                     name,
-                    at(timing.fired_until_ms),
+                    datetime_of(timing.fired_until_ms),
                 )
 
     def _forget(self, name: str) -> None:
@@ -182,5 +182,5 @@ class Recurring:
             yield Firing(timing, time_ms, self._start(timing, time_ms, now))
 
     def _start(self, timing: Timing, time_ms: int, now: int) -> Start:
-        shard = hashed_shard(timing.name, self._store.shards)
+        shard = hash_shard(timing.name, self._store.shards)
         return Start(self._submit.new_id(now, shard), time_ms, shard, now)

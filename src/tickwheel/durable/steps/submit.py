@@ -10,7 +10,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
-from tickwheel.durable.batching.batch import HEAVY, Batch, parts_of
+from tickwheel.durable.batching.batch import BATCH_BYTES, Batch, split_batch
 from tickwheel.durable.batching.capacity import Capacity
 from tickwheel.durable.batching.contention import LockedQueue
 from tickwheel.durable.permits.share import Share
@@ -20,10 +20,10 @@ from tickwheel.values.task import (
     Due,
     Idempotency,
     Ids,
-    Repeated,
+    KeyConflict,
+    RepeatedRequest,
     State,
     Submission,
-    Taken,
     Task,
 )
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tickwheel.values.options import TaskOptions
     from tickwheel.values.service import Service
 
-    Stored = Task | Taken | Repeated | None
+    Stored = Task | KeyConflict | RepeatedRequest | None
 
 SubmitError = KeyTaken | KeyReused | Locked | TaskGone
 MAX_BODY_BYTES = 1 << 20  # of a payload, unless the scheduler sets another limit
@@ -82,7 +82,7 @@ class Submit:
         """Return a batch whose locked submissions move to the queue for those."""
         return Batch(
             self._insert, limit=rows, limit_bytes=self._store.insert_limit.bytes, weigh=body_bytes,
-            room=self._capacity, aside=self._locked_queue.put,
+            capacity=self._capacity, on_locked=self._locked_queue.add_batch,
         )  # fmt: skip
 
     def build(
@@ -145,7 +145,7 @@ class Submit:
         """Store one task, in a batch with others that wait; return the store's answer."""
         return await self._add(submission)
 
-    def _add(self, submission: Submission, *, beyond: bool = False) -> asyncio.Future[Stored]:
+    def _add(self, submission: Submission, *, force: bool = False) -> asyncio.Future[Stored]:
         """Add to the right lane: a user's transaction may hold a key for long.
 
         An idempotency key is held only for the time of an insert.
@@ -155,10 +155,10 @@ class Submit:
         elif submission.idempotency is not None:
             lane = self._idempotent
         else:
-            return self._plain.add(submission, beyond=beyond)
-        if self._locked_queue.knows(submission):
-            return self._locked_queue.add(submission, beyond=beyond)
-        return lane.add(submission, beyond=beyond)
+            return self._plain.add(submission, force=force)
+        if self._locked_queue.is_locked(submission):
+            return self._locked_queue.add(submission, force=force)
+        return lane.add(submission, force=force)
 
     async def submit_many(
         self, submissions: Iterable[Submission], progress: Callable[[int], object]
@@ -168,7 +168,7 @@ class Submit:
         Raise `Overloaded` before the first one if too much waits to be stored. After that, it
         stores at most `CHUNKS_IN_FLIGHT` chunks at a time.
         """
-        self._capacity.check(HEAVY)
+        self._capacity.check(BATCH_BYTES)
         answers: list[Task | SubmitError] = []
         chunk: list[Submission] = []
         total_bytes = 0
@@ -187,7 +187,7 @@ class Submit:
             for submission in submissions:
                 chunk.append(submission)
                 total_bytes += body_bytes(submission)
-                if len(chunk) == CHUNK_TASKS or total_bytes > HEAVY:
+                if len(chunk) == CHUNK_TASKS or total_bytes > BATCH_BYTES:
                     await finish(CHUNKS_IN_FLIGHT - 1)
                     store()
                     chunk, total_bytes = [], 0
@@ -205,7 +205,7 @@ class Submit:
         idempotent = [one for one in chunk if may_block(one) and one.task.key is None]
         together = plain + idempotent
         for one in together:
-            self._capacity.take(body_bytes(one), beyond=True)
+            self._capacity.take(body_bytes(one), force=True)
         try:
             first, second, *rest = await asyncio.gather(
                 self._insert_in_parts(plain),
@@ -253,13 +253,13 @@ class Submit:
 
     async def _submit_admitted(self, submission: Submission) -> Task:
         """Store one task of a chunk that was admitted already, however much waits."""
-        return self.task_of(submission, await self._add(submission, beyond=True))
+        return self.task_of(submission, await self._add(submission, force=True))
 
     def task_of(self, submission: Submission, answer: Stored) -> Task:
         """Return the task that a submit results in; raise if its key is taken."""
         if isinstance(answer, Task):
             return answer
-        if isinstance(answer, Repeated):
+        if isinstance(answer, RepeatedRequest):
             return repeated_task(submission, answer)
         assert answer is not None
         holder = answer.holder
@@ -274,7 +274,7 @@ class Submit:
     async def _insert_in_parts(self, submissions: Sequence[Submission]) -> list[Stored]:
         """Store a batch in inserts of the size the store prefers; claims run between them."""
         limit = self._store.insert_limit
-        parts = parts_of(submissions, body_bytes, limit.rows, limit.bytes)
+        parts = split_batch(submissions, body_bytes, limit.rows, limit.bytes)
         stored = await asyncio.gather(*map(self._insert, parts))
         return [answer for answers in stored for answer in answers]
 
@@ -340,8 +340,8 @@ class Submit:
     async def drain(self) -> None:
         """Wait until every task and notification has reached the store."""
         for lane in (self._plain, self._idempotent, self._keyed):
-            await lane.drained()
-        await self._locked_queue.drained()
+            await lane.drain()
+        await self._locked_queue.drain()
         if self._notifying is not None:
             await asyncio.wait([self._notifying])
 
@@ -360,7 +360,7 @@ def lock_keys(submission: Submission) -> Iterator[tuple[str, str, str]]:
         yield "request", idempotency.caller, idempotency.key
 
 
-def repeated_task(submission: Submission, answer: Repeated) -> Task:
+def repeated_task(submission: Submission, answer: RepeatedRequest) -> Task:
     """Return the task of a repeated request; raise if the request differs or the task is gone."""
     assert submission.idempotency is not None
     key = submission.idempotency.key

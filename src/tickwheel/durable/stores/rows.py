@@ -17,10 +17,10 @@ from tickwheel.values.task import (
     FINAL,
     Attempt,
     Event,
+    KeyConflict,
     Page,
-    Repeated,
+    RepeatedRequest,
     State,
-    Taken,
     Task,
     Verdict,
 )
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tickwheel.values.task import Lease, Submission
 
-    Answer = Task | Taken | Repeated | None
+    Answer = Task | KeyConflict | RepeatedRequest | None
 
 PAGE = 2048  # deleted bytes that count as a row
 STATES = {str(state): state for state in State}
@@ -183,20 +183,20 @@ def answered_with(submission: Submission, answer: Answer) -> str | None:
     """Return the id of the task in the answer to a submission; None if it is refused."""
     if isinstance(answer, Task):
         return answer.id
-    if isinstance(answer, Taken) and submission.on_conflict == "keep":
+    if isinstance(answer, KeyConflict) and submission.on_conflict == "keep":
         return answer.holder.id
     return None
 
 
-def repeated(submission: Submission, digest: str, task: Task | None) -> Task | Repeated:
+def repeated(submission: Submission, digest: str, task: Task | None) -> Task | RepeatedRequest:
     """Return the answer to a repeated request; the first had this digest and this task."""
     named = submission.idempotency
     assert named is not None
     if named.digest != digest:
-        return Repeated(False, None)
+        return RepeatedRequest(False, None)
     if task is not None and task.id == submission.task.id:
         return task  # the same submission again: its answer was lost
-    return Repeated(True, task)
+    return RepeatedRequest(True, task)
 
 
 def token_row(token: Token) -> tuple[Any, ...]:

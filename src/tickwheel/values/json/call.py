@@ -10,8 +10,8 @@ import sys
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.values.json.encode import at, decode, encode, encode_carefully, told
-from tickwheel.values.json.restore import Plan, optional, resolved, restore, restorer
+from tickwheel.values.json.encode import convert_at, decode, encode, encode_carefully, errors_for
+from tickwheel.values.json.restore import Plan, or_none, plan_for, resolve_hint, restore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ class Signature:
             args = [payload]
         self._check(args, kwargs)
         if self._plans:
-            with told(f"{self.name}(): "):
+            with errors_for(f"{self.name}(): "):
                 args, kwargs = self._restored(args, kwargs)
         return tuple(args), kwargs
 
@@ -130,8 +130,8 @@ class Signature:
         plans = {}
         for p in self._signature.parameters.values():
             if p.annotation is not p.empty:
-                plan = restorer(resolved(p.annotation, self._namespace))
-                plans[p.name] = optional(plan, p.default)
+                plan = plan_for(resolve_hint(p.annotation, self._namespace))
+                plans[p.name] = or_none(plan, p.default)
         return {name: plan for name, plan in plans.items() if plan is not None}
 
     @cached_property
@@ -146,10 +146,12 @@ class Signature:
     ) -> tuple[list[Any], dict[str, Any]]:
         plans, (more, others) = self._plans, self._rest
         names = [p.name for p in self._positions]
-        named = [at(name, plans.get(name), item) for name, item in zip(names, args, strict=False)]
-        rest = [at(more, plans.get(more), item) for item in args[len(names) :]]
+        named = [
+            convert_at(name, plans.get(name), item) for name, item in zip(names, args, strict=False)
+        ]
+        rest = [convert_at(more, plans.get(more), item) for item in args[len(names) :]]
         return named + rest, {
-            name: at(name, plans.get(name if name in self._names else others), item)
+            name: convert_at(name, plans.get(name if name in self._names else others), item)
             for name, item in kwargs.items()
         }
 

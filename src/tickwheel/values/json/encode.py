@@ -41,8 +41,8 @@ ALLOWED = (
     "date, time, timedelta, UUID, Decimal, Enum, bytes and paths"
 )
 TOO_DEEP = "nested too deeply, or inside itself"
-DEPTH = 200  # arrays and objects within each other, of what comes from elsewhere
-DEPTH_SLICE = 65_536  # bytes whose depth is found at once
+MAX_DEPTH = 200  # arrays and objects within each other, of what comes from elsewhere
+DEPTH_SLICE_BYTES = 65_536  # whose depth is measured at once
 
 
 def encode(value: object) -> bytes:
@@ -77,16 +77,16 @@ def decode(body: bytes | str) -> Any:
         raise ValueError("not read: this JSON is nested too deeply") from None
 
 
-def deeper(body: bytes, depth: int = DEPTH) -> bool:
+def exceeds_depth(body: bytes, depth: int = MAX_DEPTH) -> bool:
     """Say whether JSON has arrays and objects within each other more than `depth` times.
 
     Whoever reads it may have less room on the stack than whoever took it: how deep a decoder goes
     differs between Pythons, from a thousand to ten thousand.
     """
-    return any(most > depth for most in depths(body, depth))
+    return any(most > depth for most in slice_depths(body, depth))
 
 
-def depths(body: bytes, least: int = DEPTH) -> Iterator[int]:
+def slice_depths(body: bytes, least: int = MAX_DEPTH) -> Iterator[int]:
     """Give how deep each slice of JSON goes; nothing when it has no more than `least` brackets.
 
     Cost: a count of brackets; where there are enough of them, 2 ms for each slice at worst.
@@ -95,7 +95,7 @@ def depths(body: bytes, least: int = DEPTH) -> Iterator[int]:
         return
     inside = level = start = 0  # inside: 1 within a string
     while start < len(body):
-        part = body[start : start + DEPTH_SLICE]
+        part = body[start : start + DEPTH_SLICE_BYTES]
         if (len(part) - len(part.rstrip(b"\\"))) % 2:
             part += body[start + len(part) : start + len(part) + 1]  # what the last one escapes
         start += len(part)
@@ -107,7 +107,7 @@ def depths(body: bytes, least: int = DEPTH) -> Iterator[int]:
         level += sum(steps)
 
 
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # one deeper, or back: -1 as a byte
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # one level deeper, or back: -1 as a byte
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
@@ -137,7 +137,7 @@ class Misfit(Exception):
 
 
 @contextmanager
-def told(owner: str = "") -> Iterator[None]:
+def errors_for(owner: str = "") -> Iterator[None]:
     """Let a Misfit out of this block as the error that the caller is to see."""
     try:
         yield
@@ -147,7 +147,7 @@ def told(owner: str = "") -> Iterator[None]:
         raise ValueError(f"{owner}value: {TOO_DEEP}") from None
 
 
-def at(step: str | int, convert: Callable[[Any], Any] | None, value: Any) -> Any:
+def convert_at(step: str | int, convert: Callable[[Any], Any] | None, value: Any) -> Any:
     """Return `convert(value)`, for a value that is at `step` of its container."""
     if convert is None:
         return value
@@ -212,7 +212,7 @@ def _is_plain(value: Any) -> bool:
 
 def encode_carefully(value: object, owner: str = "") -> bytes:
     """Do as `encode` does, slowly; `owner` says whose argument it is."""
-    with told(owner):
+    with errors_for(owner):
         return _ENCODER.encode(_plain(value, set())).encode()
 
 
@@ -250,7 +250,7 @@ def _plain_container(value: Any, above: set[int]) -> Any:
         return _plain_dict(value, above)
     if isinstance(value, list | tuple):
         plain = partial(_plain, above=above)
-        return [at(index, plain, item) for index, item in enumerate(value)]
+        return [convert_at(index, plain, item) for index, item in enumerate(value)]
     if isinstance(value, set | frozenset):
         for item in value:
             _plain(item, above)  # before they are put in order, which asks for their JSON
@@ -263,7 +263,7 @@ def _plain_dict(items: dict[Any, Any], above: set[int]) -> dict[str, Any]:
         text = _key_text(key)
         if text in plain:
             raise Misfit(ValueError, f"two keys become {text!r:.100}")
-        plain[text] = at(text, partial(_plain, above=above), item)
+        plain[text] = convert_at(text, partial(_plain, above=above), item)
     return plain
 
 

@@ -33,7 +33,7 @@ from pathlib import PurePath
 from typing import Any, get_args, get_origin
 from uuid import UUID
 
-from tickwheel.values.json.encode import Misfit, at, encode, is_model, told
+from tickwheel.values.json.encode import Misfit, convert_at, encode, errors_for, is_model
 
 
 def restore(value: Any, annotation: Any) -> Any:
@@ -44,8 +44,8 @@ def restore(value: Any, annotation: Any) -> Any:
     - Of a union it is the first member that fits; an unknown class counts as the last.
     - TypeError when it does not fit, with the place, the value and the type.
     """
-    plan = restorer(annotation)
-    with told():
+    plan = plan_for(annotation)
+    with errors_for():
         return value if plan is None else plan(value)
 
 
@@ -56,13 +56,13 @@ def _unfit(value: Any, annotation: Any, why: str = "") -> Misfit:
     return Misfit(TypeError, f"{value!r:.100} is not {inspect.formatannotation(annotation)}{why}")
 
 
-def restorer(annotation: Any, strict: bool = False) -> Plan | None:
+def plan_for(annotation: Any, strict: bool = False) -> Plan | None:
     """Return the plan for `annotation`. A strict one checks plain types, too, as a union must."""
     origin, args = get_origin(annotation) or annotation, get_args(annotation)
     if isinstance(origin, typing.NewType):
-        return restorer(origin.__supertype__, strict)
+        return plan_for(origin.__supertype__, strict)
     if origin in _WRAPPERS:
-        return restorer(args[0], strict) if args else None
+        return plan_for(args[0], strict) if args else None
     if origin in (typing.Union, types.UnionType):
         return _union(annotation, args, strict)
     if origin is typing.Literal:
@@ -118,7 +118,7 @@ def _exact(kind: type) -> Plan:
     return plan
 
 
-def optional(plan: Plan | None, default: Any) -> Plan | None:
+def or_none(plan: Plan | None, default: Any) -> Plan | None:
     """Return `plan`, but for None when that is the default: annotations leave it out."""
     if plan is None or default is not None:
         return plan
@@ -126,9 +126,9 @@ def optional(plan: Plan | None, default: Any) -> Plan | None:
 
 
 def _union(annotation: Any, members: tuple[Any, ...], strict: bool) -> Plan | None:
-    if not strict and all(restorer(member) is None for member in members):
+    if not strict and all(plan_for(member) is None for member in members):
         return None
-    plans = [restorer(member, strict=True) for member in members]
+    plans = [plan_for(member, strict=True) for member in members]
     known = [plan for plan in plans if plan is not None]
 
     def plan(value: Any) -> Any:
@@ -161,8 +161,8 @@ def _alias(alias: Any, strict: bool) -> Plan:
     @lru_cache(maxsize=1)
     def actual() -> Plan:
         with suppress(NameError):
-            return restorer(alias.__value__, strict) or _as_it_is
-        return _as_it_is
+            return plan_for(alias.__value__, strict) or _unchanged
+        return _unchanged
 
     def plan(value: Any) -> Any:
         return actual()(value)
@@ -170,7 +170,7 @@ def _alias(alias: Any, strict: bool) -> Plan:
     return plan
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
@@ -181,11 +181,13 @@ def _array(value: Any, annotation: Any) -> list[Any]:
 
 
 def _each(plan: Plan | None, items: list[Any]) -> list[Any]:
-    return items if plan is None else [at(index, plan, it) for index, it in enumerate(items)]
+    return (
+        items if plan is None else [convert_at(index, plan, it) for index, it in enumerate(items)]
+    )
 
 
 def _list(annotation: Any, kind: type, args: tuple[Any, ...], strict: bool) -> Plan:
-    item = restorer(args[0], strict) if args else None
+    item = plan_for(args[0], strict) if args else None
     lenient = kind is not list and not strict  # a str is a Sequence, too
 
     def plan(value: Any) -> Any:
@@ -197,7 +199,7 @@ def _list(annotation: Any, kind: type, args: tuple[Any, ...], strict: bool) -> P
 
 
 def _set(annotation: Any, kind: type, args: tuple[Any, ...], strict: bool) -> Plan:
-    item = restorer(args[0], strict) if args else None
+    item = plan_for(args[0], strict) if args else None
     make: Callable[[list[Any]], Any] = frozenset if kind is frozenset else set
 
     def plan(value: Any) -> Any:
@@ -212,16 +214,16 @@ def _set(annotation: Any, kind: type, args: tuple[Any, ...], strict: bool) -> Pl
 
 def _tuple(annotation: Any, args: tuple[Any, ...], strict: bool) -> Plan:
     if args[1:] == (...,):
-        item = restorer(args[0], strict)
+        item = plan_for(args[0], strict)
         return lambda value: tuple(_each(item, _array(value, annotation)))
     if (not args and annotation != tuple[()]) or any(map(_is_unpacked, args)):
         return lambda value: tuple(_array(value, annotation))
-    plans = [restorer(arg, strict) for arg in args]
+    plans = [plan_for(arg, strict) for arg in args]
 
     def plan(value: Any) -> Any:
         if len(_array(value, annotation)) != len(plans):
             raise _unfit(value, annotation)
-        return tuple(map(at, range(len(plans)), plans, value))
+        return tuple(map(convert_at, range(len(plans)), plans, value))
 
     return plan
 
@@ -232,14 +234,17 @@ def _is_unpacked(arg: Any) -> bool:
 
 
 def _dict(annotation: Any, args: tuple[Any, ...], strict: bool) -> Plan:
-    key, item = (_key(args[0]), restorer(args[1], strict)) if args else (None, None)
+    key, item = (_key(args[0]), plan_for(args[1], strict)) if args else (None, None)
 
     def plan(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _unfit(value, annotation)
         if key is None and item is None:
             return value
-        return {at(text, key, text): at(text, item, entry) for text, entry in value.items()}
+        return {
+            convert_at(text, key, text): convert_at(text, item, entry)
+            for text, entry in value.items()
+        }
 
     return plan
 
@@ -249,8 +254,8 @@ def _key(annotation: Any) -> Plan | None:
     while isinstance(annotation, typing.NewType):
         annotation = annotation.__supertype__
     if not (isinstance(annotation, type) and issubclass(annotation, int)) or annotation is bool:
-        return restorer(annotation)
-    number = restorer(annotation) or _as_it_is
+        return plan_for(annotation)
+    number = plan_for(annotation) or _unchanged
 
     def plan(text: str) -> Any:
         if not re.fullmatch("-?[0-9]{1,4000}", text):
@@ -282,7 +287,7 @@ class Record:
         missing = self._required - given.keys()
         if missing:
             raise _unfit(value, self._kind, f": {', '.join(sorted(missing))} missing")
-        restored = {name: at(name, self._plans.get(name), it) for name, it in given.items()}
+        restored = {name: convert_at(name, self._plans.get(name), it) for name, it in given.items()}
         if typing.is_typeddict(self._kind):
             return restored
         try:
@@ -331,13 +336,13 @@ class Record:
         for base in reversed(self._kind.__mro__):
             module = getattr(sys.modules.get(base.__module__), "__dict__", {})
             for name, annotation in _annotations(base).items():
-                hints[name] = resolved(annotation, module, dict(vars(base)))
+                hints[name] = resolve_hint(annotation, module, dict(vars(base)))
         return hints
 
     @cached_property
     def _plans(self) -> dict[str, Plan | None]:
         return {
-            name: optional(restorer(hint, self._strict), self._defaults.get(name, MISSING))
+            name: or_none(plan_for(hint, self._strict), self._defaults.get(name, MISSING))
             for name, hint in self._hints.items()
         }
 
@@ -435,7 +440,9 @@ def _annotations(kind: type) -> dict[str, Any]:
     return inspect.get_annotations(kind)
 
 
-def resolved(annotation: Any, module: dict[str, Any], inner: dict[str, Any] | None = None) -> Any:
+def resolve_hint(
+    annotation: Any, module: dict[str, Any], inner: dict[str, Any] | None = None
+) -> Any:
     """Return `annotation` with all names in it looked up; Any when that is not possible."""
     holder = type("holder", (), {"__annotations__": {"hint": annotation}})
     try:  # the module's names before the class's: a field may be called as its type is

@@ -672,9 +672,9 @@ class TestHeaders:
 
 class TestTheChannel:
     async def test_its_services_share_one_gate_and_can_be_interrupted(self, channel):
-        shared = channel.gate(service("http://example.com"))
+        shared = channel.semaphore(service("http://example.com"))
         assert shared is not None
-        assert shared is channel.gate(service("http://example.org"))
+        assert shared is channel.semaphore(service("http://example.org"))
         assert channel.interruptible(service("http://example.com")) is True
 
     async def test_what_it_sent_goes_on_elsewhere(self, channel):

@@ -22,11 +22,11 @@ from tickwheel.values.task import (
     Cancel,
     CancelKey,
     Event,
-    Repeated,
+    KeyConflict,
+    RepeatedRequest,
     Reschedule,
     State,
     Submission,
-    Taken,
     Verdict,
 )
 
@@ -153,19 +153,19 @@ class TestASubmit:
         assert await any_way(*changes) == [given, named]
         assert await store.get([given.id, named.id]) == [given, named]
         again = Submission(later(store, key=given.key)), request(later(store))
-        assert await any_way(*again) == [Taken(given), Repeated(True, named)]
+        assert await any_way(*again) == [KeyConflict(given), RepeatedRequest(True, named)]
 
     @pytest.mark.parametrize("on_conflict", ["reject", "keep"])
     async def test_a_key_that_is_taken_is_told(self, store, way, on_conflict):
         (holder,) = await stored(store, later(store, key="k", body=b"\x00"))
         given = later(store, key="k")
-        assert await way(Submission(given, on_conflict)) == [Taken(holder)]
+        assert await way(Submission(given, on_conflict)) == [KeyConflict(holder)]
         assert await store.get([given.id]) == [None]
 
     async def test_of_two_with_one_key_the_first_has_it(self, store, way):
         given = [later(store, key="k"), later(store, key="k"), later(store, key="k", body=b"3")]
         answers = await way(*map(Submission, given[:2]), Submission(given[2], "replace"))
-        assert answers[:2] == [given[0], Taken(given[0])]
+        assert answers[:2] == [given[0], KeyConflict(given[0])]
         assert (answers[2].id, answers[2].body) == (given[0].id, b"3")
 
     async def test_replace_takes_the_place_of_the_holder(self, store, way):
@@ -186,7 +186,7 @@ class TestASubmit:
 
     async def test_a_running_holder_is_not_replaced(self, store, way, epochs):
         (running,) = await claim(store, await stored(store, task(store, key="k")), epochs)
-        assert await way(Submission(later(store, key="k"), "replace")) == [Taken(running)]
+        assert await way(Submission(later(store, key="k"), "replace")) == [KeyConflict(running)]
 
     async def test_an_open_one_that_was_refused_keeps_no_end_from_being_written(
         self, store, user, epochs
@@ -195,7 +195,7 @@ class TestASubmit:
         await user.execute("BEGIN")
         for on_conflict in ("reject", "keep", "replace"):
             given = Submission(later(store, key="k"), on_conflict)
-            assert await store.within(user, given) == Taken(running)
+            assert await store.within(user, given) == KeyConflict(running)
         assert await store.renew([running.attempt_key]) == [True]
         assert await store.record([ending(running)]) == [True]
 
@@ -212,7 +212,7 @@ class TestASubmit:
             )
             await blocked(watching)
             await second.execute("COMMIT")
-            assert await replacing == Taken(given._replace(state=State.RUNNING))
+            assert await replacing == KeyConflict(given._replace(state=State.RUNNING))
 
     async def test_a_holder_that_ends_meanwhile_leaves_the_key(
         self, store, user, epochs, postgres_url
@@ -241,7 +241,7 @@ class TestASubmit:
             submitting = asyncio.create_task(store.within(second, given))
             await blocked(watching)
             await user.execute("COMMIT")
-            assert await submitting == Taken(holder)
+            assert await submitting == KeyConflict(holder)
 
     async def test_the_tables_are_the_stores_whatever_the_path_of_the_connection(
         self, postgres_url
@@ -264,16 +264,16 @@ class TestASubmit:
 
     async def test_a_request_that_was_made_before_is_answered_and_stores_nothing(self, store, way):
         given, again, later_on = (later(store, body=b"\x00") for _ in range(3))
-        assert await way(request(given), request(again)) == [given, Repeated(True, given)]
-        assert await way(request(later_on)) == [Repeated(True, given)]
-        assert await store.insert([request(later_on)], {}) == [Repeated(True, given)]
-        assert await way(request(later_on, digest="other")) == [Repeated(False, None)]
+        assert await way(request(given), request(again)) == [given, RepeatedRequest(True, given)]
+        assert await way(request(later_on)) == [RepeatedRequest(True, given)]
+        assert await store.insert([request(later_on)], {}) == [RepeatedRequest(True, given)]
+        assert await way(request(later_on, digest="other")) == [RepeatedRequest(False, None)]
         assert await store.get([again.id, later_on.id]) == [None, None]
 
     async def test_one_that_the_service_took_is_known_on_a_connection_too(self, store, way):
         given = later(store)
         await store.insert([request(given)], {})
-        assert await way(request(later(store))) == [Repeated(True, given)]
+        assert await way(request(later(store))) == [RepeatedRequest(True, given)]
         assert await way(request(given)) == [given], "this very one: its answer was lost"
 
     async def test_a_final_task_is_answered_as_it_is_and_one_that_is_gone_is_told(
@@ -283,12 +283,12 @@ class TestASubmit:
         (running,) = await claim(store, [given], epochs)
         await store.record([ending(running, result_body='{"a": 1}')])
         (final,) = await store.get([given.id])
-        assert await way(request(later(store))) == [Repeated(True, final)]
+        assert await way(request(later(store))) == [RepeatedRequest(True, final)]
         await store.replay([replay_of(store, final)], force=False)
         (replayed,) = await store.get([given.id])
-        assert await way(request(later(store))) == [Repeated(True, replayed)]
+        assert await way(request(later(store))) == [RepeatedRequest(True, replayed)]
         await store.prune(final.updated_at_ms + HOUR, 10)
-        assert await way(request(later(store))) == [Repeated(True, None)]
+        assert await way(request(later(store))) == [RepeatedRequest(True, None)]
 
     async def test_after_a_rollback_a_request_was_never_made(self, store, way):
         given, again = later(store), later(store)
@@ -298,7 +298,7 @@ class TestASubmit:
     async def test_a_request_that_is_refused_has_not_used_its_name(self, store, way):
         (holder,) = await stored(store, later(store, key="k"))
         refused = request(later(store, key="k"))
-        assert await way(refused) == [Taken(holder)]
+        assert await way(refused) == [KeyConflict(holder)]
         other = later(store)
         assert await way(request(other, digest="other")) == [other]
 
@@ -307,7 +307,11 @@ class TestASubmit:
         (holder,) = await stored(store, later(store, key="k"))
         for _ in range(2):
             (answer,) = await way(request(later(store, key="k"), on_conflict=on_conflict))
-            found = answer.holder if isinstance(answer, Taken) else getattr(answer, "task", answer)
+            found = (
+                answer.holder
+                if isinstance(answer, KeyConflict)
+                else getattr(answer, "task", answer)
+            )
             assert found.id == holder.id
 
     async def test_while_it_is_open_no_other_can_make_the_same_request(self, store, user):
@@ -317,7 +321,7 @@ class TestASubmit:
         with pytest.raises(Locked):
             await store.insert([request(later(store))], {}, patient=False)
         await user.execute("COMMIT")
-        assert await store.insert([request(later(store))], {}) == [Repeated(True, given)]
+        assert await store.insert([request(later(store))], {}) == [RepeatedRequest(True, given)]
 
     async def test_in_a_savepoint_that_is_rolled_back_it_was_never_made(self, store, user):
         given, again = later(store), later(store)

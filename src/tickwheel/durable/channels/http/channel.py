@@ -23,13 +23,13 @@ from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.channels.http.target import host_of
 from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
-from tickwheel.durable.permits.semaphore import Gate
+from tickwheel.durable.permits.semaphore import Semaphore
 from tickwheel.errors import TargetRefused
 from tickwheel.http import HttpError, NoRoom, NotSent, Pool
-from tickwheel.values.json.encode import deeper
+from tickwheel.values.json.encode import exceeds_depth
 from tickwheel.values.service import PLACEHOLDER
 from tickwheel.values.signature import check_secret, sign
-from tickwheel.values.task import Event, at, namespace_of
+from tickwheel.values.task import Event, datetime_of, namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -109,7 +109,7 @@ class HttpChannel:
         stopwatch: Clock | None = None,
         pool: Pool | None = None,
     ) -> None:
-        self.calls = Gate(max_calls, spare=True)
+        self.calls = Semaphore(max_calls, fair=True)
         self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.trace: Trace | None = None
         self._targets = targets
@@ -119,7 +119,7 @@ class HttpChannel:
         self._own = pool is None
         self._plans: dict[str, Plan] = {}
 
-    def gate(self, service: Service) -> Gate | None:
+    def semaphore(self, service: Service) -> Semaphore | None:
         """Return the calls that all services may have under way."""
         return self.calls
 
@@ -261,7 +261,7 @@ def planned(service: Service, latency: Histogram) -> Plan:
 
 def headers_of(task: Task, plan: Plan, timestamp: int) -> list[tuple[str, str]]:
     """Return the headers of one call."""
-    due_at = at(task.due_at_ms).isoformat(timespec="milliseconds")
+    due_at = datetime_of(task.due_at_ms).isoformat(timespec="milliseconds")
     headers = [
         ("webhook-id", task.id),
         ("webhook-timestamp", str(timestamp)),
@@ -323,7 +323,7 @@ def result_of(response: Response) -> str | None:
             json.dumps(value, ensure_ascii=False).encode()  # half a character is none
     except (ValueError, RecursionError):
         return None
-    return None if deeper(response.body) else text.strip()
+    return None if exceeds_depth(response.body) else text.strip()
 
 
 def _no_number(text: str) -> None:

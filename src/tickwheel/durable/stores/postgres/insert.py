@@ -25,7 +25,7 @@ from tickwheel.durable.stores.rows import (
     task_of,
 )
 from tickwheel.errors import StoreUnavailable
-from tickwheel.values.task import Repeated, State, Taken, Task
+from tickwheel.values.task import KeyConflict, RepeatedRequest, State, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tickwheel.durable.stores.postgres.pool import Connection
     from tickwheel.values.task import Idempotency, Submission
 
-    Answers = list[Task | Taken | Repeated | None]
-    Settled = dict[str, Task | Taken]
+    Answers = list[Task | KeyConflict | RepeatedRequest | None]
+    Settled = dict[str, Task | KeyConflict]
 
 LOCK_MS = 50  # the wait for a key unless `patient`; otherwise the session's timeout
 COPY_FROM = 32  # rows from which COPY is as fast as a statement, and then twice as fast
@@ -197,7 +197,7 @@ async def used(
     submissions: Sequence[Submission],
     names: Mapping[tuple[str, str], int],
     left: Sequence[tuple[str, str]],
-) -> dict[int, Task | Repeated]:
+) -> dict[int, Task | RepeatedRequest]:
     """Return the answers to repeated requests by position; none if it was deleted just now."""
     rows = await connection.fetch(sql.USED, *zip(*left, strict=True))
     tasks = await tasks_by_id(connection, [row[3] for row in rows]) if rows else {}
@@ -240,7 +240,9 @@ async def insert_new(
             answers[keyed[number]] = answer
 
 
-async def settle(connection: Connection, submissions: Sequence[Submission]) -> list[Task | Taken]:
+async def settle(
+    connection: Connection, submissions: Sequence[Submission]
+) -> list[Task | KeyConflict]:
     """Store tasks with keys, no key twice, or find the tasks that have the keys."""
     answers: Settled = {}
     left = submissions
@@ -281,7 +283,7 @@ async def conflicts(connection: Connection, submissions: Sequence[Submission]) -
             if holder.id == task.id:
                 answers[task.id] = holder
             elif one.on_conflict != "replace" or holder.state is not State.DELAY:
-                answers[task.id] = Taken(holder)
+                answers[task.id] = KeyConflict(holder)
     return answers
 
 

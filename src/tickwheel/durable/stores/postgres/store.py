@@ -56,7 +56,16 @@ from tickwheel.durable.stores.rows import (
     turn_of,
 )
 from tickwheel.errors import StoreUnavailable
-from tickwheel.values.task import SHARDS, Attempt, AttemptKey, Due, State, Taken, Task, Verdict
+from tickwheel.values.task import (
+    SHARDS,
+    Attempt,
+    AttemptKey,
+    Due,
+    KeyConflict,
+    State,
+    Task,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -64,7 +73,15 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.postgres.pool import Connection
-    from tickwheel.values.task import Change, Ending, Filter, Lease, Page, Repeated, Submission
+    from tickwheel.values.task import (
+        Change,
+        Ending,
+        Filter,
+        Lease,
+        Page,
+        RepeatedRequest,
+        Submission,
+    )
 
     WantedRow = tuple[str, int, int, int]
 
@@ -246,7 +263,7 @@ class PostgresStore:
         *,
         again: bool = False,
         patient: bool = True,
-    ) -> list[Task | Taken | Repeated | None]:
+    ) -> list[Task | KeyConflict | RepeatedRequest | None]:
         """Store tasks, all in one commit.
 
         A single task with a key or an idempotency key waits up to 2 s for another transaction, and
@@ -548,9 +565,11 @@ class PostgresStore:
         rows = await self.fetch(sql.ATTEMPTS, task_id, after, limit, PAGE_BYTES)
         return list(map(attempt_of, rows))
 
-    async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
+    async def replay(
+        self, replays: Sequence[Replay], *, force: bool
+    ) -> list[Task | KeyConflict | None]:
         """Submit final tasks again, as new tasks; each once, unless `force`."""
-        answers: list[Task | Taken | None] = [None] * len(replays)
+        answers: list[Task | KeyConflict | None] = [None] * len(replays)
 
         async def work(connection: Connection) -> None:
             for turn in rounds(one.id for one in replays):
@@ -634,9 +653,9 @@ class PostgresStore:
 
 async def replayed(
     connection: Connection, replays: Sequence[Replay], force: bool
-) -> dict[str, Task | Taken]:
-    """Submit final tasks again, none twice; return tasks or `Taken`, by the old id."""
-    answers: dict[str, Task | Taken] = {}
+) -> dict[str, Task | KeyConflict]:
+    """Submit final tasks again, none twice; return tasks or `KeyConflict`, by the old id."""
+    answers: dict[str, Task | KeyConflict] = {}
     left = sorted(replays)
     for _ in range(TURNS):
         if not left:
@@ -646,6 +665,6 @@ async def replayed(
         taken = {row[0] for row in rows if row[1] is None}
         if taken:
             holders = await connection.fetch(sql.REPLAY_HOLDERS, sorted(taken))
-            answers |= {row[0]: Taken(task_of(row[1:])) for row in holders}
+            answers |= {row[0]: KeyConflict(task_of(row[1:])) for row in holders}
         left = [one for one in left if one.id in taken and one.id not in answers]
     return answers

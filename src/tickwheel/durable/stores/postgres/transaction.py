@@ -31,11 +31,11 @@ from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import (
     Cancel,
     CancelKey,
-    Repeated,
+    KeyConflict,
+    RepeatedRequest,
     Reschedule,
     State,
     Submission,
-    Taken,
     Task,
     Verdict,
 )
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Row = Sequence[Any] | Mapping[str, Any]
 Statement = tuple[str, list[Any]]
-Answer = Task | Taken | Repeated
+Answer = Task | KeyConflict | RepeatedRequest
 Verdicts = list[Verdict | None]
 Steps = Generator[Statement, Row | None, Answer | Verdicts]
 
@@ -207,7 +207,7 @@ def submitting(submission: Submission, schema: str, style: str) -> Steps:
 
 def use(
     submission: Submission, named: Idempotency, schema: str, style: str
-) -> Generator[Statement, Row | None, Task | Repeated | None]:
+) -> Generator[Statement, Row | None, Task | RepeatedRequest | None]:
     """Take an idempotency key; return the answer if it was used before, else None.
 
     Without a transaction, the key would be taken for good before the task is stored.
@@ -293,11 +293,11 @@ def within_now(connection: Any, change: Change, schema: str) -> Answer | Verdict
         row = driver.first_row(statement, values)
 
 
-def answer(row: Row) -> Task | Taken:
+def answer(row: Row) -> Task | KeyConflict:
     """Return the answer in the row of an insert."""
     stored, *values = columns_of(row)
     task = stored_task(values)
-    return task if stored else Taken(task)
+    return task if stored else KeyConflict(task)
 
 
 def stored_task(row: Row) -> Task:

@@ -19,15 +19,15 @@ from tickwheel.durable.stores.rows import (
 )
 from tickwheel.durable.stores.sqlite import statements as sql
 from tickwheel.durable.stores.sqlite.connection import insert_many
-from tickwheel.values.task import State, Taken, Task
+from tickwheel.values.task import KeyConflict, State, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tickwheel.durable.stores.sqlite.connection import Connection
-    from tickwheel.values.task import Repeated, Submission
+    from tickwheel.values.task import RepeatedRequest, Submission
 
-    Answers = list[Task | Taken | Repeated | None]
+    Answers = list[Task | KeyConflict | RepeatedRequest | None]
 
 
 def insert(
@@ -136,4 +136,4 @@ def insert_keyed(
     for at, *row in connection.run(sql.HOLDERS):
         holder = task_of(tuple(row))
         replaced = submissions[at].on_conflict == "replace" and holder.state is State.DELAY
-        answers[at] = holder if replaced else Taken(holder)
+        answers[at] = holder if replaced else KeyConflict(holder)

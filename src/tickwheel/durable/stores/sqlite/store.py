@@ -63,10 +63,10 @@ from tickwheel.values.task import (
     Attempt,
     AttemptKey,
     Due,
+    KeyConflict,
     Lease,
     Page,
     State,
-    Taken,
     Task,
     Verdict,
 )
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.sqlite.connection import Connection, Row
-    from tickwheel.values.task import Change, Ending, Filter, Repeated, Submission
+    from tickwheel.values.task import Change, Ending, Filter, RepeatedRequest, Submission
 
 T = TypeVar("T")
 
@@ -192,11 +192,11 @@ class SqliteStore:
         *,
         again: bool = False,
         patient: bool = True,
-    ) -> list[Task | Taken | Repeated | None]:
+    ) -> list[Task | KeyConflict | RepeatedRequest | None]:
         """Store tasks, all in one commit; there is one writer, so no key is ever locked."""
         del patient
 
-        def work(connection: Connection) -> list[Task | Taken | Repeated | None]:
+        def work(connection: Connection) -> list[Task | KeyConflict | RepeatedRequest | None]:
             return insert(connection, submissions, epochs, again=again, now_ms=self._now())
 
         payloads = sum(len(one.task.body) for one in submissions)
@@ -492,10 +492,12 @@ class SqliteStore:
 
         return await self._read(work)
 
-    async def replay(self, replays: Sequence[Replay], *, force: bool) -> list[Task | Taken | None]:
+    async def replay(
+        self, replays: Sequence[Replay], *, force: bool
+    ) -> list[Task | KeyConflict | None]:
         """Submit final tasks again, as new tasks; each once, unless `force`."""
 
-        def work(connection: Connection) -> list[Task | Taken | None]:
+        def work(connection: Connection) -> list[Task | KeyConflict | None]:
             wanted = replays if force else firsts(replays)
             values = {"replays": json.dumps(wanted), "force": force, "now": self._now()}
             inserted_ids = {row[0] for row in connection.run(sql.REPLAY, values)}
@@ -510,7 +512,7 @@ class SqliteStore:
             return [
                 found[one.new_id]
                 if one.new_id in inserted_ids
-                else Taken(found[taken[one.id]])
+                else KeyConflict(found[taken[one.id]])
                 if one.id in taken
                 else None
                 for one in replays
