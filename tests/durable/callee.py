@@ -29,6 +29,7 @@ class Callee:
         self.services = []  # as they were at each call
         self.forgotten = []
         self.latencies = {}
+        self.trace = None
 
     def semaphore(self, service):
         return None

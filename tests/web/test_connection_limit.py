@@ -126,7 +126,7 @@ class TestAllowedConnections:
         limits[1] = resource.RLIM_INFINITY
         descriptors.raise_limit()
         assert allowed_connections(10_000) == 10_000
-        assert limits[0] == descriptors.MOST_DESCRIPTORS
+        assert limits[0] == descriptors.UNLIMITED_DESCRIPTORS
 
     def test_without_limits_all_are_allowed(self, limits):
         limits[:] = [resource.RLIM_INFINITY] * 2

@@ -1,32 +1,34 @@
-"""The channel: how a task that is due reaches its service, and what came back."""
+"""The contract of a channel: it delivers a due task to its service, and returns the outcome."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tickwheel.values.task import Event
+from tickwheel.values.service import Service
+from tickwheel.values.task import Event, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
+    from tickwheel.durable.metrics import Histogram
     from tickwheel.durable.permits.semaphore import Semaphore
-    from tickwheel.values.service import Service
-    from tickwheel.values.task import Task
 
 
 class Answer(NamedTuple):
-    """How an attempt went: FINISH, RETRY, FAIL, SNOOZE, RELEASE or ACCEPT, and what belongs to it.
+    """The outcome of an attempt: FINISH, RETRY, FAIL, SNOOZE, RELEASE or ACCEPT, and its details.
 
-    - `healthy`: whether the service works, for its breaker; None: this says nothing of it.
-    - `hold_ms`: nothing is sent to the service for so long.
-    - `gone`: the service does not exist any more, and is to be disabled.
+    - `healthy`: whether the service works, for its breaker; None when the call does not tell.
+    - `hold_ms`: send nothing to the service for this long.
+    - `gone`: the service no longer exists; disable it.
     """
 
     event: Event
     result_body: str | None = None
     error: str | None = None
-    after_ms: int | None = None  # RETRY, SNOOZE: exactly then; ACCEPT: so long it may take
-    least_ms: int | None = None  # RETRY: as the backoff says, but not before that
+    after_ms: int | None = None  # RETRY, SNOOZE: wait exactly this long; ACCEPT: the time limit
+    least_ms: int | None = None  # RETRY: wait as the backoff says, but at least this long
     healthy: bool | None = None
     hold_ms: int | None = None
     gone: bool = False
@@ -35,38 +37,52 @@ class Answer(NamedTuple):
 UNSENT = Answer(Event.RELEASE, error="claimed, not sent: the lease may be over")
 
 
-class Traced(NamedTuple):
-    """A call that is traced: the headers that carry the trace on, and what to tell its end."""
+class CallTrace(NamedTuple):
+    """A traced call: the headers that propagate the trace, and a callback for its outcome."""
 
     headers: list[tuple[str, str]]
-    ended: Callable[[Answer], None]
+    end: Callable[[Answer], None]
+
+
+Tracer = Callable[[Task, Service], AbstractContextManager[CallTrace]]
+"""A channel enters `tracer(task, service)` around each call, and calls `end` with its answer."""
 
 
 class Channel(Protocol):
-    """The contract of every protocol."""
+    """Delivers tasks by one protocol. The caller holds a permit, a lease and the timeout."""
 
     remote: bool
-    """Whether what was sent goes on elsewhere, even when `send` is cancelled."""
+    """Whether a sent task goes on elsewhere when `send` is cancelled."""
+
+    trace: Tracer | None
+    """Traces the calls; None, the default, traces nothing."""
+
+    @property
+    def latencies(self) -> Mapping[str, Histogram]:
+        """How long the calls of each service took, in seconds; calls that failed count, too."""
 
     def semaphore(self, service: Service) -> Semaphore | None:
-        """Return what else, beside the service's own gate, bounds how many may be sent at once."""
+        """Return the permits that calls of this service share with others, or None.
+
+        The caller takes a permit before `send`, and gives it back after the call has ended.
+        """
 
     def interruptible(self, service: Service) -> bool:
-        """Say whether `send` ends when it is cancelled."""
+        """Return whether cancelling `send` ends the call."""
 
     def check(self, service: Service) -> None:
-        """Raise when the service's configuration is not one that can be sent by."""
+        """Raise TypeError or ValueError when no call can be made with this configuration."""
 
     async def send(self, task: Task, service: Service, may_send: Callable[[], bool]) -> Answer:
-        """Call the service; what goes wrong there is an answer, not an exception.
+        """Call the service; return an error there as an answer, never as an exception.
 
-        `may_send()` says whether the attempt is still this node's. A channel that has to wait
-        before it sends, or sends again, asks just before; when it says no, nothing is sent, and
+        `may_send()` returns whether this node still holds the attempt. A channel asks just before
+        it sends, and again before it sends once more. If it returns False, nothing is sent, and
         the answer is `UNSENT`.
         """
 
     def forget(self, name: str) -> None:
-        """Let go of what is kept of a service that was deleted."""
+        """Drop the state of a service that was deleted, its latencies included."""
 
     async def close(self) -> None:
-        """Let go of what the channel holds."""
+        """Release all resources. A call under way ends with an answer, or runs to its end."""

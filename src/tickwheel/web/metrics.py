@@ -252,7 +252,7 @@ def add_services(metrics: Collector, app: App, within: str | None) -> None:
         [
             ({"protocol": protocol, "service": name}, histogram)
             for protocol, channel in node.channels.items()
-            for name, histogram in sorted(getattr(channel, "latencies", {}).items())
+            for name, histogram in sorted(channel.latencies.items())
             if name in names
         ],
     )  # fmt: skip

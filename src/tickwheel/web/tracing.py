@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import tickwheel
-from tickwheel.durable.channel import Traced
+from tickwheel.durable.channel import CallTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -78,13 +78,12 @@ class Tracing:
             yield ended
 
     def follow(self, channels: Mapping[str, Channel]) -> None:
-        """Trace the calls of all channels that support it."""
+        """Trace the calls of these channels."""
         for channel in channels.values():
-            if hasattr(channel, "trace"):
-                channel.trace = self.call
+            channel.trace = self.call
 
     @contextmanager
-    def call(self, task: Task, service: Service) -> Iterator[Traced]:
+    def call(self, task: Task, service: Service) -> Iterator[CallTrace]:
         """Trace a call; yield the trace headers to send, and a callback for the answer."""
         what: dict[str, Any] = {
             "tickwheel.task": task.id,
@@ -103,7 +102,7 @@ class Tracing:
                 if answer.error is not None:
                     span.set_status(self._error)
 
-            yield Traced(list(carrier.items()), ended)
+            yield CallTrace(list(carrier.items()), ended)
 
     def close(self) -> None:
         """Send the remaining spans; wait for the collector for `CLOSE_SECONDS` at most."""

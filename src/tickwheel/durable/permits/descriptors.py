@@ -1,7 +1,7 @@
-"""File descriptors: how many this process may have, and how they are divided.
+"""File descriptors: how many this process may open, and how it divides them.
 
-Three fifths are for connections of the API, a fifth for calls of services, a twentieth for lookups
-of names. The rest is a reserve: the store, the listener and the log must always get theirs.
+Three fifths are for connections to the API, a fifth for calls of services, a twentieth for DNS
+lookups. The rest is a reserve: the store, the listener and the log must always get theirs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tickwheel.durable.log import logger
 CONNECTIONS_SHARE = 0.6
 CALLS_SHARE = 0.2
 LOOKUPS_SHARE = 0.05
-MOST_DESCRIPTORS = 1 << 20  # that are asked for where there is no limit
+UNLIMITED_DESCRIPTORS = 1 << 20  # the soft limit to set where the hard limit is unlimited
 
 
 def limit() -> float:
-    """Return how many file descriptors this process may have."""
+    """Return how many file descriptors this process may open."""
     try:
         import resource  # noqa: PLC0415 - not on Windows, which has no such limit
     except ImportError:
@@ -27,19 +27,21 @@ def limit() -> float:
 
 
 def raise_limit() -> None:
-    """Raise the limit as far as this process may; only the service calls it, not on Windows."""
+    """Raise the soft limit to the hard one. Only the service calls this, never on Windows."""
     import resource  # noqa: PLC0415 - see above
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
-    if soft == resource.RLIM_INFINITY or soft >= most:
+    wanted = UNLIMITED_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    except (OSError, ValueError) as error:  # some systems allow less than they say
-        logger.warning("the limit of %d file descriptors stays: %s", soft, error)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:  # some systems allow less than the hard limit
+        logger.warning(
+            "the limit of %d file descriptors cannot be raised to %d: %s", soft, wanted, error
+        )
 
 
 def within(share: float, wanted: int) -> int:
-    """Return `wanted`, or as many as this share of the descriptors is; 1 at least."""
+    """Return `wanted`, or this share of the descriptors if that is less; at least 1."""
     return int(max(1, min(wanted, limit() * share)))

@@ -1,8 +1,8 @@
-"""A flow: how many calls of one service may begin now. Pure: time is an argument, in seconds.
+"""A flow: how many calls of one service may start now. Pure: time is an argument, in seconds.
 
-Four things bound it, and the least counts: how many are under way, the rate, a pause that the
-service asked for, and the breaker, which leaves a service alone that does not work and lets it come
-back slowly. What is not let through waits unclaimed, and loses nothing.
+Four limits apply, and the lowest counts: the calls under way, the rate, a pause that the service
+asked for, and the breaker, which stops calls of a failing service and ramps them up again slowly. A
+task without a permit waits unclaimed, and loses none of its attempts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tickwheel.values.service import Service
 
-BURST_SECONDS = 0.1  # so much of the rate may come at once
+BURST_SECONDS = 0.1  # the calls of this long, at the service's rate, may start at once
 
 
 class BreakerState(StrEnum):
-    """Whether calls flow (closed), are held back (open), or are tried one by one (half-open)."""
+    """Whether calls may start (closed), must wait (open), or probe the service (half-open)."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -26,40 +26,42 @@ class BreakerState(StrEnum):
 
 
 class Flow:
-    """The permits of one service on this node; whoever has taken one gives it back.
+    """The permits of one service on this node; a caller gives back what it takes.
 
-    - Concurrency and rate are divided by the `nodes` that live; each has one permit at least.
+    - The live `nodes` divide concurrency and rate; each node has at least one permit.
     """
 
     def __init__(self, service: Service, now: float, nodes: int = 1) -> None:
         self.under_way = 0
         self._tokens_at = now
         self._held_until = -math.inf
-        self._window = math.inf  # how many may be under way while the service comes back
+        self._window = math.inf  # limits the calls under way while the service recovers
         self._failures = 0  # in a row
         self._opened_until = -math.inf
         self._pause = 0.0
         self._probing = 0
         self._half_open = False
-        self._round = 0  # one higher with each pause: an answer from before says nothing
-        self._of_round = 0  # how many are under way that began since
+        self._round = 0  # one higher with each pause: answers to earlier calls do not count
+        self._under_way_in_round = 0
         self.service = service
         self.nodes = nodes
         self._divide()
         self._tokens = self._burst
 
     def update(self, service: Service, nodes: int, now: float) -> None:
-        """Keep to another configuration from now on, or to another share of it."""
+        """Apply a new configuration, or a new number of nodes."""
         if service is self.service and nodes == self.nodes:
             return
         self._refill(now)
         known = self.service
-        anew = (service.version, service.endpoint, service.enabled)
-        left_alone = known.breaker is not None and service.breaker is None
-        if anew != (known.version, known.endpoint, known.enabled) or left_alone:
-            # Somebody has seen to it: whatever it was held for, it gets another chance.
+        changed = (service.version, service.endpoint, service.enabled) != (
+            known.version, known.endpoint, known.enabled,
+        )  # fmt: skip
+        breaker_removed = known.breaker is not None and service.breaker is None
+        if changed or breaker_removed:
+            # Somebody may have repaired the service: end every pause.
             self._close()
-            self._begin_round()
+            self._start_round()
             self._window, self._held_until = math.inf, -math.inf
         self.service, self.nodes = service, nodes
         self._divide()
@@ -73,26 +75,26 @@ class Flow:
 
     @property
     def state(self) -> BreakerState:
-        """What the breaker does."""
+        """The state of the breaker."""
         if self._half_open:
             return BreakerState.HALF_OPEN
         return BreakerState.CLOSED if self._opened_until == -math.inf else BreakerState.OPEN
 
     @property
     def limit(self) -> int:
-        """How many may be under way at once by now."""
+        """How many calls may be under way at once now."""
         return int(min(self._limit, self._window))
 
     def is_blocked(self, now: float) -> bool:
-        """Say whether nothing is let through for now, however little is under way."""
+        """Return whether a pause keeps every call from starting."""
         return now < self._held_until or now < self._opened_until
 
     def free(self, now: float) -> int:
-        """Return how many calls may begin."""
+        """Return how many calls may start."""
         if self.is_blocked(now):
             return 0
-        # Those that hang from before a pause count against the limit, not against the window.
-        free = min(self._limit - self.under_way, self._window - self._of_round)
+        # Calls that hang from before a pause count against the limit, not against the window.
+        free = min(self._limit - self.under_way, self._window - self._under_way_in_round)
         if self.state is not BreakerState.CLOSED:
             assert self.service.breaker is not None
             free = min(free, self.service.breaker.probes - self._probing)
@@ -102,40 +104,40 @@ class Flow:
         return max(0, int(min(free, self._limit)))
 
     def take(self, count: int, now: float) -> int:
-        """Begin so many calls, which are free; return what `heard` and `undo` know them by."""
+        """Take `count` free permits; return their round, for `record`, `undo` and `give`."""
         if count and self.state is not BreakerState.CLOSED:
             self._half_open = True
             self._opened_until = -math.inf
             self._probing += count
         self.under_way += count
-        self._of_round += count
+        self._under_way_in_round += count
         if self._rate is not None:
             self._refill(now)
             self._tokens -= count
         return self._round
 
-    def undo(self, turn: int) -> None:
-        """Give back what was taken for a call that did not come about."""
-        self.give(turn)
-        if turn == self._round and self._half_open:
+    def undo(self, call_round: int) -> None:
+        """Give back a permit, and its part of the rate, of a call that never started."""
+        self.give(call_round)
+        if call_round == self._round and self._half_open:
             self._probing -= 1
         self._tokens = min(self._tokens + 1, self._burst)
 
-    def give(self, turn: int) -> None:
-        """Give a permit back: a call is over."""
+    def give(self, call_round: int) -> None:
+        """Give back the permit of a call that has ended."""
         self.under_way -= 1
-        self._of_round -= turn == self._round
+        self._under_way_in_round -= call_round == self._round
         assert self.under_way >= 0
 
-    def record(self, healthy: bool | None, now: float, turn: int) -> None:
-        """Note how a call went: whether the service works, or None when that is not known."""
-        if turn != self._round:
-            return  # it began before the breaker opened
+    def record(self, healthy: bool | None, now: float, call_round: int) -> None:
+        """Record whether a call found the service healthy; None when it does not tell."""
+        if call_round != self._round:
+            return  # the call started before the breaker opened
         if self._half_open:
             self._probing -= 1
         breaker = self.service.breaker
         if healthy:
-            self._worked()
+            self._record_success()
         elif healthy is not None and breaker is not None:
             self._failures += 1
             if self._half_open:
@@ -144,7 +146,7 @@ class Flow:
             elif self.state is BreakerState.CLOSED and self._failures >= breaker.failures:
                 self._open(breaker.pause, now)
 
-    def _worked(self) -> None:
+    def _record_success(self) -> None:
         if self._half_open:
             assert self.service.breaker is not None
             self._close()
@@ -153,13 +155,13 @@ class Flow:
         self._window = self._window + 1 if self._window < self._limit else math.inf
 
     def hold(self, until: float) -> None:
-        """Let nothing through until then: the service asked for that; then begin slowly."""
+        """Start no call before `until`, as the service asked, and ramp up slowly after it."""
         self._held_until = max(self._held_until, until)
-        self._begin_round()
+        self._start_round()
         self._window = 1.0
 
     def next_at(self, now: float) -> float | None:
-        """Return when more may be free, though nothing is given back; None: not by itself."""
+        """Return when time alone frees a permit; None if only a call that ends can."""
         pause = max(self._held_until, self._opened_until)
         if now < pause:
             return pause
@@ -172,17 +174,17 @@ class Flow:
         self._pause = pause
         self._opened_until = now + pause
         self._half_open = False
-        self._begin_round()
+        self._start_round()
 
     def _close(self) -> None:
         self._half_open = False
         self._opened_until = -math.inf
         self._failures = self._probing = 0
 
-    def _begin_round(self) -> None:
-        """What is under way now says nothing of the service any more."""
+    def _start_round(self) -> None:
+        """Ignore the results of all calls that are under way now."""
         self._round += 1
-        self._of_round = self._probing = 0
+        self._under_way_in_round = self._probing = 0
 
     def _refill(self, now: float) -> None:
         if self._rate is not None and now > self._tokens_at:

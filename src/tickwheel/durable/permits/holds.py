@@ -1,6 +1,6 @@
-"""Holds: what a service asked one node for, to be left alone until then, is told to the others.
+"""Holds: when a service asks one node to back off, the node notifies the others.
 
-A word that is lost costs each of them one call: then it is asked for the same.
+If a notification is lost, each node makes one extra call and is then asked to back off itself.
 """
 
 from __future__ import annotations
@@ -12,40 +12,41 @@ if TYPE_CHECKING:
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.store import Store
 
-AGAIN_MS = 1_000  # a hold that ends so little later than the one that was told is not worth a word
+MIN_EXTENSION_MS = 1_000  # ignore a hold that extends the published one by less than this
 
 
 class Holds:
-    """Tells the other nodes of holds: a word per service and second at most, however many ask."""
+    """Notifies the other nodes of holds, at most once per service and second."""
 
     def __init__(self, store: Store, coordinator: Coordinator) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._told: dict[str, int] = {}
-        self._untold: dict[str, int] = {}
-        self._telling: asyncio.Task[None] | None = None
+        self._published: dict[str, int] = {}  # the end of each service's hold
+        self._pending: dict[str, int] = {}
+        self._publishing: asyncio.Task[None] | None = None
 
     def notify(self, service: str, hold_ms: int) -> None:
-        """Tell that a service asked to be left alone for so long."""
+        """Notify the others that a service wants no calls for `hold_ms`."""
         now_ms = int(self._store.now_ms())
         until_ms = now_ms + hold_ms
-        if self._coordinator.node_count() <= 1 or until_ms < self._told.get(service, 0) + AGAIN_MS:
+        known_ms = self._published.get(service, 0)
+        if self._coordinator.node_count() <= 1 or until_ms < known_ms + MIN_EXTENSION_MS:
             return
-        self._told = {name: until for name, until in self._told.items() if until > now_ms}
-        self._told[service] = self._untold[service] = until_ms
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().create_task(self._tell())
+        self._published = {name: until for name, until in self._published.items() if until > now_ms}
+        self._published[service] = self._pending[service] = until_ms
+        if self._publishing is None:
+            self._publishing = asyncio.get_running_loop().create_task(self._publish())
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         try:
-            while self._untold:
-                await self._store.notifications.notify_hold(*self._untold.popitem())
+            while self._pending:
+                await self._store.notifications.notify_hold(*self._pending.popitem())
         except ConnectionError:
-            self._untold.clear()
+            self._pending.clear()
         finally:
-            self._telling = None
+            self._publishing = None
 
     async def drain(self) -> None:
-        """Wait until nothing is left to tell."""
-        if self._telling is not None:
-            await asyncio.wait([self._telling])
+        """Wait until all notifications are sent."""
+        if self._publishing is not None:
+            await asyncio.wait([self._publishing])

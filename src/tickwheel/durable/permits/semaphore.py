@@ -1,15 +1,15 @@
-"""A semaphore: how many may be under way at once."""
+"""A semaphore: how many calls of all services may be under way at once. Pure."""
 
 from __future__ import annotations
 
-RESERVE_DIVISOR = 8  # every eighth permit is for services that hold few
+RESERVE_DIVISOR = 8  # every eighth permit is reserved for services that hold few
 
 
 class Semaphore:
-    """Permits that several services share; whoever has taken one gives it back.
+    """Permits that several services share; a caller gives back what it takes.
 
-    - `fair`: no service may hold more than it leaves free, and every eighth permit is reserved for
-      those that hold few: each service may have its equal part of these, whatever the others hold.
+    - `fair`: a service may hold at most as many permits as it leaves free, and every eighth permit
+      is reserved: each service may have its equal part of these, however many the others hold.
     """
 
     __slots__ = ("fair", "free", "permits")
@@ -22,8 +22,8 @@ class Semaphore:
     def offer(self, held: int, choosers: int, services: int) -> int:
         """Return how many permits a service may take.
 
-        - `held`: those that it has; `choosers`: how many services still choose, it included;
-          `services`: how many there are.
+        - `held`: the permits that it has; `choosers`: the services that still choose, including
+          this one; `services`: all that exist.
         """
         if not self.fair:
             return -(-self.free // choosers)

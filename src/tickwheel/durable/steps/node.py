@@ -249,14 +249,15 @@ class Node:
     def _service_stats(self, name: str) -> dict[str, Any]:
         """Return how one service does here."""
         service, flow = self.services[name], self.dispatch.flows.get(name)
-        latencies = getattr(self.channels.get(service.protocol), "latencies", {})
+        channel = self.channels.get(service.protocol)
+        latency = None if channel is None else channel.latencies.get(name)
         return {
             "enabled": service.enabled,
             "breaker": str(flow.state) if flow is not None else "closed",
             "running": flow.under_way if flow is not None else 0,
             "limit": flow.limit if flow is not None else service.concurrency,
             "waiting": self.horizon.waiting(name),
-            "latency": summary(latencies.get(name)),
+            "latency": summary(latency),
         }
 
 

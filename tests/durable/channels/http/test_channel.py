@@ -19,12 +19,12 @@ from durable.stage import START, START_MS, a_task
 from receivers import Receiver, answering, date, flapping, head, writing
 from tickwheel import ManualClock
 from tickwheel.clock import WallClock
-from tickwheel.durable.channel import Traced
+from tickwheel.durable.channel import CallTrace
 from tickwheel.durable.channels.http import channel as channel_module
 from tickwheel.durable.channels.http.channel import (
-    EXCERPT,
-    LONGEST_MS,
-    RESULT,
+    EXCERPT_CHARACTERS,
+    MAX_HOLD_MS,
+    MAX_RESULT_BYTES,
     HttpChannel,
     check_headers,
     retry_after_ms,
@@ -312,16 +312,16 @@ class TestRetryAfter:
             ("1", 1000),
             (" 120 ", 120_000),
             ("007", 7000),
-            ("86400", LONGEST_MS),
-            ("86401", LONGEST_MS),
-            ("9" * 5000, LONGEST_MS),
+            ("86400", MAX_HOLD_MS),
+            ("86401", MAX_HOLD_MS),
+            ("9" * 5000, MAX_HOLD_MS),
             ("Fri, 15 Jan 2027 08:00:30 GMT", 30_000),
             ("Friday, 15-Jan-27 08:00:30 GMT", 30_000),
             ("Fri Jan 15 08:00:30 2027", 30_000),
             ("Fri, 15 Jan 2027 09:00:30 +0100", 30_000),
             ("Fri, 15 Jan 2027 07:59:30 GMT", 0),
             ("Mon, 01 Jan 1900 00:00:00 GMT", 0),
-            ("Fri, 31 Dec 9999 23:59:59 GMT", LONGEST_MS),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_HOLD_MS),
         ],
     )
     async def test_seconds_and_dates_count_up_to_a_day(self, text, ms):
@@ -385,7 +385,7 @@ class TestResults:
 
     @pytest.mark.parametrize(("more", "kept"), [(0, True), (1, False), (10_000_000, False)])
     async def test_a_result_may_have_64_kib(self, channel, receiver, more, kept):
-        body = b'"' + b"x" * (RESULT - 2 + more) + b'"'
+        body = b'"' + b"x" * (MAX_RESULT_BYTES - 2 + more) + b'"'
         receiver.on("/it", answering(200, body))
         answer = await sent(channel, receiver, "/it")
         assert answer.event is Event.FINISH
@@ -417,7 +417,7 @@ class TestErrors:
     async def test_it_shows_so_many_characters_and_no_more(self, channel, receiver):
         receiver.on("/it", answering(500, ("ö" * 30_000).encode()))
         answer = await sent(channel, receiver, "/it")
-        assert answer.error == "127.0.0.1 answered 500: " + "ö" * EXCERPT
+        assert answer.error == "127.0.0.1 answered 500: " + "ö" * EXCERPT_CHARACTERS
 
     async def test_it_is_one_line_that_does_nothing_to_a_terminal(self, channel, receiver):
         receiver.on("/it", answering(500, "a\r\n\tb\x1b[31m\u202ec\x07  d\x85e".encode()))
@@ -609,7 +609,7 @@ class TestTargets:
     async def test_an_endpoint_that_is_none_is_an_answer(self, channel, endpoint):
         answer = await channel.send(task(), service(endpoint))
         assert (answer.event, answer.healthy) == (Event.RETRY, False)
-        assert answer.error.startswith("it cannot be called: an endpoint must")
+        assert answer.error.startswith("orders cannot be called: an endpoint must")
 
     async def test_a_header_or_secret_that_cannot_be_sent_is_an_answer(self, channel, receiver):
         for wrong in ({"headers": (("x-a", "hunter2\r\nx: y"),)}, {"secrets": ("hunter2",)}):
@@ -699,7 +699,7 @@ class TestTheChannel:
         def trace(task, service):
             log.append(("begin", task.id, service.name))
             try:
-                yield Traced([("traceparent", "00-1-2-01")], ended.append)
+                yield CallTrace([("traceparent", "00-1-2-01")], ended.append)
             finally:
                 log.append(("end", len(receiver.requests)))
 
@@ -758,9 +758,9 @@ class TestTheChannel:
         self, channel, receiver, monkeypatch
     ):
         made = []
-        planned = channel_module.planned
+        plan_for = channel_module.plan_for
         monkeypatch.setattr(
-            channel_module, "planned", lambda *args: made.append(args) or planned(*args)
+            channel_module, "plan_for", lambda *args: made.append(args) or plan_for(*args)
         )
         for _ in range(5):
             await sent(channel, receiver)
@@ -776,7 +776,7 @@ class TestTheChannel:
     async def test_it_keeps_plans_for_so_many_services_and_no_more(
         self, channel, receiver, monkeypatch
     ):
-        monkeypatch.setattr(channel_module, "PLANS", 3)
+        monkeypatch.setattr(channel_module, "MAX_PLANS", 3)
         for number in range(10):
             await sent(channel, receiver, name=f"service-{number}")
         assert sorted(channel.latencies) == ["service-7", "service-8", "service-9"]

@@ -1,7 +1,7 @@
-"""The HTTP channel: a due task becomes a POST to its service's endpoint.
+"""The HTTP channel: it sends a due task as a POST to its service's endpoint.
 
-The status says how it went, and a body of JSON is the result. What goes wrong there becomes a
-short text that names the host, and holds no secret, no header and no query.
+The status of the response is the outcome, and a JSON body is the result. An error becomes a short
+text that names the host, without any secret, header or query.
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ from tickwheel.values.task import Event, datetime_of, namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
 
-    from tickwheel.durable.channel import Traced
+    from tickwheel.durable.channel import Tracer
     from tickwheel.durable.channels.http.target import Targets
     from tickwheel.http import Response
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task
 
-    Trace = Callable[[Task, Service], AbstractContextManager[Traced]]
-
-RESULT = 65_536  # bytes that a result may have; no more of a body is read
-EXCERPT = 500  # characters of a body that an error shows
-LONGEST_MS = 24 * 3600 * 1000  # that a callee may ask to be left alone
+MAX_RESULT_BYTES = 65_536  # the channel reads no more of a body
+EXCERPT_CHARACTERS = 500  # of a body, in an error
+MAX_HOLD_MS = 24 * 3600 * 1000  # that a callee may ask for
 MAX_CALLS = 10_000  # under way at once, of all services
-PLANS = 10_000
-PAUSE_MS = 1000  # before a call that could not be made for want of something here
+MAX_PLANS = 10_000
+NO_ROOM_DELAY_MS = 1000  # before the next try when this process has no file descriptor left
 
-HEADERS, HEADER_NAME, HEADER_VALUE = 50, 100, 4096  # how many, and how long they may be
-OURS = frozenset({"content-type", "content-encoding", "user-agent", "traceparent", "tracestate"})
-OUR_PREFIXES = ("webhook-", "tickwheel-")
-OF_THE_CONNECTION = frozenset(
+MAX_HEADERS, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 50, 100, 4096
+RESERVED_HEADERS = frozenset(
+    {"content-type", "content-encoding", "user-agent", "traceparent", "tracestate"}
+)
+RESERVED_PREFIXES = ("webhook-", "tickwheel-")
+CONNECTION_HEADERS = frozenset(
     {
         "connection",
         "content-length",
@@ -74,28 +73,25 @@ _VISIBLE = re.compile(r"[!-~](?:[ -~]*[!-~])?|")
 
 
 class Plan(NamedTuple):
-    """What is the same for every call of a service."""
+    """The parts of a call that are the same for every call of a service."""
 
     service: Service
     host: str
     headers: tuple[tuple[str, str], ...]
-    hidden: tuple[str, ...]  # texts that no error may show, longer ones first
+    hidden: tuple[str, ...]  # texts that no error may show, the longest first
     latency: Histogram
 
 
 class HttpChannel:
     """Calls services over HTTP.
 
-    - A call is at least once: the same `webhook-id` on every attempt tells the callee which are the
-      same. A connection that the callee had closed meanwhile is replaced, within the attempt.
-    - Redirects are not followed, and the address that `targets` has checked is the one that is
-      connected to.
-    - `now_ms` gives the store's time, for signatures and the dates of `Retry-After`: the clock of
+    - Delivery is at least once: a callee recognises repeated attempts by their `webhook-id`. If the
+      callee has closed an idle connection, the channel reconnects within the attempt.
+    - The channel follows no redirects, and connects only to addresses that `targets` has checked.
+    - `now_ms` returns the store's time, for signatures and the dates of `Retry-After`: the clock of
       this host may be wrong.
-    - `max_calls` are under way at once, of all services, and as many connections are open, idle
-      ones included; no service has more than are left for others.
-    - `latencies` has, for each service, how long its calls took, those that failed included.
-    - `trace(task, service)`, when it is set, is entered around each call.
+    - At most `max_calls` calls are under way and as many connections open, idle ones included; no
+      service holds more than it leaves for the others.
     """
 
     remote = True
@@ -111,24 +107,24 @@ class HttpChannel:
     ) -> None:
         self.calls = Semaphore(max_calls, fair=True)
         self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self.trace: Trace | None = None
+        self.trace: Tracer | None = None
         self._targets = targets
         self._now_ms = now_ms
         self._stopwatch = stopwatch or SystemClock()
         self._pool = pool
-        self._own = pool is None
+        self._owns_pool = pool is None
         self._plans: dict[str, Plan] = {}
 
     def semaphore(self, service: Service) -> Semaphore | None:
-        """Return the calls that all services may have under way."""
+        """Return the permits for calls, which all services share."""
         return self.calls
 
     def interruptible(self, service: Service) -> bool:
-        """Say yes: a call that is cancelled drops its connection."""
+        """Return True: a cancelled call closes its connection."""
         return True
 
     def check(self, service: Service) -> None:
-        """Raise when the service cannot be called: its endpoint, a header or a secret is wrong."""
+        """Raise when the endpoint, a header or a secret of the service is not valid."""
         self._targets.check_endpoint(service.endpoint)
         check_headers(service.headers)
         for secret in service.secrets:
@@ -137,118 +133,118 @@ class HttpChannel:
     async def send(
         self, task: Task, service: Service, may_send: Callable[[], bool] = lambda: True
     ) -> Answer:
-        """POST the task's payload, byte for byte, and return what the answer means.
+        """POST the task's payload, byte for byte, and return the meaning of the response.
 
-        The attempt's timeout is the caller's, who cancels this.
+        The caller cancels this when the attempt times out.
         """
         try:
             plan = self._plan(service)
         except (TypeError, ValueError) as error:
-            return failed(f"it cannot be called: {error}")
+            return answer_to_error(f"{service.name} cannot be called: {error}")
         if self.trace is None:
             return await self._send(task, plan, [], may_send)
-        with self.trace(task, service) as traced:
-            answer = await self._send(task, plan, traced.headers, may_send)
-            traced.ended(answer)
+        with self.trace(task, service) as trace:
+            answer = await self._send(task, plan, trace.headers, may_send)
+            trace.end(answer)
             return answer
 
     async def _send(
-        self, task: Task, plan: Plan, more: list[tuple[str, str]], may_send: Callable[[], bool]
+        self, task: Task, plan: Plan, extra: list[tuple[str, str]], may_send: Callable[[], bool]
     ) -> Answer:
         service = plan.service
-        began = self._stopwatch.time()
+        started = self._stopwatch.time()
         timestamp = int(self._now_ms() // 1000)
         try:
-            response = await self._requests().request(
+            response = await self._open_pool().request(
                 "POST",
                 service.endpoint,
-                headers=headers_of(task, plan, timestamp) + more,
+                headers=headers_of(task, plan, timestamp) + extra,
                 body=task.body,
                 may_send=may_send,
             )
         except NotSent:
             return UNSENT
         except TargetRefused as error:
-            return failed(str(error))
+            return answer_to_error(str(error))
         except NoRoom as error:
-            return self._put_off(task, error)
+            return self._snooze(task, error)
         except HttpError as error:
-            return failed(told(error, plan))
+            return answer_to_error(message_of(error, plan))
         finally:
-            plan.latency.observe(self._stopwatch.time() - began)
+            plan.latency.observe(self._stopwatch.time() - started)
         return answer_to(response, plan, self._now_ms())
 
-    def _put_off(self, task: Task, error: NoRoom) -> Answer:
-        """Try again soon: it is not the service that has failed."""
+    def _snooze(self, task: Task, error: NoRoom) -> Answer:
+        """Try again soon: this process has failed, not the service."""
         logger.error(
-            "task %s is put off by %g s: %s; does this process have enough file descriptors?",
-            task.id, PAUSE_MS / 1000, error, extra={"service": task.service},
+            "task %s is delayed by %g s: %s; does this process have enough file descriptors?",
+            task.id, NO_ROOM_DELAY_MS / 1000, error, extra={"service": task.service},
         )  # fmt: skip
-        return Answer(Event.SNOOZE, error=str(error), after_ms=PAUSE_MS)
+        return Answer(Event.SNOOZE, error=str(error), after_ms=NO_ROOM_DELAY_MS)
 
     def forget(self, name: str) -> None:
-        """Let go of what is kept of a service that was deleted."""
+        """Drop the plan and the latencies of a service that was deleted."""
         self._plans.pop(name, None)
         self.latencies.pop(name, None)
 
     async def close(self) -> None:
-        """Close the connections, unless the pool was given."""
+        """Close the connections, unless the pool was an argument."""
         self._plans.clear()
-        if self._own and self._pool is not None:
+        if self._owns_pool and self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close()
 
-    def _requests(self) -> Pool:
-        """Return the pool; it is made in the loop that it is used in."""
+    def _open_pool(self) -> Pool:
+        """Return the pool; make it at the first call, in the loop that uses it."""
         if self._pool is None:
             self._pool = Pool(
                 resolve=self._targets.resolve, connections=self.calls.permits,
-                total=self.calls.permits, max_body=RESULT,
+                total=self.calls.permits, max_body=MAX_RESULT_BYTES,
             )  # fmt: skip
         return self._pool
 
     def _plan(self, service: Service) -> Plan:
         plan = self._plans.get(service.name)
-        # By more than its version: a service that was deleted and made anew begins again at 1.
+        # Compare more than the version: a service that was deleted and put again starts at 1.
         if plan is not None and (plan.service is service or plan.service == service):
             return plan
         self.check(service)
-        if len(self._plans) >= PLANS:
+        if len(self._plans) >= MAX_PLANS:
             self.forget(next(iter(self._plans)))
-        plan = planned(service, self.latencies[service.name])
+        plan = plan_for(service, self.latencies[service.name])
         self._plans[service.name] = plan
         return plan
 
 
 def check_headers(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
-    """Raise ValueError unless a service may add these to its calls; no value is ever shown."""
+    """Raise ValueError unless a service may add these headers; no message shows a value."""
     pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
-    if len(pairs) > HEADERS:
-        raise ValueError(f"a service may have {HEADERS} headers, this one has {len(pairs)}")
+    if len(pairs) > MAX_HEADERS:
+        raise ValueError(f"a service may have {MAX_HEADERS} headers, this one has {len(pairs)}")
     seen: set[str] = set()
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError("the names and values of headers must be str")
         lower = name.lower()
-        if len(name) > HEADER_NAME or not _TOKEN.fullmatch(name):
+        if len(name) > MAX_NAME_CHARACTERS or not _TOKEN.fullmatch(name):
             raise ValueError(
-                f"a header's name must be 1 to {HEADER_NAME} letters, digits or -_.!#$%&'*+^`|~, "
-                f"got {name!r:.120}"
+                f"a header's name must be 1 to {MAX_NAME_CHARACTERS} letters, digits or"
+                f" -_.!#$%&'*+^`|~, got {name!r:.120}"
             )
-        if lower in OURS or lower in OF_THE_CONNECTION or lower.startswith(OUR_PREFIXES):
-            raise ValueError(f"the header {lower} is set for every call, and cannot be chosen")
+        if lower in RESERVED_HEADERS | CONNECTION_HEADERS or lower.startswith(RESERVED_PREFIXES):
+            raise ValueError(f"the header {lower} is reserved: tickwheel sets it for every call")
         if lower in seen:
             raise ValueError(f"the header {lower} is given twice: join the values with commas")
-        if len(value) > HEADER_VALUE or not _VISIBLE.fullmatch(value):
+        if len(value) > MAX_VALUE_CHARACTERS or not _VISIBLE.fullmatch(value):
             raise ValueError(
-                f"the value of the header {lower} must be up to {HEADER_VALUE} printable ASCII "
-                "characters, without spaces at its ends"
+                f"the value of the header {lower} must be up to {MAX_VALUE_CHARACTERS} printable"
+                " ASCII characters, without spaces at its ends"
             )
         seen.add(lower)
 
 
-def planned(service: Service, latency: Histogram) -> Plan:
-    """Return what is the same for every call of a service."""
+def plan_for(service: Service, latency: Histogram) -> Plan:
+    """Return the parts of a call that are the same for every call of a service."""
     name = service.name.removeprefix(f"{namespace_of(service.name)}/")
     headers = (
         ("content-type", "application/json"),
@@ -277,7 +273,7 @@ def headers_of(task: Task, plan: Plan, timestamp: int) -> list[tuple[str, str]]:
 
 
 def answer_to(response: Response, plan: Plan, now_ms: float) -> Answer:
-    """Return what a status means."""
+    """Return the answer for a response, by its status."""
     status = response.status
     if status == 202:
         feedback_ms = max(1, round(plan.service.feedback_timeout * 1000))
@@ -301,81 +297,81 @@ def answer_to(response: Response, plan: Plan, now_ms: float) -> Answer:
     )
 
 
-def failed(error: str) -> Answer:
-    """Return the answer for a call that got none."""
+def answer_to_error(error: str) -> Answer:
+    """Return the answer for a call without a response."""
     return Answer(Event.RETRY, error=error, healthy=False)
 
 
-def told(error: HttpError, plan: Plan) -> str:
-    """Return an error of the client as a text, which names the host."""
-    text = redacted(str(error), plan.hidden) or type(error).__name__
+def message_of(error: HttpError, plan: Plan) -> str:
+    """Return the text of an HTTP client's error; it names the host."""
+    text = redact(str(error), plan.hidden) or type(error).__name__
     return text if plan.host in text else f"{plan.host}: {text}"
 
 
 def result_of(response: Response) -> str | None:
-    """Return the body when it is JSON, and small enough to be kept."""
-    if not response.whole or not 0 < len(response.body) <= RESULT:
+    """Return the body if it is JSON and small enough to store."""
+    if not response.whole or not 0 < len(response.body) <= MAX_RESULT_BYTES:
         return None
     try:
         text = response.body.decode()
         value = _JSON.decode(text)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half a character is none
+            json.dumps(value, ensure_ascii=False).encode()  # raises for a lone surrogate
     except (ValueError, RecursionError):
         return None
     return None if exceeds_depth(response.body) else text.strip()
 
 
-def _no_number(text: str) -> None:
+def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def _finite(text: str) -> float:
+def _parse_float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError("a number beyond all that a float can be")
+        raise ValueError("the number is out of the range of a float")
     return number
 
 
-_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_float)
 
 
 def retry_after_ms(text: str | None, now_ms: float) -> int | None:
-    """Return how long a Retry-After asks to wait, seconds or a date; None for one that is neither.
+    """Return the wait of a Retry-After header, in seconds or as a date; None if it is invalid.
 
-    At most a day; a date that has passed is 0.
+    The result is at most a day; a date in the past gives 0.
     """
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
-        return LONGEST_MS if len(text) > 9 else min(int(text) * 1000, LONGEST_MS)
+        return MAX_HOLD_MS if len(text) > 9 else min(int(text) * 1000, MAX_HOLD_MS)
     try:
         date = parsedate_to_datetime(text[:100])
-        if date.tzinfo is None:  # "-0000", and the form of C, which has no zone
+        if date.tzinfo is None:  # "-0000", and C's asctime format, which has no zone
             date = date.replace(tzinfo=UTC)
         wait_ms = date.timestamp() * 1000 - now_ms
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    return min(max(0, math.ceil(wait_ms)), LONGEST_MS)
+    return min(max(0, math.ceil(wait_ms)), MAX_HOLD_MS)
 
 
 def excerpt_of(body: bytes, hidden: tuple[str, ...]) -> str:
-    """Return the beginning of a body that is text, on one line, and "" of any other."""
+    """Return the beginning of a text body on one line, or "" for a binary one."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
-        if error.start < min(len(body) - 3, 4 * EXCERPT):  # not merely cut within a character
-            return ""
+        if error.start < min(len(body) - 3, 4 * EXCERPT_CHARACTERS):
+            return ""  # the body is binary, not merely cut within a character
         text = body[: error.start].decode()
     if "\0" in text:
         return ""
     text = detail_of(text)
-    text = redacted(text, hidden)[: 4 * EXCERPT]
+    text = redact(text, hidden)[: 4 * EXCERPT_CHARACTERS]
     printable = "".join(char if char.isprintable() else " " for char in text)
-    return " ".join(printable.split())[:EXCERPT]
+    return " ".join(printable.split())[:EXCERPT_CHARACTERS]
 
 
 def detail_of(text: str) -> str:
-    """Return what a problem document says (RFC 9457), or the text as it is."""
+    """Return the detail of a problem document (RFC 9457), or the text itself."""
     if text.startswith("{") and '"detail"' in text:
         try:
             detail = json.loads(text).get("detail")
@@ -386,15 +382,15 @@ def detail_of(text: str) -> str:
     return text
 
 
-def redacted(text: str, hidden: tuple[str, ...]) -> str:
-    """Return a text without what is hidden: a callee may send back what it was sent."""
+def redact(text: str, hidden: tuple[str, ...]) -> str:
+    """Replace hidden texts: a callee may echo its request."""
     for one in hidden:
         text = text.replace(one, PLACEHOLDER)
     return _SIGNATURE.sub(PLACEHOLDER, text)
 
 
 def hidden_in(service: Service) -> tuple[str, ...]:
-    """Return the texts of a service that nobody is shown, in the ways in which a page has them."""
+    """Return the secret texts of a service, in every escaping that a response may use."""
     query = urlsplit(service.endpoint).query
     found = {query, *(value for _, value in parse_qsl(query))}
     for secret in service.secrets:
@@ -403,6 +399,6 @@ def hidden_in(service: Service) -> tuple[str, ...]:
         found |= {value, *(part for part in value.split() if len(part) >= 8)}  # "Bearer …"
     found |= {quote(one) for one in found} | {html.escape(one) for one in found}
     found |= {json.dumps(one)[1:-1] for one in found}
-    found |= {one.replace("/", r"\/") for one in found}  # so do some writers of JSON
-    # Shorter ones are no secrets, and would make holes in every word.
+    found |= {one.replace("/", r"\/") for one in found}  # some JSON encoders escape slashes
+    # Shorter texts are not secret, and would blank out parts of ordinary words.
     return tuple(sorted((one for one in found if len(one) >= 4), key=len, reverse=True))
