@@ -40,10 +40,6 @@ class Peer:
     - `payloads` has what arrived; `interrupted` counts the calls that the caller ended early.
     """
 
-    def __init__(self):
-        self.payloads = []
-        self.interrupted = 0
-
     async def send(self, given=None, may_send=lambda: True):
         return await self.channel.send(given or task(), self.service, may_send)
 
@@ -61,7 +57,8 @@ class LocalPeer(Peer):
     """A function in this process, plain or coroutine."""
 
     def __init__(self, path, *, plain):
-        super().__init__()
+        self.payloads = []
+        self.interrupted = 0
         self._behave = lambda: None
         self._hangs = False
         self._released = threading.Event()
@@ -132,8 +129,6 @@ class HttpPeer(Peer):
     """A real HTTP server on loopback."""
 
     def __init__(self):
-        super().__init__()
-        del self.payloads, self.interrupted
         self._receiver = Receiver().__enter__()
         self.service = Service("orders", "http", endpoint=self._receiver.url("/orders"))
         self.channel = HttpChannel(Targets(allow_private=True), lambda: float(START_MS))

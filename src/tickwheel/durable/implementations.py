@@ -103,7 +103,11 @@ def channels_for(
     channels: dict[str, Channel] = {"local": LocalChannel(functions, threads)}
     try:
         from tickwheel.durable.channels.http.channel import HttpChannel  # noqa: PLC0415
-        from tickwheel.durable.channels.http.lookups import HUNG, PROMPT, Lookups  # noqa: PLC0415
+        from tickwheel.durable.channels.http.lookups import (  # noqa: PLC0415
+            MAX_HUNG_LOOKUPS,
+            MAX_PROMPT_LOOKUPS,
+            Lookups,
+        )
         from tickwheel.durable.channels.http.target import Targets  # noqa: PLC0415
     except ImportError as missing:
         return {**channels, "http": MissingChannel("http", "client", missing)}
@@ -113,6 +117,8 @@ def channels_for(
             "%d calls at once instead of %d: this process may have %d file descriptors",
             calls, max_calls, descriptors.limit(),
         )  # fmt: skip
-    lookups = Lookups(descriptors.within(descriptors.LOOKUPS_SHARE, PROMPT + HUNG))
+    lookups = Lookups(
+        descriptors.within(descriptors.LOOKUPS_SHARE, MAX_PROMPT_LOOKUPS + MAX_HUNG_LOOKUPS)
+    )
     targets = Targets(allow_private=allow_private, allow=allow, own_port=own_port, lookup=lookups)
     return {**channels, "http": HttpChannel(targets, now_ms, max_calls=calls)}

@@ -313,7 +313,7 @@ class TestCurrentTask:
         assert sorted(seen) == [(n, n) for n in range(5)]
 
     async def test_outside_of_a_task_there_is_none(self):
-        with pytest.raises(LookupError, match="task functions"):
+        with pytest.raises(LookupError, match="inside a task function"):
             current_task()
 
     async def test_a_thread_that_has_run_one_forgets_it(self, calls):

@@ -16,9 +16,9 @@ from receivers import Receiver
 from tickwheel import ManualClock
 from tickwheel.durable.channels.http import lookups, target
 from tickwheel.durable.channels.http.target import (
-    KEEP_NAMES,
-    KEEP_SECONDS,
-    LAST_KNOWN_SECONDS,
+    FRESH_SECONDS,
+    MAX_NAMES,
+    STALE_SECONDS,
     Targets,
 )
 from tickwheel.errors import TargetRefused
@@ -235,7 +235,7 @@ class TestEndpoints:
             Targets(allow_private=True).check_endpoint(url)
         except TargetRefused:
             return
-        host = target.normal(parse(url).host)
+        host = target.normalize_host(parse(url).host)
         assert target.literal_of(host) == target.literal_of(target.host_of(url))
         if target.literal_of(host) is None:
             assert host == target.host_of(url)
@@ -373,7 +373,7 @@ class TestRemembering:
             ]
         assert await targets.resolve("EXAMPLE.com.", 80)
         assert len(log) == 1
-        clock.advance(KEEP_SECONDS)
+        clock.advance(FRESH_SECONDS)
         assert [one.host for one in await targets.resolve("example.com", 80)] == ["1.1.1.1"]
         assert len(log) == 2
 
@@ -417,7 +417,7 @@ class TestRemembering:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         answered.set()
-        while targets._asked:
+        while targets._pending:
             await asyncio.sleep(0)
         assert not caplog.records
 
@@ -435,11 +435,11 @@ class TestRemembering:
 
     async def test_so_many_names_are_remembered_and_no_more(self):
         targets = Targets(lookup=answering([PUBLIC]))
-        for number in range(KEEP_NAMES + 10):
+        for number in range(MAX_NAMES + 10):
             await targets.resolve(f"host-{number}.example", 80)
-        assert len(targets._kept) == KEEP_NAMES
-        assert "host-0.example" not in targets._kept
-        assert not targets._asked
+        assert len(targets._cache) == MAX_NAMES
+        assert "host-0.example" not in targets._cache
+        assert not targets._pending
 
 
 UNANSWERED = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -465,7 +465,7 @@ class Renewed:
     async def begin(self):
         self.answers.put_nowait(PUBLIC)
         assert await self.found() == PUBLIC
-        self.clock.advance(KEEP_SECONDS)
+        self.clock.advance(FRESH_SECONDS)
         return self
 
     async def found(self):
@@ -475,7 +475,7 @@ class Renewed:
     async def answer(self, answer):
         """Let the lookup that hangs end so."""
         self.answers.put_nowait(answer)
-        while self.targets._asked:
+        while self.targets._pending:
             await asyncio.sleep(0)
 
 
@@ -483,11 +483,11 @@ class Renewed:
 class TestLastKnown:
     @pytest.fixture
     def impatient(self, monkeypatch):
-        monkeypatch.setattr(target, "PROMPT_SECONDS", 0.01)
+        monkeypatch.setattr(target, "HUNG_AFTER_SECONDS", 0.01)
 
     @pytest.fixture
     def patient(self, monkeypatch):
-        monkeypatch.setattr(target, "PROMPT_SECONDS", 60.0)
+        monkeypatch.setattr(target, "HUNG_AFTER_SECONDS", 60.0)
 
     async def test_while_a_renewal_hangs_what_was_checked_last_is_used(self, impatient):
         renewed = await Renewed().begin()
@@ -524,7 +524,7 @@ class TestLastKnown:
             renewed.answers.put_nowait(each)
             with pytest.raises(error if each is answer else OSError):
                 await renewed.found()
-        assert not renewed.targets._kept
+        assert not renewed.targets._cache
 
     @pytest.mark.parametrize("answer", [UNKNOWN, "10.0.0.1"])
     async def test_so_is_one_of_which_that_is_heard_late(self, impatient, answer):
@@ -537,7 +537,7 @@ class TestLastKnown:
 
     async def test_it_is_used_for_so_long_and_no_longer(self, patient):
         renewed = await Renewed().begin()
-        renewed.clock.advance(LAST_KNOWN_SECONDS - 1)
+        renewed.clock.advance(STALE_SECONDS - 1)
         renewed.answers.put_nowait(UNANSWERED)
         assert await renewed.found() == PUBLIC
         renewed.clock.advance(1)
@@ -608,13 +608,17 @@ class TestLookups:
     @pytest.fixture
     def narrow(self, monkeypatch):
         """Two prompt ones, two hung ones, and no patience."""
-        for name, value in (("PROMPT", 2), ("HUNG", 2), ("PROMPT_SECONDS", 0)):
+        for name, value in (
+            ("MAX_PROMPT_LOOKUPS", 2),
+            ("MAX_HUNG_LOOKUPS", 2),
+            ("HUNG_AFTER_SECONDS", 0),
+        ):
             monkeypatch.setattr(lookups, name, value)
 
     async def test_names_that_are_not_resolved_hold_up_no_other(self, zone, monkeypatch):
-        monkeypatch.setattr(lookups, "PROMPT_SECONDS", 0.01)
+        monkeypatch.setattr(lookups, "HUNG_AFTER_SECONDS", 0.01)
         targets = Targets()
-        dead = asking(targets, lookups.PROMPT + 36)
+        dead = asking(targets, lookups.MAX_PROMPT_LOOKUPS + 36)
         await zone.asked(len(dead))
         assert await targets.resolve("example.com", 80)
         zone.revive()
@@ -642,7 +646,7 @@ class TestLookups:
         zone.die()
         dead = asking(targets, 3)
         await zone.asked(2)
-        assert targets._lookup._hung.locked()
+        assert targets._lookup._hung_slots.locked()
         assert await asyncio.gather(
             *(targets.resolve(f"{name}.example", 80) for name in ("a", "b", "c"))
         )
@@ -660,16 +664,16 @@ class TestLookups:
         zone.revive()
         await asyncio.wait(dead)
         assert list(targets._lookup._slow) == ["dead-0.example"]
-        monkeypatch.setattr(lookups, "PROMPT_SECONDS", 60)
+        monkeypatch.setattr(lookups, "HUNG_AFTER_SECONDS", 60)
         zone.error = None
         assert await targets.resolve("dead-0.example", 80)
         assert not targets._lookup._slow
 
     async def test_so_many_slow_names_are_remembered_and_no_more(self, zone, narrow):
         asker = lookups.Lookups()
-        for number in range(KEEP_NAMES + 10):
-            asker._note(f"{number}.example", slow=True)
-        assert len(asker._slow) == KEEP_NAMES
+        for number in range(MAX_NAMES + 10):
+            asker._remember(f"{number}.example", slow=True)
+        assert len(asker._slow) == MAX_NAMES
         assert "0.example" not in asker._slow
 
     async def test_one_that_is_cancelled_leaves_no_complaint_and_no_place_taken(
@@ -682,7 +686,7 @@ class TestLookups:
             waiting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await waiting
-        assert (asker._prompt._value, asker._hung._value) == (2, 2)
+        assert (asker._prompt_slots._value, asker._hung_slots._value) == (2, 2)
         assert not caplog.records
 
     async def test_what_getaddrinfo_raises_is_raised(self, zone):
@@ -760,7 +764,7 @@ class TestConnecting:
                             await pool.request("POST", url)
                 finally:
                     await pool.close()
-                clock.advance(KEEP_SECONDS)
+                clock.advance(FRESH_SECONDS)
             assert outside.connections == 1
             assert within.connections == 0
 

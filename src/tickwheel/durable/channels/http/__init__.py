@@ -1,1 +1,1 @@
-"""The HTTP channel, and the guard that decides which addresses it may call."""
+"""The HTTP channel, and the checks of the addresses that it calls."""

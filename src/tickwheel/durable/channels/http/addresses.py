@@ -1,4 +1,4 @@
-"""Addresses: which are public, which are not, and which lead to another. Pure: nobody is asked."""
+"""IP addresses: which are public, and which embed another address. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ipaddress import (
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
-# Not left to `ipaddress`, whose opinion of what is private differs from one Python to the next.
+# Not `ipaddress.is_private`, whose definition differs between Python versions.
 SPECIAL: tuple[tuple[IPNetwork, str], ...] = tuple(
     (ip_network(network), what)
     for network, what in (
@@ -53,9 +53,9 @@ SPECIAL: tuple[tuple[IPNetwork, str], ...] = tuple(
         ("ff00::/8", "multicast"),
     )
 )
-GLOBAL_UNICAST = ip_network("2000::/3")  # all else of IPv6 is not given out
+GLOBAL_UNICAST = ip_network("2000::/3")  # the rest of IPv6 is not assigned
 
-# What a cloud tells a machine about itself, credentials among it: whoever asks from here gets it.
+# Metadata services of clouds, which give credentials to every process on a machine.
 METADATA = frozenset(
     map(
         ip_address,
@@ -87,29 +87,32 @@ METADATA_NAMES = frozenset(
 )
 
 
-def special(address: IPAddress, inside: tuple[IPv4Address, ...]) -> str | None:
-    """Return what is special about an address that is not public, None about one that is."""
+def special_kind(address: IPAddress, embedded: tuple[IPv4Address, ...]) -> str | None:
+    """Return the kind of an address that is not public; None for a public one.
+
+    `embedded` has the IPv4 addresses inside it, as `embedded_in` returns them.
+    """
     for network, what in SPECIAL:
         if address in network:
             return what
-    if inside:
+    if embedded:
         return "an IPv4 address behind ISATAP"
     return None if address.version == 4 or address in GLOBAL_UNICAST else "reserved"
 
 
 def embedded_in(address: IPAddress) -> tuple[IPv4Address, ...]:
-    """Return the IPv4 addresses that an IPv6 address may lead to, by any of the known ways."""
+    """Return the IPv4 addresses that an IPv6 address may lead to, by any known mapping."""
     if isinstance(address, IPv4Address):
         return ()
     number = int(address)
     low = IPv4Address(number & 0xFFFFFFFF)
     if number >> 32 in (0, 0xFFFF, 0xFFFF0000, 0x64FF9B << 64):
-        return () if number <= 1 else (low,)  # :: and ::1 are what they are
+        return () if number <= 1 else (low,)  # :: and ::1 embed nothing
     if number >> 80 == 0x64FF9B0001:
         return nat64(number)
     if number >> 112 == 0x2002:
         return (IPv4Address(number >> 80 & 0xFFFFFFFF),)
-    if number >> 96 == 0x20010000:  # the server's, and the client's with all bits turned
+    if number >> 96 == 0x20010000:  # Teredo: the server's, and the client's with inverted bits
         return IPv4Address(number >> 64 & 0xFFFFFFFF), IPv4Address(~number & 0xFFFFFFFF)
     if number >> 32 & 0xFDFFFFFF == 0x5EFE:
         return (low,)
@@ -117,10 +120,10 @@ def embedded_in(address: IPAddress) -> tuple[IPv4Address, ...]:
 
 
 def nat64(number: int) -> tuple[IPv4Address, ...]:
-    """Return what an address of the local NAT64 prefix may lead to.
+    """Return the addresses that one under the local NAT64 prefix may lead to.
 
-    The prefix may have 48, 56, 64 or 96 bits, and bits 64 to 71 are skipped (RFC 6052): which it is
-    cannot be seen, so that each counts, save those that only zeros make.
+    The prefix may have 48, 56, 64 or 96 bits, and bits 64 to 71 are skipped (RFC 6052). The address
+    does not show which, so all of them count, except those that start with a zero byte.
     """
     upper, lower = number >> 64, number & (1 << 56) - 1
     found = {

@@ -1,6 +1,6 @@
-"""Lookups: what only the system knows: the addresses of names, and which are this host's own.
+"""Questions to the operating system: DNS lookups, and which addresses are this host's own.
 
-A lookup of a name may hang, and cannot be stopped.
+A lookup may hang, and cannot be stopped.
 """
 
 from __future__ import annotations
@@ -19,73 +19,75 @@ if TYPE_CHECKING:
 
     from tickwheel.durable.channels.http.addresses import IPAddress
 
-KEEP_NAMES = 1024  # that something is remembered of
-PROMPT_SECONDS = 1.0  # a lookup that takes longer counts as hung
-PROMPT = 64  # lookups at the same time
-HUNG = 192  # more of them, which hang
-UNASSIGNED: dict[int, IPAddress] = {  # by version: no host has these
+MAX_NAMES = 1024  # that the process remembers something about
+HUNG_AFTER_SECONDS = 1.0  # a lookup that takes longer counts as hung
+MAX_PROMPT_LOOKUPS = 64  # under way at once
+MAX_HUNG_LOOKUPS = 192  # hanging at once, in addition
+UNASSIGNED: dict[int, IPAddress] = {  # by version; no host has these addresses
     4: IPv4Address("255.255.255.254"),
     6: IPv6Address("2001:db8:ffff::ffff"),
 }
 
 
 class Lookups:
-    """Asks the system for the addresses of names, each on a thread that keeps no process alive.
+    """Resolves names, each lookup in a daemon thread.
 
-    - At most `PROMPT` at once, for a lookup cannot be stopped. One that hangs makes room for
-      others, until `HUNG` of them do. Where file descriptors are few, `most` bounds all of them,
-      divided in the same way.
-    - A name whose last lookup hung is looked up among the hung ones: names that no server answers
-      for hold up no others.
-    - For one event loop.
+    - At most `MAX_PROMPT_LOOKUPS` run at once, since a lookup cannot be stopped. A lookup that
+      hangs frees its slot for others, until `MAX_HUNG_LOOKUPS` hang. Where file descriptors are
+      scarce, `limit` bounds both together, in the same proportion.
+    - A name whose last lookup hung uses a slot for hung lookups: a name that no DNS server answers
+      delays no other.
+    - An object serves one event loop.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        most = PROMPT + HUNG if most is None else most
-        prompt = max(1, most * PROMPT // (PROMPT + HUNG))
-        self._prompt = asyncio.Semaphore(prompt)
-        self._hung = asyncio.Semaphore(max(1, most - prompt))
+    def __init__(self, limit: int | None = None) -> None:
+        total = MAX_PROMPT_LOOKUPS + MAX_HUNG_LOOKUPS
+        limit = total if limit is None else limit
+        prompt = max(1, limit * MAX_PROMPT_LOOKUPS // total)
+        self._prompt_slots = asyncio.Semaphore(prompt)
+        self._hung_slots = asyncio.Semaphore(max(1, limit - prompt))
         self._slow: dict[str, None] = {}  # names whose last lookup hung, the oldest first
 
     async def __call__(self, host: str, port: int) -> Iterable[tuple[Any, ...]]:
-        """Return what getaddrinfo does."""
-        place = self._hung if host in self._slow else self._prompt
-        await place.acquire()
+        """Return the result of getaddrinfo."""
+        slots = self._hung_slots if host in self._slow else self._prompt_slots
+        await slots.acquire()
         try:
-            answer = on_a_thread(host, port)
-            await asyncio.wait([answer], timeout=PROMPT_SECONDS)
-            self._note(host, slow=not answer.done())
-            if not answer.done() and place is self._prompt and not self._hung.locked():
-                await self._hung.acquire()  # at once, as it is not locked
-                place.release()
-                place = self._hung
+            answer = look_up(host, port)
+            await asyncio.wait([answer], timeout=HUNG_AFTER_SECONDS)
+            hangs = not answer.done()
+            self._remember(host, slow=hangs)
+            if hangs and slots is self._prompt_slots and not self._hung_slots.locked():
+                await self._hung_slots.acquire()  # does not wait, as it is not locked
+                slots.release()
+                slots = self._hung_slots
             return await answer
         finally:
-            place.release()
+            slots.release()
 
-    def _note(self, host: str, slow: bool) -> None:
+    def _remember(self, host: str, slow: bool) -> None:
         self._slow.pop(host, None)
         if slow:
-            if len(self._slow) >= KEEP_NAMES:
+            if len(self._slow) >= MAX_NAMES:
                 del self._slow[next(iter(self._slow))]
             self._slow[host] = None
 
 
-def on_a_thread(host: str, port: int) -> asyncio.Future[list[tuple[Any, ...]]]:
-    """Look a name up on a daemon thread: an executor's are waited for when the process ends."""
+def look_up(host: str, port: int) -> asyncio.Future[list[tuple[Any, ...]]]:
+    """Look a name up in a daemon thread: an executor's threads delay the end of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[tuple[Any, ...]]] = loop.create_future()
 
-    def ask() -> None:
+    def resolve() -> None:
         answer: list[tuple[Any, ...]] | Exception
         try:
             answer = [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         except Exception as error:  # noqa: BLE001
             answer = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, answer)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
+            loop.call_soon_threadsafe(settle, answer)
 
-    def tell(answer: list[tuple[Any, ...]] | Exception) -> None:
+    def settle(answer: list[tuple[Any, ...]] | Exception) -> None:
         if future.done():
             return
         if isinstance(answer, Exception):
@@ -93,15 +95,15 @@ def on_a_thread(host: str, port: int) -> asyncio.Future[list[tuple[Any, ...]]]:
         else:
             future.set_result(answer)
 
-    threading.Thread(target=ask, name="tickwheel-lookup", daemon=True).start()
+    threading.Thread(target=resolve, name="tickwheel-lookup", daemon=True).start()
     return future
 
 
 def is_own(address: IPAddress) -> bool:
-    """Say whether an address is one of this host's: a socket can be bound to no other.
+    """Return whether an address is this host's own: a socket binds only to such addresses.
 
-    Some hosts let sockets be bound to any address (`ip_nonlocal_bind`). There, an address is its
-    own when packets to it would come from it.
+    Some hosts allow a socket to bind to any address (`ip_nonlocal_bind`). There, an address is
+    the host's own if packets to it would also come from it.
     """
     if address.is_loopback or address.is_unspecified:
         return True
@@ -111,7 +113,7 @@ def is_own(address: IPAddress) -> bool:
 
 
 def can_bind(address: IPAddress) -> bool:
-    """Say whether a socket can be bound to an address; OSError when there is no room for one."""
+    """Return whether a socket can bind to an address; OSError without a file descriptor."""
     try:
         with datagram_socket(address) as probe:
             probe.bind((str(address), 0))
@@ -123,7 +125,7 @@ def can_bind(address: IPAddress) -> bool:
 
 
 def source_to(address: IPAddress) -> str | None:
-    """Return the address that packets to another would come from; None: there is no way to it."""
+    """Return the source address of packets to `address`; None without a route."""
     try:
         with datagram_socket(address) as probe:
             probe.connect((str(address), 9))  # sends nothing
@@ -133,6 +135,6 @@ def source_to(address: IPAddress) -> str | None:
 
 
 def datagram_socket(address: IPAddress) -> socket.socket:
-    """Return a socket of an address's family."""
+    """Return a socket of the address's family."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     return socket.socket(family, socket.SOCK_DGRAM)

@@ -1,10 +1,9 @@
-"""Targets: which addresses a call may go to, so that no endpoint leads into the network within.
+"""Targets: the addresses that calls may go to, so that no endpoint reaches the internal network.
 
-Whoever may configure a service chooses a URL that this process will call. Unless the operator has
-allowed more, it must lead to a public address, and what was checked is what is connected to: a
-name is looked up once, here, and the connection goes to the addresses that this gave. This host's
-own addresses count as private, and this server's own API is never called: its tasks could make ever
-more tasks.
+Anybody who may configure a service chooses a URL that this process calls. Unless the operator
+allows more, it must lead to a public address. The channel connects to exactly the addresses that
+were checked: a name is resolved once, here. This host's own addresses count as private. A call to
+this server's own API is always refused: its tasks could make more and more tasks.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from tickwheel.durable.channels.http.addresses import (
     IPAddress,
     IPNetwork,
     embedded_in,
-    special,
+    special_kind,
 )
-from tickwheel.durable.channels.http.lookups import KEEP_NAMES, PROMPT_SECONDS, Lookups, is_own
+from tickwheel.durable.channels.http.lookups import HUNG_AFTER_SECONDS, MAX_NAMES, Lookups, is_own
 from tickwheel.errors import TargetRefused
 from tickwheel.http import Address
 
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 CIDR = str | IPNetwork
-Found = tuple[str, int]  # an address as text, and its family
+Resolved = tuple[str, int]  # an address as text, and its family
 
-MAX_URL = 2048
-KEEP_SECONDS = 5.0  # that what a name led to is used without a look
-LAST_KNOWN_SECONDS = 3600.0  # that it is used after that, while no server of names answers
+MAX_URL_CHARACTERS = 2048
+FRESH_SECONDS = 5.0  # use the addresses of a name this long without another lookup
+STALE_SECONDS = 3600.0  # and this long afterwards, while no DNS server answers
 PORTS = {"http": 80, "https": 443}
 METADATA_SERVICE = "a cloud's metadata service"
 ITSELF = "this server itself"
@@ -48,38 +47,36 @@ _URL = re.compile(r"(https?)://([^/?#]*)(?:[/?][^#]*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[^\[\]@]*\]|[^\[\]@:]*)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # a last label like this makes it an address
-_UNCLEAN = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")  # what parsers of URLs disagree about
+_AMBIGUOUS = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")  # URL parsers disagree about these
 
 
-class Kept(NamedTuple):
-    """What a name led to."""
+class CachedName(NamedTuple):
+    """The permitted addresses of a name."""
 
     fresh_until: float
-    found: list[Found]
+    addresses: list[Resolved]
 
 
-class Asked(NamedTuple):
-    """A lookup that is under way."""
+class PendingLookup(NamedTuple):
+    """A lookup under way."""
 
-    begun_at: float
-    answer: asyncio.Task[list[Found]]
+    started_at: float
+    answer: asyncio.Task[list[Resolved]]
 
 
 class Targets:
-    """Says which endpoints may be called, and finds the addresses to connect to.
+    """Decides which endpoints may be called, and resolves them to addresses.
 
-    - Refused are all addresses that are not public, however they are written: loopback, private,
-      link-local, reserved, multicast, IPv6 addresses with an IPv4 address inside, and this host's
-      own.
+    - It refuses all addresses that are not public, in any notation: loopback, private, link-local,
+      reserved, multicast, IPv6 addresses with an embedded IPv4 address, and this host's own.
     - `allow_private` permits them all; `allow` permits networks, in CIDR notation or as objects of
-      `ipaddress`. An IPv6 address with an IPv4 address inside needs both to be permitted.
-    - The metadata services of clouds are refused whatever is allowed, and so is `own_port`, the
-      port of this process's own API, on any address of this host.
-    - Of a name's addresses the permitted ones are used; without one the name is refused.
-    - A name's addresses are remembered for some seconds, once checked, and whoever asks for the
-      same name meanwhile shares one lookup.
-    - While a later lookup hangs, or no server of names answers it, the addresses that were checked
-      last are used, for an hour. One that says that the name is gone, or leads elsewhere, counts.
+      `ipaddress`. An IPv6 address with an embedded IPv4 address needs both to be permitted.
+    - It always refuses the metadata services of clouds, and `own_port`, the port of this process's
+      own API, on any address of this host.
+    - It uses the permitted addresses of a name, and refuses a name without any.
+    - It caches checked addresses for some seconds; concurrent requests for a name share one lookup.
+    - While a later lookup hangs, or no DNS server answers it, the cached addresses stay in use for
+      an hour. A DNS answer that the name is gone, or leads elsewhere, counts at once.
     """
 
     def __init__(
@@ -96,32 +93,33 @@ class Targets:
         self._own_port = own_port
         self._lookup = lookup or Lookups()
         self._clock = clock or SystemClock()
-        self._kept: dict[str, Kept] = {}
-        self._asked: dict[str, Asked] = {}
+        self._cache: dict[str, CachedName] = {}
+        self._pending: dict[str, PendingLookup] = {}
 
     def check_endpoint(self, url: str) -> None:
-        """Raise TargetRefused unless `url` may be an endpoint, as far as can be seen without DNS.
+        """Raise TargetRefused unless `url` may be an endpoint, as far as it shows without DNS.
 
         The message names the host, never the rest of the URL.
         """
         host, port = authority_of(url)
         literal = literal_of(host)
         if literal is not None:
-            with contextlib.suppress(OSError):  # without a descriptor: it is checked when called
+            with contextlib.suppress(OSError):  # no file descriptor: the call checks it again
                 self._check(literal, host, port)
         elif host == "localhost" or host.endswith(".localhost"):
             refused = [self._refusal(address, port) for address in LOOPBACKS]
             if all(refused):
-                raise TargetRefused(f"{host} must not be called: it is {hinted(str(refused[0]))}")
+                reason = with_hint(str(refused[0]))
+                raise TargetRefused(f"{host} must not be called: it is {reason}")
         elif host in METADATA_NAMES:
             raise TargetRefused(f"{host} must not be called: it is {METADATA_SERVICE}")
 
     async def resolve(self, host: str, port: int) -> list[Address]:
-        """Return the addresses of `host` that may be connected to, in the system's order.
+        """Return the permitted addresses of `host`, in the system's order.
 
-        TargetRefused when there are some, and none is permitted; OSError when there are none.
+        TargetRefused when it has addresses, but no permitted one; OSError when it has none.
         """
-        host = normal(host)
+        host = normalize_host(host)
         literal = literal_of(host)
         if literal is not None:
             self._check(literal, host, port)
@@ -131,99 +129,100 @@ class Targets:
             raise TargetRefused(f"{host} must not be called: it is {METADATA_SERVICE}")
         addresses = [
             Address(address, port, family)
-            for address, family in await self._found(host, port)
-            if not self._is_itself(ip_address(address), port)
+            for address, family in await self._resolve_name(host, port)
+            if not self._is_own_api(ip_address(address), port)
         ]
         if not addresses:
             raise TargetRefused(f"{host} must not be called: it is {ITSELF}")
         return addresses
 
-    async def _found(self, host: str, port: int) -> list[Found]:
-        kept, now = self._kept.get(host), self._clock.time()
-        if kept is not None and now < kept.fresh_until:
-            return kept.found
-        begun_at, answer = self._asked_once(host, port)
-        if kept is None or now >= kept.fresh_until + LAST_KNOWN_SECONDS:
-            # One that gives up waiting must not end it for the others.
+    async def _resolve_name(self, host: str, port: int) -> list[Resolved]:
+        cached, now = self._cache.get(host), self._clock.time()
+        if cached is not None and now < cached.fresh_until:
+            return cached.addresses
+        started_at, answer = self._shared_lookup(host, port)
+        if cached is None or now >= cached.fresh_until + STALE_SECONDS:
+            # A caller that is cancelled must not cancel the lookup for the others.
             return await asyncio.shield(answer)
-        await asyncio.wait([answer], timeout=max(0.0, begun_at + PROMPT_SECONDS - now))
-        return kept.found if is_unanswered(answer) else answer.result()
+        await asyncio.wait([answer], timeout=max(0.0, started_at + HUNG_AFTER_SECONDS - now))
+        return cached.addresses if is_unanswered(answer) else answer.result()
 
-    def _asked_once(self, host: str, port: int) -> Asked:
-        """Look the name up, unless that is under way."""
-        asked = self._asked.get(host)
-        if asked is None:
+    def _shared_lookup(self, host: str, port: int) -> PendingLookup:
+        """Return the lookup of a name that is under way, or start one."""
+        pending = self._pending.get(host)
+        if pending is None:
             answer = asyncio.get_running_loop().create_task(self._look_up(host, port))
-            self._asked[host] = asked = Asked(self._clock.time(), answer)
-            answer.add_done_callback(lambda answer: self._answered(host, answer))
-        return asked
+            self._pending[host] = pending = PendingLookup(self._clock.time(), answer)
+            answer.add_done_callback(lambda answer: self._finish_lookup(host, answer))
+        return pending
 
-    def _answered(self, host: str, answer: asyncio.Task[list[Found]]) -> None:
-        del self._asked[host]
+    def _finish_lookup(self, host: str, answer: asyncio.Task[list[Resolved]]) -> None:
+        del self._pending[host]
         if answer.cancelled():
             return
-        # The exception is seen thereby, should all who waited for it have given up.
+        # This also retrieves the exception, in case every caller was cancelled.
         if answer.exception() is not None and not is_unanswered(answer):
-            self._kept.pop(host, None)
+            self._cache.pop(host, None)
 
-    async def _look_up(self, host: str, port: int) -> list[Found]:
-        permitted: dict[Found, None] = {}  # each once, in order
+    async def _look_up(self, host: str, port: int) -> list[Resolved]:
+        permitted: dict[Resolved, None] = {}  # each once, in order
         refused: list[str] = []
         for family, _, _, _, sockaddr in await self._lookup(host, port):
             if family not in (socket.AF_INET, socket.AF_INET6):
                 continue
             address = address_of(sockaddr)
-            why = "no plain address" if address is None else self._refusal(address)
-            if why is None:
+            reason = "no plain address" if address is None else self._refusal(address)
+            if reason is None:
                 permitted[str(address), int(family)] = None
             else:
-                refused.append(why)
+                refused.append(reason)
         if not permitted:
             if not refused:
                 raise OSError(f"{host} has no address")
-            # Which one is not said: it would tell a stranger about the network within.
-            raise TargetRefused(f"{host} must not be called: its address is {hinted(refused[0])}")
-        found = list(permitted)
-        self._keep(host, found)
-        return found
+            # Without the address, which would tell a stranger about the internal network.
+            reason = with_hint(refused[0])
+            raise TargetRefused(f"{host} must not be called: its address is {reason}")
+        addresses = list(permitted)
+        self._store_in_cache(host, addresses)
+        return addresses
 
-    def _keep(self, host: str, found: list[Found]) -> None:
-        self._kept.pop(host, None)
-        if len(self._kept) >= KEEP_NAMES:
-            del self._kept[next(iter(self._kept))]  # the oldest
-        self._kept[host] = Kept(self._clock.time() + KEEP_SECONDS, found)
+    def _store_in_cache(self, host: str, addresses: list[Resolved]) -> None:
+        self._cache.pop(host, None)
+        if len(self._cache) >= MAX_NAMES:
+            del self._cache[next(iter(self._cache))]  # the oldest
+        self._cache[host] = CachedName(self._clock.time() + FRESH_SECONDS, addresses)
 
     def _check(self, address: IPAddress, host: str, port: int) -> None:
-        why = self._refusal(address, port)
-        if why is not None:
-            raise TargetRefused(f"{host} must not be called: its address is {hinted(why)}")
+        reason = self._refusal(address, port)
+        if reason is not None:
+            raise TargetRefused(f"{host} must not be called: its address is {with_hint(reason)}")
 
-    def _is_itself(self, address: IPAddress, port: int | None) -> bool:
-        """Say whether this server's own API is there."""
+    def _is_own_api(self, address: IPAddress, port: int | None) -> bool:
+        """Return whether this server's own API listens there."""
         if port is None or port != self._own_port:
             return False
         return any(is_own(one) for one in (address, *embedded_in(address)))
 
     def _refusal(self, address: IPAddress, port: int | None = None) -> str | None:
-        """Return why an address is refused, or None when it is permitted."""
-        inside = embedded_in(address)
-        if not METADATA.isdisjoint((address, *inside)):
+        """Return the reason why an address is refused, or None when it is permitted."""
+        embedded = embedded_in(address)
+        if not METADATA.isdisjoint((address, *embedded)):
             return METADATA_SERVICE
-        if self._is_itself(address, port):
+        if self._is_own_api(address, port):
             return ITSELF
         if self._allow_private:
             return None
-        why = special(address, inside)
-        if why is None and is_own(address):
-            why = "this host's own"
-        if why is None or not any(address in network for network in self._allow):
-            return why
-        # That a way to IPv4 is allowed says nothing of where it leads.
-        return next(filter(None, map(self._refusal, inside)), None)
+        reason = special_kind(address, embedded)
+        if reason is None and is_own(address):
+            reason = "this host's own"
+        if reason is None or not any(address in network for network in self._allow):
+            return reason
+        # An allowed tunnel to IPv4 does not allow the addresses that it leads to.
+        return next(filter(None, map(self._refusal, embedded)), None)
 
 
-def is_unanswered(answer: asyncio.Task[list[Found]]) -> bool:
-    """Say whether a lookup hangs, or ended because no server of names answered."""
+def is_unanswered(answer: asyncio.Task[list[Resolved]]) -> bool:
+    """Return whether a lookup hangs, or failed because no DNS server answered."""
     if not answer.done():
         return True
     error = None if answer.cancelled() else answer.exception()
@@ -231,30 +230,32 @@ def is_unanswered(answer: asyncio.Task[list[Found]]) -> bool:
 
 
 def network_of(cidr: CIDR) -> IPNetwork:
-    """Return a network as an object; ValueError says what would be right."""
+    """Parse a network or an address."""
     try:
         return ip_network(cidr)
     except ValueError as error:
         raise ValueError(
-            f"a target to allow must be a network such as 10.1.0.0/16 or fd00::/8, "
-            f"or one address: {error}"
+            f"a target to allow must be a network such as 10.1.0.0/16 or fd00::/8,"
+            f" or one address: {error}"
         ) from None
 
 
 def host_of(url: str) -> str:
-    """Return the host of an endpoint, normalised; TargetRefused when it is none to call."""
+    """Return the host of an endpoint, normalized; TargetRefused for an invalid endpoint."""
     return authority_of(url)[0]
 
 
 def authority_of(url: str) -> tuple[str, int]:
-    """Return an endpoint's host, normalised, and port; TargetRefused when it is none to call."""
+    """Return an endpoint's host, normalized, and port; TargetRefused for an invalid endpoint."""
     if not isinstance(url, str):
         raise TypeError(f"an endpoint must be a str, got {type(url).__name__}")
-    if len(url) > MAX_URL:
-        raise TargetRefused(f"an endpoint may have {MAX_URL} characters, this one has {len(url)}")
-    if _UNCLEAN.search(url):
+    if len(url) > MAX_URL_CHARACTERS:
         raise TargetRefused(
-            "an endpoint must have no spaces, control characters, backslashes or half characters"
+            f"an endpoint may have {MAX_URL_CHARACTERS} characters, this one has {len(url)}"
+        )
+    if _AMBIGUOUS.search(url):
+        raise TargetRefused(
+            "an endpoint must have no spaces, control characters, backslashes or lone surrogates"
         )
     if "#" in url:
         raise TargetRefused("an endpoint must have no fragment: it would not be sent")
@@ -267,7 +268,7 @@ def authority_of(url: str) -> tuple[str, int]:
     if parts is None or not parts[1]:
         raise TargetRefused("an endpoint must have a host, and after it at most a port")
     bracketed = parts[1].startswith("[")
-    host = normal(parts[1])
+    host = normalize_host(parts[1])
     if bracketed != (":" in host):
         raise TargetRefused("an endpoint must have an IPv6 address, and nothing else, in brackets")
     port = PORTS[whole[1].lower()] if parts[2] is None else int(parts[2])
@@ -277,10 +278,10 @@ def authority_of(url: str) -> tuple[str, int]:
     return host, port
 
 
-def normal(host: str) -> str:
-    """Return a host as it is compared and looked up: ASCII, lower case, no brackets, no last dot.
+def normalize_host(host: str) -> str:
+    """Return a host for comparisons and lookups: ASCII, lower case, no brackets, no last dot.
 
-    Letters and digits in circles or of another width become plain ones, as a resolver has it.
+    Circled and full-width letters and digits become plain ones, as in a DNS resolver.
     """
     name = host.removeprefix("[").removesuffix("]")
     try:
@@ -298,7 +299,7 @@ def normal(host: str) -> str:
 
 
 def literal_of(host: str) -> IPAddress | None:
-    """Return the address that a normalised host is, however it is written; None for a name."""
+    """Return the address that a normalized host denotes, in any notation; None for a name."""
     if ":" in host:
         try:
             address = IPv6Address(host)
@@ -310,14 +311,14 @@ def literal_of(host: str) -> IPAddress | None:
     if not _NUMBER.fullmatch(host.rpartition(".")[2]):
         return None
     try:
-        # As C has it: 127.1, 0177.0.0.1, 0x7f000001 and 2130706433 are the same address.
+        # As in C: 127.1, 0177.0.0.1, 0x7f000001 and 2130706433 are the same address.
         return IPv4Address(socket.inet_aton(host))
     except OSError:
         raise TargetRefused(f"{host!r:.100} is not an IPv4 address") from None
 
 
 def address_of(sockaddr: tuple[Any, ...]) -> IPAddress | None:
-    """Return the address that a lookup gave; None for one that counts on one link only."""
+    """Return the address of a lookup's result; None for one with a scope, valid on one link."""
     if len(sockaddr) == 4 and sockaddr[3]:
         return None
     address = ip_address(sockaddr[0])
@@ -326,8 +327,8 @@ def address_of(sockaddr: tuple[Any, ...]) -> IPAddress | None:
     return address
 
 
-def hinted(why: str) -> str:
-    """Return why an address is refused, and how it could be allowed where it could."""
-    if why in NEVER_ALLOWED:
-        return why
-    return f"{why} (see --allow-private-targets and --allow-target, or a Scheduler's options)"
+def with_hint(reason: str) -> str:
+    """Return the reason of a refusal, with the options that would allow it, if any."""
+    if reason in NEVER_ALLOWED:
+        return reason
+    return f"{reason} (see --allow-private-targets and --allow-target, or a Scheduler's options)"
