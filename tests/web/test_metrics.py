@@ -160,7 +160,7 @@ def test_counters_never_decrease(busy):
 
 
 def test_unknown_paths_make_no_new_series(api, monkeypatch):
-    monkeypatch.setattr(directory, "LEAST_SECONDS", 0.0)  # read unknown names each time
+    monkeypatch.setattr(directory, "MIN_RELOAD_SECONDS", 0.0)  # read unknown names each time
 
     def series():
         text = api.get("/metrics").body.decode()

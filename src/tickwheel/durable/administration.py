@@ -10,7 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.durable.directory.configuration import configured, service_changes, stored_form
+from tickwheel.durable.directory.configuration import (
+    sealed_config,
+    service_changes,
+    service_from_config,
+)
 from tickwheel.durable.log import logger
 from tickwheel.durable.registry import Audit
 from tickwheel.errors import (
@@ -70,8 +74,8 @@ class Administration(ABC):
             await node.directory.refresh()
             stored = node.directory.get(name)
             check_version(name, stored, version)
-            service = self._checked(node, configured(name, given, stored))
-            form = stored_form(service, node.vault.seal)
+            service = self._checked(node, service_from_config(name, given, stored))
+            form = sealed_config(service, node.vault.seal)
             line = audit._replace(detail=service_changes(stored, service))
             # What is kept was read: it must not have changed since.
             read = 0 if stored is None else stored.version
@@ -126,7 +130,7 @@ class Administration(ABC):
         directory = self._started().directory
         service = directory.get(name)
         if service is None:
-            await directory.renewed()
+            await directory.reload()
             service = directory.get(name)
         return service
 

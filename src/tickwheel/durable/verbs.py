@@ -189,7 +189,7 @@ class Verbs(Administration):
         looks only now and then.
         """
         node = self._started()
-        await (node.directory.renewed() if node.dispatches else node.directory.recent())
+        await (node.directory.reload() if node.dispatches else node.directory.reload_if_stale())
 
     def _build(
         self, service: str, body: bytes, options: Mapping[str, Any], *, hashed: bool = False

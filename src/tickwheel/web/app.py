@@ -261,7 +261,7 @@ class App:
         except HttpError as refused:
             if refused.code != "unauthorized" or b"authorization" not in headers:
                 raise
-        await self.directory.renewed()
+        await self.directory.reload()
         try:
             return self.guard.admit(headers, now_ms)
         except HttpError as refused:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tickwheel.durable.directory.configuration import shown_form
+from tickwheel.durable.directory.configuration import public_config
 from tickwheel.errors import ServiceChanged, UnknownSchedule, UnknownService
 from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
@@ -39,7 +39,7 @@ def view_service(call: Call, service: Service) -> schemas.Service:
     if problem is None and service.gone_at_ms is not None:
         gone_at = views.format_time(service.gone_at_ms)
         problem = f"disabled: its endpoint answered 410 Gone at {gone_at}"
-    return views.service_view(service, shown_form(service), updated_at_ms, problem)
+    return views.service_view(service, public_config(service), updated_at_ms, problem)
 
 
 async def list_services(call: Call) -> Reply:

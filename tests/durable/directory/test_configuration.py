@@ -10,11 +10,11 @@ from durable.callee import URL
 from tickwheel.durable.directory.configuration import (
     MAX_SECRETS,
     PLACEHOLDER,
-    configured,
     origin_of,
-    restored,
-    shown_form,
-    stored_form,
+    public_config,
+    sealed_config,
+    service_from_config,
+    service_from_row,
 )
 from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.registry import ServiceRow
@@ -31,7 +31,7 @@ FULL = {
 
 def made(stored=None, **config):
     """The service that a configuration describes."""
-    return configured("s", {"protocol": "http", "endpoint": URL, **config}, stored)
+    return service_from_config("s", {"protocol": "http", "endpoint": URL, **config}, stored)
 
 
 def sealed(text, owner):
@@ -44,12 +44,12 @@ def unsealed(text, owner):
 
 
 def row(service, seal=sealed):
-    return ServiceRow(service.name, 3, stored_form(service, seal), 1_000)
+    return ServiceRow(service.name, 3, sealed_config(service, seal), 1_000)
 
 
 class TestConfigured:
     def test_every_field_is_taken(self):
-        assert configured("s", FULL, None) == Service(
+        assert service_from_config("s", FULL, None) == Service(
             "s", protocol="http", endpoint=URL, timeout=12.5, max_attempts=7,
             backoff=Backoff(2, 3, 60, 0.5), concurrency=9, rate=2.5, secrets=("whsec_AAAA",),
             headers=(("authorization", "Bearer b"), ("x", "y")), feedback_timeout=99,
@@ -79,7 +79,7 @@ class TestConfigured:
 
     def test_a_list_of_delays_in_a_mapping_is_a_backoff(self):
         service = made(backoff={"delays": [1, 2], "jitter": 0})
-        assert restored(row(service), unsealed).backoff == service.backoff
+        assert service_from_row(row(service), unsealed).backoff == service.backoff
         assert [service.backoff.seconds(n) for n in (1, 2, 3)] == [1, 2, 2]
         hash(service)
 
@@ -104,7 +104,7 @@ class TestConfigured:
 
     def test_the_mapping_is_left_as_it_was(self):
         before = json.dumps(FULL)
-        configured("s", FULL, None)
+        service_from_config("s", FULL, None)
         assert json.dumps(FULL) == before
 
 
@@ -148,15 +148,15 @@ class TestPlaceholder:
         assert made(self.STORED, secret=nothing, headers=None).endpoint == URL
 
     def test_one_that_cannot_be_opened_here_is_not_lost_by_leaving_it_out(self):
-        hidden = restored(row(self.STORED), lambda *_: PLACEHOLDER)
+        hidden = service_from_row(row(self.STORED), lambda *_: PLACEHOLDER)
         for config in ({}, {"headers": None}, {"secret": "newest"}):
             with pytest.raises(ValueError, match="cannot be kept"):
                 made(hidden, **config)
         assert made(hidden, secret="newest", headers=None).secrets == ("newest",)
 
     def test_what_is_shown_can_be_given_back_and_changes_nothing(self):
-        stored = configured("s", FULL, None)
-        assert configured("s", shown_form(stored), stored) == stored
+        stored = service_from_config("s", FULL, None)
+        assert service_from_config("s", public_config(stored), stored) == stored
 
 
 class TestOrigin:
@@ -220,10 +220,10 @@ class TestOrigin:
 
 class TestForms:
     def test_what_is_stored_comes_back(self):
-        service = configured("s", FULL, None)
-        again = restored(row(service), unsealed)
+        service = service_from_config("s", FULL, None)
+        again = service_from_row(row(service), unsealed)
         assert again.version == 3
-        assert shown_form(again) == shown_form(service)
+        assert public_config(again) == public_config(service)
         assert (again.secrets, again.headers) == (service.secrets, service.headers)
 
     @given(
@@ -237,13 +237,13 @@ class TestForms:
     def test_whatever_it_is_it_is_stored_and_restored(self, **config):
         config["secret"] = [one for one in config["secret"] if one != PLACEHOLDER]
         service = made(**config)
-        again = restored(row(service), unsealed)
+        again = service_from_row(row(service), unsealed)
         assert [getattr(again, name) for name in Service.__slots__ if name != "version"] == [
             getattr(service, name) for name in Service.__slots__ if name != "version"
         ]
 
     def test_what_is_stored_has_its_secrets_and_headers_sealed(self):
-        form = stored_form(configured("s", FULL, None), sealed)
+        form = sealed_config(service_from_config("s", FULL, None), sealed)
         assert "whsec_AAAA" not in form
         assert "Bearer b" not in form
         owner = json.dumps(["s", "https://callee.example:443", "secret"])
@@ -268,19 +268,19 @@ class TestForms:
     )
     def test_what_is_sealed_opens_in_its_own_place_only(self, move):
         vault = Vault("a key of 16 or more")
-        stored = row(configured("s", FULL, None), vault.seal)
-        assert restored(stored, vault.open).secrets == ("whsec_AAAA",)
+        stored = row(service_from_config("s", FULL, None), vault.seal)
+        assert service_from_row(stored, vault.open).secrets == ("whsec_AAAA",)
         with pytest.raises(ValueError, match="another service, header or origin"):
-            restored(move(stored, json.loads(stored.config)), vault.open)
+            service_from_row(move(stored, json.loads(stored.config)), vault.open)
 
     def test_what_is_shown_has_neither(self):
-        shown = shown_form(configured("s", FULL, None))
+        shown = public_config(service_from_config("s", FULL, None))
         assert shown["secret"] == PLACEHOLDER
         assert shown["headers"] == {"authorization": PLACEHOLDER, "x": PLACEHOLDER}
-        assert shown_form(made())["secret"] is None
-        assert "whsec_AAAA" not in repr(configured("s", FULL, None))
-        assert "Bearer b" not in repr(configured("s", FULL, None))
+        assert public_config(made())["secret"] is None
+        assert "whsec_AAAA" not in repr(service_from_config("s", FULL, None))
+        assert "Bearer b" not in repr(service_from_config("s", FULL, None))
 
     def test_a_field_of_a_later_version_is_passed_over(self):
-        config = {**json.loads(stored_form(made(), sealed)), "colour": "red"}
-        assert restored(ServiceRow("s", 1, json.dumps(config), 0), unsealed).endpoint == URL
+        config = {**json.loads(sealed_config(made(), sealed)), "colour": "red"}
+        assert service_from_row(ServiceRow("s", 1, json.dumps(config), 0), unsealed).endpoint == URL

@@ -8,7 +8,7 @@ import pytest
 from durable.callee import OK, REFUSED, URL, Callee, Held, calling
 from durable.stage import START_MS, StagedStore, away
 from tickwheel.durable import State
-from tickwheel.durable.directory.configuration import configured, stored_form
+from tickwheel.durable.directory.configuration import sealed_config, service_from_config
 from tickwheel.durable.directory.directory import Directory
 from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.registry import Audit, Token
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.asyncio
 
 KEY, OTHER_KEY = "a key of 16 or more", "another key of 16 or more"
 AUDIT = Audit(START_MS, "test", "", "service.put", "s")
-GOOD = json.loads(stored_form(configured("s", {"protocol": "http", "endpoint": URL}, None), str))
+GOOD = json.loads(
+    sealed_config(service_from_config("s", {"protocol": "http", "endpoint": URL}, None), str)
+)
 
 
 async def put(app, name, config):
@@ -463,7 +465,7 @@ class TestAlone:
         channels, told = {"http": Callee(stage)}, []
         directory = Directory(store.registry, services, Vault(), channels, store.now_ms)
         await directory.refresh()
-        directory.changed = lambda: told.append(sorted(services))
+        directory.on_change = lambda: told.append(sorted(services))
         await directory.refresh()
         assert told == []
         await store.registry.put_service("s", json.dumps(GOOD), AUDIT)

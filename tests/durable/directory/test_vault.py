@@ -68,7 +68,7 @@ class TestBound:
         data = base64.b64encode(nonce + AESGCM(key).encrypt(nonce, b"a", None)).decode()
         key_id = ONE.seal("a", OWNER).split(":")[1]
         for prefix in ("sealed", "bound"):  # renamed, it still is not bound
-            with pytest.raises(ValueError, match=r"given again|another service"):
+            with pytest.raises(ValueError, match=r"put the service again|another service"):
                 ONE.open(f"{prefix}:{key_id}:{data}", OWNER)
 
 

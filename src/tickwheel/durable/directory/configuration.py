@@ -1,8 +1,8 @@
-"""A service's configuration as JSON: what is stored, what is shown, and what a change keeps. Pure.
+"""A service's configuration as JSON: as it is stored, shown, and changed. Pure.
 
-Stored, its secrets and the values of its headers are sealed; shown, they are a placeholder. A
-configuration that leaves them out, or has the placeholder, keeps those that are stored, as long as
-the endpoint stays on its origin; None removes them.
+The stored form seals the secrets and the values of the headers; the public form has a placeholder
+for them. A change that omits them, or has the placeholder, keeps the stored ones, as long as the
+endpoint stays on its origin; None removes them.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 MAX_SECRETS = 5
 UNREADABLE = "this node cannot open it: its key may be missing from TICKWHEEL_SECRET_KEY"
-TIMEOUT = 30.0  # of what is called over a network, unless it says
-KEPT_APART = {"name", "version", "secrets", "headers"}
-PLAIN = [field.name for field in fields(Service) if field.name not in KEPT_APART]
-NOTED = {"gone_at_ms"}  # which nobody configures
+REMOTE_TIMEOUT_SECONDS = 30.0  # the default for services that are called over a network
+SEPARATE_FIELDS = {"name", "version", "secrets", "headers"}
+CONFIG_FIELDS = [field.name for field in fields(Service) if field.name not in SEPARATE_FIELDS]
+NOT_CONFIGURABLE = {"gone_at_ms"}
 PORTS = {"http": 80, "https": 443}
 
 
-def configured(name: str, config: Mapping[str, Any], stored: Service | None) -> Service:
-    """Return the service that a configuration describes; raise for what cannot be right.
+def service_from_config(name: str, config: Mapping[str, Any], stored: Service | None) -> Service:
+    """Return the service that a configuration describes; raise for an invalid one.
 
-    - `secret` is one, or a list, the newest first; `headers` is a mapping.
-    - Left out, or where they have the placeholder, both are the stored ones; None removes them.
-      The stored ones stay with their origin: for another, both must be given.
+    - `secret` is one secret, or a list with the newest first; `headers` is a mapping.
+    - An omitted field, or the placeholder, keeps the stored value; None removes it. Stored values
+      belong to an origin: a service that moves to another needs them again.
     """
-    given = {"timeout": TIMEOUT, **masked(stored), **config}
-    secrets = kept_secrets(given["secret"], stored)
-    headers = kept_headers(given["headers"] or {}, stored)
+    given = {"timeout": REMOTE_TIMEOUT_SECONDS, **masked_secrets(stored), **config}
+    secrets = merge_secrets(given["secret"], stored)
+    headers = merge_headers(given["headers"] or {}, stored)
     check_origin(given, stored)
     del given["secret"], given["headers"]
-    unknown = given.keys() - set(PLAIN) | given.keys() & NOTED
+    unknown = given.keys() - set(CONFIG_FIELDS) | given.keys() & NOT_CONFIGURABLE
     if unknown:
-        known = sorted({*PLAIN, "headers", "secret"} - NOTED)
+        known = sorted({*CONFIG_FIELDS, "headers", "secret"} - NOT_CONFIGURABLE)
         raise TypeError(f"a service has no {min(unknown)!r}; it has {known}")
     if "backoff" in given:
         given["backoff"] = backoff_of(given["backoff"])
@@ -52,14 +52,14 @@ def configured(name: str, config: Mapping[str, Any], stored: Service | None) -> 
 
 
 def backoff_of(value: Any) -> Backoff:
-    """Return a backoff of a mapping, or of what `Backoff.of` takes; None: the default."""
+    """Return a backoff, from a mapping or an argument of `Backoff.of`; the default for None."""
     if isinstance(value, dict):
         return Backoff(**{**value, "delays": tuple(value.get("delays", ()))})
     return Backoff() if value is None else Backoff.of(value)
 
 
 def breaker_of(value: Any) -> Breaker | None:
-    """Return a breaker, of a mapping, too; None: none."""
+    """Return a breaker, from a mapping or as it is; None for no breaker."""
     if isinstance(value, dict):
         return Breaker(**value)
     if value is not None and not isinstance(value, Breaker):
@@ -67,8 +67,8 @@ def breaker_of(value: Any) -> Breaker | None:
     return value
 
 
-def masked(service: Service | None) -> dict[str, Any]:
-    """Return the fields of a service that are secret, as everybody may see them."""
+def masked_secrets(service: Service | None) -> dict[str, Any]:
+    """Return a service's secret fields with placeholders for their values."""
     if service is None:
         return {"secret": None, "headers": {}}
     return {
@@ -77,8 +77,8 @@ def masked(service: Service | None) -> dict[str, Any]:
     }
 
 
-def kept_fields(given: Mapping[str, Any]) -> list[str]:
-    """Return the fields of which something stored is to be kept."""
+def fields_to_keep(given: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields that keep a stored value."""
     secret = given["secret"] or []
     fields = ["secret"] if PLACEHOLDER in ([secret] if isinstance(secret, str) else secret) else []
     headers = (given["headers"] or {}).items()
@@ -88,18 +88,19 @@ def kept_fields(given: Mapping[str, Any]) -> list[str]:
 def check_origin(given: Mapping[str, Any], stored: Service | None) -> None:
     """Raise when a stored secret would be sent to another origin."""
     before = "" if stored is None else stored.endpoint
-    kept = kept_fields(given)
+    kept = fields_to_keep(given)
     if kept and origin_of(before) != origin_of(given.get("endpoint", "")):
-        raise ValueError(  # without the endpoint: one that is wrong may hold a password
+        raise ValueError(  # without the endpoint, which may hold a password
             "the endpoint is on another origin (scheme, host and port) than before, and stored"
             f" secrets go to no other origin: give {', '.join(kept):.500} again, or null for none"
         )
 
 
 def origin_of(endpoint: Any) -> str:
-    """Return scheme, host and port of an endpoint; of what is no URL the whole.
+    """Return scheme, host and port of an endpoint, or all of it if it is not a URL.
 
-    Stored secrets are bound to it: another form for the same endpoint would close them for good.
+    Stored secrets are bound to this text: another spelling of the same origin could never open
+    them.
     """
     try:
         parts = urlsplit(endpoint)
@@ -110,12 +111,12 @@ def origin_of(endpoint: Any) -> str:
 
 
 def owner_of(name: str, endpoint: str, field: str) -> str:
-    """Return the one place where a secret belongs: what it is sealed for."""
+    """Return the owner that a secret is sealed for: a service, an origin and a field."""
     return json.dumps([name, origin_of(endpoint), field])
 
 
-def kept_secrets(secret: str | Sequence[str] | None, stored: Service | None) -> tuple[str, ...]:
-    """Return secrets, those that are stored where the placeholder stands."""
+def merge_secrets(secret: str | Sequence[str] | None, stored: Service | None) -> tuple[str, ...]:
+    """Return the secrets, with the stored ones in place of the placeholder."""
     given = [] if secret is None else [secret] if isinstance(secret, str) else list(secret)
     secrets: list[str] = []
     for one in given:
@@ -126,11 +127,13 @@ def kept_secrets(secret: str | Sequence[str] | None, stored: Service | None) -> 
         if one == PLACEHOLDER and stored and PLACEHOLDER in stored.secrets:
             raise ValueError(f"the stored secret cannot be kept: {UNREADABLE}")
         secrets += stored.secrets if one == PLACEHOLDER and stored else [one]
-    return tuple(dict.fromkeys(secrets))[:MAX_SECRETS]  # of too many the oldest go
+    return tuple(dict.fromkeys(secrets))[:MAX_SECRETS]  # drop the oldest
 
 
-def kept_headers(headers: Mapping[str, str], stored: Service | None) -> tuple[tuple[str, str], ...]:
-    """Return headers, with the values that are stored where the placeholder stands."""
+def merge_headers(
+    headers: Mapping[str, str], stored: Service | None
+) -> tuple[tuple[str, str], ...]:
+    """Return the headers, with the stored values in place of placeholders."""
     if not hasattr(headers, "items"):
         raise TypeError("headers must be a mapping of names to values")
     known = dict(stored.headers) if stored else {}
@@ -148,56 +151,58 @@ def kept_headers(headers: Mapping[str, str], stored: Service | None) -> tuple[tu
     return tuple(found)
 
 
-def stored_form(service: Service, seal: Callable[[str, str], str]) -> str:
-    """Return the JSON to store; `seal` is given a secret, and the owner that it is for."""
+def sealed_config(service: Service, seal: Callable[[str, str], str]) -> str:
+    """Return the JSON to store; `seal(secret, owner)` encrypts each secret."""
 
-    def sealed(secret: str, field: str) -> str:
+    def seal_field(secret: str, field: str) -> str:
         return seal(secret, owner_of(service.name, service.endpoint, field))
 
-    config = plain_form(service)
-    config["secret"] = [sealed(one, "secret") for one in service.secrets]
-    config["headers"] = {name: sealed(value, f"header {name}") for name, value in service.headers}
+    config = config_without_secrets(service)
+    config["secret"] = [seal_field(one, "secret") for one in service.secrets]
+    config["headers"] = {
+        name: seal_field(value, f"header {name}") for name, value in service.headers
+    }
     return json.dumps(config)
 
 
-def shown_form(service: Service) -> dict[str, Any]:
-    """Return what everybody may see, and may give back."""
-    config = plain_form(service)
-    for name in NOTED:
+def public_config(service: Service) -> dict[str, Any]:
+    """Return the configuration without secret values; a client may send it back as a change."""
+    config = config_without_secrets(service)
+    for name in NOT_CONFIGURABLE:
         del config[name]
-    return config | masked(service)
+    return config | masked_secrets(service)
 
 
-def plain_form(service: Service) -> dict[str, Any]:
-    """Return the configuration without what is secret."""
-    config = {name: getattr(service, name) for name in PLAIN}
+def config_without_secrets(service: Service) -> dict[str, Any]:
+    """Return the configuration without the secret fields."""
+    config = {name: getattr(service, name) for name in CONFIG_FIELDS}
     config["backoff"] = asdict(service.backoff)
     config["breaker"] = None if service.breaker is None else asdict(service.breaker)
     return config
 
 
 def service_changes(before: Service | None, after: Service | None) -> str:
-    """Return what a change of a service has changed, for the audit log; None: there is none."""
+    """Return the changes of a service for the audit log; None stands for no service."""
 
     def fields_of(service: Service | None) -> dict[str, Any]:
         if service is None:
             return {}
         config = {"secret": service.secrets or None, "headers": dict(service.headers)}
-        return config | plain_form(service)
+        return config | config_without_secrets(service)
 
     return changes(fields_of(before), fields_of(after), secret=("secret", "headers"))
 
 
-def restored(row: ServiceRow, unseal: Callable[[str, str], str]) -> Service:
+def service_from_row(row: ServiceRow, unseal: Callable[[str, str], str]) -> Service:
     """Return the service of a stored row."""
     config = json.loads(row.config)
 
-    def opened(text: str, field: str) -> str:
+    def unseal_field(text: str, field: str) -> str:
         return unseal(text, owner_of(row.name, config.get("endpoint", ""), field))
 
-    secrets = tuple(opened(one, "secret") for one in config.pop("secret", []))
+    secrets = tuple(unseal_field(one, "secret") for one in config.pop("secret", []))
     sealed = config.pop("headers", {}).items()
-    headers = tuple((name, opened(value, f"header {name}")) for name, value in sealed)
+    headers = tuple((name, unseal_field(value, f"header {name}")) for name, value in sealed)
     backoff = known_fields(Backoff, config.pop("backoff", {}))
     backoff["delays"] = tuple(backoff.get("delays", ()))
     breaker = config.pop("breaker", None)
@@ -215,6 +220,6 @@ def restored(row: ServiceRow, unseal: Callable[[str, str], str]) -> Service:
 
 
 def known_fields(made: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a stored mapping that this version knows; a later one may add to it."""
+    """Return the fields that this version knows; a later version may have stored more."""
     names = {field.name for field in fields(made)}
     return {name: value for name, value in config.items() if name in names}

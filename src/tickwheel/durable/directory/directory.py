@@ -1,6 +1,6 @@
-"""The directory: services and tokens as the registry has them, kept in memory on every node.
+"""The directory: a copy of the registry's services and tokens in the memory of every node.
 
-A change is noticed at once where other processes can be told of it, and within a second anywhere.
+A node learns of a change at once where the store can notify it, and within a second anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tickwheel.clock import SystemClock
-from tickwheel.durable.directory.configuration import restored, stored_form
+from tickwheel.durable.directory.configuration import sealed_config, service_from_row
 from tickwheel.durable.log import logger
 from tickwheel.durable.registry import Audit
 from tickwheel.values.service import PLACEHOLDER, Service
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from tickwheel.durable.directory.vault import Vault
     from tickwheel.durable.registry import Registry, ServiceRow, Token
 
-LOOK_SECONDS = 1.0
-LEAST_SECONDS = 0.2  # between two looks that anybody can ask for
+POLL_SECONDS = 1.0
+MIN_RELOAD_SECONDS = 0.2  # between two reloads that requests cause
 
 
 class Directory:
     """Reads the registry when it has changed.
 
-    - `services` is the mapping that all steps share: task functions are in it, too, and stay.
-    - `unusable` has, by name, the services that are stored and cannot be used here, and why: a key
-      is missing that opens their secrets, or their target must not be called from here. That is no
-      fault of their tasks: these are taken as for one that is disabled, and wait.
+    - `services` is the mapping that all steps share; it also has the task functions, which stay.
+    - `unusable` has, by name, the stored services that this node cannot use, and the reason: the
+      key for their secrets is missing, or this node must not call their target. Their tasks are not
+      at fault: they are accepted as for a disabled service, and wait.
     """
 
     def __init__(
@@ -49,57 +49,57 @@ class Directory:
         self._vault = vault
         self._channels = channels
         self._now_ms = now_ms
-        self._gone: dict[str, Service] = {}  # to be disabled, as soon as the store takes it
+        self._gone: dict[str, Service] = {}  # disabled here, and not yet in the store
         self._version = -1
         self._reading = asyncio.Lock()
         self._clock = SystemClock()
-        self._looked_at = -math.inf
-        self._renewal: asyncio.Future[None] | None = None
+        self._reloaded_at = -math.inf
+        self._reload: asyncio.Future[None] | None = None
         self.services = services
         self.tokens: dict[str, Token] = {}
-        self.had_tokens = False  # whether there ever was one: revoking the last opens nothing
+        self.had_tokens = False  # ever: revoking the last token must not open the API
         self.updated_at_ms: dict[str, int] = {}
-        self._last: dict[str, Service] = {}  # as they were read: what has not changed stays
+        self._last: dict[str, Service] = {}  # as last read, so that unchanged ones stay the same
         self.unusable: dict[str, tuple[Service, str]] = {}
-        self.changed: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
 
     def get(self, name: str) -> Service | None:
-        """Return a service that there is, whether it can be used here or not."""
+        """Return a service by name, even if this node cannot use it."""
         service = self.services.get(name)
         if service is None and name in self.unusable:
             service, _ = self.unusable[name]
         return service
 
     def problem(self, service: Service) -> str | None:
-        """Return why this service cannot be used here, or None when it can."""
-        known, why = self.unusable.get(service.name, (None, None))
-        return why if known is service else None
+        """Return the reason why this node cannot use a service, or None if it can."""
+        known, reason = self.unusable.get(service.name, (None, None))
+        return reason if known is service else None
 
     async def step(self) -> float:
-        """Look whether anything has changed; return when to look again."""
+        """Read the registry if it has changed; return when to check again."""
         for service in list(self._gone.values()):
             await self._write_gone(service)
         await self.refresh()
-        return LOOK_SECONDS
+        return POLL_SECONDS
 
     def disable(self, service: Service) -> bool:
-        """A service says that it does not exist any more: hold its tasks, here at once.
+        """Disable a service that has answered that it no longer exists; hold its tasks at once.
 
-        The next step stores it, and then it counts everywhere. False: it was changed meanwhile.
+        The next step stores that for all nodes. Return False if the service has changed since.
         """
         if self.services.get(service.name) is not service:
             return False
         gone = replace(service, enabled=False, gone_at_ms=int(self._now_ms()))
         self.services[service.name] = self._gone[service.name] = gone
         logger.warning(
-            "%r answered that it is gone: it is disabled, its tasks wait", service.name,
+            "%r answered that it is gone: it is disabled, and its tasks wait", service.name,
             extra={"service": service.name},
         )  # fmt: skip
         return True
 
     async def _write_gone(self, service: Service) -> None:
-        """Store that a service is disabled, unless it has been changed since it was called."""
-        config = stored_form(service, self._vault.seal)
+        """Store that a service is disabled, unless it has changed since the call."""
+        config = sealed_config(service, self._vault.seal)
         audit = Audit(
             int(self._now_ms()), "tickwheel", namespace_of(service.name), "service.disable",
             service.name, detail="enabled: true -> false; it answered that it is gone",
@@ -107,27 +107,27 @@ class Directory:
         await self._registry.put_service(service.name, config, audit, version=service.version)
         self._gone.pop(service.name, None)
 
-    async def renewed(self) -> None:
-        """Look now, for somebody who misses something here; many who do share one look."""
-        if self._renewal is None:
-            self._renewal = asyncio.ensure_future(self._renew())
-        await asyncio.shield(self._renewal)
+    async def reload(self) -> None:
+        """Reload now, for a caller that misses something; concurrent callers share a reload."""
+        if self._reload is None:
+            self._reload = asyncio.ensure_future(self._reload_soon())
+        await asyncio.shield(self._reload)
 
-    async def recent(self) -> None:
-        """Look now, unless somebody did a moment ago: for one who can go on without."""
-        if self._clock.time() >= self._looked_at + LEAST_SECONDS:
-            await self.renewed()
+    async def reload_if_stale(self) -> None:
+        """Reload now, unless the last reload was a moment ago."""
+        if self._clock.time() >= self._reloaded_at + MIN_RELOAD_SECONDS:
+            await self.reload()
 
-    async def _renew(self) -> None:
-        wait = self._looked_at + LEAST_SECONDS - self._clock.time()
+    async def _reload_soon(self) -> None:
+        wait = self._reloaded_at + MIN_RELOAD_SECONDS - self._clock.time()
         if wait > 0:
             await asyncio.sleep(wait)
-        self._looked_at = self._clock.time()
-        self._renewal = None  # who comes now may miss what this look is too early for
+        self._reloaded_at = self._clock.time()
+        self._reload = None  # a later caller may miss a change that this reload is too early for
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Read all again, if anything has changed."""
+        """Read services and tokens if the registry has changed."""
         async with self._reading:
             version = await self._registry.version()
             if version == self._version:
@@ -138,24 +138,24 @@ class Directory:
             self.had_tokens = self.had_tokens or await self._registry.had_tokens()
             self._apply(rows)
             self._version = version
-        self.changed()
+        self.on_change()
 
     def _apply(self, rows: list[ServiceRow]) -> None:
-        stored = self._restored(rows)
+        stored = self._services_of(rows)
         self.updated_at_ms = {row.name: row.updated_at_ms for row in rows}
         self._drop(set(stored))
         for name, service in stored.items():
             known = self.services.get(name)
             gone = self._gone.get(name)
             if gone is not None and gone.version == service.version:
-                continue  # what is stored is yet to be changed
+                continue  # the store does not have the change yet
             if known is not None and known.protocol == "local":
                 self.unusable[name] = service, "a task function of this process has that name"
             elif service != known:
                 self.services[name] = service
 
-    def _restored(self, rows: list[ServiceRow]) -> dict[str, Service]:
-        """Return the services of these rows, and note those that cannot be used, once loudly."""
+    def _services_of(self, rows: list[ServiceRow]) -> dict[str, Service]:
+        """Return the usable services of these rows; log each unusable one once."""
         known, self.unusable = self.unusable, {}
         stored: dict[str, Service] = {}
         for row in rows:
@@ -173,23 +173,23 @@ class Directory:
         return stored
 
     def _read(self, row: ServiceRow) -> Service | None:
-        """Return the service of a row; None: it is noted why that cannot be used here."""
+        """Return the service of a row, or None, with the reason in `unusable`."""
         service = None
-        # Whatever is wrong with it, or was written by a later version: the others count.
+        # One bad row, or one from a later version, must not keep the others from loading.
         try:
-            service = restored(row, self._vault.open)
+            service = service_from_row(row, self._vault.open)
             channel = self._channels.get(service.protocol)
             if channel is None or service.protocol == "local":
                 raise ValueError(f"this node cannot send by {service.protocol!r}")
             channel.check(service)
         except Exception as error:  # noqa: BLE001
-            why = str(error) or type(error).__name__
-            self.unusable[row.name] = service or shown_at_least(row), why
+            reason = str(error) or type(error).__name__
+            self.unusable[row.name] = service or readable_part(row), reason
             return None
         return service
 
     def close(self) -> None:
-        """Leave the task functions alone in the mapping."""
+        """Remove all services but the task functions."""
         self._drop(set())
 
     def _drop(self, kept: set[str]) -> None:
@@ -198,13 +198,13 @@ class Directory:
                 del self.services[name]
 
 
-def shown_at_least(row: ServiceRow) -> Service:
-    """Return what can be told of a row: all but its secrets, or no more than its name.
+def readable_part(row: ServiceRow) -> Service:
+    """Return all of a row but its secrets, or its name only if it cannot be read.
 
-    One that cannot be read may have secrets and headers: they are not taken for missing.
+    A row that cannot be read may have secrets and headers, so it gets placeholders for both.
     """
     try:
-        return restored(row, lambda *_: PLACEHOLDER)
+        return service_from_row(row, lambda *_: PLACEHOLDER)
     except Exception:  # noqa: BLE001
         hidden = ((PLACEHOLDER, PLACEHOLDER),)
         return Service(

@@ -1,7 +1,7 @@
-"""The vault: secrets sealed before they are stored, with keys that only the processes have.
+"""The vault: it encrypts secrets before they are stored, with keys that only the processes have.
 
-A sealed secret is bound to its owner: copied to another one's row, it does not open. Without a key
-secrets are stored as they are, and a warning says so. Messages never show a secret.
+A sealed secret is bound to its owner: copied to another row, it does not open. Without a key the
+vault stores secrets in plain text, and logs a warning. No message shows a secret.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEALED = "bound:"
-UNBOUND = "sealed:"  # by version 0.1.0 before its release: opening it would undo the binding
+UNBOUND = "sealed:"  # from before the release of 0.1.0; opening it would undo the binding
 PLAIN = "plain:"
-LEAST = 16  # characters of a key
+MIN_KEY_CHARACTERS = 16
 
 
 class Vault:
-    """Seals with the first of its keys, opens with any of them: so keys can be changed.
+    """Seals with the first of its keys and opens with any of them, so that keys can be rotated.
 
-    - `keys`: one or several, by commas; each any text of 16 characters or more.
+    - `keys`: one key, or several separated by commas; each has at least 16 characters.
     """
 
     def __init__(self, keys: str | None = None) -> None:
         texts = [text.strip() for text in (keys or "").split(",") if text.strip()]
-        if any(len(text) < LEAST for text in texts):
-            raise ValueError(f"a secret key must have {LEAST} characters at least")
+        shortest = min(map(len, texts), default=MIN_KEY_CHARACTERS)
+        if shortest < MIN_KEY_CHARACTERS:
+            raise ValueError(
+                f"a secret key must have at least {MIN_KEY_CHARACTERS} characters, got {shortest}"
+            )
         self._keys: dict[str, Callable[[bytes, bytes, bytes], bytes]] = {}
         self._seal: Callable[[bytes, bytes, bytes], bytes] | None = None
         self._first = ""
@@ -55,13 +58,13 @@ class Vault:
         self._seal = cipher.encrypt
 
     def seal(self, secret: str, owner: str) -> str:
-        """Return a text to store for a secret; `owner` names the one place where it belongs."""
+        """Return the text to store for a secret; it opens only for the same `owner`."""
         if self._seal is None:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "secrets are stored as they are: to have them sealed, set TICKWHEEL_SECRET_KEY"
-                    " for the server, or give a Scheduler its secret_key="
+                    "secrets are stored in plain text: to encrypt them, set TICKWHEEL_SECRET_KEY"
+                    " for the server, or pass secret_key= to the Scheduler"
                 )
             return PLAIN + secret
         nonce = os.urandom(12)
@@ -75,10 +78,10 @@ class Vault:
         if text.startswith(UNBOUND):
             raise ValueError(
                 "a stored secret was sealed by an earlier version, which did not bind it to its"
-                " service: put the service with its secret and its headers given again"
+                " service: put the service again, with its secret and its headers"
             )
         if not text.startswith(SEALED):
-            raise ValueError("a stored secret is neither sealed nor plain: it has been damaged")
+            raise ValueError("a stored secret is neither sealed nor plain: it is damaged")
         key_id, _, sealed = text.removeprefix(SEALED).partition(":")
         if key_id not in self._keys:
             raise ValueError(
@@ -94,6 +97,6 @@ class Vault:
             if type(error).__name__ != "InvalidTag":
                 raise
         raise ValueError(
-            f"a stored secret, sealed with the key {key_id!r}, has been damaged, or was sealed for"
+            f"a stored secret, sealed with the key {key_id!r}, is damaged, or was sealed for"
             " another service, header or origin"
         )

@@ -118,7 +118,7 @@ class Node:
         self.orphans.on_end = self.feedback.finish_attempt
         self.leases.on_lost = self.dispatch.lose
         self.leases.on_unproven = self.dispatch.give_up
-        self.directory.changed = self._services_changed
+        self.directory.on_change = self._services_changed
 
     def _wake_dispatch(self, due_at_ms: int) -> None:
         """Run dispatch at that time at the latest."""
