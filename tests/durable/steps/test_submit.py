@@ -212,15 +212,15 @@ class TestCommits:
             goes_on.set()
             await asyncio.wait(waiting)
             assert len(await app.submit_many([note.request("a", delay=HOUR)])) == 1
-            room = app._node.submit._capacity
-            assert (room.items, room.bytes) == (0, 0)
+            capacity = app._node.submit._capacity
+            assert (capacity.items, capacity.bytes) == (0, 0)
 
     async def test_one_call_with_many_tasks_does_not_overload_itself(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
             submit = app._node.submit
-            submit._capacity._most_bytes = 1_000_000
+            submit._capacity._max_bytes = 1_000_000
             large = "x" * 400_000
             answers = await app.submit_many(
                 [note.request(large, key=f"{n}" if n % 2 else None, delay=HOUR) for n in range(9)]
@@ -246,8 +246,8 @@ class TestCommits:
             with pytest.raises(asyncio.CancelledError):
                 await giving_up
             store.insert = insert
-            room = app._node.submit._capacity
-            assert (room.items, room.bytes) == (0, 0)
+            capacity = app._node.submit._capacity
+            assert (capacity.items, capacity.bytes) == (0, 0)
 
     async def test_an_acknowledged_task_is_stored(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
