@@ -1,6 +1,6 @@
-"""The verbs of administration: services that are called over a network, and who changed what.
+"""The verbs of administration: services, nodes, shards and the audit log.
 
-Names are full names; whoever serves several namespaces qualifies them.
+Names are full names: a caller that serves several namespaces qualifies them.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from tickwheel.durable.steps.node import Node
     from tickwheel.values.service import Service
 
-TURNS = 32  # tries of a change before which another one came each time
-LOCAL = "local"  # who did it, when no token says so
+PUT_TRIES = 32  # of a change that others keep overtaking
+LOCAL = "local"  # the actor of a change without a token
 
 
 class Administration(ABC):
-    """What a started scheduler can be told about services; see `Verbs` for the rest."""
+    """The verbs for services and the audit log; `Verbs` has the rest."""
 
     @abstractmethod
     def _started(self) -> Node:
-        """Return the node that runs; raise when none does."""
+        """Return the running node; raise NotStarted without one."""
 
     async def put_service(
         self,
@@ -56,37 +56,38 @@ class Administration(ABC):
         request: str = "",
         **words: Any,
     ) -> Service:
-        """Make a service, or change the one of this name; it counts on every node at once.
+        """Create or change a service; every node applies the change at once.
 
-        Its configuration is a mapping, or words: `protocol` ("http"), `endpoint`, `timeout`,
+        Its configuration is a mapping or keywords: `protocol` ("http"), `endpoint`, `timeout`,
         `max_attempts`, `backoff`, `concurrency`, `rate`, `breaker`, `secret`, `headers`,
-        `feedback_timeout`, `enabled`. What is not given has its default, except that `secret` and
-        `headers` stay; None removes them, and an endpoint on another origin needs them given again.
+        `feedback_timeout`, `enabled`. An omitted field has its default, except that `secret` and
+        `headers` stay; None removes them, and an endpoint on another origin needs them again.
 
-        With `version` only while that is the stored one, 0: while there is none of this name;
-        otherwise `ServiceChanged` is raised, and another's change is not undone.
+        With `version`, the change applies only to that stored version, or with 0 only if there is
+        no such service; otherwise it raises `ServiceChanged`, so that no other change is undone.
         """
         node = self._started()
         check_name("name", name)
         given = {"protocol": "http", **(config or {}), **words}
         audit = self._audit(node, actor, "service.put", name, request)
-        for _ in range(TURNS):
+        for _ in range(PUT_TRIES):
             await node.directory.refresh()
             stored = node.directory.get(name)
             check_version(name, stored, version)
-            service = self._checked(node, service_from_config(name, given, stored))
+            service = service_from_config(name, given, stored)
+            self._check_storable(node, service)
             form = sealed_config(service, node.vault.seal)
             line = audit._replace(detail=service_changes(stored, service))
-            # What is kept was read: it must not have changed since.
+            # The new form keeps stored values, so the row must still be as it was read.
             read = 0 if stored is None else stored.version
             row = await node.store.registry.put_service(name, form, line, version=read)
             if row is not None:
-                await self._told(node)
+                await self._refresh(node)
                 return replace(service, version=row.version)
-        raise Locked(f"the service {name!r} is changed by others all the time")
+        raise Locked(f"the service {name!r} kept changing: {PUT_TRIES} tries failed, try again")
 
-    def _checked(self, node: Node, service: Service) -> Service:
-        """Return a service that can be stored; raise for what cannot be right."""
+    def _check_storable(self, node: Node, service: Service) -> None:
+        """Raise ValueError for a service that cannot be stored."""
         here = node.services.get(service.name)
         if here is not None and here.protocol == "local":
             raise ValueError(f"{service.name!r} is a task function of this process")
@@ -95,37 +96,36 @@ class Administration(ABC):
             known = sorted(node.channels.keys() - {"local"})
             raise ValueError(f"protocol must be one of {known}, got {service.protocol!r:.100}")
         channel.check(service)
-        return service
 
     async def delete_service(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
-        """Delete a service that has no live tasks, and that no schedule names."""
+        """Delete a service without live tasks and schedules."""
         node = self._started()
         schedule = await node.store.schedules.first_using(name)
         if schedule is not None:
-            raise ServiceInUse(f"the schedule {schedule!r} submits to {name!r}: delete it before")
+            raise ServiceInUse(f"the schedule {schedule!r} submits to {name!r}: delete it first")
         await node.directory.refresh()
         audit = self._audit(node, actor, "service.delete", name, request)
         audit = audit._replace(detail=service_changes(node.directory.get(name), None))
         if not await node.store.registry.delete_service(name, audit):
             raise UnknownService(f"no service is named {name!r:.100}")
-        await self._told(node)
+        await self._refresh(node)
 
-    async def _told(self, node: Node) -> None:
-        """Read what was changed; it is changed, also when that fails, and will be noticed."""
+    async def _refresh(self, node: Node) -> None:
+        """Read the change here; if that fails, the node reads it at its next step."""
         with suppress(StoreUnavailable):
             await node.directory.refresh()
 
     async def get_service(self, name: str) -> Service:
-        """Return a service, stored or a task function's."""
+        """Return a stored service, or that of a task function."""
         service = await self.known_service(name)
         if service is None:
             raise UnknownService(f"no service is named {name!r:.100}")
         return service
 
     async def known_service(self, name: str) -> Service | None:
-        """Return a service, also one that cannot be used here: it holds its tasks until it can be.
+        """Return a service or None, even one that this node cannot use: its tasks wait.
 
-        One that is not known here may just have been made elsewhere.
+        This reloads the directory for an unknown name: another process may have just put it.
         """
         directory = self._started().directory
         service = directory.get(name)
@@ -145,7 +145,7 @@ class Administration(ABC):
         return await self._started().coordinator.nodes()
 
     async def shards(self) -> list[ShardRow]:
-        """Return who owns which shard."""
+        """Return the shards with their owners."""
         return await self._started().coordinator.shards()
 
     async def audit(
@@ -158,12 +158,12 @@ class Administration(ABC):
     async def note(
         self, action: str, target: str, *, actor: str = LOCAL, request: str = "", detail: str = ""
     ) -> None:
-        """Add a line to the audit log, for what is no change of a service."""
+        """Add a line to the audit log, for an action other than a change of a service."""
         node = self._started()
         line = self._audit(node, actor, action, target, request)._replace(detail=detail)
         try:
             await node.store.registry.note(line)
-        except StoreUnavailable as error:  # what it tells of has been done
+        except StoreUnavailable as error:  # the action itself is done
             logger.warning("not in the audit log: %s %s by %s: %s", action, target, actor, error)
 
     def _audit(self, node: Node, actor: str, action: str, name: str, request: str) -> Audit:
@@ -172,9 +172,9 @@ class Administration(ABC):
 
 
 def check_version(name: str, stored: Service | None, version: int | None) -> None:
-    """Raise when a service is not of the version that it is to have; None: of any."""
+    """Raise ServiceChanged unless a service has the expected version; None accepts any."""
     found = 0 if stored is None else stored.version
     if version not in (None, found):
-        told = f"has version {found}" if found else "is not there"
-        wanted = f"version {version}" if version else "none of that name"
-        raise ServiceChanged(f"the service {name!r:.100} {told}, and {wanted} was expected")
+        actual = f"has version {found}" if found else "does not exist"
+        expected = f"version {version}" if version else "no such service"
+        raise ServiceChanged(f"the service {name!r:.100} {actual}; expected {expected}")

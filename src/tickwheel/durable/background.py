@@ -1,6 +1,6 @@
-"""An asyncio event loop on a thread of its own, for callers that have none.
+"""An asyncio event loop in its own thread, for callers without one.
 
-Knows nothing of stores or tasks: it runs coroutines, and hands back what they give.
+It runs coroutines and returns their results; it does not depend on stores or tasks.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_GRACE = 2.0  # seconds that the interpreter's exit waits for coroutines to end
+EXIT_GRACE_SECONDS = 2.0  # the interpreter waits this long at exit for coroutines to end
 
 
 class LoopThread:
-    """An event loop on a daemon thread, on which any other thread may run coroutines.
+    """An event loop in a daemon thread; any other thread may run coroutines on it.
 
-    - `run` gives the coroutine's result or raises its exception. When it returns or raises, the
-      coroutine has ended: a timeout, or an interrupt of the waiting thread, cancels it first.
-    - `stop` cancels what still runs, waits for it and closes the loop; `start` may follow.
-    - In the child of a fork it is stopped, and may be started anew. The interpreter's exit stops
-      it; one that nobody refers to any more stops by itself.
+    - `run` returns the coroutine's result or raises its exception. By then the coroutine has
+      ended: a timeout, or an interrupt of the waiting thread, cancels it first.
+    - `stop` cancels the running coroutines, waits for them and closes the loop; `start` may follow.
+    - In the child of a fork it is stopped, and may be started again. It stops at the interpreter's
+      exit, and when the last reference to it is gone.
     """
 
     def __init__(self, name: str = "tickwheel-loop") -> None:
@@ -44,16 +44,16 @@ class LoopThread:
 
     @property
     def running(self) -> bool:
-        """Whether `run` takes coroutines."""
+        """Whether `run` accepts coroutines."""
         return self._loop is not None
 
     def start(self) -> Self:
-        """Start the thread and its loop; nothing when they run already."""
+        """Start the thread and its loop; a no-op if they run already."""
         with self._lock:
             if self._loop is not None:
                 return self
             loop = asyncio.new_event_loop()
-            # It is given the loop alone: with a reference to self, this would never be dropped.
+            # The thread gets only the loop: a reference to self would keep this object alive.
             thread = threading.Thread(target=_live, args=(loop,), name=self._name, daemon=True)
             try:
                 thread.start()
@@ -69,7 +69,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run `coroutine` on the loop and return its result; not from the loop's own thread.
 
-        TimeoutError when it has not ended after `timeout` seconds.
+        Raise TimeoutError if it has not ended after `timeout` seconds.
         """
         try:
             call = self._begin(coroutine)
@@ -95,7 +95,7 @@ class LoopThread:
             raise CancelledError("the coroutine was cancelled") from None
 
     def _begin(self, coroutine: Coroutine[Any, Any, T]) -> _Call[T]:
-        # Under the lock: whoever stops the loop after this finds the coroutine on it.
+        # Under the lock, so that a `stop` after this finds the coroutine on the loop.
         with self._lock:
             if self._loop is None:
                 raise RuntimeError(f"the loop thread is {self.state}")
@@ -106,7 +106,7 @@ class LoopThread:
             return call
 
     def stop(self) -> None:
-        """Cancel what runs, close the loop and wait for the thread; nothing when it is stopped."""
+        """Cancel the coroutines, close the loop and wait for the thread; a no-op if stopped."""
         self._stop(None)
 
     def _stop(self, grace: float | None) -> None:
@@ -117,27 +117,27 @@ class LoopThread:
             loop, self._loop = self._loop, None
             if loop is not None:
                 self.state = "stopped"
-                self._let_go()
+                self._release()
                 _end(loop)
         if thread is not None:
             thread.join(grace)
 
-    def _let_go(self) -> None:
-        """Nobody but the caller ends the loop from here on."""
+    def _release(self) -> None:
+        """Leave the end of the loop to the caller: no finalizer or exit handler ends it."""
         if self._dropped is not None:
             self._dropped.detach()
         _running.discard(self)
 
     def _forked(self) -> None:
-        """In the child: the thread is not here.
+        """Reset the state in the child, which does not have the thread.
 
-        The loop stays the parent's: to close it would take the parent's sockets out of a set that
-        both processes share. So it is kept, unused.
+        The child keeps the loop, unused: closing it would remove the parent's sockets from an epoll
+        set that both processes share.
         """
         self._lock = threading.Lock()
         if self._loop is not None:
             _parents.append(self._loop)
-            self._let_go()
+            self._release()
             self.state = "stopped: it was started before a fork, in the parent process"
         self._loop = self._thread = None
 
@@ -152,7 +152,7 @@ class LoopThread:
 
 
 class _Call(Generic[T]):
-    """One coroutine on its way."""
+    """One running coroutine."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
         self.loop = loop
@@ -162,7 +162,7 @@ class _Call(Generic[T]):
 
     def begin(self) -> None:
         self._task = self.loop.create_task(self._coroutine)
-        self._task.add_done_callback(self._note_end)
+        self._task.add_done_callback(self._finish)
 
     def cancel(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
@@ -172,9 +172,9 @@ class _Call(Generic[T]):
         if self._task is not None:
             self._task.cancel()
 
-    def _note_end(self, task: asyncio.Task[T]) -> None:
+    def _finish(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # seen, even when the one who waited for it was interrupted
+            task.exception()  # retrieve it, even if the waiting thread was interrupted
         self.ended.set()
 
     def result(self) -> T:
@@ -183,7 +183,7 @@ class _Call(Generic[T]):
 
 
 def _live(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread: run the loop until it is told to end, then cancel what is left."""
+    """Run the loop in the thread until it is stopped, then cancel the remaining tasks."""
     try:
         _run(loop, None)
         while tasks := asyncio.all_tasks(loop):
@@ -192,17 +192,17 @@ def _live(loop: asyncio.AbstractEventLoop) -> None:
             _run(loop, asyncio.wait(tasks))
         _run(loop, loop.shutdown_asyncgens())
         with contextlib.suppress(RuntimeError):
-            # It starts a thread, which some Pythons refuse at exit; the executor's have ended then.
+            # This starts a thread, which some Pythons refuse at exit; the executor has ended then.
             _run(loop, loop.shutdown_default_executor())
     finally:
         loop.close()
 
 
 def _run(loop: asyncio.AbstractEventLoop, last: Coroutine[Any, Any, Any] | None) -> None:
-    """Run until `last` has ended, or until the loop is told to stop.
+    """Run until `last` has ended, or until the loop is stopped.
 
-    A coroutine that raises SystemExit or KeyboardInterrupt ends asyncio's run: that exception is
-    for the one who waits for the coroutine, and the loop goes on.
+    A coroutine that raises SystemExit or KeyboardInterrupt ends asyncio's run. The exception
+    belongs to the caller of the coroutine, so the loop goes on.
     """
     task = None if last is None else loop.create_task(last)
     while True:
@@ -221,10 +221,10 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 
 
 _running: weakref.WeakSet[LoopThread] = weakref.WeakSet()
-_parents: list[asyncio.AbstractEventLoop] = []  # of the process that this one was forked from
+_parents: list[asyncio.AbstractEventLoop] = []  # loops of the process that this one forked from
 
 
 @atexit.register
 def _at_exit() -> None:
     for one in list(_running):
-        one._stop(EXIT_GRACE)
+        one._stop(EXIT_GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""`Blocking`: the verbs for programs without an event loop, which runs on a thread of its own."""
+"""`Blocking`: the verbs for programs without an event loop; it runs one in a thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tickwheel.durable.background import LoopThread
-from tickwheel.durable.verbs import Verbs, cancel_key_of, checked_id, known
+from tickwheel.durable.verbs import Verbs
+from tickwheel.durable.verbs.arguments import cancel_key_of, known_verdicts, valid_id
 from tickwheel.errors import NotStarted
 from tickwheel.values.task import Cancel, CancelKey
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from tickwheel.durable.scheduler import Scheduler
     from tickwheel.durable.steps.node import Node
-    from tickwheel.durable.verbs import Target, Verdicts
+    from tickwheel.durable.verbs.arguments import Target
+    from tickwheel.durable.verbs.tasks import Verdicts
     from tickwheel.values.task import Reschedule, Task, Verdict
 
 P = ParamSpec("P")
@@ -27,7 +29,7 @@ T = TypeVar("T")
 def blocking(
     verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Blocking, P], T]:
-    """Return a verb that waits for its answer."""
+    """Return a verb that blocks until its result is there."""
 
     def wait(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> T:
         self._check_running()
@@ -37,8 +39,8 @@ def blocking(
     return wait
 
 
-async def called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function on the loop's thread: what a change is made of is made there only."""
+async def call_on_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function in the loop's thread, to which the node's state belongs."""
     return function(*args, **kwargs)
 
 
@@ -50,7 +52,7 @@ class Blocking:
         self._thread = LoopThread()
 
     def start(self) -> Self:
-        """Start the scheduler, on its thread."""
+        """Start the scheduler in its thread."""
         self._thread.start()
         try:
             self._thread.run(self._app.start())
@@ -73,9 +75,9 @@ class Blocking:
         self.stop()
 
     def submit(self, target: Target, /, *args: Any, **kwargs: Any) -> Task:
-        """Store a task, and return it once it is committed; `Scheduler.submit` has the options.
+        """Store a task and return it after the commit; `Scheduler.submit` has the options.
 
-        With `connection=`, of yours, that is used here, in your thread; so in the verbs below.
+        This verb and those below use your `connection=` in your thread.
         """
         self._check_running()
         if kwargs.get("connection") is None:
@@ -87,17 +89,17 @@ class Blocking:
         return node.submit.task_of(submission, node.store.within_now(connection, submission))
 
     def cancel(self, task_id: str, *, connection: Any = None) -> Verdict:
-        """Cancel a task that is not running; the answer says whether this won, and its state."""
-        connection = self._borrowed(connection)
+        """Cancel a task that is not running; return whether that worked, and its state."""
+        connection = self._user_connection(connection)
         if connection is None:
             return self._thread.run(self._app.cancel(task_id))
-        return self._verdicts(connection, Cancel((checked_id(task_id),)))[0]
+        return self._verdicts(connection, Cancel((valid_id(task_id),)))[0]
 
     def cancel_key(
         self, key: str, service: Target | None = None, *, connection: Any = None
     ) -> Verdicts:
-        """Cancel the live tasks that have this key, of one service or of all; who won."""
-        connection = self._borrowed(connection)
+        """Cancel the live tasks with this key, of one service or of all; return their verdicts."""
+        connection = self._user_connection(connection)
         if connection is None:
             return self._thread.run(self._app.cancel_key(key, service))
         return self._verdicts(connection, cancel_key_of(key, service))
@@ -110,23 +112,25 @@ class Blocking:
         at: datetime | None = None,
         connection: Any = None,
     ) -> Verdict:
-        """Make a task that is not running due at another time; whether this won, and its state."""
-        connection = self._borrowed(connection)
+        """Move a task that is not running; return whether that worked, and its state."""
+        connection = self._user_connection(connection)
         if connection is None:
             return self._thread.run(self._app.reschedule(task_id, delay=delay, at=at))
-        change = self._thread.run(called(self._app._reschedule, task_id, delay, at))
+        change = self._thread.run(call_on_loop(self._app._reschedule, task_id, delay, at))
         return self._verdicts(connection, change)[0]
 
     def _verdicts(self, connection: Any, change: Cancel | CancelKey | Reschedule) -> Verdicts:
-        """Make a change by the user's connection, in this thread."""
+        """Make a change with the user's connection, in this thread."""
         verdicts = self._node().store.within_now(connection, change)
-        return verdicts if isinstance(change, CancelKey) else known([*change.ids], verdicts)
+        return (
+            verdicts if isinstance(change, CancelKey) else known_verdicts([*change.ids], verdicts)
+        )
 
-    def _borrowed(self, connection: Any) -> Any:
+    def _user_connection(self, connection: Any) -> Any:
         self._check_running()
         if connection is None:
             return None
-        return self._thread.run(called(self._app._borrowed, connection))
+        return self._thread.run(call_on_loop(self._app._user_connection, connection))
 
     def _node(self) -> Node:
         node = self._app._node

@@ -1,4 +1,4 @@
-"""A task function: a plain or coroutine function with a name, that can be submitted."""
+"""A task function: a plain or coroutine function that a scheduler can run as a task."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ F = TypeVar("F")
 
 
 class Request(NamedTuple):
-    """A submit, put into words: what `submit_many` takes."""
+    """A submit as a value, for `submit_many`."""
 
     service: str
     body: bytes
@@ -45,7 +45,7 @@ class Request(NamedTuple):
 
 
 class TaskFunction(Generic[P, R]):
-    """What `@app.task` makes of a function: called, it is the function; submitted, a task."""
+    """The result of `@app.task`: call it as the function, or submit it as a task."""
 
     def __init__(self, app: Scheduler, function: Callable[P, R], service: Service) -> None:
         functools.update_wrapper(self, function)
@@ -61,31 +61,31 @@ class TaskFunction(Generic[P, R]):
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in OPTIONS and parameter.kind is not parameter.POSITIONAL_ONLY:
                 raise ValueError(
-                    f"{service.name}: submit() takes the word {parameter.name!r} itself, so that "
-                    f"parameter could not be given; rename it, or make it positional-only with /"
+                    f"{service.name}: the parameter {parameter.name!r} is an option of submit();"
+                    f" rename it, or make it positional-only with /"
                 )
 
     @property
     def name(self) -> str:
-        """The name that its tasks have as their service."""
+        """The name of its service."""
         return self.service.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.call(*args, **kwargs)
 
     def __reduce__(self) -> str:
-        return str(vars(self).get("__qualname__", self.name))  # by its name, as every function
+        return str(vars(self).get("__qualname__", self.name))  # by name, like every function
 
     def options(self, **options: Unpack[Options]) -> Bound[P, R]:
-        """Return this function with options, to be submitted with its own arguments alone.
+        """Return this function with options, so that `submit` takes its own arguments only.
 
-        `close.options(delay=60).submit(order_id="o-1")`: this way a type checker knows named
-        arguments and options apart.
+        In `close.options(delay=60).submit(order_id="o-1")` a type checker can tell named arguments
+        from options.
         """
         return Bound(self, options)
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
-        """Return a request for `submit_many`; the words are those of `submit`."""
+        """Return a request for `submit_many`, with the arguments of `submit`."""
         options = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
         return Request(self.name, self.signature.pack(args, kwargs), options)
 
@@ -130,7 +130,7 @@ class TaskFunction(Generic[P, R]):
     async def submit(self, *args: Any, **kwargs: Any) -> Task:
         """Submit a call with these arguments, and wait until it is stored.
 
-        Besides the function's own arguments it takes the options of `Scheduler.submit`. Type
+        In addition to the function's arguments it takes the options of `Scheduler.submit`. Type
         checkers accept options after positional arguments; with named arguments use `options(...)`.
         """
         return await self._app.submit(self, *args, **kwargs)
@@ -140,7 +140,7 @@ class TaskFunction(Generic[P, R]):
 
 
 class Bound(Generic[P, R]):
-    """A task function and options: what `TaskFunction.options` returns."""
+    """A task function with options, from `TaskFunction.options`."""
 
     def __init__(self, function: TaskFunction[P, R], options: Options) -> None:
         self._function = function

@@ -41,20 +41,20 @@ TASK_OPTIONS = ("name", "max_attempts", "backoff", "timeout", "concurrency", "en
 class Scheduler(Verbs):
     """Durable tasks: stored before they are acknowledged, run when they are due.
 
-    - `url`: `sqlite:///tasks.db` (three slashes and a path; four for one from the root), or
+    - `url`: `sqlite:///tasks.db` (three slashes and a path; four for an absolute path), or
       `postgresql://user@host/database`.
-    - `dispatch=False`: this process submits and asks, and runs nothing.
+    - `dispatch=False`: this process submits and queries tasks, and runs none.
     - `coordinator`: "solo" or "postgres"; by default the one that fits the store.
-    - `horizon`: tasks due within so many seconds are kept in memory, `cap` of them at most.
+    - `horizon`: keep tasks due within this many seconds in memory, at most `cap` of them.
     - `threads`: how many plain functions may run at once.
-    - `retention`: for how long final tasks are kept, and `audit_retention` lines of the audit log,
-      None being for ever; `grace`: how long `stop` waits for functions.
-    - `shards` counts when the store is made.
-    - `max_body`: how many bytes a payload may have.
-    - Services that are called over HTTP: `allow_private_targets`, or networks in `allow_targets`,
-      let them be on private addresses; `own_port`, on which this process listens itself, is
-      called on no address of this host; `max_calls` are under way at once, fewer where the limit
-      of file descriptors is low; `secret_key` seals their secrets in the store.
+    - `retention`: how long to keep final tasks; `audit_retention`: how long to keep the audit log,
+      None for ever; `grace`: how long `stop` waits for functions.
+    - `shards`: applies only when the store is created.
+    - `max_body`: the largest payload, in bytes.
+    - For services that are called over HTTP: `allow_private_targets`, or networks in
+      `allow_targets`, permit private addresses; `own_port`, on which this process itself listens,
+      is refused on every address of this host; `max_calls` limits the calls under way, and a low
+      limit of file descriptors lowers it; `secret_key` encrypts their secrets in the store.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Scheduler(Verbs):
         bounded("threads", threads, 1, 10_000)
         bounded("shards", shards, 1, MAX_SHARDS)
         self._make_store = functools.partial(store_at, url, shards=shards, clock=clock)
-        self._make_store()  # what is wrong with the URL is said now
+        self._make_store()  # raises now for an invalid URL
         self._coordinator = coordinator_for(url, coordinator)
         self._dispatch = dispatch
         self._horizon = horizon
@@ -129,13 +129,13 @@ class Scheduler(Verbs):
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
 
     def task(self, function: Any = None, **options: Any) -> Any:
-        """Make a task function of a plain or coroutine function.
+        """Turn a plain or coroutine function into a task function.
 
-        - `name`: what its tasks are stored under; by default the function's own name.
+        - `name`: the service of its tasks; by default the function's own name.
         - `max_attempts`: calls in all. `backoff`: a `Backoff`, seconds, or a list of seconds.
-        - `timeout`: seconds that one attempt may take, or None.
-        - `concurrency`: how many of them all processes together run at once; each has an equal
-          part, and one at least. `enabled=False`: none, they wait.
+        - `timeout`: of one attempt, in seconds, or None.
+        - `concurrency`: how many all processes together run at once; each process has an equal
+          part, and at least one. With `enabled=False` its tasks wait.
         """
         if function is None:
             return lambda function: self._register(function, **options)
@@ -148,9 +148,9 @@ class Scheduler(Verbs):
             raise TypeError(f"a task must be a function, got {function!r:.100}")
         name = name or getattr(function, "__name__", None)
         if name is None or name == "<lambda>":
-            raise TypeError(f"{function!r:.100} has no name of its own: give it name=...")
+            raise TypeError(f"{function!r:.100} has no name: give it name=...")
         if name in self._functions and not redefines(function, self._functions[name].call):
-            raise ValueError(f"there is a task named {name!r} already; give one of them name=...")
+            raise ValueError(f"a task named {name!r} exists already; give one of them name=...")
         if options.get("timeout") is not None:
             options["timeout"] = seconds_of(options["timeout"])
         backoff = options.pop("backoff", None)
@@ -165,7 +165,7 @@ class Scheduler(Verbs):
         return made
 
     async def start(self) -> None:
-        """Open the store and begin; `async with` does this."""
+        """Open the store and start; `async with` does this."""
         if self._node is not None or self._starting:
             raise RuntimeError("the scheduler has been started already")
         self._starting = True
@@ -195,18 +195,17 @@ class Scheduler(Verbs):
             raise
 
     async def stop(self, grace: float | None = None) -> None:
-        """Take no more, finish or hand back what is under way, and close the store.
+        """Claim no more tasks, finish or release the running ones, and close the store.
 
-        `grace`: how long that may take; by default as long as the scheduler was made with.
+        `grace`: how long that may take; by default the scheduler's own.
         """
         node = self._started()
         if self._stopping:
             raise RuntimeError("the scheduler is being stopped already")
         self._stopping = True
         try:
-            await node.stop(
-                self._grace if grace is None else grace
-            )  # until then, functions that still run may submit
+            # Until this returns, functions that still run may submit.
+            await node.stop(self._grace if grace is None else grace)
         finally:
             self._node, self._stopping = None, False
             await node.store.close()
@@ -223,7 +222,7 @@ class Scheduler(Verbs):
         return Blocking(self)
 
     def run(self, verb: Coroutine[Any, Any, T]) -> T:
-        """Have a verb done on the scheduler's loop, and wait for its answer: for other threads.
+        """Run a verb on the scheduler's loop from another thread, and wait for its result.
 
         In a plain task function: `app.run(other.submit("o-1", delay=60))`.
         """
@@ -236,16 +235,16 @@ class Scheduler(Verbs):
 
     @property
     def running(self) -> bool:
-        """Whether it has been started, and not been stopped."""
+        """Whether it is started and not stopped."""
         return self._node is not None
 
     @property
     def node(self) -> Node:
-        """The node that runs here: its parts, for whoever shows or serves them."""
+        """The running node, for code that shows or serves its parts."""
         return self._started()
 
     def _forked(self) -> None:
-        """In the child of a fork: what runs is the parent's; here it may be started anew."""
+        """Reset the state in the child of a fork: the running node is the parent's."""
         self._node = None
         self._starting = self._stopping = False
 
@@ -264,9 +263,9 @@ class Scheduler(Verbs):
 
 
 def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
-    """Return whether a function is a new definition of an earlier one: a notebook cell run again.
+    """Return whether a function redefines an earlier one: a notebook cell that runs again.
 
-    Each run of a changed cell has a file name of its own, and an unchanged one its place in the
+    Each run of a changed cell has its own file name, and an unchanged cell has its place in the
     same file. Two functions of one name in one file are a mistake.
     """
     if not (inspect.isfunction(function) and inspect.isfunction(earlier)):

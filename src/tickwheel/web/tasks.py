@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tickwheel.durable.verbs import build_submission, store_submission, store_submissions
+from tickwheel.durable.verbs.submission import build_submission, store_submission, store_submissions
 from tickwheel.errors import TickwheelError, UnknownService
 from tickwheel.values.options import OPTIONS
 from tickwheel.values.task import Idempotency, State, Task

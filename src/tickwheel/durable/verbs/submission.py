@@ -1,0 +1,201 @@
+"""Submitting tasks: one, many, or within a transaction of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sized
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tickwheel.clock import ManualClock
+from tickwheel.durable.administration import LOCAL, Administration
+from tickwheel.durable.function import Request, TaskFunction
+from tickwheel.errors import UnknownService
+from tickwheel.progress import show_progress
+from tickwheel.values.json.encode import encode
+from tickwheel.values.options import OPTIONS, request_bytes, with_options
+from tickwheel.values.service import Service, check_name
+from tickwheel.values.task import Idempotency, RepeatedRequest, Task, namespace_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tickwheel.clock import Clock
+    from tickwheel.durable.steps.submit import SubmitError
+    from tickwheel.durable.verbs.arguments import Progress, Target
+    from tickwheel.values.task import Submission
+
+
+class Submitted(NamedTuple):
+    """The task that a submit stored or found.
+
+    - `new`: this submit created the task; otherwise it existed before.
+    - `repeated`: an earlier submit with the same idempotency key stored it.
+    """
+
+    task: Task
+    new: bool
+    repeated: bool
+
+
+class SubmissionVerbs(Administration):
+    """The verbs that submit tasks."""
+
+    _functions: dict[str, TaskFunction[..., Any]]
+    _clock: Clock | None
+
+    @with_options
+    async def submit(self, target: Target, /, *args: Any, **kwargs: Any) -> Task:
+        """Store a task and return it after the commit.
+
+        `target` is a task function, with its arguments, or a name with one payload.
+        """
+        submission, connection = await self._submission(target, args, kwargs)
+        if connection is not None:
+            node = self._started()
+            answer = await node.store.within(connection, submission)
+            return node.submit.task_of(submission, answer)
+        return (await store_submission(self, submission)).task
+
+    async def submit_many(
+        self, requests: Iterable[Request | Mapping[str, Any]], *, progress: Progress = False
+    ) -> list[Task | SubmitError]:
+        """Store many tasks, a thousand at a time, and return them in order.
+
+        A request comes from `function.request(...)`, or is a mapping: "service", "payload", and
+        options. A refused request has its error in the result: `KeyTaken`, or `KeyReused` for its
+        idempotency key. An invalid request raises, and the thousands before it are stored.
+        """
+        node = self._started()
+        known = requests if isinstance(requests, Sized) else [*requests]
+        if not node.services.keys() >= set(map(target_name, known)):
+            await self._reload_services()
+        with show_progress(progress, "submit", len(known)) as show:
+            return await store_submissions(self, self._submissions(known), show)
+
+    async def _submission(
+        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Submission, Any]:
+        """Return the submission, and the user's connection or None."""
+        options = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
+        service, body = self._call(target, args, kwargs)
+        if service not in self._started().services:
+            await self._reload_services()
+        connection = self._user_connection(options.pop("connection", None))
+        return self._build(service, body, options, hashed=connection is not None), connection
+
+    def _submissions(self, requests: Iterable[Request | Mapping[str, Any]]) -> Iterator[Submission]:
+        for number, request in enumerate(requests):
+            try:
+                if isinstance(request, Request):
+                    yield self._build(*request)
+                else:
+                    options = dict(request)
+                    service = options.pop("service")
+                    payload = options.pop("payload", None)
+                    yield self._build(*self._call(service, (payload,), {}), options)
+            except (LookupError, TypeError, ValueError) as error:
+                error.add_note(f"in request {number} of submit_many")
+                raise
+
+    def _call(
+        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, bytes]:
+        """Return the service's name and the payload for a call."""
+        if isinstance(target, TaskFunction):
+            if self._functions.get(target.name) is not target:
+                raise UnknownService(f"{target!r} belongs to another scheduler")
+            return target.name, target.signature.pack(args, kwargs)
+        if callable(target):
+            raise TypeError(
+                f"the target {target!r:.100} is not a task function: decorate it with @app.task"
+            )
+        check_name("target", target)
+        if kwargs or len(args) > 1:
+            raise TypeError(
+                f"submit({target!r}, payload, ...) takes one payload"
+                + (f", and no option {min(kwargs)!r}" if kwargs else f", got {len(args)}")
+            )
+        return target, encode(args[0] if args else None)
+
+    def _build(
+        self, service: str, body: bytes, options: Mapping[str, Any], *, hashed: bool = False
+    ) -> Submission:
+        node = self._started()
+        known = node.directory.get(service)
+        if known is None and node.dispatches:
+            raise UnknownService(
+                f"no service or task function is named {service!r}; there are"
+                f" {sorted(node.services)[:20]}"
+            )
+        # The node that calls an unknown service bounds the timeout.
+        known = known or Service(service, timeout=None)
+        options = dict(options)
+        key = options.pop("idempotency_key", None)
+        submission = build_submission(self, known, body, hashed=hashed, **options)
+        if key is None:
+            return submission
+        # No caller over HTTP has this name: their namespaces have no colon.
+        caller = f"{LOCAL}:{namespace_of(service)}"
+        idempotency = Idempotency.of(caller, key, request_bytes(service, body, options))
+        return submission._replace(idempotency=idempotency)
+
+    def _user_connection(self, connection: Any) -> Any:
+        """Return the user's connection, or None to make the change at once without it.
+
+        That is for tests on SQLite with a ManualClock.
+        """
+        if connection is None or self._started().store.joins_transactions:
+            return connection
+        if isinstance(self._clock, ManualClock):
+            return None
+        raise TypeError(
+            "connection= needs a store on PostgreSQL; this one is on SQLite, which accepts it only"
+            " in tests, with clock=ManualClock()"
+        )
+
+    async def _reload_services(self) -> None:
+        """Load services that another process may have put a moment ago.
+
+        A process that does not dispatch accepts unknown names, so it reloads only now and then.
+        """
+        node = self._started()
+        await (node.directory.reload() if node.dispatches else node.directory.reload_if_stale())
+
+
+def target_name(request: Request | Mapping[str, Any]) -> str:
+    """Return the name of a request's service, or "" for an invalid request."""
+    if isinstance(request, Request):
+        return request.service
+    get = getattr(request, "get", None)
+    target = None if get is None else get("service")
+    if isinstance(target, TaskFunction):
+        return target.name
+    return target if isinstance(target, str) else ""
+
+
+def build_submission(
+    scheduler: SubmissionVerbs, service: Service, body: bytes, **options: Any
+) -> Submission:
+    """Return a task to store, from its service and its payload's bytes; raise if it is invalid.
+
+    This and `store_submission` are the two halves of `submit`, for the HTTP API as well: it has its
+    own idempotency keys, and reports how a task was stored. The options are those of `submit`,
+    except that `idempotency` replaces `idempotency_key`, and that there is no `connection`.
+    """
+    return scheduler._started().submit.build(service, body, **options)
+
+
+async def store_submission(scheduler: SubmissionVerbs, submission: Submission) -> Submitted:
+    """Store a task, batched with others that wait to be stored."""
+    submit = scheduler._started().submit
+    answer = await submit.store_one(submission)
+    task = submit.task_of(submission, answer)
+    return Submitted(task, task.id == submission.task.id, isinstance(answer, RepeatedRequest))
+
+
+async def store_submissions(
+    scheduler: SubmissionVerbs,
+    submissions: Iterable[Submission],
+    progress: Callable[[int], object] = lambda _: None,
+) -> list[Task | SubmitError]:
+    """Store many tasks, a thousand at a time; call `progress` with the number stored so far."""
+    return await scheduler._started().submit.submit_many(submissions, progress)
