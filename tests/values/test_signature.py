@@ -103,10 +103,10 @@ class TestSign:
         verify([NEW], signed([NEW], body), body, now=NOW)
 
     def test_the_key_is_prepared_once_per_secret(self):
-        signature._keyed.cache_clear()
+        signature._hmac.cache_clear()
         for number in range(5):
             sign([NEW, OLD], f"task-{number}", NOW, BODY)
-        assert signature._keyed.cache_info().misses == 2
+        assert signature._hmac.cache_info().misses == 2
 
     def test_a_secret_that_is_none_signs_nothing(self):
         with pytest.raises(ValueError, match="does not start with"):

@@ -1,7 +1,7 @@
-"""The difference between two configurations, in words for the audit log. Pure.
+"""The difference between two configurations, as a text for the audit log. Pure.
 
-Values of secret fields are never shown: such a field is `set`, `changed` or `removed`. Neither is
-the query of a URL, where some put a password.
+The text shows no values of secret fields: such a field is `set`, `changed` or `removed`. Nor does
+it show the query of a URL, which may have a password.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def changes(
 ) -> str:
     """Return the fields that differ, each with its old and new value; a missing one is `none`.
 
-    Fields within a field have a dot in their names. A long list ends with how many more there are.
+    Nested fields have a dot in their names. A long list ends with the number of omitted fields.
     """
     old, new = dict(leaves(before)), dict(leaves(after))
     names = [name for name in old | new if old.get(name) != new.get(name)]
-    names.sort(key=lambda name: is_secret(name, secret), reverse=True)  # these are never cut off
+    names.sort(key=lambda name: is_secret(name, secret), reverse=True)  # so that none is cut off
     lines = [difference(name, old.get(name), new.get(name), secret) for name in names]
     shown: list[str] = []
     left = DETAIL_CHARACTERS
@@ -39,7 +39,7 @@ def changes(
 
 
 def leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Give the fields of a configuration, with those of the mappings in it."""
+    """Yield the fields of a configuration, nested ones included."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from ((f"{name}.{inner}", one) for inner, one in leaves(value))
@@ -48,19 +48,19 @@ def leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def is_secret(name: str, secret: Collection[str]) -> bool:
-    """Say whether a field, or the one that it is in, is secret."""
+    """Return whether a field, or the field around it, is secret."""
     return name.partition(".")[0] in secret
 
 
 def difference(name: str, old: Any, new: Any, secret: Collection[str]) -> str:
-    """Return one change: a field, and its old and new value or what became of its secret."""
+    """Describe one change: a field with its old and new value, or the fate of its secret."""
     if is_secret(name, secret):
         return f"{name:.100}: {'set' if not old else 'changed' if new else 'removed'}"
     return f"{name:.100}: {value_of(old)} -> {value_of(new)}"
 
 
 def value_of(value: Any) -> str:
-    """Return a value as JSON, up to a length."""
+    """Return a value as JSON, cut to a maximum length."""
     if value is None:
         return "none"
     if isinstance(value, str) and "://" in value and "?" in value:

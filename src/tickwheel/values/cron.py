@@ -1,17 +1,17 @@
-"""`Cron` and `Interval`: when a schedule fires next.
+"""`Cron` and `Interval`: the next firing of a schedule.
 
-Pure: no clock, no store, no tasks. Moments are UTC, as integer milliseconds since 1970: an int goes
-in, the first firing after it comes out.
+Pure: no clock, no store, no tasks. Moments are UTC, as integer milliseconds since 1970: a function
+takes an int and returns the first firing after it.
 
-What happens when the clocks of a zone change, with Berlin as the example:
+When the clocks of a zone change, for example in Berlin:
 
 - A skipped local time fires once, at the next valid instant: `30 2 * * *` fires at 03:00 on the day
-  on which 02:00 becomes 03:00. Several skipped ones are one firing, and so is one that meets a
-  regular firing.
+  on which 02:00 becomes 03:00. Several skipped times are one firing, also together with a regular
+  firing at that instant.
 - A repeated local time fires once, the first time.
-- An expression for every hour of the day (`*`, or what comes to the same) follows elapsed time
-  instead: it fires whenever the local clock shows a time that it names. `*/15 * * * *` goes on
-  every fifteen minutes through the repeated hour and the skipped one.
+- An expression for every hour of the day (`*`, or an equivalent) follows elapsed time instead: it
+  fires whenever the local clock shows a time that it names. `*/15 * * * *` fires every fifteen
+  minutes through the repeated hour and the skipped one.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ NICKNAMES = {
 }
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_DAY = EPOCH.toordinal()
-DAY = 86_400
+DAY_SECONDS = 86_400
 DAY_MINUTES = 1_440
-FIRST_YEAR, LAST_YEAR = 2, 9998  # a year from the ends of what datetime knows: room for offsets
+FIRST_YEAR, LAST_YEAR = 2, 9998  # a year inside the range of datetime, to leave room for offsets
 FIRST_MS, LAST_MS = (
-    (date(year, 1, 1).toordinal() - EPOCH_DAY) * DAY * 1_000 for year in (FIRST_YEAR, LAST_YEAR + 1)
+    (date(year, 1, 1).toordinal() - EPOCH_DAY) * DAY_SECONDS * 1_000
+    for year in (FIRST_YEAR, LAST_YEAR + 1)
 )
-MILLISECOND = 1_000_000  # in nanoseconds
+MILLISECOND_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,13 +56,13 @@ class Cron:
     - A field is `*`, a number, a range `9-17`, a step `*/5`, `10-40/10` or `10/10`, or a list of
       these; months and weekdays may be names; Sunday is 0 or 7.
     - Day `L` is the last of the month; weekday `mon#2` the second Monday, `friL` the last Friday.
-    - Day and weekday both given: either is enough. One that starts with `*` (`*/2`, too) counts as
-      not given: then both must match. This is cron's own rule.
+    - If both day and weekday are restricted, either is enough. A field that starts with `*` (`*/2`,
+      too) is not restricted: then both must match. This is cron's own rule.
     - `@hourly`, `@daily` or `@midnight`, `@weekly`, `@monthly`, `@yearly` or `@annually`.
     - `tz` is an IANA name; the rules for clock changes are at the top of this module.
     - Immutable; equal when expression and zone are spelled alike.
 
-    Cost: a few microseconds per firing, however far away it is.
+    Cost: a few microseconds per firing, regardless of its distance.
     """
 
     expression: str
@@ -98,12 +99,12 @@ class Cron:
     def _after(self, moment_ms: int) -> int | None:
         if moment_ms >= LAST_MS:
             return None
-        find = self._elapsed if self._calendar.every_hour else self._by_the_clock
+        find = self._by_elapsed_time if self._calendar.every_hour else self._by_local_time
         found = find(moment_ms // 1_000)
         return None if found is None else found * 1_000
 
-    def _by_the_clock(self, moment: int) -> int | None:
-        """The first instant after `moment` at which a named local time is first shown or passed."""
+    def _by_local_time(self, moment: int) -> int | None:
+        """Return the first instant after `moment` that first shows or passes a named time."""
         minute = (moment + self._zone.offset(moment)) // 60
         while (found := self._calendar.at_or_after(minute + 1)) is not None:
             at, _ = self._zone.first(found * 60)
@@ -112,20 +113,20 @@ class Cron:
             minute = found  # in the repeated hour: it fired the first time
         return None
 
-    def _elapsed(self, moment: int) -> int | None:
-        """The first instant after `moment` at which the local clock shows a named time."""
+    def _by_elapsed_time(self, moment: int) -> int | None:
+        """Return the first instant after `moment` at which the local clock shows a named time."""
         zone, offset = self._zone, self._zone.offset(moment)
         minute = (moment + offset) // 60 + 1
         while (found := self._calendar.at_or_after(minute)) is not None:
             at = found * 60 - offset
-            # Clocks go back by a day at most, so that a change further off than that
-            # cannot bring back a local time that has been passed here.
-            near = min(at, moment + DAY)
+            # Clocks go back by at most a day, so a change further away than that
+            # cannot repeat a local time that has passed here.
+            near = min(at, moment + DAY_SECONDS)
             later = zone.offset(near)
             if later == offset and near == at:
                 return at
             if later < offset:
-                moment = zone.change(moment, near)  # local times come again from here
+                moment = zone.change(moment, near)  # local times repeat from here
             else:
                 at, is_shown = zone.first(found * 60)
                 if is_shown:
@@ -140,8 +141,8 @@ class Cron:
 class Interval:
     """Every `seconds` of elapsed time, on the grid of `anchor_ms` plus n periods.
 
-    - At least 0.001 s. A grid point between two milliseconds fires at the later one: never early,
-      and the error does not add up.
+    - The period is at least 0.001 s. A grid point between two milliseconds fires at the later one:
+      never early, and without accumulating the error.
     - Immutable; equal by value.
     """
 
@@ -151,7 +152,7 @@ class Interval:
 
     def __post_init__(self) -> None:
         period = nanoseconds("seconds", self.seconds)
-        if period < MILLISECOND:
+        if period < MILLISECOND_NS:
             raise ValueError(f"seconds must be at least 0.001, got {self.seconds!r:.100}")
         object.__setattr__(self, "anchor_ms", as_int("anchor_ms", self.anchor_ms))
         object.__setattr__(self, "_period_ns", period)
@@ -159,8 +160,8 @@ class Interval:
     def after(self, moment_ms: int) -> int:
         """Return the first firing strictly after `moment_ms`."""
         elapsed = as_int("moment_ms", moment_ms) - self.anchor_ms
-        periods = elapsed * MILLISECOND // self._period_ns + 1
-        return self.anchor_ms - (periods * self._period_ns // -MILLISECOND)
+        periods = elapsed * MILLISECOND_NS // self._period_ns + 1
+        return self.anchor_ms - (periods * self._period_ns // -MILLISECOND_NS)
 
     def between(self, after_ms: int, until_ms: int) -> Iterator[int]:
         """Return all firings after `after_ms`, up to and including `until_ms`, in order."""
@@ -194,13 +195,11 @@ class Zone:
     tzinfo: tzinfo
 
     def offset(self, at: int) -> int:
-        """Return how far local clocks are ahead of UTC at the instant `at`."""
+        """Return the seconds that local clocks are ahead of UTC at the instant `at`."""
         return _seconds((EPOCH + timedelta(seconds=at)).astimezone(self.tzinfo).utcoffset())
 
     def first(self, local: int) -> tuple[int, bool]:
-        """Return the first instant at which the local clock shows or passes `local`,
-        and whether it shows it.
-        """
+        """Return the first instant that shows or passes `local`, and whether it shows it."""
         wall = EPOCH.replace(tzinfo=self.tzinfo) + timedelta(seconds=local)  # fold=0: the first
         before = _seconds(wall.utcoffset())
         at = local - before
@@ -210,7 +209,7 @@ class Zone:
         return self.change(local - after, at), False
 
     def change(self, early: int, late: int) -> int:
-        """Return the first instant after `early` with the offset of `late`: one change apart."""
+        """Return the instant of the only change of the offset between `early` and `late`."""
         offset = self.offset(late)
         while late - early > 1:
             middle = (early + late) // 2
@@ -222,12 +221,12 @@ class Zone:
 
 
 def _seconds(offset: timedelta | None) -> int:
-    assert offset is not None  # no zone by name is without one
-    return offset.days * DAY + offset.seconds
+    assert offset is not None  # every named zone has one
+    return offset.days * DAY_SECONDS + offset.seconds
 
 
 def zone_named(name: str) -> tzinfo:
-    """Return a time zone by its IANA name; ValueError says what would be right."""
+    """Return a time zone by its IANA name, or raise ValueError."""
     if not isinstance(name, str):
         raise TypeError(f"tz must be the name of a time zone, got {name!r:.100}")
     if name == "UTC":
@@ -242,10 +241,10 @@ def zone_named(name: str) -> tzinfo:
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """The local minutes that an expression names, whatever the zone.
+    """The local minutes that an expression names, in any zone.
 
-    Sets of small numbers are ints, with bit n set for n. Which days of a month match depends on
-    the weekday of its first (Monday is 0) and on its length only: 28 kinds of month, made once.
+    Sets of small numbers are ints, with bit n set for n. The days of a month that match depend only
+    on the weekday of its first day (Monday is 0) and on its length: 28 kinds of month, made once.
     """
 
     minutes: int
@@ -259,7 +258,7 @@ class Calendar:
         return self.hours == (1 << 24) - 1
 
     def fires(self) -> bool:
-        """Whether any day matches, ever: each month has begun on each weekday."""
+        """Return whether any day ever matches: each month starts on each weekday in some year."""
         lengths = {2: (28, 29), 4: (30,), 6: (30,), 9: (30,), 11: (30,)}
         return any(
             self.days[first, length]
@@ -270,7 +269,7 @@ class Calendar:
         )
 
     def at_or_after(self, minute: int) -> int | None:
-        """Return the first match from `minute` on, in local minutes since 1970."""
+        """Return the first match at or after `minute`, in local minutes since 1970."""
         day, of_day = divmod(minute, DAY_MINUTES)
         found = self._day(day)
         if found == day:
@@ -283,7 +282,7 @@ class Calendar:
         return found * DAY_MINUTES + _lowest(self.hours) * 60 + _lowest(self.minutes)
 
     def _time(self, of_day: int) -> int | None:
-        """The first match from `of_day` on, in minutes since midnight."""
+        """Return the first match at or after `of_day`, in minutes since midnight."""
         hour, minute = divmod(of_day, 60)
         if self.hours >> hour & 1 and self.minutes >> minute:
             return hour * 60 + minute + _lowest(self.minutes >> minute)
@@ -293,7 +292,7 @@ class Calendar:
         return (hour + 1 + _lowest(rest)) * 60 + _lowest(self.minutes)
 
     def _day(self, day: int) -> int | None:
-        """The first day that matches from `day` on, in days since 1970."""
+        """Return the first matching day at or after `day`, in days since 1970."""
         start = date.fromordinal(day + EPOCH_DAY)
         year, month, of_month = start.year, start.month, start.day
         while year <= LAST_YEAR:
@@ -317,7 +316,7 @@ def _lowest(bits: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One of the five: what its numbers and names may be."""
+    """One of the five fields, with the numbers and names that it accepts."""
 
     name: str
     low: int
@@ -329,7 +328,7 @@ class Field:
         return sum({1 << number for item in items for number in self._numbers(item)})
 
     def number(self, text: str, item: str) -> int:
-        """Return the number or name `text`, which is a part of `item`."""
+        """Return the value of the number or name `text`, a part of `item`."""
         if text in self.names:
             return self.low + self.names.index(text)
         number = _digits(text)
@@ -403,7 +402,7 @@ def _parse(expression: str) -> Calendar:
 
 
 def _days(day: list[str], weekday: list[str]) -> dict[tuple[int, int], int]:
-    """The days that match, by the weekday of the first of a month and by its length."""
+    """Return the matching days, by the weekday of the first of a month and by its length."""
     numbers = DAY_OF_MONTH.bits([item for item in day if item != "l"])
     last = "l" in day
     weekdays = _weekdays(weekday)
@@ -418,7 +417,7 @@ def _days(day: list[str], weekday: list[str]) -> dict[tuple[int, int], int]:
 
 
 def _weekdays(items: list[str]) -> set[tuple[int, int]]:
-    """The weekdays named, Sunday as 0, each with which one of a month: 1 to 5, or LAST."""
+    """Return the named weekdays, Sunday as 0, each with its number in a month: 1 to 5 or LAST."""
     found, plain = set(), []
     for item in items:
         name, hash_sign, nth = item.partition("#")
@@ -438,7 +437,7 @@ def _weekdays(items: list[str]) -> set[tuple[int, int]]:
 
 
 def _on(weekdays: set[tuple[int, int]], first: int, length: int) -> int:
-    """The days of such a month that are one of `weekdays`, as bits."""
+    """Return the days of a month that are one of `weekdays`, as bits."""
     days = 0
     for day in range(1, length + 1):
         weekday = (first + day) % 7  # Sunday is 0 here, Monday there

@@ -1,4 +1,4 @@
-"""What a task function may return to say how the attempt went; anything else is its result."""
+"""Outcomes that a task function may return; any other value is its result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tickwheel.arguments import nanoseconds
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """It did not work: try again, after `after` seconds or as the backoff says. A failure."""
+    """The attempt failed: retry after `after` seconds, or as the backoff says."""
 
     after: float | timedelta | None = None
-    reason: object = ""  # its text is kept
+    reason: object = ""  # stored as text
 
     def __post_init__(self) -> None:
         if self.after is not None:
@@ -22,14 +22,14 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """It will never work: fail the task now, whatever tries are left."""
+    """The task can never succeed: fail it now, without further attempts."""
 
-    reason: object = ""  # its text is kept
+    reason: object = ""  # stored as text
 
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """Not now: call again after `delay` seconds. Not a failure."""
+    """Call again after `delay` seconds; this does not count as a failure."""
 
     delay: float | timedelta
 
@@ -38,6 +38,6 @@ class Snooze:
 
 
 def milliseconds(name: str, value: float | timedelta) -> int:
-    """Return seconds or a timedelta as milliseconds, rounded up: never early."""
+    """Convert seconds or a timedelta to milliseconds, rounded up: never early."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     return -(-nanoseconds(name, seconds) // 1_000_000)

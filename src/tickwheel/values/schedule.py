@@ -1,7 +1,7 @@
-"""A schedule: cron or interval, and the firings that it makes. Pure.
+"""A schedule: cron or interval, and its firings. Pure.
 
-A firing's task has a key of the schedule's name and its time: no firing doubles, and all that are
-still to come can be found.
+The key of a firing's task has the schedule's name and the firing's time, so that no firing is
+stored twice, and stored firings can be found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tickwheel.values.task import Due
 
 
-LEAD_MS = 5_000  # a firing is stored so long before it is due
+LEAD_MS = 5_000  # a firing is stored this long before it is due
 SETTINGS = (
     "service", "cron", "interval_ms", "tz", "missed", "enabled", "priority", "max_attempts",
     "timeout_ms",
@@ -28,10 +28,10 @@ SETTINGS = (
 
 
 class Schedule(NamedTuple):
-    """When to submit what: exactly one of `cron` and `interval_ms` is given.
+    """When to submit what; exactly one of `cron` and `interval_ms` is set.
 
-    - `fired_until_ms`: firings up to here have been submitted, or were left out on purpose.
-    - `missed`: what becomes of firings that no process was there for: "once", "all" or "skip".
+    - `fired_until_ms`: firings up to this time were submitted, or skipped on purpose.
+    - `missed`: what to do about firings while no process ran: "once", "all" or "skip".
     """
 
     name: str
@@ -50,35 +50,35 @@ class Schedule(NamedTuple):
 
     @property
     def rule(self) -> Cron | Interval:
-        """When it fires; intervals count from when it was made."""
+        """The times of its firings; an interval starts at the schedule's creation."""
         return rule(self.cron, self.interval_ms, self.tz, self.created_at_ms)
 
     @property
     def next_at(self) -> datetime:
-        """When the first firing is due that is not stored yet: they are, five seconds ahead."""
+        """When the first firing is due that is not stored; five seconds ahead each one is."""
         return datetime_of(self.rule.after(self.fired_until_ms))
 
     def next_ms(self, now_ms: int) -> int:
-        """Return when it fires next, whether that firing is stored already or not."""
+        """Return the time of the next firing, stored or not."""
         stored_ahead = now_ms < self.fired_until_ms <= now_ms + LEAD_MS
         return self.rule.after(now_ms if stored_ahead else self.fired_until_ms)
 
     @property
     def payload(self) -> Any:
-        """What its tasks are submitted with."""
+        """The payload of its tasks."""
         return decode(self.body) if self.body else None
 
     def same_as(self, other: Schedule) -> bool:
-        """Say whether both do the same, whenever they were made and last fired."""
+        """Return whether two schedules are equal but for their creation and last firing."""
         return self == other._replace(
             fired_until_ms=self.fired_until_ms, created_at_ms=self.created_at_ms
         )
 
 
 class Timing(NamedTuple):
-    """When a schedule fires, and how far it has: all that a node keeps of it in memory.
+    """The part of a schedule that a node keeps in memory: when it fires, and its progress.
 
-    - `changed`: the registry's number when the schedule was put.
+    - `changed`: the registry's version when the schedule was put.
     """
 
     name: str
@@ -93,14 +93,14 @@ class Timing(NamedTuple):
 
     @property
     def rule(self) -> Cron | Interval:
-        """When it fires; intervals count from when it was made."""
+        """The times of its firings; an interval starts at the schedule's creation."""
         return rule(self.cron, self.interval_ms, self.tz, self.created_at_ms)
 
 
 class Firing(NamedTuple):
-    """One firing: it counts while the timing is as it was read, `fired_until_ms` included.
+    """One firing; the store applies it only if the timing is unchanged, `fired_until_ms` included.
 
-    - `start` is None when it is only noted: missed firings are to be skipped.
+    - `start` is None if the firing stores no task: it only skips missed firings.
     """
 
     timing: Timing
@@ -109,7 +109,7 @@ class Firing(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The task of a firing; what else it has is in the stored schedule, its payload as well."""
+    """The task of a firing; the stored schedule has the rest, its payload included."""
 
     id: str
     due_at_ms: int
@@ -118,14 +118,14 @@ class Start(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """What became of a firing: whether it won, and the task that it has stored."""
+    """The answer to a firing: whether it took effect, and the task that it stored."""
 
     won: bool
     due: Due | None = None
 
 
 def schedule_changes(before: Schedule | None, after: Schedule | None) -> str:
-    """Return what a change of a schedule has changed, for the audit log; None: there is none."""
+    """Return the changes of a schedule for the audit log; None stands for no schedule."""
 
     def fields_of(one: Schedule | None) -> dict[str, Any]:
         if one is None:
@@ -141,15 +141,15 @@ def firing_key(name: str, time_ms: int) -> str:
 
 
 def firing_keys(name: str) -> tuple[str, str]:
-    """Return the range, its end left out, that the keys of all firings are in."""
+    """Return the half-open range of the keys of a schedule's firings."""
     return f"schedule:{name}\x1f", f"schedule:{name}\x20"
 
 
 @lru_cache(maxsize=100_000)
 def rule(cron: str | None, interval_ms: int | None, tz: str, anchor_ms: int) -> Cron | Interval:
-    """Return when a schedule fires; ValueError for a bad expression, period or zone."""
+    """Return the times of a schedule's firings; ValueError for a bad expression, period or zone."""
     if cron is not None:
         return Cron(cron, tz)
-    zone_named(tz)  # an interval needs none, but a wrong one must not wait to be found with a cron
+    zone_named(tz)  # an interval needs no zone, but a wrong one must not go unnoticed
     assert interval_ms is not None
     return Interval(interval_ms / 1000, anchor_ms)

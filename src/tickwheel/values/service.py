@@ -1,4 +1,4 @@
-"""A service: whom to call when a task is due, and how: timeout, retries, concurrency. Pure."""
+"""A service: the callee of tasks, with its timeout, retries and limits. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tickwheel.arguments import bounded, nanoseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PLACEHOLDER = "********"  # what is shown of a secret
-NO_TIMEOUT_MS = 60_000  # the lease of a task without a timeout, which is renewed while it runs
+PLACEHOLDER = "********"  # shown in place of a secret
+NO_TIMEOUT_MS = 60_000  # the lease of a task without a timeout, renewed while it runs
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the next try: `first` seconds, then `factor` times more, to `max`.
+    """The wait before a retry: `first` seconds, then `factor` times as long, up to `max`.
 
-    - `jitter`: up to this part of it is taken off by chance, so that tries spread.
-    - `delays`: a list to go through instead; its last one repeats.
+    - `jitter`: a random part of up to this fraction is subtracted, so that retries spread.
+    - `delays`: an explicit list instead; its last delay repeats.
     """
 
     first: float = 1.0
@@ -40,7 +40,7 @@ class Backoff:
 
     @classmethod
     def of(cls, value: Backoff | Sequence[float] | float | timedelta) -> Backoff:
-        """Return a backoff as it is, from a list of seconds, or always the same number of them."""
+        """Return a backoff: unchanged, from a list of seconds, or from one constant delay."""
         if isinstance(value, Backoff):
             return value
         if isinstance(value, timedelta):
@@ -54,26 +54,25 @@ class Backoff:
         )
 
     def seconds(self, failures: int) -> float:
-        """Return how long to wait after so many failures, 1 at least."""
+        """Return the wait after this many failures, at least 1."""
         if self.delays:
             delay = self.delays[min(failures, len(self.delays)) - 1]
         else:
             try:
                 delay = min(self.first * self.factor ** (failures - 1), self.max)
-            except OverflowError:  # more than a float can hold
+            except OverflowError:  # out of the range of a float
                 delay = self.max
         return delay * (1 - self.jitter * random.random())  # noqa: S311
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """When to leave a service alone that does not work, and for how long.
+    """A circuit breaker: when to stop calling a failing service, and for how long.
 
-    - After `failures` calls in a row that failed, nothing is sent for `pause` seconds; then
-      `probes` calls at a time try whether it works again. A failed probe doubles the pause, up to
-      `max_pause`, or to the first one where that is longer. Tasks that wait meanwhile lose none of
-      their attempts.
-    - A success opens the way slowly: each one lets one more call be under way.
+    - After `failures` failed calls in a row, nothing is sent for `pause` seconds; then `probes`
+      calls at a time test the service. A failed probe doubles the pause, up to `max_pause`, or to
+      the first pause if that is longer. Waiting tasks lose none of their attempts.
+    - Recovery is gradual: each success allows one more call under way.
     """
 
     failures: int = 10
@@ -91,13 +90,13 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Its name, and what to keep to when it is called.
+    """The name of a service, and the rules for its calls.
 
-    - `secrets` sign its calls, the newest first; they and `headers` are shown to nobody.
-    - `feedback_timeout`: how long a callee that has accepted a task may take to say how it ended.
-    - `concurrency` and `rate` (calls per second) are for all nodes together.
-    - `version` is that of the stored configuration, 0 for what is not stored.
-    - `gone_at_ms`: when it said that it is gone for good, and was disabled for that.
+    - `secrets` sign its calls, the newest first; they and `headers` are never shown.
+    - `feedback_timeout`: how long a callee that has accepted a task may take to report its end.
+    - `concurrency` and `rate` (calls per second) apply to all nodes together.
+    - `version`: of the stored configuration; 0 if it is not stored.
+    - `gone_at_ms`: when it answered that it is gone for good, and was disabled.
     """
 
     name: str
@@ -133,13 +132,13 @@ class Service:
 
     @property
     def timeout_ms(self) -> int:
-        """The timeout that a lease is reckoned with."""
+        """The timeout that the length of a lease is based on."""
         return NO_TIMEOUT_MS if self.timeout is None else max(1, round(self.timeout * 1000))
 
     def timeout_of(self, own_ms: int | None) -> float | None:
-        """Return the seconds that an attempt may take; a task's own timeout can only be less.
+        """Return the timeout of an attempt in seconds: the task's own, or the service's if less.
 
-        What is stored may exceed it: the service's may have been lowered since.
+        A stored timeout may exceed the service's, which may have been lowered since.
         """
         if own_ms is None:
             return self.timeout
@@ -148,7 +147,7 @@ class Service:
 
 
 def check_name(what: str, name: object) -> None:
-    """Raise unless `name` can be the name of a service or a schedule."""
+    """Raise unless `name` is valid for a service or a schedule; `what` names it in the message."""
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a str, got {name!r:.100} ({type(name).__name__})")
     if not name or len(name) > 200 or not name.isprintable() or name != name.strip():
@@ -156,5 +155,5 @@ def check_name(what: str, name: object) -> None:
 
 
 def seconds_of(value: float | timedelta) -> float:
-    """Return a number of seconds or a timedelta as seconds."""
+    """Convert seconds or a timedelta to seconds."""
     return value.total_seconds() if isinstance(value, timedelta) else value

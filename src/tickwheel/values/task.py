@@ -1,7 +1,7 @@
-"""A task: its states, the one table of transitions, and the values that steps hand each other.
+"""A task: its states, the table of transitions, and the values that the steps exchange.
 
-Pure: no clock, no store. Times are UTC, in integer milliseconds since 1970; `*_at` properties give
-them as aware datetimes.
+Pure: no clock, no store. Times are UTC, in integer milliseconds since 1970; the `*_at` properties
+return them as aware datetimes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from zlib import crc32
 
 from tickwheel.values.json.encode import decode
 
-SHARDS = 64  # unless told otherwise when the store is made
+SHARDS = 64  # the default for a new store
 MAX_SHARDS = 4096  # twelve bits of an id
 MAX_IDEMPOTENCY_KEY = 200  # characters
 MAX_AT_MS = 253_402_300_799_999  # the last moment of the year 9999
 
 
 class State(StrEnum):
-    """Where a task is in its life. `ready` is `delay` past its due time: shown, never stored."""
+    """The state of a task. `ready` is `delay` past its due time: shown, but never stored."""
 
     DELAY = "delay"
     READY = "ready"
@@ -37,18 +37,18 @@ FINAL = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})
 
 
 class Event(StrEnum):
-    """What can happen to a task; the word that an execution log row has for an attempt's end."""
+    """An event in the life of a task; the execution log has the one that ended an attempt."""
 
     CLAIM = "claim"
-    ACCEPT = "accept"  # the callee has it, and will say how it ended
+    ACCEPT = "accept"  # the callee has it, and will report its end
     CANCEL = "cancel"
     RESCHEDULE = "reschedule"
     FINISH = "finish"
-    RETRY = "retry"  # it failed, and has calls left
+    RETRY = "retry"  # it failed, and has attempts left
     FAIL = "fail"  # it failed for good
     EXPIRE = "expire"  # its deadline passed
     SNOOZE = "snooze"  # it asked for another time
-    RELEASE = "release"  # handed back, not run to its end
+    RELEASE = "release"  # returned to the store before its end
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
@@ -69,18 +69,18 @@ FAILURE_EVENTS = frozenset({Event.RETRY, Event.FAIL})  # these add one to `failu
 
 
 class AttemptKey(NamedTuple):
-    """What tells one attempt from all others: the epoch, too, which the claim wrote."""
+    """The identity of one attempt, including the epoch that the claim wrote."""
 
     id: str
     attempt: int
     epoch: int
 
 
-_attempt_key = partial(tuple.__new__, AttemptKey)  # a third of the cost, several times per attempt
+_attempt_key = partial(tuple.__new__, AttemptKey)  # three times as fast; used often per attempt
 
 
 class Task(NamedTuple):
-    """One task as the store has it. `attempt` counts claims, `failures` those that went wrong.
+    """One stored task. `attempt` counts claims, `failures` the attempts that failed.
 
     Built with keyword arguments; `FIELDS` says how each field is stored.
     """
@@ -115,22 +115,22 @@ class Task(NamedTuple):
 
     @property
     def payload(self) -> Any:
-        """What it was submitted with, decoded from the bytes kept."""
+        """The payload of the submit, decoded."""
         return decode(self.body) if self.body else None
 
     @property
     def result(self) -> Any:
-        """What it finished with, or None."""
+        """The result, decoded, or None."""
         return None if self.result_body is None else decode(self.result_body)
 
     @property
     def attempt_key(self) -> AttemptKey:
-        """Which attempt it shows."""
+        """The key of its current attempt."""
         return _attempt_key((self.id, self.attempt, self.epoch))
 
     @property
     def final(self) -> bool:
-        """Whether its life has ended."""
+        """Whether it is finished, failed or cancelled."""
         return self.state in FINAL
 
     @property
@@ -140,7 +140,7 @@ class Task(NamedTuple):
 
     @property
     def deadline_at(self) -> datetime | None:
-        """After when it is not to be run any more, or None."""
+        """The time after which it no longer runs, or None."""
         return None if self.deadline_at_ms is None else datetime_of(self.deadline_at_ms)
 
     @property
@@ -205,15 +205,15 @@ FIELDS = [
 
 
 class Idempotency(NamedTuple):
-    """A caller's own name for a request: the same one again is answered, not stored again."""
+    """A caller's own key for a request: a repeated request is answered, not stored again."""
 
     caller: str
     key: str
-    digest: str  # of what was asked for: under the same name it must be the same
+    digest: str  # of the request: another request must not use the same key
 
     @classmethod
     def of(cls, caller: str, key: str, request: bytes) -> Idempotency:
-        """Return the name of a request, given its key and what it asks for; raise for no key."""
+        """Return the idempotency of a request, by its key and its bytes; raise for a bad key."""
         if not isinstance(key, str):
             raise TypeError(f"an idempotency key must be a str, got {key!r:.100}")
         key = key.strip()
@@ -225,7 +225,7 @@ class Idempotency(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """A task to store, and what to do when its key is taken: reject, replace or keep."""
+    """A task to store, and what to do if another has its key: reject, replace or keep."""
 
     task: Task
     on_conflict: str = "reject"
@@ -233,15 +233,16 @@ class Submission(NamedTuple):
 
 
 class KeyConflict(NamedTuple):
-    """The answer to a submission whose key a live task has; that task."""
+    """The answer to a submission whose key a live task, `holder`, has."""
 
     holder: Task
 
 
 class RepeatedRequest(NamedTuple):
-    """The answer to a request that was made before: its task, or None when it asked for another.
+    """The answer to a repeated idempotency key; `same` if the request is the same, too.
 
-    The task may be None, too, when it is gone from the backlog by now.
+    `task` is the task of the first request; None if the request differs, or if the backlog no
+    longer has that task.
     """
 
     same: bool
@@ -249,7 +250,7 @@ class RepeatedRequest(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What the wheel holds of a task: enough to claim it, never the payload."""
+    """The part of a task that the wheel holds: enough to claim it, without the payload."""
 
     id: str
     due_at_ms: int
@@ -259,27 +260,27 @@ class Due(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How one attempt of a running task ends; it wins when attempt and epoch are the claim's."""
+    """The end of an attempt; the store applies it if attempt and epoch are those of the claim."""
 
     id: str
     attempt: int
     epoch: int
     event: Event
     at_ms: int
-    due_at_ms: int  # the next one's, when it goes back to delay
+    due_at_ms: int  # of the next attempt, if there is one
     failures: int
     result_body: str | None = None
     error: str | None = None
-    lease_until_ms: int | None = None  # given: it wins only while the lease ends then, not renewed
+    lease_until_ms: int | None = None  # if given, the lease must still end then: not renewed
 
     @property
     def state(self) -> State:
-        """The state that it leads to."""
+        """The state after it."""
         return TRANSITIONS[State.RUNNING, self.event]
 
 
 class Lease(NamedTuple):
-    """An attempt that its callee has accepted, and until when it may take."""
+    """An attempt that its callee has accepted, and the end of its time limit."""
 
     id: str
     attempt: int
@@ -306,12 +307,12 @@ class Attempt(NamedTuple):
 
     @property
     def ended_at(self) -> datetime:
-        """When its end was reported."""
+        """When it ended."""
         return datetime_of(self.ended_at_ms)
 
 
 class Verdict(NamedTuple):
-    """The answer to a cancel or a reschedule: whether it won, and the state there is now."""
+    """The answer to a cancel or a reschedule: whether it took effect, and the current state."""
 
     id: str
     won: bool
@@ -319,52 +320,52 @@ class Verdict(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """A cancel of unclaimed tasks by id."""
+    """Cancel unclaimed tasks by id."""
 
     ids: tuple[str, ...]
 
 
 class CancelKey(NamedTuple):
-    """A cancel of the live tasks that have a key, of one service or, with None, of all."""
+    """Cancel the live tasks with a key, of one service or, with None, of all."""
 
     key: str
     service: str | None
 
 
 class Reschedule(NamedTuple):
-    """Another due time for unclaimed tasks, by id."""
+    """Move unclaimed tasks to another due time, by id."""
 
     ids: tuple[str, ...]
     due_at_ms: int
 
 
 Change = Submission | Cancel | CancelKey | Reschedule
-"""What can be done in the user's own transaction."""
+"""A change that can be made in the user's own transaction."""
 
 
 def qualified_name(namespace: str, name: str) -> str:
-    """Return the full name of what a namespace calls `name`; the namespace "" adds nothing."""
+    """Return the full name for `name` in a namespace; the namespace "" adds nothing."""
     return f"{namespace}/{name}" if namespace else name
 
 
 def namespace_of(name: str) -> str:
-    """Return the namespace of a full name, "" when it has none."""
+    """Return the namespace of a full name, or ""."""
     return name.rpartition("/")[0]
 
 
 class Filter(NamedTuple):
-    """Which tasks: all that are given must hold."""
+    """Selects tasks; a task must match every field that is not None."""
 
     state: State | None = None
     service: str | None = None
     key: str | None = None
     due_before_ms: int | None = None
-    unchanged_since_ms: int | None = None  # not what was written from then until now
-    namespace: str | None = None  # "": those of no namespace; None: all
+    unchanged_since_ms: int | None = None  # last written before this time
+    namespace: str | None = None  # "" selects tasks without a namespace
 
 
 class Page(NamedTuple):
-    """A part of a list, newest first, and the cursor of the next part (None: that was all)."""
+    """A page of a list, newest first, and the cursor of the next page, None after the last."""
 
     items: list[Task]
     next_cursor: str | None
@@ -373,11 +374,11 @@ class Page(NamedTuple):
 class Ids:
     """Makes task ids: UUIDs of version 7 (time first) with the shard inside, as 32 hex digits.
 
-    Those made in one millisecond for one shard are in order.
+    Ids of one millisecond and one shard are in order.
     """
 
     def __init__(self) -> None:
-        # Of its own, seeded by the system: the common one may be seeded by the user.
+        # An own generator, seeded by the system: the user may have seeded the global one.
         self._random = random.Random()  # noqa: S311
         self._ms = -1
         self._low = 0
@@ -393,7 +394,7 @@ class Ids:
 
 
 def shard_of(task_id: str) -> int:
-    """Return the shard inside a task id."""
+    """Return the shard of a task id."""
     return int(task_id[13:16], 16)
 
 

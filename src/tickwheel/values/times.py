@@ -1,4 +1,4 @@
-"""Times: delays, datetimes and deadlines in milliseconds since the epoch. Pure."""
+"""Delays, datetimes and deadlines, converted to milliseconds since the epoch. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tickwheel.arguments import nanoseconds
 from tickwheel.errors import OutOfRange
 from tickwheel.values.task import MAX_AT_MS, datetime_of
 
-# A repeated submit, whose first answer was lost, must get the same answer: accept a deadline that
-# has passed by this much. The task is stored, and fails as expired.
+# A client may repeat a submit whose answer was lost, and must get the same answer: accept a
+# deadline that has passed by this much. The task is stored, and fails as expired.
 REPEAT_MS = 60_000
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 MILLISECOND = timedelta(milliseconds=1)
@@ -32,7 +32,7 @@ def moment_ms(name: str, at: datetime) -> int:
         raise TypeError(f"{name} must be a datetime, got {at!r:.100} ({type(at).__name__})")
     if at.tzinfo is None or at.utcoffset() is None:
         raise ValueError(
-            f"{name} must have a time zone, got {at!r}; datetime.now(UTC), say, has one"
+            f"{name} must have a time zone, got {at!r}; datetime.now(UTC), for example, has one"
         )
     ms = -((EPOCH - at) // MILLISECOND)
     if ms > MAX_AT_MS:
@@ -41,7 +41,7 @@ def moment_ms(name: str, at: datetime) -> int:
 
 
 def deadline_ms(now: float, deadline: float | timedelta | datetime, due_at_ms: int) -> int:
-    """Return a deadline; raise when it is long before the task is due."""
+    """Return a deadline in milliseconds; raise if it is long before the task is due."""
     if isinstance(deadline, datetime):
         at_ms = moment_ms("deadline", deadline)
     else:
