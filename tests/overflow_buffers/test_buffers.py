@@ -47,7 +47,15 @@ print([name for name in ("asyncpg", "redis") if name in sys.modules])
 class Counted:
     """Counts the statements of a buffer, by name."""
 
-    NAMES = ("_insert", "_remove", "_remove_until", "_replace", "_least", "_rows", "_others")
+    NAMES = (
+        "_insert",
+        "_remove",
+        "_remove_until",
+        "_replace",
+        "_smallest_expiry",
+        "_count_rows",
+        "_rows_of_others",
+    )
 
     def __init__(self, buffer):
         self.names = []
@@ -85,7 +93,7 @@ class TestStatements:
         assert counted.since() == ["_remove_until"]
         assert buffer.next_expiry() == 605
         assert buffer.next_expiry() == 605
-        assert counted.since() == ["_least"]
+        assert counted.since() == ["_smallest_expiry"]
         last = wheel.schedule(900, "last")
         buffer.discard(last)
         assert buffer.next_expiry() == 605
@@ -142,7 +150,7 @@ class TestSqlite:
             with SqliteBuffer(given) as buffer:
                 filled(buffer, 1)
         with SqliteBuffer(path) as buffer:
-            assert len(buffer._others()) == 2
+            assert len(buffer._rows_of_others()) == 2
 
     def test_closed_it_leaves_one_file_and_what_it_held_comes_back(self, path):
         with SqliteBuffer(path) as buffer:
@@ -161,7 +169,7 @@ class TestSqlite:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             list(pool.map(use, range(8)))
         with SqliteBuffer(path, "shared") as buffer:
-            assert len(buffer._others()) == 24
+            assert len(buffer._rows_of_others()) == 24
 
 
 class TestPostgres:
@@ -175,8 +183,8 @@ class TestPostgres:
                 for name in ("default", "other")
                 for n in range(MANY)
             )
-            buffer._ask(lambda server: server.execute(f"INSERT INTO tickwheel_overflow {row}"))
-            buffer._ask(lambda server: server.execute("ANALYZE tickwheel_overflow"))
+            buffer._run(lambda server: server.execute(f"INSERT INTO tickwheel_overflow {row}"))
+            buffer._run(lambda server: server.execute("ANALYZE tickwheel_overflow"))
             yield buffer
 
     @pytest.mark.parametrize("statement", ["REMOVE_UNTIL", "LEAST", "REMOVE"])
@@ -203,15 +211,15 @@ class TestPostgres:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             list(pool.map(use, range(8)))
         with PostgresBuffer(postgres_url, "shared") as buffer:
-            assert len(buffer._others()) == 24
+            assert len(buffer._rows_of_others()) == 24
 
     def test_a_table_that_was_dropped_is_made_and_filled_again(self, postgres_url):
         with PostgresBuffer(postgres_url) as buffer:
             wheel = filled(buffer)
-            buffer._ask(lambda server: server.execute("DROP TABLE tickwheel_overflow"))
+            buffer._run(lambda server: server.execute("DROP TABLE tickwheel_overflow"))
             wheel.schedule(900, "last")
             with PostgresBuffer(postgres_url) as other:
-                assert len(other._others()) == 21
+                assert len(other._rows_of_others()) == 21
             assert wheel.advance(1000) == [*range(20), "last"]
 
     def test_a_backend_that_was_terminated_is_not_noticed(self, postgres_url, postgres_server):
@@ -233,7 +241,7 @@ class TestPostgres:
             database = postgres_url.rpartition("/")[2]
             alter = f"ALTER DATABASE {database} SET default_transaction_read_only"
             postgres_server.execute(f"{alter} = on")
-            buffer._loop.run(buffer._say_goodbye())
+            buffer._loop.run(buffer._close_connection())
             with pytest.raises(StoreUnavailable, match="read-only"):
                 wheel.schedule(900, "refused")
             postgres_server.execute(f"{alter} = off")
@@ -253,9 +261,9 @@ class TestPostgres:
         with PostgresBuffer(f"{postgres_url}?schema=public", "shared") as buffer:
             filled(buffer, 3)
             with PostgresBuffer(f"{postgres_url}?schema=own", "shared") as named:
-                assert len(named._others()) == 0
+                assert len(named._rows_of_others()) == 0
             with PostgresBuffer(postgres_url, "shared") as later:
-                assert len(later._others()) == 3
+                assert len(later._rows_of_others()) == 3
         tables = "SELECT count(*) FROM pg_tables WHERE tablename = 'tickwheel_overflow'"
         assert postgres_server.execute(tables, database) == "2"
 
@@ -309,7 +317,7 @@ class TestRedis:
             assert buffer.next_expiry() == 600
             wheel.schedule(900, "last")
             with RedisBuffer(redis_url) as other:
-                assert len(other._others()) == 21
+                assert len(other._rows_of_others()) == 21
             assert wheel.advance(1000) == [*range(20), "last"]
 
     def test_scripts_that_the_server_forgot_are_sent_again(self, redis_url, redis_server):

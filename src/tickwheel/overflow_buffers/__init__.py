@@ -1,6 +1,6 @@
-"""The overflow buffers on servers: each fulfils the contract in `tickwheel.overflow`.
+"""Overflow buffers in databases; each fulfils the contract in `tickwheel.overflow`.
 
-Each is imported when it is asked for, and with it the driver of its server.
+The first access to a buffer imports it and the driver of its database.
 """
 
 from __future__ import annotations

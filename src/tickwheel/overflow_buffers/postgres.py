@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Two processes that make one table at the same moment collide, IF NOT EXISTS or not.
+# Without a lock, two processes that create the table at once collide, despite IF NOT EXISTS.
 LOCK = "SELECT pg_advisory_xact_lock(hashtext('tickwheel_overflow'))"
 TABLE = """
     CREATE TABLE IF NOT EXISTS tickwheel_overflow (
@@ -30,7 +30,7 @@ TABLE = """
     CREATE INDEX IF NOT EXISTS tickwheel_overflow_expiry
         ON tickwheel_overflow (name, owner, expiry);
 """
-# Where the version before made it; whatever has this name is ours.
+# The previous version created the table in `public`; nothing else has this name.
 MOVE = "ALTER TABLE IF EXISTS public.tickwheel_overflow SET SCHEMA"
 EXISTS = "SELECT to_regclass('tickwheel_overflow_expiry') IS NOT NULL"
 INSERT = """INSERT INTO tickwheel_overflow (name, owner, number, expiry, item)
@@ -49,7 +49,7 @@ ROWS = "SELECT count(*) FROM tickwheel_overflow WHERE name = $1 AND owner = $2"
 OTHERS = """SELECT owner, number, expiry, item FROM tickwheel_overflow
     WHERE name = $1 AND owner <> $2 ORDER BY owner, number"""
 
-# The world's errors; what is left are those of a statement, or of the address.
+# Failures of the server or the network; all others are errors in a statement or in the URL.
 UNAVAILABLE = (
     OSError,
     TimeoutError,
@@ -62,15 +62,15 @@ UNAVAILABLE = (
     asyncpg.PostgresSystemError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.TransactionRollbackError,
-    asyncpg.UndefinedTableError,  # dropped behind our back: made anew with the next connection
+    asyncpg.UndefinedTableError,  # somebody dropped it: the next connection creates it again
 )
 
 
 class PostgresBuffer(RowBuffer):
     """An overflow buffer in a PostgreSQL database: one table, in the schema of a store's tables.
 
-    - One connection, made at the first use and again when it broke, on a thread of its own.
-    - A statement that takes longer than `timeout` seconds counts as failed.
+    - It connects at the first use, and again after a failure, in its own thread.
+    - A statement that takes longer than `timeout` seconds fails.
     """
 
     def __init__(self, url: str, name: str = "default", *, timeout: float = 10.0) -> None:
@@ -80,7 +80,7 @@ class PostgresBuffer(RowBuffer):
         self._loop = LoopThread(f"tickwheel-overflow-{name}")
         self._connection: Any = None
 
-    def _ask(self, step: Callable[[Any], Awaitable[T]]) -> T:
+    def _run(self, step: Callable[[Any], Awaitable[T]]) -> T:
         return self._loop.start().run(self._connected(step))
 
     async def _connected(self, step: Callable[[Any], Awaitable[T]]) -> T:
@@ -90,7 +90,7 @@ class PostgresBuffer(RowBuffer):
                     self._connection = await self._connect()
                 return await step(self._connection)
         except BaseException as error:
-            self._drop()  # it may be in the middle of an answer
+            self._drop()  # the connection may be in the middle of an answer
             if isinstance(error, UNAVAILABLE) and not isinstance(error, ValueError):
                 reason = str(error) or type(error).__name__
                 raise StoreUnavailable(f"PostgreSQL, overflow buffer: {reason}") from error
@@ -116,13 +116,13 @@ class PostgresBuffer(RowBuffer):
             connection.terminate()
 
     def _insert(self, row: Row) -> None:
-        self._ask(lambda server: server.execute(INSERT, self.name, *row.key, row.item))
+        self._run(lambda server: server.execute(INSERT, self.name, *row.key, row.item))
 
     def _remove(self, key: Key) -> None:
-        self._ask(lambda server: server.execute(REMOVE, self.name, key.owner, key.number))
+        self._run(lambda server: server.execute(REMOVE, self.name, key.owner, key.number))
 
     def _remove_until(self, last: int) -> Iterable[int]:
-        rows = self._ask(lambda server: server.fetch(REMOVE_UNTIL, self.name, self._owner, last))
+        rows = self._run(lambda server: server.fetch(REMOVE_UNTIL, self.name, self._owner, last))
         return [row["number"] for row in rows]
 
     def _replace(self, gone: Sequence[Key], rows: Sequence[Row]) -> None:
@@ -134,30 +134,30 @@ class PostgresBuffer(RowBuffer):
                 # The order of `columns` is that of the statement: owner, number, expiry, item.
                 await server.execute(INSERT_MANY, self.name, *stored)
 
-        self._ask(replace)
+        self._run(replace)
 
-    def _least(self) -> int | None:
+    def _smallest_expiry(self) -> int | None:
         return self._value(LEAST)
 
-    def _rows(self) -> int:
+    def _count_rows(self) -> int:
         return self._value(ROWS) or 0
 
     def _value(self, query: str) -> int | None:
-        found: int | None = self._ask(lambda server: server.fetchval(query, self.name, self._owner))
+        found: int | None = self._run(lambda server: server.fetchval(query, self.name, self._owner))
         return found
 
-    def _others(self) -> Sequence[Row]:
-        found = self._ask(lambda server: server.fetch(OTHERS, self.name, self._owner))
+    def _rows_of_others(self) -> Sequence[Row]:
+        found = self._run(lambda server: server.fetch(OTHERS, self.name, self._owner))
         return [Row(Key(*key), item) for *key, item in found]
 
     def _disconnect(self) -> None:
         if not self._loop.running:
             return
         with suppress(StoreUnavailable):
-            self._loop.run(self._say_goodbye())
+            self._loop.run(self._close_connection())
         self._loop.stop()
 
-    async def _say_goodbye(self) -> None:
+    async def _close_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
@@ -167,5 +167,5 @@ class PostgresBuffer(RowBuffer):
 
 
 def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    """Return the columns of a table given by rows."""
+    """Transpose rows into `width` columns."""
     return [[row[column] for row in rows] for column in range(width)]

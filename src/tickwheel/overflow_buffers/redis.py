@@ -1,8 +1,8 @@
 """The overflow buffer on a Redis server: a sorted set for the order, a hash for the items.
 
-The scores of a sorted set are doubles, exact up to 2^53 only, and expiries go to 2^63 - 1. So all
-scores are 0 and the order is that of the members, which are texts: the buffer that wrote it, then
-expiry and number with leading zeros. A range of expiries is a range of texts.
+The scores of a sorted set are doubles, exact only up to 2^53, but expiries go up to 2^63 - 1. So
+all scores are 0, and the members are texts in order: the buffer that wrote it, then expiry and
+number with leading zeros. A range of expiries is a range of texts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REMOVE_RANGE = """
     redis.call('ZREMRANGEBYLEX', KEYS[1], ARGV[1], ARGV[2])
     return found
 """
-PAGE = 1_000  # members read at once: Redis does nothing else meanwhile
+PAGE_MEMBERS = 1_000  # read by one command, which blocks all others on the server
 
 UNAVAILABLE = (
     redis.ConnectionError,
@@ -52,30 +52,30 @@ UNAVAILABLE = (
 class RedisBuffer(RowBuffer):
     """An overflow buffer on a Redis server.
 
-    - What it has acknowledged is as safe as the server is set up to make it: `appendonly yes`
-      with `appendfsync always` for every put. Rows that the server lost while this process lives
-      are stored again.
-    - A command that takes longer than `timeout` seconds counts as failed.
+    - Durability is that of the server's configuration: `appendonly yes` with `appendfsync always`
+      saves every put. If the server loses rows while this process lives, it stores them again.
+    - A command that takes longer than `timeout` seconds fails.
     """
 
     def __init__(self, url: str, name: str = "default", *, timeout: float = 10.0) -> None:
         super().__init__(name)
         if any(char in "= \t\r\n" for char in urlsplit(url).netloc.rpartition("@")[2]):
-            raise ValueError("a Redis URL is redis://USER:PASSWORD@HOST:PORT/DATABASE")  # not shown
-        # No retries by the driver: a take done twice would lose what the first one took.
+            # Without the URL, which may have a password.
+            raise ValueError("a Redis URL must be redis://USER:PASSWORD@HOST:PORT/DATABASE")
+        # No retries by the driver: a second `take` would lose the entries of the first.
         self._client = redis.Redis.from_url(
             url,
             retry=Retry(NoBackoff(), 0),
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
         )
-        order = f"tickwheel:overflow:{{{name}}}"  # the braces keep both on one node of a cluster
+        order = f"tickwheel:overflow:{{{name}}}"  # braces keep both keys on one cluster node
         self._order, self._items = order, f"{order}:items"
         self._scripts = {
             text: self._client.register_script(text) for text in (REPLACE, REMOVE_RANGE)
         }
 
-    def _ask(self, command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _call(self, command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         try:
             return command(*arguments, **options)
         except redis.RedisError as error:
@@ -85,7 +85,7 @@ class RedisBuffer(RowBuffer):
 
     def _script(self, text: str, *arguments: Any) -> Any:
         keys = [self._order, self._items]
-        return self._ask(self._scripts[text], keys=keys, args=arguments)
+        return self._call(self._scripts[text], keys=keys, args=arguments)
 
     def _insert(self, row: Row) -> None:
         self._replace([], [row])
@@ -101,20 +101,20 @@ class RedisBuffer(RowBuffer):
         stored = [part for row in rows for part in (member_of(row.key), row.item)]
         self._script(REPLACE, len(gone), *map(member_of, gone), *stored)
 
-    def _least(self) -> int | None:
+    def _smallest_expiry(self) -> int | None:
         first = self._range(f"[{self._owner}:", f"[{self._owner};", 1)
         return key_of(first[0]).expiry if first else None
 
-    def _rows(self) -> int:
+    def _count_rows(self) -> int:
         span = f"[{self._owner}:", f"[{self._owner};"
-        count: int = self._ask(self._client.zlexcount, self._order, *span)
+        count: int = self._call(self._client.zlexcount, self._order, *span)
         return count
 
-    def _others(self) -> Sequence[Row]:
+    def _rows_of_others(self) -> Sequence[Row]:
         rows: list[Row] = []
         start = "-"
-        while members := self._range(start, "+", PAGE):
-            items = self._ask(self._client.hmget, self._items, members)
+        while members := self._range(start, "+", PAGE_MEMBERS):
+            items = self._call(self._client.hmget, self._items, members)
             for member, item in zip(members, items, strict=True):
                 key = key_of(member)
                 if key.owner != self._owner and item is not None:
@@ -123,7 +123,7 @@ class RedisBuffer(RowBuffer):
         return sorted(rows)
 
     def _range(self, start: str, end: str, limit: int) -> list[bytes]:
-        found: list[bytes] = self._ask(
+        found: list[bytes] = self._call(
             self._client.zrangebylex, self._order, start, end, start=0, num=limit
         )
         return found
@@ -132,16 +132,16 @@ class RedisBuffer(RowBuffer):
         self._client.close()
 
 
-# ';' is the character after ':'. So "owner;" is behind all members of that owner, and
-# "owner:expiry;" behind all of that expiry.
+# ';' is the character after ':'. So "owner;" sorts after all members of that owner, and
+# "owner:expiry;" after all members with that expiry.
 
 
 def member_of(key: Key) -> str:
-    """Return the text that stands for a row in the sorted set."""
+    """Return the member of the sorted set for a row."""
     return f"{key.owner}:{key.expiry:019d}:{key.number:019d}"
 
 
 def key_of(member: bytes) -> Key:
-    """Return the row that a text in the sorted set stands for."""
+    """Return the key of a row from its member of the sorted set."""
     owner, expiry, number = member.decode().split(":")
     return Key(owner, int(number), int(expiry))

@@ -1,14 +1,13 @@
-"""What the overflow buffers on servers have in common: entries here, a row for each there.
+"""The base of the overflow buffers in databases: entries in memory, and a row for each.
 
-The wheel's entries cannot leave their process, so they stay in memory, by number; the row keeps
-what a later process needs, the expiry and the item as JSON. Knows nothing of any server: a buffer
-adds the statements and turns the driver's errors into `StoreUnavailable`.
+The wheel's entries cannot leave their process, so they stay in memory, by number. A row has what a
+later process needs: the expiry, and the item as JSON. This module does not depend on any database:
+a subclass adds the statements and turns the driver's errors into `StoreUnavailable`.
 
-The hard part is an answer that never came: the statement may have been done, or not. The rows
-that it was about are then *in doubt*. Before the next statement each of them is set right, all in
-one transaction: a row is there when an entry stands for it, and gone when none does. And it may be
-done later still, by a server that stood still: so once a server has failed, the entries in memory
-say what there is to take, and the rows follow them.
+The hard part is a lost answer: the server may have executed the statement or not. Its rows are then
+*in doubt*. Before the next statement, one transaction corrects them all: a row exists if and only
+if an entry does. A server that hung may even execute the statement later. So once a server has
+failed, the entries in memory decide what `take` returns, and the rows follow them.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CHUNK = 500  # rows that `restore` replaces in one transaction
+RESTORE_ROWS = 500  # rows that `restore` replaces in one transaction
 
 
 class Key(NamedTuple):
-    """Which row: the buffer that wrote it, the entry's number there, and its expiry."""
+    """The key of a row: the buffer that wrote it, the entry's number there, and its expiry."""
 
     owner: str
     number: int
@@ -43,31 +42,31 @@ class Key(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One entry as it is stored."""
+    """One stored entry."""
 
     key: Key
     item: bytes
 
 
 class RowBuffer(ABC):
-    """An overflow buffer whose items survive the process; a subclass adds the server.
+    """An overflow buffer whose items survive the process; a subclass adds the database.
 
-    - Items must be JSON, as `tickwheel.values.json.call` has it: otherwise `put` raises TypeError
-      or ValueError, and nothing has changed.
-    - `StoreUnavailable` when the server does not do its part: nothing has changed, nothing is
-      lost, and the next call tries again.
-    - What is in the buffer survives kill -9 and comes back by `restore`. What was handed over is
-      on the wheel, in memory. A reschedule is a discard and a put: a kill between the two loses
-      that entry. A put that failed may have left a row, which `restore` then brings back.
-    - Buffers of different names do not meet. Those of one name see their own entries only, but
-      `restore` takes over the others': it is for when those are gone.
-    - One buffer is for one wheel, and like it for one thread at a time.
+    - Items must be JSON, as in `tickwheel.values.json.encode`: otherwise `put` raises TypeError or
+      ValueError, and nothing changes.
+    - `StoreUnavailable` if the server fails: nothing changes, nothing is lost, and the next call
+      tries again.
+    - The entries in the buffer survive kill -9, and `restore` brings them back. An entry that
+      `take` returned is on the wheel, in memory. A reschedule is a discard and a put: a kill
+      between the two loses that entry. A failed put may leave a row, which `restore` brings back.
+    - Buffers of different names are independent. Buffers of one name see their own entries only,
+      but `restore` takes over the others' entries: call it when their processes are gone.
+    - A buffer serves one wheel, and like it one thread at a time.
 
     Cost: `put`, `discard` and `take` are one statement, `next_expiry` at most one, `len` none.
-    Once the server has failed, a `take` also looks at every entry in memory.
+    Once the server has failed, a `take` also scans every entry in memory.
     """
 
-    _tries = 2  # a connection that broke while it was idle is no reason to fail
+    _tries = 2  # a connection that broke while idle must not fail a call
 
     def __init__(self, name: str) -> None:
         if not 0 < len(name) <= 200 or "\0" in name:
@@ -77,23 +76,23 @@ class RowBuffer(ABC):
         self._count = itertools.count(1)
         self._entries: dict[int, Entry[Any]] = {}
         self._numbers: dict[Entry[Any], int] = {}
-        self._smallest: int | None = None  # the smallest expiry, where it is known
+        self._smallest: int | None = None  # the smallest expiry, if known
         self._doubtful: dict[int, Key] = {}
-        self._stale: list[Key] = []  # rows of others whose items are entries of ours by now
-        self._shaken = False  # the server failed, and nobody has looked whether it lost rows
+        self._stale: list[Key] = []  # rows of others whose items are entries of this buffer now
+        self._rows_may_be_lost = False  # the server failed, and the rows were not counted since
         self._failed = False  # the server has failed at least once
         self._restoring = False
         self._discarded: tuple[weakref.ref[Entry[Any]], int] | None = None
-        self._ended = ""
+        self._closed_as = ""
         forkable.add(self)
 
     def put(self, entry: Entry[Any], /) -> None:
-        """Keep `entry` by its `entry.expiry`, and its item in a row."""
+        """Store `entry` by its `entry.expiry`, and its item in a row."""
         if entry in self._numbers:
             return
         row = Row(Key(self._owner, next(self._count), entry.expiry), encode(entry.item))
         if self._restoring:
-            self._doubt([row.key])  # `restore` will store it, many at once
+            self._mark_doubtful([row.key])  # `restore` will store it, many at once
         else:
             self._put(entry, row)
         known = self._smallest is not None or not self._entries
@@ -107,15 +106,15 @@ class RowBuffer(ABC):
         try:
             self._try(self._insert, row, about=lambda: [row.key])
         except StoreUnavailable:
-            # A reschedule that failed halfway puts its entry back, and has no other place for it.
-            # It is taken: the row is in doubt, so it is stored as soon as the server is back.
+            # A reschedule that failed halfway puts its entry back, and nothing else holds it.
+            # Accept it: its row is in doubt, so it is stored as soon as the server is back.
             if not self._was_just_discarded(entry):
                 raise
 
     def take(self, before: int, /) -> list[Entry[Any]]:
         """Remove and return every entry whose expiry is less than `before`.
 
-        By expiry, then in the order they were put.
+        They are sorted by expiry, then by the order of their puts.
         """
         known = self._smallest if self._entries else before
         if before <= 0 or (known is not None and known >= before):
@@ -130,7 +129,7 @@ class RowBuffer(ABC):
         return [self._forget(number) for number in ordered]
 
     def discard(self, entry: Entry[Any], /) -> None:
-        """Forget `entry` and its row; unknown ones are ignored."""
+        """Remove `entry` and its row; ignore an unknown one."""
         number = self._numbers.get(entry)
         if number is None:
             return
@@ -143,29 +142,29 @@ class RowBuffer(ABC):
         self._discarded = weakref.ref(entry), key.expiry
 
     def next_expiry(self) -> int | None:
-        """Return the smallest expiry kept, or None."""
+        """Return the smallest expiry, or None."""
         if not self._entries:
             return None
         if self._smallest is None and not self._failed:
-            self._smallest = self._try(self._least)
-            if self._smallest is None:  # it has lost what it had acknowledged
-                self._failed = self._shaken = True
+            self._smallest = self._try(self._smallest_expiry)
+            if self._smallest is None:  # the server has lost acknowledged rows
+                self._failed = self._rows_may_be_lost = True
         if self._smallest is None:
             self._smallest = min(entry.expiry for entry in self._entries.values())
         return self._smallest
 
     def restore(self, wheel: Wheel[Any]) -> int:
-        """Schedule on `wheel` what other buffers of this name left behind; return how many.
+        """Schedule the entries that other buffers of this name left on `wheel`; return how many.
 
-        - What lies beyond the wheel's levels comes into this buffer, the rest is on the wheel.
-        - A row left behind is replaced in one transaction: killed in the middle, none is lost or
-          doubled. After an error it may be called again, and goes on.
+        - Entries beyond the wheel's levels go into this buffer, the others onto the wheel.
+        - Each row is replaced in one transaction, so that a kill neither loses nor doubles one.
+          After an error, call it again to continue.
         """
-        rows = self._try(self._others)
-        on_levels: list[Key] = []  # their rows go last: until then a kill loses none of them
+        rows = self._try(self._rows_of_others)
+        on_levels: list[Key] = []  # remove their rows last: until then a kill loses none of them
         try:
-            for start in range(0, len(rows), CHUNK):
-                self._adopt(wheel, rows[start : start + CHUNK], on_levels)
+            for start in range(0, len(rows), RESTORE_ROWS):
+                self._adopt(wheel, rows[start : start + RESTORE_ROWS], on_levels)
         finally:
             self._stale += on_levels
         self._try(lambda: None)
@@ -182,9 +181,9 @@ class RowBuffer(ABC):
         self._try(lambda: None)
 
     def close(self) -> None:
-        """Let go of the server. The rows stay there, for a `restore` by the next process."""
-        if not self._ended:
-            self._ended = "closed"
+        """Disconnect. The rows stay, for a `restore` by the next process."""
+        if not self._closed_as:
+            self._closed_as = "closed"
             self._disconnect()
 
     def __len__(self) -> int:
@@ -200,7 +199,7 @@ class RowBuffer(ABC):
         self.close()
 
     def __repr__(self) -> str:
-        state = f" {self._ended}" if self._ended else ""
+        state = f" {self._closed_as}" if self._closed_as else ""
         return f"<{type(self).__name__} {self.name!r} entries={len(self)}{state}>"
 
     def _try(
@@ -209,41 +208,41 @@ class RowBuffer(ABC):
         *arguments: object,
         about: Callable[[], Iterable[Key]] = list,
     ) -> T:
-        """Settle what is in doubt, then run `statement`; if that fails, these rows are in doubt."""
-        if self._ended:
-            raise RuntimeError(f"this overflow buffer is {self._ended}")
+        """Correct the rows in doubt, then run `statement`; if it fails, its rows are in doubt."""
+        if self._closed_as:
+            raise RuntimeError(f"this overflow buffer is {self._closed_as}")
         for left in reversed(range(self._tries)):
             try:
                 self._settle()
                 return statement(*arguments)
-            except BaseException as error:  # an interrupt leaves as much in doubt as a lost answer
-                self._failed = self._shaken = True
-                self._doubt(about())
+            except BaseException as error:  # an interrupt leaves rows in doubt like a lost answer
+                self._failed = self._rows_may_be_lost = True
+                self._mark_doubtful(about())
                 if not left or not isinstance(error, StoreUnavailable):
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _doubt(self, keys: Iterable[Key]) -> None:
+    def _mark_doubtful(self, keys: Iterable[Key]) -> None:
         self._doubtful.update((key.number, key) for key in keys)
 
     def _settle(self) -> None:
-        """Make the rows those of the entries again, as far as they are in doubt."""
+        """Correct the rows in doubt, so that they match the entries."""
         if self._doubtful or self._stale:
-            self._mend()
-        if self._shaken:
-            if self._rows() != len(self._entries):
-                self._doubt(map(self._key, self._entries))
-                self._mend()
-            self._shaken = False
+            self._rewrite_doubtful()
+        if self._rows_may_be_lost:
+            if self._count_rows() != len(self._entries):
+                self._mark_doubtful(map(self._key, self._entries))
+                self._rewrite_doubtful()
+            self._rows_may_be_lost = False
 
-    def _mend(self) -> None:
+    def _rewrite_doubtful(self) -> None:
         kept = []
         for number, key in self._doubtful.items():
             entry = self._entries.get(number)
             if entry is not None and entry.pending:
                 kept.append(Row(key, encode(entry.item)))
             elif entry is not None:
-                self._forget(number)  # its batch was undone while the server was gone
+                self._forget(number)  # its batch was undone while the server was away
         self._replace([*self._stale, *self._doubtful.values()], kept)
         self._stale.clear()
         self._doubtful.clear()
@@ -267,10 +266,10 @@ class RowBuffer(ABC):
         return reference() is entry and expiry == entry.expiry
 
     def _forked(self) -> None:
-        """In the child: entries, rows and connection are the parent's."""
-        self._ended = "the parent's: it was made before a fork, make one in this process"
+        """Close the buffer in the child: entries, rows and connection are the parent's."""
+        self._closed_as = "the parent's: it was made before a fork, make one in this process"
 
-    # The server's part. Each is one transaction, and raises StoreUnavailable when it cannot.
+    # Implemented for each database. Each is one transaction, and raises StoreUnavailable.
 
     @abstractmethod
     def _insert(self, row: Row) -> None:
@@ -286,20 +285,20 @@ class RowBuffer(ABC):
 
     @abstractmethod
     def _replace(self, gone: Sequence[Key], rows: Sequence[Row]) -> None:
-        """Remove rows that may be there, anyone's, then store `rows`."""
+        """Remove rows of any buffer, if they exist, then store `rows`."""
 
     @abstractmethod
-    def _least(self) -> int | None:
+    def _smallest_expiry(self) -> int | None:
         """Return the smallest expiry of own rows, or None."""
 
     @abstractmethod
-    def _rows(self) -> int:
-        """Return how many own rows there are."""
+    def _count_rows(self) -> int:
+        """Return the number of own rows."""
 
     @abstractmethod
-    def _others(self) -> Sequence[Row]:
+    def _rows_of_others(self) -> Sequence[Row]:
         """Return the rows of this name that other buffers wrote, by owner and number."""
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""

@@ -45,11 +45,11 @@ class SqliteBuffer(RowBuffer):
     """An overflow buffer in a SQLite database.
 
     - A put is on the disk when it returns (WAL, synchronous=FULL).
-    - The file may hold other tables, those of a `Scheduler` too: both use one SQLite library. Two
+    - The file may have other tables, also those of a `Scheduler`: both use one SQLite library. Two
       libraries in one process would break each other's locks.
     """
 
-    _tries = 1  # nothing to connect to again, and a lock was waited for already
+    _tries = 1  # there is no connection to lose, and the driver has waited for the lock already
 
     def __init__(self, path: str | os.PathLike[str], name: str = "default") -> None:
         super().__init__(name)
@@ -93,15 +93,15 @@ class SqliteBuffer(RowBuffer):
                 connection.run("ROLLBACK")
             raise
 
-    def _least(self) -> int | None:
+    def _smallest_expiry(self) -> int | None:
         found = self._execute(LEAST, self._owner)
         return found[0][0] if found else None
 
-    def _rows(self) -> int:
+    def _count_rows(self) -> int:
         count: int = self._execute(ROWS, self._owner)[0][0]
         return count
 
-    def _others(self) -> Sequence[Row]:
+    def _rows_of_others(self) -> Sequence[Row]:
         found = self._execute(OTHERS, self._owner)
         return [Row(Key(*key), item) for *key, item in found]
 

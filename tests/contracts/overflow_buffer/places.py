@@ -5,7 +5,7 @@ import pytest
 from cores import NAMES
 from tickwheel import MemoryBuffer
 from tickwheel import overflow_buffers as buffers
-from tickwheel.values.json.call import decode
+from tickwheel.values.json.encode import decode
 
 DURABLE = ["sqlite", "postgres", "redis"]
 
@@ -38,7 +38,7 @@ class Place:
     def stored(self, name="default"):
         """What is stored under this name, by whomever: pairs of expiry and item."""
         with self.buffer(name) as stranger:
-            found = [(row.key.expiry, decode(row.item)) for row in stranger._others()]
+            found = [(row.key.expiry, decode(row.item)) for row in stranger._rows_of_others()]
         return sorted(found, key=lambda pair: (pair[0], repr(pair[1])))
 
     def close(self):

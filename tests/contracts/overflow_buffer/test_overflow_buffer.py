@@ -351,7 +351,7 @@ class TestRestore:
         killed(
             durable,
             f"""
-            rows.CHUNK = 3
+            rows.RESTORE_ROWS = 3
             replace, calls = buffer._replace, []
 
             def fatal(gone, kept):

@@ -276,7 +276,7 @@ class TestAnswersThatAreLost:
 
     @on_cores("durable", *DURABLE)
     def test_of_a_restore(self, durable, core, done, monkeypatch):
-        monkeypatch.setattr(rows, "CHUNK", 2)
+        monkeypatch.setattr(rows, "RESTORE_ROWS", 2)
         dead = durable.buffer()
         lost = core.Wheel(sizes=(8, 8, 8), overflow=dead)
         lost.schedule_many([600, 601, 602, 603, 604], "abcde")
