@@ -148,7 +148,7 @@ def test_a_task_whose_handler_raised_is_handled_again(receiver, call):
 
 
 def test_a_task_whose_result_is_not_json_is_handled_again(receiver, call):
-    with pytest.raises(TypeError, match="cannot go as JSON"):
+    with pytest.raises(TypeError, match="cannot be JSON"):
         receiver.answer(*call(1), lambda _: object())
     assert receiver.answer(*call(1), lambda _: 2).body == b"2"
 

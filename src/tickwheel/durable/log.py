@@ -1,4 +1,4 @@
-"""The logger `tickwheel`, for steps that must go on whatever becomes of a message."""
+"""The logger `tickwheel`, for steps that must not fail because of a log message."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger that raises nothing: a handler may be broken, stderr may be closed."""
+    """A logger that never raises: a handler may be broken, stderr may be closed."""
 
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Leave `extra` as it was given; the adapter's own way is to replace it."""
+        """Keep the caller's `extra`, which the base class would replace."""
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """Log a message, if that can be done."""
+        """Log a message; ignore a failure."""
         kwargs.setdefault("stacklevel", 3)
         with suppress(Exception):
             super().log(level, msg, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""A histogram: how often something took how long. Pure; it reads no clock."""
+"""A histogram of durations. Pure; it reads no clock."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BOUNDS = (
 class Histogram:
     """Counts of durations in seconds, by fixed upper bounds.
 
-    - A duration counts under the first bound that it does not exceed; beyond the last one it
-      counts under infinity. One below 0, which a clock that was set can make, counts as 0.
-    - `count` and `sum` are over all of them.
+    - A duration counts for the first bound that it does not exceed, beyond the last one for
+      infinity. A duration below 0, after a step of the clock, counts as 0.
+    - `count` and `sum` cover all durations.
 
-    Cost: a search among some sixteen bounds per duration, and one int per bound.
+    Cost: a binary search in sixteen bounds per duration, and one int per bound.
     """
 
     __slots__ = ("_counts", "bounds", "count", "sum")
@@ -30,9 +30,9 @@ class Histogram:
     def __init__(self, bounds: Sequence[float] = BOUNDS) -> None:
         self.bounds = tuple(bounds)
         if not self.bounds or not all(low < high for low, high in pairwise((0.0, *self.bounds))):
-            raise ValueError(f"bounds must be above 0 and rise, got {self.bounds!r:.200}")
+            raise ValueError(f"bounds must be above 0 and increase, got {self.bounds!r:.200}")
         if not math.isfinite(self.bounds[-1]):
-            raise ValueError("bounds must be finite: the one at infinity is always there")
+            raise ValueError("bounds must be finite: infinity is always the last one")
         self._counts = [0] * (len(self.bounds) + 1)
         self.count = 0
         self.sum = 0.0
@@ -45,16 +45,16 @@ class Histogram:
         self.sum += seconds
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Return each bound with how many did not exceed it; the last is infinity, with all."""
+        """Return each bound with the number of durations up to it; the last is infinity."""
         return list(zip((*self.bounds, math.inf), accumulate(self._counts), strict=True))
 
     def quantile(self, part: float) -> float | None:
-        """Return about how long that part of them took at most, 0.99 say; None before the first.
+        """Estimate a quantile, such as 0.99; None before the first duration.
 
-        Within a bucket they count as evenly spread; beyond the last bound it is that bound.
+        Durations count as evenly spread in their bucket; beyond the last bound it is that bound.
         """
         if not 0 <= part <= 1:
-            raise ValueError(f"a part must be from 0 to 1, got {part!r}")
+            raise ValueError(f"a quantile must be from 0 to 1, got {part!r}")
         if not self.count:
             return None
         wanted, below, low = part * self.count, 0, 0.0

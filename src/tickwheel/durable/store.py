@@ -121,9 +121,9 @@ class Tasks(Protocol):
         - A task: as it is stored. After `replace` it has the id of the task that had the key.
         - `KeyConflict`: a live task has the key, and `on_conflict` is "reject".
         - None: `epochs` has the task's shard, with another epoch than the store.
-        - `RepeatedRequest`: the idempotency key was used before, in this batch or another; nothing is
-          stored. `KeyConflict` and None do not use up the key; `keep` and `replace` do, for the task that
-          has the key.
+        - `RepeatedRequest`: the idempotency key was used before, in this batch or another; nothing
+          is stored. `KeyConflict` and None do not use up the key; `keep` and `replace` do, for the
+          task that has the key.
         - `again`: an earlier call with these submissions lost its answer. A task that it stored is
           returned as it is now, live or final.
         - `Locked` is raised when another transaction holds a key or an idempotency key: after some

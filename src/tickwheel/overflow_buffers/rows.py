@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from tickwheel.arguments import MAX_TIME
 from tickwheel.clock import forkable
 from tickwheel.errors import StoreUnavailable
-from tickwheel.values.json.call import decode, encode
+from tickwheel.values.json.encode import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -1,1 +1,1 @@
-"""Batching: several requests in one transaction."""
+"""Batching: storing several requests in one transaction."""

@@ -1,1 +1,1 @@
-"""Permits: how many calls may begin, and what they may hold."""
+"""Permits: how many calls may start, and how much memory they may use."""

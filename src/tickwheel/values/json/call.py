@@ -1,6 +1,6 @@
-"""Arguments and results as JSON: `encode`, `decode`, `restore`, and `Signature` for functions.
+"""Calls of functions as JSON: `Signature` packs the arguments of a call and unpacks a payload.
 
-Knows nothing of stores, tasks or schedules.
+This module does not depend on stores, tasks or schedules.
 """
 
 from __future__ import annotations
@@ -11,24 +11,22 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.values.json.encode import convert_at, decode, encode, encode_carefully, errors_for
-from tickwheel.values.json.restore import Plan, or_none, plan_for, resolve_hint, restore
+from tickwheel.values.json.restore import Plan, or_none, plan_for, resolve_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Signature", "decode", "encode", "restore"]
-
 
 class Signature:
-    """The parameters of a function: how a call of it becomes a payload, and a payload a call.
+    """The parameters of a function; converts a call to a payload, and a payload to a call.
 
-    - Made once, by `Signature.of(function)`; a bound method, a partial, a class or an object that
-      can be called will do, as `inspect.signature` has it.
-    - Hints are looked up at the first `unpack`, so that a function may name what is defined
-      below it. One that cannot be resolved counts as missing.
+    - `Signature.of(function)` takes every callable that `inspect.signature` supports: a bound
+      method, a partial, a class or a callable object.
+    - Type hints are resolved at the first `unpack`, so that a function may name types that are
+      defined below it. A hint that cannot be resolved counts as missing.
     - A payload is a JSON array of positional arguments or an object of named ones.
 
-    Cost: without a hint that asks for more, a call is `encode` or `decode` and a count.
+    Cost: without hints that need conversion, a call is `encode` or `decode` and a count.
     """
 
     def __init__(
@@ -49,11 +47,11 @@ class Signature:
         self._fewest = sum(p.default is p.empty for p in by_position)
         self._most = len(by_position)
         if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in by_name):
-            self._most = -1  # no call by position alone
+            self._most = -1  # no call has only positional arguments
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Signature:
-        """Return the signature of `function`; TypeError when Python knows none."""
+        """Return the signature of `function`; TypeError if Python has none."""
         inner = _innermost(function)
         name = getattr(inner, "__qualname__", type(inner).__qualname__)
         try:
@@ -65,8 +63,8 @@ class Signature:
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """Return the payload of the call `function(*args, **kwargs)`.
 
-        TypeError when the function would refuse the call, or when it needs both positional
-        arguments without a name and named ones: JSON has an array or an object, not both.
+        TypeError if the function does not accept the call, or if it needs both positional-only and
+        named arguments: JSON has an array or an object, not both.
         """
         self._check(args, kwargs)
         payload = (self._by_name(args, kwargs) if args else dict(kwargs)) if kwargs else list(args)
@@ -74,14 +72,14 @@ class Signature:
             return encode(payload)
         except (TypeError, ValueError):
             named = self._signature.bind(*args, **kwargs).arguments
-            encode_carefully(named, f"{self.name}(): ")  # says the parameter's name
+            encode_carefully(named, f"{self.name}(): ")  # its error has the parameter's name
             raise
 
     def unpack(self, body: bytes | str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the named arguments in the payload `body`, restored.
 
-        An array is positional arguments, an object named ones; null or nothing is no argument, any
-        other JSON value is one. TypeError when the function would refuse them.
+        An array has positional arguments, an object named ones; null or an empty body is no
+        argument, any other JSON value is one. TypeError if the function does not accept them.
         """
         payload = decode(body) if body else None
         args: list[Any] = []
@@ -99,7 +97,7 @@ class Signature:
         return tuple(args), kwargs
 
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise TypeError when the call would be refused; common calls are seen by counting."""
+        """Raise TypeError if the function does not accept the call; count first, which is fast."""
         if kwargs:
             fits = not args and self._required <= kwargs.keys() <= self._names
         else:
@@ -118,15 +116,15 @@ class Signature:
             nameless = ", ".join(p.name for p in given if p.kind is p.POSITIONAL_ONLY)
         if nameless:
             raise TypeError(
-                f"{self.name}(): {nameless} can only go by position, so that no argument can go "
-                "by name: a payload is one or the other"
+                f"{self.name}(): {nameless} can only be positional, so no argument can be named:"
+                " a payload is an array or an object"
             )
         names = [p.name for p in self._positions]
         return dict(zip(names, args, strict=False)) | dict(kwargs)
 
     @cached_property
     def _plans(self) -> dict[str, Plan]:
-        """How to restore each parameter, those with nothing to restore left out."""
+        """The plans of the parameters that need one."""
         plans = {}
         for p in self._signature.parameters.values():
             if p.annotation is not p.empty:
@@ -157,7 +155,7 @@ class Signature:
 
 
 def _innermost(function: Any) -> Any:
-    """The function that is called in the end, below partials and decorators."""
+    """Return the function below partials and decorators."""
     while isinstance(function, partial):
         function = function.func
     return inspect.unwrap(function)

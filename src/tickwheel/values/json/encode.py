@@ -1,6 +1,6 @@
-"""`encode` and `decode`: Python values to JSON, and JSON to what it says.
+"""`encode` and `decode`: Python values to JSON, and JSON to plain Python values.
 
-Knows nothing of annotations, tasks or stores. Nothing that is read is run, as pickle would.
+This module does not depend on annotations, tasks or stores. Unlike pickle, decoding runs no code.
 
 | Python | JSON |
 |---|---|
@@ -41,7 +41,7 @@ ALLOWED = (
     "date, time, timedelta, UUID, Decimal, Enum, bytes and paths"
 )
 TOO_DEEP = "nested too deeply, or inside itself"
-MAX_DEPTH = 200  # arrays and objects within each other, of what comes from elsewhere
+MAX_DEPTH = 200  # nested arrays and objects, in JSON from other processes
 DEPTH_SLICE_BYTES = 65_536  # whose depth is measured at once
 
 
@@ -51,45 +51,45 @@ def encode(value: object) -> bytes:
     - Equal sets give the same bytes.
     - Keys of an object are str; int, UUID and Enum of str become text.
     - TypeError for a type that is not in the table above, ValueError for a value that JSON cannot
-      hold (NaN, a datetime without a zone, half a surrogate pair, a cycle). Both say where it is.
+      represent (NaN, a datetime without a zone, a lone surrogate, a cycle). Both say where it is.
 
-    Cost: plain data is one call of the C encoder, and a look at the keys that it wrote.
+    Cost: plain data is one call of the C encoder, and a scan of the keys that it wrote.
     """
     try:
         text = _ENCODER.encode(value)
         if not _has_doubtful_keys(text) or _is_plain(value):
             return text.encode()
     except (TypeError, ValueError, RecursionError, Misfit):
-        pass  # the careful way knows where it is, or that it can be done
+        pass  # `encode_carefully` finds the place, or a way to encode it
     return encode_carefully(value)
 
 
 def decode(body: bytes | str) -> Any:
-    """Return what the JSON text `body` says; ValueError, with the position, when it is not JSON."""
+    """Return the value of the JSON text `body`; ValueError, with the position, for invalid JSON."""
     try:
         return _DECODER.decode(body if isinstance(body, str) else str(body, "utf-8"))
     except json.JSONDecodeError as error:
         place = f"line {error.lineno} column {error.colno} (character {error.pos})"
         raise ValueError(f"not JSON: {error.msg} at {place}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"not JSON: no UTF-8 at byte {error.start}") from None
+        raise ValueError(f"not JSON: invalid UTF-8 at byte {error.start}") from None
     except RecursionError:
-        raise ValueError("not read: this JSON is nested too deeply") from None
+        raise ValueError("this JSON is nested too deeply") from None
 
 
 def exceeds_depth(body: bytes, depth: int = MAX_DEPTH) -> bool:
-    """Say whether JSON has arrays and objects within each other more than `depth` times.
+    """Return whether JSON nests arrays and objects more than `depth` levels deep.
 
-    Whoever reads it may have less room on the stack than whoever took it: how deep a decoder goes
-    differs between Pythons, from a thousand to ten thousand.
+    The process that reads it may have a smaller stack than the one that accepts it: the limit of
+    the decoder differs between Pythons, from a thousand to ten thousand levels.
     """
     return any(most > depth for most in slice_depths(body, depth))
 
 
 def slice_depths(body: bytes, least: int = MAX_DEPTH) -> Iterator[int]:
-    """Give how deep each slice of JSON goes; nothing when it has no more than `least` brackets.
+    """Yield the depth of each slice of JSON; nothing if it has at most `least` brackets.
 
-    Cost: a count of brackets; where there are enough of them, 2 ms for each slice at worst.
+    Cost: a count of the brackets; if there are more, at most 2 ms for each slice.
     """
     if body.count(b"[") + body.count(b"{") <= least:
         return
@@ -97,10 +97,10 @@ def slice_depths(body: bytes, least: int = MAX_DEPTH) -> Iterator[int]:
     while start < len(body):
         part = body[start : start + DEPTH_SLICE_BYTES]
         if (len(part) - len(part.rstrip(b"\\"))) % 2:
-            part += body[start + len(part) : start + len(part) + 1]  # what the last one escapes
+            part += body[start + len(part) : start + len(part) + 1]  # the escaped character
         start += len(part)
         texts = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = b"".join(texts[inside::2])  # of strings
+        outside = b"".join(texts[inside::2])  # the JSON outside of strings
         inside ^= (len(texts) - 1) & 1
         steps = memoryview(outside.translate(_STEPS, _NO_BRACKETS)).cast("b")
         yield max(accumulate(steps, initial=level))
@@ -112,7 +112,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 class Misfit(Exception):
-    """A value that cannot go through, on its way up: each container adds where in it that was."""
+    """A value that cannot be converted; each container around it adds its position."""
 
     def __init__(self, kind: type[Exception], message: str) -> None:
         super().__init__(message)
@@ -124,7 +124,7 @@ class Misfit(Exception):
         self._steps.append(step)
 
     def error(self, owner: str = "") -> Exception:
-        """Return what the caller is to see; `owner` says whose argument it was."""
+        """Return the error for the caller; `owner` names the function of the argument."""
         place = ""
         for step in self._steps[:-20:-1]:
             if isinstance(step, str) and step.isidentifier():
@@ -138,7 +138,7 @@ class Misfit(Exception):
 
 @contextmanager
 def errors_for(owner: str = "") -> Iterator[None]:
-    """Let a Misfit out of this block as the error that the caller is to see."""
+    """Raise a Misfit of this block as the error for the caller."""
     try:
         yield
     except Misfit as misfit:
@@ -148,7 +148,7 @@ def errors_for(owner: str = "") -> Iterator[None]:
 
 
 def convert_at(step: str | int, convert: Callable[[Any], Any] | None, value: Any) -> Any:
-    """Return `convert(value)`, for a value that is at `step` of its container."""
+    """Return `convert(value)` for the value at `step` of its container."""
     if convert is None:
         return value
     try:
@@ -159,15 +159,15 @@ def convert_at(step: str | int, convert: Callable[[Any], Any] | None, value: Any
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"not JSON: {name} is no JSON number")
+    raise ValueError(f"not JSON: {name} is not a JSON number")
 
 
 def _simpler(value: Any) -> object:
-    """Return `value` one step nearer to JSON: the encoder asks for it when it knows no way."""
+    """Return `value` one step closer to JSON; the encoder calls it for types that it lacks."""
     kind: Any = type(value)
     convert = _converter(kind)
     if convert is None:
-        raise Misfit(TypeError, f"{_type_name(value)} cannot go as JSON; use {ALLOWED}")
+        raise Misfit(TypeError, f"{_type_name(value)} cannot be JSON; use {ALLOWED}")
     try:
         return convert(value)
     except (ValueError, OverflowError) as error:
@@ -177,15 +177,15 @@ def _simpler(value: Any) -> object:
 _ENCODER = json.JSONEncoder(
     ensure_ascii=False,
     allow_nan=False,
-    check_circular=False,  # the limit of recursion ends a cycle, too
+    check_circular=False,  # the recursion limit ends a cycle, too
     separators=(",", ":"),
     default=_simpler,
 )
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
-# The C encoder makes text of keys that are float, bool or None, and lets 1 and "1" stand side by
-# side. To look at what it wrote is cheaper than to look at every dict. The first search stops at
-# the ends of keys only; the others are exact. Inside a string the quotes would be escaped.
+# The C encoder turns keys that are float, bool or None into text, and writes both 1 and "1" as the
+# same key. Scanning its output is cheaper than checking every dict. The first search finds only
+# ends of keys; the others are exact. Inside a string the quotes would be escaped.
 _may_be_doubtful = re.compile(
     r'":(?<=[0-9el]":)(?:(?<=[0-9]":)|(?<="true":)|(?<="false":)|(?<="null":))'
 ).search
@@ -201,7 +201,7 @@ def _has_doubtful_keys(text: str) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether `value` is JSON's own types all through, with keys that the C encoder does right."""
+    """Return whether `value` has only JSON's types, and keys that the C encoder handles."""
     kind = type(value)
     if kind is dict:
         return set(map(type, value)) in _KEYS and all(map(_is_plain, value.values()))
@@ -211,13 +211,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def encode_carefully(value: object, owner: str = "") -> bytes:
-    """Do as `encode` does, slowly; `owner` says whose argument it is."""
+    """Encode slowly, with exact errors; `owner` names the function of the argument."""
     with errors_for(owner):
         return _ENCODER.encode(_plain(value, set())).encode()
 
 
 def _plain(value: Any, above: set[int]) -> Any:
-    """Return `value` in JSON's own types; `above` has the ids of the containers that it is in."""
+    """Return `value` in JSON's types; `above` has the ids of the containers around it."""
     if value is None or isinstance(value, str | int | float):
         return _plain_scalar(value)
     if id(value) in above:
@@ -231,16 +231,16 @@ def _plain(value: Any, above: set[int]) -> Any:
 
 def _plain_scalar(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        raise Misfit(ValueError, f"{value} cannot go as JSON; use a finite number, or None")
+        raise Misfit(ValueError, f"{value} cannot be JSON; use a finite number, or None")
     try:
         if isinstance(value, str):
             value.encode()
         elif isinstance(value, int):
             int.__repr__(value)
     except UnicodeEncodeError:
-        message = f"{value!r:.100} has half a surrogate pair and cannot be UTF-8"
+        message = f"{value!r:.100} has a lone surrogate and cannot be UTF-8"
         raise Misfit(ValueError, message) from None
-    except ValueError as error:  # an int of thousands of digits: Python refuses to print it
+    except ValueError as error:  # Python refuses to print an int of thousands of digits
         raise Misfit(ValueError, str(error)) from None
     return value
 
@@ -253,7 +253,7 @@ def _plain_container(value: Any, above: set[int]) -> Any:
         return [convert_at(index, plain, item) for index, item in enumerate(value)]
     if isinstance(value, set | frozenset):
         for item in value:
-            _plain(item, above)  # before they are put in order, which asks for their JSON
+            _plain(item, above)  # raises with the place, before sorting encodes them
     return _plain(_simpler(value), above)
 
 
@@ -278,7 +278,7 @@ def _key_text(key: object) -> str:
         return int.__repr__(_plain_scalar(key))
     raise Misfit(
         TypeError,
-        f"the key {key!r:.100} ({_type_name(key)}) cannot go as JSON; "
+        f"the key {key!r:.100} ({_type_name(key)}) cannot be JSON; "
         "use str, int, UUID or an Enum of str",
     )
 
@@ -303,7 +303,7 @@ def _converter(kind: Any) -> Callable[[Any], object] | None:
 
 
 def is_model(kind: type) -> bool:
-    """Return whether a class is a pydantic model; pydantic itself is not imported for that."""
+    """Return whether a class is a pydantic model, without importing pydantic."""
     return hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_validate_json")
 
 
@@ -318,7 +318,7 @@ def _from_datetime(value: datetime) -> str:
 
 def _from_time(value: time) -> str:
     if value.tzinfo is not None and value.utcoffset() is None:
-        raise ValueError(f"{value!r} has an offset on a date only; use a datetime")
+        raise ValueError(f"the offset of {value!r} depends on the date; use a datetime")
     return value.isoformat()
 
 
@@ -328,7 +328,7 @@ def _from_timedelta(value: timedelta) -> float:
 
 def _from_decimal(value: Decimal) -> str:
     if not value.is_finite():
-        raise ValueError(f"{value!r} cannot go as JSON; use a finite number, or None")
+        raise ValueError(f"{value!r} cannot be JSON; use a finite number, or None")
     return str(value)
 
 
@@ -336,13 +336,13 @@ def _from_set(value: AbstractSet[Any]) -> list[Any]:
     kinds = set(map(type, value))
     if len(kinds) == 1 and kinds <= {str, int, float}:
         return sorted(value)
-    # Many types have no order; sets answer `<`, and have none either.
+    # Many types have no order, and `<` of sets means subset.
     return sorted(value, key=encode)
 
 
 _CONVERTERS: tuple[tuple[type, Callable[[Any], object]], ...] = (
     (Enum, lambda value: value.value),
-    (datetime, _from_datetime),  # before date, which it is, too
+    (datetime, _from_datetime),  # before date, its base class
     (date, date.isoformat),
     (time, _from_time),
     (timedelta, _from_timedelta),

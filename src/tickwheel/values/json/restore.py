@@ -1,7 +1,7 @@
-"""`restore`: a JSON value back to the type that an annotation asks for.
+"""`restore`: it converts a JSON value to the type of an annotation.
 
-JSON does not say what a text was: a date, a path, or a text. An annotation does. It becomes a plan,
-a function of the value, which can be used many times; no plan means that there is nothing to do.
+A text in JSON may have been a date, a path, or a text; the annotation tells which. An annotation
+becomes a plan, a function of the value, which is used many times; None is the plan to do nothing.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from tickwheel.values.json.encode import Misfit, convert_at, encode, errors_for,
 def restore(value: Any, annotation: Any) -> Any:
     """Return the JSON value `value` as the type `annotation`.
 
-    - Any, a class that is not in the table of `encoding`, and str, int, float and bool leave it
-      as it is: a plain type is never turned into another.
-    - Of a union it is the first member that fits; an unknown class counts as the last.
-    - TypeError when it does not fit, with the place, the value and the type.
+    - Any, a class that is not in the table of `encode`, and str, int, float and bool leave it
+      unchanged: a plain type is never converted to another.
+    - For a union, the first member that fits counts; an unknown class counts as the last.
+    - TypeError for a value that does not fit, with its place and the type.
     """
     plan = plan_for(annotation)
     with errors_for():
         return value if plan is None else plan(value)
 
 
-Plan = Callable[[Any], Any]  # from a JSON value to the type asked for; None is nothing to do
+Plan = Callable[[Any], Any]  # converts a JSON value to a type
 
 
 def _unfit(value: Any, annotation: Any, why: str = "") -> Misfit:
@@ -57,7 +57,7 @@ def _unfit(value: Any, annotation: Any, why: str = "") -> Misfit:
 
 
 def plan_for(annotation: Any, strict: bool = False) -> Plan | None:
-    """Return the plan for `annotation`. A strict one checks plain types, too, as a union must."""
+    """Return the plan for `annotation`. A strict plan also checks plain types, for a union."""
     origin, args = get_origin(annotation) or annotation, get_args(annotation)
     if isinstance(origin, typing.NewType):
         return plan_for(origin.__supertype__, strict)
@@ -119,7 +119,7 @@ def _exact(kind: type) -> Plan:
 
 
 def or_none(plan: Plan | None, default: Any) -> Plan | None:
-    """Return `plan`, but for None when that is the default: annotations leave it out."""
+    """Return a plan that accepts None if None is the default: annotations often omit it."""
     if plan is None or default is not None:
         return plan
     return lambda value: None if value is None else plan(value)
@@ -156,7 +156,7 @@ def _literal(annotation: Any, choices: tuple[Any, ...]) -> Plan:
 
 @lru_cache(maxsize=1024)
 def _alias(alias: Any, strict: bool) -> Plan:
-    """A plan that is made at its first use: an alias may name itself."""
+    """Return a plan that is built at its first use: an alias may refer to itself."""
 
     @lru_cache(maxsize=1)
     def actual() -> Plan:
@@ -229,7 +229,7 @@ def _tuple(annotation: Any, args: tuple[Any, ...], strict: bool) -> Plan:
 
 
 def _is_unpacked(arg: Any) -> bool:
-    """Whether `arg` is a `*tuple[...]` inside of a tuple."""
+    """Return whether `arg` is a `*tuple[...]` inside a tuple."""
     return getattr(arg, "__unpacked__", False) or get_origin(arg) is typing.Unpack
 
 
@@ -250,7 +250,7 @@ def _dict(annotation: Any, args: tuple[Any, ...], strict: bool) -> Plan:
 
 
 def _key(annotation: Any) -> Plan | None:
-    """The plan for a key, which is text in JSON, an int's, too."""
+    """Return the plan for a key; JSON keys are text, even those of an int."""
     while isinstance(annotation, typing.NewType):
         annotation = annotation.__supertype__
     if not (isinstance(annotation, type) and issubclass(annotation, int)) or annotation is bool:
@@ -266,11 +266,11 @@ def _key(annotation: Any) -> Plan | None:
 
 
 class Record:
-    """The plan for a class with named fields, made at its first use: a class may hold itself.
+    """The plan for a class with named fields, built at its first use: a class may contain itself.
 
-    - A dataclass is an object; no field may be unknown, and none that has no default missing.
-    - A NamedTuple is an array; those at its end that have a default may be missing.
-    - A TypedDict is an object and stays a dict; what it does not name stays as it is.
+    - A dataclass is an object; unknown fields, and missing ones without a default, are errors.
+    - A NamedTuple is an array; fields with a default may be missing at its end.
+    - A TypedDict is an object and stays a dict; keys that it does not name stay unchanged.
     """
 
     def __init__(self, kind: Any, strict: bool) -> None:
@@ -302,7 +302,7 @@ class Record:
 
     @cached_property
     def _defaults(self) -> dict[str, Any]:
-        """The fields with a default, and that, as far as it is known."""
+        """The fields with a default, and its value if it is constant."""
         if is_dataclass(self._kind):
             return {
                 field.name: field.default
@@ -313,7 +313,7 @@ class Record:
 
     @cached_property
     def _derived(self) -> set[str]:
-        """The fields that the class sets by itself."""
+        """The fields that are not parameters of the class."""
         if not is_dataclass(self._kind):
             return set()
         return {field.name for field in fields(self._kind) if not field.init}
@@ -353,7 +353,7 @@ def _record(kind: Any, strict: bool) -> Plan:
 
 
 def _model(kind: Any) -> Plan:
-    """Return the plan for a pydantic model, which checks its fields by its own rules for JSON."""
+    """Return the plan for a pydantic model, which validates JSON itself."""
 
     def plan(value: Any) -> Any:
         try:
@@ -377,7 +377,7 @@ def _is_named_tuple(kind: type) -> bool:
 def _enum(kind: type[Enum]) -> Plan:
     @lru_cache(maxsize=1)
     def by_json() -> dict[bytes, Enum]:
-        """For members whose value is not what JSON makes of it, such as a tuple."""
+        """Return the members by their JSON, for values that JSON changes, such as a tuple."""
         members: dict[bytes, Enum] = {}
         for member in kind.__members__.values():
             with suppress(TypeError, ValueError):
@@ -443,9 +443,9 @@ def _annotations(kind: type) -> dict[str, Any]:
 def resolve_hint(
     annotation: Any, module: dict[str, Any], inner: dict[str, Any] | None = None
 ) -> Any:
-    """Return `annotation` with all names in it looked up; Any when that is not possible."""
+    """Return `annotation` with all its names resolved; Any if that fails."""
     holder = type("holder", (), {"__annotations__": {"hint": annotation}})
-    try:  # the module's names before the class's: a field may be called as its type is
+    try:  # the module's names before the class's: a field may have the name of its type
         return typing.get_type_hints(holder, inner or {}, module, include_extras=True)["hint"]
     except Exception:  # noqa: BLE001 - an annotation may be any expression
         return Any

@@ -6,7 +6,9 @@ from decimal import Decimal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from tickwheel.values.json.call import Signature, decode, encode, restore
+from tickwheel.values.json.call import Signature
+from tickwheel.values.json.encode import decode, encode
+from tickwheel.values.json.restore import restore
 
 
 class Line(BaseModel):
