@@ -65,7 +65,7 @@ def looked_up(*addresses):
 
 class TestThisHostsAddresses:
     @pytest.mark.parametrize("more", ["true", ANY_CAN_BE_BOUND], ids=["usual", "nonlocal"])
-    def test_they_are_known_from_others(self, more):
+    def test_own_addresses_are_recognised(self, more):
         asked = [*OWN, *OTHERS, "127.0.0.1", "127.9.9.9", "0.0.0.0", "::", "::1"]
         code = f"""
 from tickwheel.durable.channels.http.lookups import is_own
@@ -117,7 +117,7 @@ asyncio.run(main())
 class TestThisServersPort:
     @pytest.mark.asyncio
     @pytest.mark.parametrize("host", LOOPBACK)
-    async def test_it_is_refused_whatever_is_allowed_and_others_are_not(self, host):
+    async def test_the_own_port_is_always_refused_and_other_ports_are_not(self, host):
         targets = Targets(
             allow_private=True, allow=["127.0.0.0/8"], own_port=PORT,
             lookup=looked_up("127.0.0.1", "::1"),
@@ -130,13 +130,13 @@ class TestThisServersPort:
         assert await targets.resolve(host, PORT + 1)
 
     @pytest.mark.parametrize(("scheme", "port", "other"), [("http", 80, 443), ("HTTPS", 443, 80)])
-    def test_it_may_be_the_schemes_own(self, scheme, port, other):
+    def test_the_own_port_may_be_the_default_of_the_scheme(self, scheme, port, other):
         with pytest.raises(TargetRefused, match="this server itself"):
             Targets(allow_private=True, own_port=port).check_endpoint(f"{scheme}://127.0.0.1/")
         Targets(allow_private=True, own_port=other).check_endpoint(f"{scheme}://127.0.0.1/")
 
     @pytest.mark.asyncio
-    async def test_a_name_that_leads_to_it_and_elsewhere_goes_elsewhere(self):
+    async def test_a_name_with_another_address_uses_that(self):
         lookup = looked_up("127.0.0.1", "10.1.2.3")
         targets = Targets(allow_private=True, own_port=PORT, lookup=lookup)
         assert [one.host for one in await targets.resolve("both.example", PORT)] == ["10.1.2.3"]
@@ -159,11 +159,11 @@ class TestWithoutDescriptors:
 
         monkeypatch.setattr(lookups, "datagram_socket", fail)
 
-    def test_an_endpoint_is_taken_and_looked_at_when_it_is_called(self):
+    def test_without_a_descriptor_an_endpoint_is_checked_by_the_call(self):
         Targets().check_endpoint("https://93.184.215.14/")
 
     @pytest.mark.asyncio
-    async def test_a_call_is_not_made_and_the_service_is_not_to_blame(self):
+    async def test_without_a_descriptor_a_call_is_delayed_and_is_not_a_failure(self):
         unreachable = "240.0.0.1"
         targets = Targets(allow_private=True, own_port=PORT, lookup=looked_up(unreachable))
         pool = Pool(resolve=targets.resolve)
