@@ -69,7 +69,7 @@ class TestDecorator:
             pass
 
         app.task(send)
-        with pytest.raises(ValueError, match=r"'send' already.*name="):
+        with pytest.raises(ValueError, match=r"'send' exists already.*name="):
             app.task(send)
         assert app.task(name="send again")(send).name == "send again"
 
@@ -85,7 +85,7 @@ class TestDecorator:
         assert app._functions["send"] is again
         changed = run_cell(cell.replace("return 1", "return 2"), "/tmp/ipykernel_1/2.py")
         assert app._functions["send"] is changed
-        with pytest.raises(ValueError, match="'send' already"):
+        with pytest.raises(ValueError, match="'send' exists already"):
             run_cell("\n" + cell, "/tmp/ipykernel_1/2.py")
 
     def test_one_function_may_have_several_names(self, app):

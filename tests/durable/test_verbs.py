@@ -9,7 +9,8 @@ import pytest
 
 from durable.callee import URL, calling
 from durable.stage import DAY, HOUR, START, START_MS
-from tickwheel.durable import Fail, State, Task, current_task, verbs
+from tickwheel.durable import Fail, State, Task, current_task
+from tickwheel.durable.verbs import tasks
 from tickwheel.errors import AlreadyReplayed, KeyTaken, UnknownService, UnknownTask
 from tickwheel.values.task import Ids
 
@@ -321,7 +322,7 @@ class TestMany:
 
     async def test_reschedule_where_moves_none_a_second_time(self, stage, monkeypatch):
         """Moved to now it fails, and then its next try is its backoff's to say."""
-        monkeypatch.setattr(verbs, "PIECE", 20)
+        monkeypatch.setattr(tasks, "BULK_TASKS", 20)
         app = stage.app()
 
         @app.task(max_attempts=5, backoff=HOUR)
@@ -364,7 +365,7 @@ class TestMany:
                 del store._clock.time_ns
 
     async def test_cancel_where_ends_though_more_and_more_is_submitted(self, stage, monkeypatch):
-        monkeypatch.setattr(verbs, "PIECE", 20)
+        monkeypatch.setattr(tasks, "BULK_TASKS", 20)
         app = stage.app()
 
         @app.task
@@ -541,7 +542,7 @@ class TestReplay:
     async def test_one_that_has_yet_to_end_is_refused(self, cast, state):
         async with cast.app as app:
             await cast.enter()
-            with pytest.raises(AlreadyReplayed, match="yet to end"):
+            with pytest.raises(AlreadyReplayed, match="has not ended"):
                 await app.replay(cast.id(state))
             cast.goes_on.set()
 

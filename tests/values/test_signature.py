@@ -199,7 +199,7 @@ class TestVerify:
         assert compare.call_count == 4
 
     def test_without_secrets_nothing_can_be_verified(self):
-        with pytest.raises(ValueError, match="needs a secret"):
+        with pytest.raises(ValueError, match="needs at least one secret"):
             verify([], signed([NEW]), BODY, now=NOW)
 
     def test_the_error_is_one_of_ours_with_a_code(self):

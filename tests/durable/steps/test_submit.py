@@ -130,7 +130,7 @@ class TestTargets:
 
         async with app:
             for target in (print, Shop().close, lambda: None, Shop):
-                with pytest.raises(TypeError, match=r"no task function.*@app\.task"):
+                with pytest.raises(TypeError, match=r"not a task function.*@app\.task"):
                     await app.submit(target, "a")
 
 
