@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class TestPut:
-    async def test_a_service_is_given_by_words_or_by_a_mapping(self, stage):
+    async def test_a_service_is_configured_by_keywords_or_a_mapping(self, stage):
         app, _ = calling(stage)
         async with app:
             one = await app.put_service("one", endpoint=URL, rate=5)
@@ -28,7 +28,7 @@ class TestPut:
             assert one.breaker == Breaker()
             assert await app.get_service("one") == one
 
-    async def test_its_version_rises_with_each_change_and_never_means_two_things(self, stage):
+    async def test_its_version_rises_with_each_change_and_is_never_reused(self, stage):
         app, _ = calling(stage)
         async with app:
             versions = [(await app.put_service("s", endpoint=URL)).version for _ in range(3)]
@@ -37,7 +37,7 @@ class TestPut:
             assert versions == sorted(set(versions))
             assert versions[0] >= 1
 
-    async def test_a_put_is_the_whole_of_it_but_for_what_is_secret(self, stage):
+    async def test_a_put_replaces_everything_but_secrets(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service(
@@ -52,7 +52,7 @@ class TestPut:
             now = await app.put_service("s", endpoint=URL, secret=None, headers=None)
             assert now == replace(bare, version=now.version)
 
-    async def test_calls_to_another_origin_carry_nothing_that_was_stored(self, stage):
+    async def test_calls_to_another_origin_have_no_stored_secrets(self, stage):
         app, callee = calling(stage)
         async with app:
             kept = await app.put_service("s", endpoint=URL, secret="whsec_AA", headers={"a": "b"})
@@ -68,7 +68,7 @@ class TestPut:
             assert [(one.secrets, one.headers) for one in callee.services] == [(("whsec_BB",), ())]
 
     @pytest.mark.parametrize("known", [False, True])
-    async def test_a_secret_that_another_gave_at_the_same_moment_is_not_lost(self, stage, known):
+    async def test_a_secret_from_a_concurrent_put_is_not_lost(self, stage, known):
         """A put that names no secret has read the service before the other one's put."""
         (app, _), (other, _) = calling(stage), calling(stage, dispatch=False)
         async with app, other:
@@ -99,7 +99,7 @@ class TestPut:
         async with second:
             assert await second.get_service("s") == kept
 
-    async def test_a_placeholder_with_nothing_behind_it_is_refused(self, stage):
+    async def test_a_placeholder_without_a_stored_value_is_refused(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -119,7 +119,7 @@ class TestPut:
         ],
         ids=str,
     )  # fmt: skip
-    async def test_what_cannot_be_right_is_refused_and_nothing_is_stored(self, stage, wrong):
+    async def test_an_invalid_service_is_refused_and_not_stored(self, stage, wrong):
         app, _ = calling(stage)
         async with app:
             before = await app.put_service("s", endpoint=URL)
@@ -130,13 +130,13 @@ class TestPut:
             assert len(lines) == 1
 
     @pytest.mark.parametrize("name", ["", " ", "x" * 201, "a\nb", None, 5])
-    async def test_a_name_that_is_none_is_refused(self, stage, name):
+    async def test_an_invalid_name_is_refused(self, stage, name):
         app, _ = calling(stage)
         async with app:
             with pytest.raises((ValueError, TypeError)):
                 await app.put_service(name, endpoint=URL)
 
-    async def test_a_task_function_is_not_replaced_by_one(self, stage):
+    async def test_a_service_cannot_replace_a_task_function(self, stage):
         app, _ = calling(stage)
 
         @app.task
@@ -147,14 +147,14 @@ class TestPut:
             with pytest.raises(ValueError, match="task function"):
                 await app.put_service("mine", endpoint=URL)
 
-    async def test_without_the_packages_it_is_refused_and_says_which_there_are(self, stage):
+    async def test_without_the_packages_a_put_is_refused_and_names_the_protocols(self, stage):
         app = stage.app()
         app._make_channels = lambda _: {}
         async with app:
             with pytest.raises(ValueError, match="protocol must be one of"):
                 await app.put_service("s", endpoint=URL)
 
-    async def test_two_puts_at_once_are_one_after_the_other(self, stage):
+    async def test_concurrent_puts_are_serialized(self, stage):
         app, _ = calling(stage)
         async with app:
             made = await asyncio.gather(
@@ -164,7 +164,7 @@ class TestPut:
             last = max(made, key=lambda service: service.version)
             assert await app.get_service("s") == last
 
-    async def test_it_needs_a_scheduler_that_runs(self, stage):
+    async def test_a_put_needs_a_running_scheduler(self, stage):
         app, _ = calling(stage)
         with pytest.raises(NotStarted):
             await app.put_service("s", endpoint=URL)
@@ -185,7 +185,7 @@ class TestDelete:
             assert (await app.get(task.id)).state is State.FINISHED, "its tasks are kept"
 
     @pytest.mark.parametrize("running", [True, False])
-    async def test_one_with_live_tasks_is_not(self, stage, running):
+    async def test_a_service_with_live_tasks_is_not_deleted(self, stage, running):
         held = Held()
         app, _ = calling(stage, held)
         async with app:
@@ -203,7 +203,7 @@ class TestDelete:
             await stage.settle()
             await app.delete_service("s")
 
-    async def test_one_that_is_not_there_is_unknown(self, stage):
+    async def test_deleting_an_unknown_service_is_an_error(self, stage):
         app, _ = calling(stage)
         async with app:
             with pytest.raises(UnknownService):
@@ -236,7 +236,7 @@ class TestLooking:
             assert [service.name for service in await app.services()] == ["a", "middle", "z"]
             assert [service.name for service in await other.services()] == ["a", "z"]
 
-    async def test_one_that_was_just_put_elsewhere_is_found(self, stage):
+    async def test_a_service_just_put_elsewhere_is_found(self, stage):
         (app, _), (other, _) = calling(stage), calling(stage, dispatch=False)
         async with app, other:
             put = await other.put_service("s", endpoint=URL)
@@ -245,7 +245,7 @@ class TestLooking:
                 await app.get_service("t")
             assert await app.known_service("t") is None
 
-    async def test_nodes_and_shards_are_told(self, stage):
+    async def test_nodes_and_shards_are_listed(self, stage):
         app, _ = calling(stage, node="n1")
         async with app:
             await stage.settle()
@@ -253,7 +253,7 @@ class TestLooking:
             assert (node.name, node.shards) == ("n1", SHARDS)
             assert await app.shards() == [ShardRow(shard, "n1", 1) for shard in range(SHARDS)]
 
-    async def test_stats_tell_how_each_service_does(self, stage):
+    async def test_stats_show_each_service(self, stage):
         held = Held()
         app, _ = calling(stage, held)
         async with app:
@@ -274,7 +274,7 @@ class TestLooking:
 
 
 class TestAudit:
-    async def test_every_change_has_its_line_newest_first(self, stage):
+    async def test_every_change_has_an_audit_line_newest_first(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, actor="tw_1 (ci)", request="r-1")
@@ -289,7 +289,7 @@ class TestAudit:
                 (START_MS, "tw_1 (ci)", "", "service.put", "s", "r-1"),
             ]
 
-    async def test_what_was_refused_has_none(self, stage):
+    async def test_a_refused_change_has_no_audit_line(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -300,7 +300,7 @@ class TestAudit:
                 await app.delete_service("t")
             assert len((await app.audit())[0]) == 1
 
-    async def test_it_is_read_in_pages_and_by_namespace(self, stage):
+    async def test_the_audit_log_is_read_in_pages_and_by_namespace(self, stage):
         app, _ = calling(stage)
         async with app:
             for number in range(7):
@@ -316,7 +316,7 @@ class TestAudit:
             assert [line.target for line in lines] == ["acme/5", "acme/3", "acme/1"]
             assert len((await app.audit(namespace=""))[0]) == 4
 
-    async def test_that_of_a_service_says_what_changed(self, stage):
+    async def test_the_audit_line_of_a_service_says_what_changed(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, secret="whsec_hush", headers={"a": "Bearer b"})
@@ -343,7 +343,7 @@ class TestAudit:
             )
             assert 'endpoint: "https://b.example/" -> none' in deleted.detail
 
-    async def test_one_that_is_gone_is_noted_as_disabled(self, stage):
+    async def test_a_gone_service_has_an_audit_line_as_disabled(self, stage):
         app, _ = calling(stage, GONE)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -353,7 +353,7 @@ class TestAudit:
             assert (lines[0].action, lines[0].actor) == ("service.disable", "tickwheel")
             assert lines[0].detail.startswith("enabled: true -> false; ")
 
-    async def test_schedules_have_theirs(self, stage):
+    async def test_schedules_have_audit_lines(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -374,7 +374,7 @@ class TestAudit:
             )
             assert "hush" not in str([deleted, changed, made])
 
-    async def test_it_is_kept_for_ever_unless_told_otherwise(self, stage):
+    async def test_the_audit_log_is_kept_for_ever_by_default(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -387,7 +387,7 @@ class TestAudit:
             await stage.hours(4)
             assert [line.target for line in (await app.audit())[0]] == ["t"]
 
-    async def test_other_things_can_be_noted(self, stage):
+    async def test_other_actions_can_be_noted(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.note("schedule.put", "acme/nightly", actor="tw_1", detail="0 3 * * *")
@@ -396,7 +396,7 @@ class TestAudit:
                 "schedule.put", "acme/nightly", "acme", "tw_1", "0 3 * * *",
             )  # fmt: skip
 
-    async def test_no_secret_is_ever_in_it(self, stage):
+    async def test_the_audit_log_has_no_secrets(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, secret="whsec_hush", headers={"a": "Bearer b"})

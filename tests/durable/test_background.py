@@ -45,7 +45,7 @@ def loop():
 
 
 class TestRun:
-    def test_it_gives_the_result(self, loop):
+    def test_it_returns_the_result(self, loop):
         assert loop.run(give(3)) == 3
         assert loop.run(give(None)) is None
 
@@ -86,7 +86,7 @@ class TestRun:
             met = [pool.submit(loop.run, meet(8), LONG) for _ in range(8)]
             assert [one.result(LONG) for one in met] == [8] * 8
 
-    def test_from_the_loops_own_thread_it_is_refused(self, loop):
+    def test_run_is_refused_in_the_loops_own_thread(self, loop):
         async def inside():
             loop.run(give(1))
 
@@ -107,7 +107,7 @@ class TestRun:
                 loop.run(for_ever(begun, ended), timeout=timeout)
             assert ended.is_set() == begun.is_set()
 
-    def test_a_coroutine_of_no_time_may_still_end_well(self, loop):
+    def test_a_coroutine_may_finish_despite_a_timeout_of_zero(self, loop):
         begun = threading.Event()
 
         async def stubborn():
@@ -123,14 +123,14 @@ class TestRun:
             except TimeoutError:
                 assert not begun.is_set()
 
-    def test_the_coroutines_own_timeout_is_its_own(self, loop):
+    def test_a_timeout_inside_the_coroutine_is_raised_unchanged(self, loop):
         async def fail():
             raise TimeoutError("mine")
 
         with pytest.raises(TimeoutError, match="mine"):
             loop.run(fail(), timeout=LONG)
 
-    def test_a_coroutine_that_cancels_itself_is_an_exception_and_not_the_callers_end(self, loop):
+    def test_a_coroutine_that_cancels_itself_is_an_exception_for_the_caller(self, loop):
         async def cancel():
             raise asyncio.CancelledError
 
@@ -138,7 +138,7 @@ class TestRun:
             loop.run(cancel())
 
     @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
-    def test_a_coroutine_that_wants_to_end_the_program_tells_its_caller(self, loop, end):
+    def test_a_system_exit_of_a_coroutine_is_raised_in_the_caller(self, loop, end):
         async def leave():
             raise end
 
@@ -146,7 +146,7 @@ class TestRun:
             loop.run(leave())
         assert loop.run(give(1)) == 1
 
-    def test_an_interrupt_of_the_one_who_waits_cancels_the_coroutine(self, loop):
+    def test_an_interrupt_of_the_waiting_thread_cancels_the_coroutine(self, loop):
         begun, ended = threading.Event(), threading.Event()
 
         def interrupt():
@@ -161,7 +161,7 @@ class TestRun:
 
 
 class TestStartAndStop:
-    def test_before_and_after_it_runs_nothing_and_says_why(self):
+    def test_run_is_refused_before_start_and_after_stop_with_the_reason(self):
         loop = LoopThread()
         assert not loop.running
         with pytest.raises(RuntimeError, match="not started"):
@@ -181,7 +181,7 @@ class TestStartAndStop:
                 assert loop.run(give(number)) == number
         assert repr(loop) == "<LoopThread 'again' stopped>"
 
-    def test_stop_cancels_what_runs_and_tells_those_who_wait(self):
+    def test_stop_cancels_coroutines_and_their_callers_get_an_error(self):
         loop = LoopThread().start()
         begun, ended = threading.Event(), threading.Event()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -192,7 +192,7 @@ class TestStartAndStop:
             with pytest.raises(RuntimeError, match="stopped while this ran"):
                 waiting.result(LONG)
 
-    def test_stop_ends_tasks_that_nobody_waits_for_and_those_that_these_start(self):
+    def test_stop_ends_background_tasks_and_the_tasks_that_these_start(self):
         ended = []
 
         async def last():
@@ -219,7 +219,7 @@ class TestStartAndStop:
         assert sorted(ended) == ["first", "last"]
         assert all(task.done() for task in keep)
 
-    def test_runs_and_stops_at_once_all_end(self):
+    def test_concurrent_runs_and_stops_all_end(self):
         for _ in range(50):
             loop = LoopThread().start()
             with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -231,7 +231,7 @@ class TestStartAndStop:
                     except RuntimeError as error:
                         assert "stopped" in str(error)
 
-    def test_one_that_is_dropped_stops_its_thread(self):
+    def test_a_dropped_loop_thread_stops(self):
         loop = LoopThread("dropped").start()
         (thread,) = (one for one in threading.enumerate() if one.name == "dropped")
         del loop
@@ -301,7 +301,7 @@ loop.run(start())
         )
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-    def test_the_child_of_a_fork_has_a_stopped_one_and_may_start_it(self):
+    def test_in_the_child_of_a_fork_it_is_stopped_and_may_start(self):
         said = program(
             START
             + """

@@ -66,7 +66,7 @@ class TestVerbs:
             assert (done.state, done.result) == (State.FINISHED, "a")
             assert [row.event for row in b.attempts(task.id)] == ["finish"]
 
-    def test_services_are_administered_and_fed_back_to(self, app):
+    def test_services_are_put_and_feedback_is_reported(self, app):
         callee = Callee(SimpleNamespace(seconds=0), ACCEPTED)
         app._make_channels = lambda _: {"http": callee}
         with app.blocking() as b:
@@ -99,7 +99,7 @@ class TestVerbs:
                 b.submit(note, "b", delay=100, idempotency_key="k")
             assert b.counts()["live"] == 1
 
-    def test_all_the_others(self, app):
+    def test_all_other_verbs_work(self, app):
         with app.blocking() as b:
             tasks = b.submit_many(
                 [{"service": "note", "payload": n, "delay": 100} for n in range(5)]
@@ -123,7 +123,7 @@ class TestVerbs:
             assert b.schedules() == []
             assert b.stats()["owned"] == 64
 
-    def test_what_a_verb_raises_is_raised(self, app):
+    def test_an_exception_of_a_verb_is_raised(self, app):
         with app.blocking() as b:
             holder = b.submit("note", "a", key="k", delay=100)
             with pytest.raises(KeyTaken) as refused:
@@ -164,7 +164,7 @@ class TestThreads:
             first = ended(b, b.submit(twice, 4))
             assert ended(b, b.get(first.result)).result == 8
 
-    def test_from_its_own_loop_it_refuses_instead_of_hanging(self, app):
+    def test_in_its_own_loop_it_refuses_instead_of_hanging(self, app):
         with app.blocking() as b:
 
             @app.task(max_attempts=1)
@@ -176,7 +176,7 @@ class TestThreads:
             assert "loop's own thread" in failed.error
 
     @pytest.mark.asyncio
-    async def test_from_another_loop_it_works_and_holds_that_loop_up(self, app):
+    async def test_in_another_loop_it_works_and_blocks_that_loop(self, app):
         with app.blocking() as b:
             assert b.submit("note", "a", delay=100).state is State.DELAY
 
@@ -228,7 +228,7 @@ class TestStartAndStop:
         left = {thread.name for thread in set(threading.enumerate()) - before}
         assert {name for name in left if "tickwheel-task" not in name} == set()
 
-    def test_an_app_that_runs_already_is_refused_and_goes_on(self, app):
+    def test_an_app_that_runs_already_is_refused_and_continues(self, app):
         with app.blocking() as b:
             with pytest.raises(RuntimeError, match="started already"), app.blocking():
                 pass
@@ -242,7 +242,7 @@ class TestStartAndStop:
             pass
         assert set(threading.enumerate()) <= before
 
-    def test_outside_of_it_the_coroutine_verbs_refuse(self, app):
+    def test_after_it_the_coroutine_verbs_refuse(self, app):
         with pytest.raises(NotStarted):
             asyncio.run(app.list())
 
@@ -300,7 +300,7 @@ class TestProcesses:
         """
         assert program(text).split() == ["interrupted", "delay"]
 
-    def test_the_child_of_a_fork_may_start_it_anew(self, tmp_path):
+    def test_the_child_of_a_fork_may_start_it_again(self, tmp_path):
         text = f"""
             import os, sys
             from tickwheel.durable import Scheduler
@@ -339,12 +339,12 @@ class TestProcesses:
         """
         assert program(text).strip() == "end"
 
-    def test_what_was_acknowledged_before_such_an_end_is_there(self, tmp_path):
+    def test_tasks_acknowledged_before_such_an_end_are_stored(self, tmp_path):
         self.test_a_program_that_forgets_to_stop_it_ends(tmp_path)
         with Scheduler(f"sqlite:///{tmp_path}/tasks.db", dispatch=False).blocking() as b:
             assert [task.payload for task in b.list().items] == [["a"]]
 
-    def test_a_function_knows_its_task(self, app):
+    def test_a_function_has_its_current_task(self, app):
         @app.task
         def me():
             return current_task().id

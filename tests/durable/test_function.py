@@ -22,7 +22,7 @@ def app(tmp_path):
 
 
 class TestDecorator:
-    def test_called_it_is_the_function(self, app):
+    def test_calling_it_calls_the_function(self, app):
         @app.task
         def add(one, two=2):
             """Adds."""
@@ -35,7 +35,7 @@ class TestDecorator:
         assert repr(add) == "<TaskFunction 'add'>"
 
     @pytest.mark.asyncio
-    async def test_called_a_coroutine_function_gives_its_coroutine(self, app):
+    async def test_calling_a_coroutine_function_returns_its_coroutine(self, app):
         @app.task(timeout=None)
         async def double(number):
             return 2 * number
@@ -45,7 +45,7 @@ class TestDecorator:
         assert await coroutine == 8
         assert double.is_async
 
-    def test_its_options_are_its_services(self, app):
+    def test_its_options_are_those_of_its_service(self, app):
         @app.task(
             name="orders.close",
             max_attempts=3,
@@ -61,7 +61,7 @@ class TestDecorator:
         assert service.backoff == Backoff(delays=(1, 2), jitter=0.0)
         assert service.concurrency == 7
 
-    def test_no_timeout_at_all_can_be_asked_for(self, app):
+    def test_the_timeout_may_be_none(self, app):
         assert app.task(timeout=None)(nothing).service.timeout is None
 
     def test_two_functions_of_one_name_are_refused(self, app):
@@ -95,7 +95,7 @@ class TestDecorator:
         assert {app.task(name=name)(send).name for name in ("fast", "slow")} == {"fast", "slow"}
 
     @pytest.mark.parametrize("thing", [None, 3, "send", object()])
-    def test_something_that_cannot_be_called_is_refused(self, app, thing):
+    def test_an_object_that_is_not_callable_is_refused(self, app, thing):
         with pytest.raises(TypeError):
             app.task()(thing)
 
@@ -110,7 +110,7 @@ class TestDecorator:
             {"name": " "},
         ],
     )
-    def test_options_that_cannot_be_right_are_refused_when_it_is_made(self, app, options):
+    def test_invalid_options_are_refused_at_once(self, app, options):
         with pytest.raises(ValueError):
             app.task(**options)(nothing)
 
@@ -126,7 +126,7 @@ class TestDecorator:
             app.task(max_attempts=0)(send)
         assert app.task(send).name == "send"
 
-    def test_a_bound_method_will_do(self, app):
+    def test_a_bound_method_is_accepted(self, app):
         class Shop:
             def close(self, order):
                 return order
@@ -142,7 +142,7 @@ class TestDecorator:
         with pytest.raises(TypeError, match="name"):
             app.task(short)
 
-    def test_a_function_that_python_knows_no_signature_of_is_refused(self, app):
+    def test_a_function_without_a_signature_is_refused(self, app):
         with pytest.raises(TypeError, match="cannot be a task"):
             app.task(name="max")(max)
 
@@ -169,7 +169,7 @@ class TestDecorator:
             with pytest.raises(TypeError, match=rf"{function.__name__} is a generator"):
                 app.task(function)
 
-    def test_an_option_that_does_not_exist_is_named_beside_those_that_do(self, app):
+    def test_an_unknown_option_is_named_with_the_known_ones(self, app):
         with pytest.raises(TypeError, match=r"no option 'max_retries'.*'max_attempts'") as refused:
             app.task(max_retries=3)(nothing)
         assert "__init__" not in str(refused.value)
@@ -177,19 +177,19 @@ class TestDecorator:
 
 class TestReservedWords:
     @pytest.mark.parametrize("word", sorted(OPTIONS))
-    def test_a_parameter_only_by_keyword_may_not_have_a_word_of_submit(self, app, word):
+    def test_a_keyword_only_parameter_must_not_be_an_option_of_submit(self, app, word):
         namespace = {}
         exec(f"def send(to, *, {word}): pass", namespace)
         with pytest.raises(ValueError, match=f"'{word}'.*rename"):
             app.task(namespace["send"])
 
-    def test_the_words_are_those_that_submit_documents(self):
+    def test_the_options_are_those_that_submit_documents(self):
         assert {
             "delay", "at", "key", "on_conflict", "priority", "timeout", "deadline", "max_attempts",
             "idempotency_key", "connection",
         } == OPTIONS  # fmt: skip
 
-    def test_one_that_goes_by_position_may(self, app):
+    def test_a_positional_only_parameter_may_be_an_option_of_submit(self, app):
         @app.task
         def move(piece, at, delay=1, /):
             pass
@@ -199,7 +199,7 @@ class TestReservedWords:
         assert request.options == {"delay": 60}
 
     @pytest.mark.parametrize("word", sorted(OPTIONS))
-    def test_a_parameter_that_a_word_of_submit_would_swallow_is_refused(self, app, word):
+    def test_a_parameter_with_the_name_of_an_option_is_refused(self, app, word):
         namespace = {}
         exec(f"def send(to, {word}=None): pass", namespace)
         with pytest.raises(ValueError, match=f"'{word}'.*positional-only"):
@@ -222,9 +222,7 @@ class TestRequest:
     @pytest.mark.parametrize(
         ("args", "kwargs"), [((), {}), (("a", "b", "c"), {}), (("a",), {"nope": 1})]
     )
-    def test_a_call_that_the_function_would_refuse_is_refused_before_it_is_stored(
-        self, app, args, kwargs
-    ):
+    def test_invalid_arguments_are_refused_before_they_are_stored(self, app, args, kwargs):
         @app.task
         def close(order, reason="late"):
             pass
@@ -233,7 +231,7 @@ class TestRequest:
             close.request(*args, **kwargs)
 
     @pytest.mark.parametrize("value", [object(), {1, 2}.__iter__, float("nan"), lambda: None])
-    def test_an_argument_that_is_not_json_is_refused_by_its_name(self, app, value):
+    def test_an_argument_that_is_not_json_is_refused_with_its_name(self, app, value):
         @app.task
         def close(order):
             pass
@@ -261,7 +259,7 @@ class TestPickle:
 
 class TestOptions:
     @pytest.mark.asyncio
-    async def test_options_are_given_apart_from_the_arguments(self, app):
+    async def test_options_are_separate_from_the_arguments(self, app):
         @app.task
         def send(to, *, text="hello"):
             pass

@@ -23,14 +23,14 @@ def test_a_duration_on_a_bound_counts_under_it_and_one_beyond_the_last_under_inf
     assert (histogram.count, histogram.sum) == (6, 107.0)
 
 
-def test_a_duration_below_zero_counts_as_none():
+def test_a_duration_below_zero_counts_as_zero():
     histogram = Histogram([1])
     histogram.observe(-5)
     assert (histogram.sum, histogram.cumulative()) == (0.0, [(1, 1), (math.inf, 1)])
 
 
 @given(st.lists(st.floats(0, 1000)))
-def test_the_counts_only_grow_and_end_with_all(durations):
+def test_cumulative_counts_increase_up_to_the_total(durations):
     histogram = Histogram()
     for seconds in durations:
         histogram.observe(seconds)
@@ -57,7 +57,7 @@ def test_a_quantile_beyond_the_last_bound_is_that_bound():
 
 
 @pytest.mark.parametrize("part", [-0.1, 1.1, math.nan])
-def test_a_part_is_from_0_to_1(part):
+def test_a_quantile_must_be_from_0_to_1(part):
     with pytest.raises(ValueError, match="from 0 to 1"):
         Histogram().quantile(part)
 
@@ -65,6 +65,6 @@ def test_a_part_is_from_0_to_1(part):
 @pytest.mark.parametrize(
     "bounds", [[], [0], [2, 1], [1, 1], [-1, 1], [1, math.nan, 2], [1, math.inf]]
 )
-def test_bounds_that_do_not_rise_are_refused(bounds):
+def test_bounds_that_do_not_increase_are_refused(bounds):
     with pytest.raises(ValueError, match="bounds must be"):
         Histogram(bounds)

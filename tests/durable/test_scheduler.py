@@ -36,7 +36,7 @@ class TestUrl:
             "sqlite://tasks.db", "sqlite://tasks.db/x", "mysql://localhost/x",
         ],
     )  # fmt: skip
-    def test_what_is_none_is_refused_when_it_is_made_and_shown_how(self, url):
+    def test_an_invalid_url_is_refused_at_once_with_a_valid_form(self, url):
         with pytest.raises(ValueError, match="sqlite:///"):
             Scheduler(url)
 
@@ -45,7 +45,7 @@ class TestUrl:
             Scheduler("sqlite:///:memory:")
 
     @pytest.mark.parametrize("url", [None, 5, b"sqlite:///tasks.db", object()])
-    def test_a_url_is_text(self, url):
+    def test_a_url_that_is_not_text_is_refused(self, url):
         with pytest.raises(TypeError, match="str"):
             Scheduler(url)
 
@@ -101,11 +101,11 @@ class TestUrl:
             ({"horizont": 5}, TypeError),
         ],
     )
-    def test_options_that_cannot_be_right_are_refused(self, tmp_path, options, error):
+    def test_invalid_options_are_refused(self, tmp_path, options, error):
         with pytest.raises(error):
             Scheduler(f"sqlite:///{tmp_path}/tasks.db", **options)
 
-    def test_to_make_one_touches_no_file(self, tmp_path):
+    def test_making_a_scheduler_touches_no_file(self, tmp_path):
         Scheduler(f"sqlite:///{tmp_path}/tasks.db")
         assert list(tmp_path.iterdir()) == []
 
@@ -148,7 +148,7 @@ class TestStart:
             async with app:
                 pass
 
-    async def test_a_second_start_is_refused_and_the_first_goes_on(self, stage):
+    async def test_a_second_start_is_refused_and_the_first_continues(self, stage):
         app = stage.app()
 
         @app.task
@@ -162,7 +162,7 @@ class TestStart:
             await stage.settle()
         assert len(stage.calls) == 1
 
-    async def test_of_two_starts_at_once_one_is_refused(self, stage):
+    async def test_of_two_concurrent_starts_one_is_refused(self, stage):
         app = stage.app()
         answers = await asyncio.gather(app.start(), app.start(), return_exceptions=True)
         try:
@@ -196,7 +196,7 @@ class TestStart:
             await stage.advance(2)
         assert stage.calls == [(2.0,)]
 
-    async def test_a_file_that_is_no_database_is_said_so_and_can_be_mended(self, stage):
+    async def test_a_file_that_is_not_a_database_is_refused_until_it_is_replaced(self, stage):
         stage.path.write_bytes(b"this is no database, whatever its name says" * 100)
         app = stage.app()
         app.task(name="note")(lambda: stage.called())
@@ -210,13 +210,13 @@ class TestStart:
             await stage.settle()
         assert len(stage.calls) == 1
 
-    async def test_folders_are_made_for_the_file(self, stage):
+    async def test_folders_are_created_for_the_file(self, stage):
         stage.path = stage.path.parent / "a" / "b" / "tasks.db"
         stage.url = f"sqlite:///{stage.path}"
         async with stage.app():
             assert stage.path.exists()
 
-    async def test_shards_count_when_the_store_is_made(self, stage):
+    async def test_shards_apply_when_the_store_is_created(self, stage):
         async with stage.app():
             pass
         app = Scheduler(stage.url, shards=64, clock=stage.clock)
@@ -234,7 +234,7 @@ class TestStart:
             await stage.settle()
         assert asyncio.all_tasks() == before
 
-    async def test_tasks_of_the_store_survive_it(self, stage):
+    async def test_stored_tasks_survive_a_scheduler(self, stage):
         first, second = stage.app(), stage.app()
         for app in (first, second):
             app.task(name="note")(lambda what: stage.called(what))
@@ -248,7 +248,7 @@ class TestStart:
         assert [call[1] for call in stage.calls] == [0, 1, 2, 3, 4]
         assert all(at >= 10 + what for at, what in stage.calls)
 
-    async def test_the_schema_says_what_the_rules_say(self, stage):
+    async def test_the_schema_has_the_states_and_events_of_the_code(self, stage):
         """State is in one partial index only, that of the running; payloads are bytes."""
         async with stage.app():
             pass
@@ -321,7 +321,7 @@ class TestStop:
             done = await other.get(task.id)
             assert (done.state, done.result) == (State.FINISHED, "done")
 
-    async def test_while_it_stops_nothing_more_is_started(self, stage):
+    async def test_nothing_starts_while_it_stops(self, stage):
         app, other = stage.app(grace=30), stage.app(dispatch=False)
         goes_on = asyncio.Event()
 
@@ -406,7 +406,7 @@ class TestStop:
             done = await second.get(task.id)
             assert (done.state, done.attempt, done.failures) == (State.FINISHED, 2, 1)
 
-    async def test_submits_that_are_on_their_way_are_stored_first(self, stage):
+    async def test_submits_under_way_are_stored_before_it_stops(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
         app.task(name="note")(lambda: None)
         async with other:
@@ -417,7 +417,7 @@ class TestStop:
             for task in await asyncio.gather(*on_their_way):
                 assert (await other.get(task.id)).state is State.DELAY
 
-    async def test_a_store_that_is_away_does_not_hold_it_for_ever(self, stage):
+    async def test_an_unavailable_store_does_not_block_the_stop(self, stage):
         app = stage.app(grace=0)
 
         @app.task
@@ -457,7 +457,7 @@ class TestStop:
         await stops[0]
         assert app._node is None
 
-    async def test_a_function_within_its_grace_may_submit_and_look(self, stage):
+    async def test_a_function_may_submit_and_query_within_the_grace(self, stage):
         app, other = stage.app(grace=30), stage.app(dispatch=False)
         goes_on = asyncio.Event()
 
@@ -486,7 +486,7 @@ class TestStop:
             with pytest.raises(NotStarted):
                 await app.get(task.id)
 
-    async def test_a_second_one_meanwhile_is_refused_and_the_first_goes_on(self, stage):
+    async def test_a_second_stop_is_refused_and_the_first_continues(self, stage):
         app = stage.app(grace=30)
         goes_on = asyncio.Event()
 
@@ -506,7 +506,7 @@ class TestStop:
         async with app:
             assert len((await app.backlog(state="finished")).items) == 1
 
-    async def test_its_shards_are_anothers_while_it_waits_for_functions(self, stage):
+    async def test_another_process_takes_its_shards_while_it_waits_for_functions(self, stage):
         first, second = stage.app(node="first", grace=30), stage.app(node="second")
         goes_on = asyncio.Event()
         for app in (first, second):
@@ -537,7 +537,7 @@ class TestStop:
             assert (done.state, done.result) == (State.FINISHED, "first")
             assert (done.attempt, done.failures) == (1, 0)
 
-    async def test_one_that_is_cancelled_leaves_no_step_behind(self, stage):
+    async def test_a_cancelled_stop_leaves_no_step_running(self, stage):
         app = stage.app(grace=30)
         goes_on = asyncio.Event()
 
@@ -560,7 +560,7 @@ class TestStop:
         goes_on.set()
         await asyncio.gather(*left, return_exceptions=True)
 
-    async def test_what_it_waits_for_and_what_it_leaves_running_is_told(self, stage):
+    async def test_it_logs_what_it_waits_for_and_what_still_runs(self, stage):
         app = stage.app()
         door = stage.door()
 
@@ -577,16 +577,16 @@ class TestStop:
 
 
 class TestOptions:
-    def test_a_secret_key_that_is_too_short_is_told_at_once(self, tmp_path):
+    def test_a_short_secret_key_is_refused_at_once(self, tmp_path):
         with pytest.raises(ValueError, match="16 characters"):
             Scheduler(f"sqlite:///{tmp_path}/tasks.db", secret_key="short")
 
     @pytest.mark.parametrize("size", [0, -1, 2**31])
-    def test_a_payload_has_bounds(self, tmp_path, size):
+    def test_an_invalid_max_body_is_refused(self, tmp_path, size):
         with pytest.raises(ValueError, match="max_body"):
             Scheduler(f"sqlite:///{tmp_path}/tasks.db", max_body=size)
 
-    def test_a_network_that_is_none_is_told(self, tmp_path):
+    def test_an_invalid_network_is_refused(self, tmp_path):
         app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", allow_targets=["not a network"])
         with pytest.raises(ValueError):
             app._make_channels(lambda: 0.0)
@@ -594,7 +594,7 @@ class TestOptions:
 
 @pytest.mark.asyncio
 class TestRun:
-    async def test_a_plain_function_has_verbs_done_on_the_schedulers_loop(self, stage):
+    async def test_a_plain_function_runs_verbs_on_the_schedulers_loop(self, stage):
         app = stage.app()
 
         @app.task
@@ -614,7 +614,7 @@ class TestRun:
             await stage.advance(5)
         assert stage.calls == [(5.0, "a")]
 
-    async def test_what_the_verb_raises_is_raised(self, stage):
+    async def test_an_exception_of_the_verb_is_raised(self, stage):
         app = stage.app()
         async with app:
             with pytest.raises(UnknownTask):

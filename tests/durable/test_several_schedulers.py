@@ -36,7 +36,7 @@ class TestSeveral:
             ("by the first", "first"), ("by the second", "first"),
         ]  # fmt: skip
 
-    async def test_the_one_that_stands_by_takes_over_when_the_first_stops(self, stage):
+    async def test_the_standby_takes_over_when_the_first_stops(self, stage):
         first, second = stage.app(node="first"), stage.app(node="second")
         for app in (first, second):
 
@@ -60,7 +60,7 @@ class TestSeveral:
         ]  # fmt: skip
         assert stage.calls[1][0] == 5.0
 
-    async def test_a_process_that_only_submits_is_heard_at_once(self, stage):
+    async def test_a_submit_of_another_process_is_noticed_at_once(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
 
         @app.task
@@ -92,7 +92,7 @@ class TestSeveral:
         assert [call[1] for call in stage.calls] == list(range(10))
         assert all(at - (0.5 + 1.5 * n) <= 1.001 for n, (at, _) in enumerate(stage.calls))
 
-    async def test_one_that_only_submits_runs_nothing(self, stage):
+    async def test_a_process_that_only_submits_runs_nothing(self, stage):
         app = stage.app(dispatch=False)
 
         @app.task
@@ -106,7 +106,7 @@ class TestSeveral:
             assert (await app.stats())["owned"] == 0
         assert stage.calls == []
 
-    async def test_one_that_only_submits_cancels_reschedules_and_replays(self, stage):
+    async def test_a_process_that_only_submits_may_cancel_reschedule_and_replay(self, stage):
         app, other = stage.app(), stage.app(dispatch=False)
 
         @app.task
@@ -148,7 +148,7 @@ class TestRealTime:
         assert all(at >= due for at, due in ran.values())
 
     @pytest.mark.asyncio
-    async def test_a_retry_a_timeout_and_a_schedule(self, tmp_path, watched):
+    async def test_a_retry_a_timeout_and_a_schedule_work(self, tmp_path, watched):
         app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", grace=0)
         ticks = []
 
@@ -172,7 +172,7 @@ class TestRealTime:
             assert (await app.get(failing.id)).attempt == 3
             assert (await app.get(hanging.id)).error.startswith("timed out")
 
-    def test_a_task_that_kills_its_process_is_tried_again_by_the_next(self, tmp_path):
+    def test_a_task_that_kills_its_process_is_retried_by_the_next(self, tmp_path):
         text = f"""
             import asyncio, logging, os, signal
             from tickwheel.durable import Scheduler, current_task

@@ -35,7 +35,7 @@ async def test_each_item_gets_its_own_answer():
     assert await asyncio.gather(*map(batch.add, range(5))) == [0, 2, 4, 6, 8]
 
 
-async def test_what_arrives_meanwhile_goes_together_into_the_next():
+async def test_items_that_arrive_during_a_flush_form_the_next_batch():
     flush = Flush()
     flush.goes_on.clear()
     batch = Batch(flush)
@@ -67,7 +67,7 @@ async def test_a_batch_is_no_larger_than_its_limit():
     assert flush.batches == [[0, 1], [2, 3], [4]]
 
 
-async def test_one_that_is_bad_fails_alone():
+async def test_a_bad_item_fails_alone():
     flush = Flush(bad={3})
     batch = Batch(flush)
     answers = await asyncio.gather(*map(batch.add, range(6)), return_exceptions=True)
@@ -76,14 +76,14 @@ async def test_one_that_is_bad_fails_alone():
     assert str(answers[3]) == "bad: 3"
 
 
-async def test_two_that_are_bad_fail_each_with_its_own_error():
+async def test_two_bad_items_fail_each_with_its_own_error():
     batch = Batch(Flush(bad={0, 7}))
     answers = await asyncio.gather(*map(batch.add, range(8)), return_exceptions=True)
     assert [str(answers[0]), str(answers[7])] == ["bad: 0", "bad: 7"]
     assert answers[1:7] == [2, 4, 6, 8, 10, 12]
 
 
-async def test_when_the_store_is_away_all_of_it_fails_at_once():
+async def test_when_the_store_is_unavailable_the_whole_batch_fails_at_once():
     calls = []
 
     async def flush(items):
@@ -96,7 +96,7 @@ async def test_when_the_store_is_away_all_of_it_fails_at_once():
     assert len(calls) == 1, "splitting would only ask a store that is away again"
 
 
-async def test_after_a_failure_the_next_goes_on():
+async def test_a_batch_after_a_failure_is_stored():
     flush = Flush(bad={1})
     batch = Batch(flush)
     with pytest.raises(ValueError, match="bad: 1"):
@@ -120,7 +120,7 @@ async def test_more_waiting_than_its_bound_is_refused_with_a_time_to_come_back()
     assert await batch.add(4) == 8
 
 
-async def test_one_who_stops_waiting_disturbs_nobody():
+async def test_a_cancelled_caller_does_not_affect_the_others():
     flush = Flush()
     flush.goes_on.clear()
     batch = Batch(flush)
@@ -131,7 +131,7 @@ async def test_one_who_stops_waiting_disturbs_nobody():
     assert await stays == 4
 
 
-async def test_drained_waits_for_what_is_under_way_and_for_what_waits():
+async def test_drain_waits_for_the_current_batch_and_the_queue():
     flush = Flush()
     flush.goes_on.clear()
     batch = Batch(flush, limit=1)
@@ -146,14 +146,14 @@ async def test_drained_waits_for_what_is_under_way_and_for_what_waits():
     await batch.drain()
 
 
-async def test_some_megabytes_are_a_batch_however_few_they_are():
+async def test_a_batch_ends_at_its_limit_in_bytes():
     flush = Flush()
     batch = Batch(flush, weigh=lambda item: item << 20)
     await asyncio.gather(*map(batch.add, [1, 1, 1, 1, 1, 3, 0, 2, 9, 1]))
     assert flush.batches == [[1, 1, 1, 1], [1, 3], [0, 2, 9], [1]]
 
 
-async def test_more_bytes_waiting_than_there_is_room_for_are_refused():
+async def test_items_beyond_the_capacity_in_bytes_are_refused():
     flush = Flush()
     flush.goes_on.clear()
     capacity = Capacity(100, 1_000_000)
@@ -169,7 +169,7 @@ async def test_more_bytes_waiting_than_there_is_room_for_are_refused():
     assert (capacity.items, capacity.bytes) == (0, 0)
 
 
-async def test_a_light_item_finds_room_whatever_the_heavy_ones_take():
+async def test_a_light_item_may_wait_however_many_bytes_wait():
     batch = Batch(Flush(), weigh=lambda item: item, capacity=Capacity(3, 100_000))
     waiting = [batch.add(90_000)]
     with pytest.raises(Overloaded):
@@ -180,7 +180,7 @@ async def test_a_light_item_finds_room_whatever_the_heavy_ones_take():
     assert await asyncio.gather(*waiting) == [180_000, 180_000, 2 * LIGHT_BYTES]
 
 
-async def test_one_that_is_larger_than_all_the_room_may_wait_alone():
+async def test_an_item_larger_than_the_capacity_may_wait_alone():
     flush = Flush()
     batch = Batch(flush, weigh=lambda item: item, capacity=Capacity(100, 1_000))
     first = batch.add(5_000)
@@ -189,7 +189,7 @@ async def test_one_that_is_larger_than_all_the_room_may_wait_alone():
     assert await first == 10_000
 
 
-async def test_batches_are_smaller_after_the_store_was_away_and_grow_again():
+async def test_batches_shrink_after_the_store_was_unavailable_and_grow_again():
     flush = Flush()
     batch = Batch(flush, limit=8)
     batch._flush = away(flush, 2)
@@ -201,7 +201,7 @@ async def test_batches_are_smaller_after_the_store_was_away_and_grow_again():
     assert [len(items) for items in flush.batches] == [2, 4, 2]
 
 
-async def test_batches_weigh_less_after_the_store_was_away_and_grow_again():
+async def test_batches_shrink_in_bytes_after_the_store_was_unavailable_and_grow_again():
     flush = Flush()
     batch = Batch(flush, limit_bytes=8, weigh=lambda _: 1)
     batch._flush = away(flush, 2)

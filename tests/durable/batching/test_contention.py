@@ -48,7 +48,7 @@ class Stage:
             await asyncio.sleep(0)
 
 
-async def test_those_that_came_with_it_are_stored_and_only_it_waits():
+async def test_the_rest_of_a_batch_is_stored_and_only_the_locked_item_waits():
     stage = Stage(held={3})
     answers = [stage.batch.add(item) for item in range(100)]
     await stage.settle()
@@ -59,7 +59,7 @@ async def test_those_that_came_with_it_are_stored_and_only_it_waits():
     assert await asyncio.gather(*answers) == [2 * item for item in range(100)]
 
 
-async def test_the_next_batch_does_not_wait_for_it():
+async def test_the_next_batch_does_not_wait_for_a_locked_item():
     stage = Stage(held={3})
     waits = stage.batch.add(3)
     await stage.settle()
@@ -70,7 +70,7 @@ async def test_the_next_batch_does_not_wait_for_it():
         await waits
 
 
-async def test_what_was_locked_is_known_until_it_has_been_stored():
+async def test_a_locked_key_is_remembered_until_its_item_is_stored():
     stage = Stage(held={3})
     assert not stage.queue.is_locked(3)
     waits = stage.batch.add(3)
@@ -86,7 +86,7 @@ async def test_what_was_locked_is_known_until_it_has_been_stored():
     assert not stage.queue.is_locked(3)
 
 
-async def test_what_was_locked_is_known_for_a_while_only(monkeypatch):
+async def test_a_locked_key_is_remembered_for_a_limited_time(monkeypatch):
     monkeypatch.setattr(contention, "REMEMBER_SECONDS", 0)
     stage = Stage(held={3})
     stage.store.given_up.set()
@@ -95,7 +95,7 @@ async def test_what_was_locked_is_known_for_a_while_only(monkeypatch):
     assert not stage.queue.is_locked(3)
 
 
-async def test_no_more_names_are_known_than_there_is_room_for(monkeypatch):
+async def test_the_number_of_remembered_keys_is_limited(monkeypatch):
     monkeypatch.setattr(contention, "MAX_REMEMBERED_KEYS", 2)
     stage = Stage(held=range(10))
     stage.store.given_up.set()
@@ -104,7 +104,7 @@ async def test_no_more_names_are_known_than_there_is_room_for(monkeypatch):
     assert sum(map(stage.queue.is_locked, range(10))) == 2
 
 
-async def test_a_few_wait_at_a_time_and_the_others_not_for_ever(monkeypatch):
+async def test_a_few_items_wait_at_a_time_and_the_others_time_out(monkeypatch):
     monkeypatch.setattr(contention, "MAX_WAIT_SECONDS", 0.01)
     stage = Stage(held=range(5))
     answers = [stage.queue.add(item) for item in range(5)]
@@ -116,7 +116,7 @@ async def test_a_few_wait_at_a_time_and_the_others_not_for_ever(monkeypatch):
     assert await asyncio.gather(*answers[: contention.CONCURRENT_WAITS]) == [0, 2]
 
 
-async def test_when_the_store_is_away_all_of_them_hear_it():
+async def test_when_the_store_is_unavailable_all_items_get_that_error():
     stage = Stage(held={3})
 
     async def away(items, *, patient=False):
@@ -128,7 +128,7 @@ async def test_when_the_store_is_away_all_of_them_hear_it():
     assert {str(answer) for answer in answers} == {"away"}
 
 
-async def test_one_that_cannot_be_stored_fails_alone():
+async def test_a_bad_item_fails_alone():
     stage = Stage(held={3})
 
     async def picky(items, *, patient=False):
@@ -143,7 +143,7 @@ async def test_one_that_cannot_be_stored_fails_alone():
     assert answers == [2 * item for item in range(20) if item != 5]
 
 
-async def test_what_waits_takes_room_until_it_is_answered():
+async def test_a_waiting_item_uses_capacity_until_it_is_answered():
     stage = Stage(held={3, 4})
     answers = [stage.batch.add(item) for item in (3, 4, 5)]
     await stage.settle()
@@ -153,7 +153,7 @@ async def test_what_waits_takes_room_until_it_is_answered():
     assert (stage.capacity.items, stage.capacity.bytes) == (0, 0)
 
 
-async def test_without_room_one_that_is_known_to_be_locked_is_refused():
+async def test_without_capacity_a_locked_item_is_refused():
     stage = Stage(held={3})
     for _ in range(1_000):
         stage.capacity.take(1)
@@ -161,7 +161,7 @@ async def test_without_room_one_that_is_known_to_be_locked_is_refused():
         stage.queue.add(3)
 
 
-async def test_drained_waits_for_those_that_wait():
+async def test_drain_waits_for_waiting_items():
     stage = Stage(held={3})
     waits = stage.batch.add(3)
     await stage.settle()

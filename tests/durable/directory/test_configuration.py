@@ -48,7 +48,7 @@ def row(service, seal=sealed):
 
 
 class TestConfigured:
-    def test_every_field_is_taken(self):
+    def test_every_field_can_be_configured(self):
         assert service_from_config("s", FULL, None) == Service(
             "s", protocol="http", endpoint=URL, timeout=12.5, max_attempts=7,
             backoff=Backoff(2, 3, 60, 0.5), concurrency=9, rate=2.5, secrets=("whsec_AAAA",),
@@ -56,7 +56,7 @@ class TestConfigured:
             breaker=Breaker(4, 1, 8, 2), enabled=False,
         )  # fmt: skip
 
-    def test_what_is_not_given_has_its_default_and_a_breaker(self):
+    def test_omitted_fields_have_defaults_and_a_breaker(self):
         meant = Service("s", protocol="http", endpoint=URL, timeout=30.0, breaker=Breaker())
         assert made() == meant
 
@@ -98,11 +98,11 @@ class TestConfigured:
         ],
         ids=str,
     )  # fmt: skip
-    def test_what_cannot_be_right_is_refused(self, wrong):
+    def test_invalid_configurations_are_refused(self, wrong):
         with pytest.raises((ValueError, TypeError)):
             made(**wrong)
 
-    def test_the_mapping_is_left_as_it_was(self):
+    def test_the_given_mapping_is_not_changed(self):
         before = json.dumps(FULL)
         service_from_config("s", FULL, None)
         assert json.dumps(FULL) == before
@@ -111,28 +111,28 @@ class TestConfigured:
 class TestPlaceholder:
     STORED = made(secret=["new", "old"], headers={"a": "1", "b": "2"})
 
-    def test_it_keeps_what_is_stored(self):
+    def test_the_placeholder_keeps_the_stored_secret(self):
         again = made(self.STORED, secret=PLACEHOLDER, headers={"b": PLACEHOLDER, "a": "3"})
         assert again.secrets == ("new", "old")
         assert dict(again.headers) == {"a": "3", "b": "2"}
 
-    def test_with_another_before_it_it_rotates(self):
+    def test_a_new_secret_before_the_placeholder_rotates(self):
         assert made(self.STORED, secret=["newest", PLACEHOLDER]).secrets == ("newest", "new", "old")
 
-    def test_a_secret_that_is_there_already_is_there_once(self):
+    def test_a_repeated_secret_is_stored_once(self):
         assert made(self.STORED, secret=["old", PLACEHOLDER]).secrets == ("old", "new")
 
-    def test_the_oldest_leave_when_there_are_many(self):
+    def test_the_oldest_secrets_beyond_the_limit_are_dropped(self):
         service = self.STORED
         for number in range(20):
             service = made(service, secret=[f"number {number}", PLACEHOLDER])
         assert service.secrets == tuple(f"number {n}" for n in range(19, 19 - MAX_SECRETS, -1))
 
-    def test_one_that_is_there_already_pushes_no_other_out(self):
+    def test_a_repeated_secret_drops_no_other(self):
         five = made(secret=list("abcde"))
         assert made(five, secret=["c", PLACEHOLDER]).secrets == ("c", "a", "b", "d", "e")
 
-    def test_what_is_not_given_stays(self):
+    def test_omitted_secrets_and_headers_stay(self):
         again = made(self.STORED, rate=5)
         assert (again.secrets, again.headers) == (self.STORED.secrets, self.STORED.headers)
         again = made(self.STORED, secret="newest")
@@ -141,20 +141,20 @@ class TestPlaceholder:
         assert (again.secrets, again.headers) == (self.STORED.secrets, (("c", "3"),))
 
     @pytest.mark.parametrize("nothing", [None, [], ()])
-    def test_none_removes_it(self, nothing):
+    def test_none_removes_secrets_and_headers(self, nothing):
         assert made(self.STORED, secret=nothing).secrets == ()
         assert made(self.STORED, headers=None).headers == ()
         assert made(self.STORED, headers={}).headers == ()
         assert made(self.STORED, secret=nothing, headers=None).endpoint == URL
 
-    def test_one_that_cannot_be_opened_here_is_not_lost_by_leaving_it_out(self):
+    def test_a_secret_that_cannot_be_opened_here_cannot_be_kept_or_lost(self):
         hidden = service_from_row(row(self.STORED), lambda *_: PLACEHOLDER)
         for config in ({}, {"headers": None}, {"secret": "newest"}):
             with pytest.raises(ValueError, match="cannot be kept"):
                 made(hidden, **config)
         assert made(hidden, secret="newest", headers=None).secrets == ("newest",)
 
-    def test_what_is_shown_can_be_given_back_and_changes_nothing(self):
+    def test_the_public_configuration_can_be_put_back_unchanged(self):
         stored = service_from_config("s", FULL, None)
         assert service_from_config("s", public_config(stored), stored) == stored
 
@@ -178,20 +178,20 @@ class TestOrigin:
         ],
         ids=str,
     )
-    def test_another_one_needs_what_is_secret_given_again(self, endpoint, config, named):
+    def test_another_origin_needs_the_secrets_again(self, endpoint, config, named):
         with pytest.raises(ValueError, match="no other origin") as told:
             made(self.STORED, endpoint=endpoint, **config)
         assert f"give {named} again" in str(told.value)
         assert endpoint not in str(told.value)
 
     @pytest.mark.parametrize("endpoint", OTHERS)
-    def test_with_all_of_it_given_again_or_removed_it_is_another(self, endpoint):
+    def test_another_origin_is_accepted_with_new_or_removed_secrets(self, endpoint):
         moved = made(self.STORED, endpoint=endpoint, secret="newest", headers={"a": "3"})
         assert (moved.secrets, moved.headers) == (("newest",), (("a", "3"),))
         bare = made(self.STORED, endpoint=endpoint, secret=None, headers=None)
         assert (bare.secrets, bare.headers) == ((), ())
 
-    def test_one_that_has_nothing_secret_may_move(self):
+    def test_a_service_without_secrets_may_move(self):
         assert made(made(), endpoint="https://b.example/").endpoint == "https://b.example/"
 
     @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ class TestOrigin:
         ["https://callee.example/other?q=1", "https://callee.example", "https://callee.example:443/",
          "HTTPS://Callee.Example/x"],
     )  # fmt: skip
-    def test_another_path_on_the_same_one_keeps_it(self, endpoint):
+    def test_another_path_on_the_same_origin_keeps_the_secrets(self, endpoint):
         assert made(self.STORED, endpoint=endpoint).secrets == self.STORED.secrets
 
     @pytest.mark.parametrize(
@@ -214,12 +214,14 @@ class TestOrigin:
             (5, "5"),
         ],
     )
-    def test_its_form_never_changes_since_secrets_are_bound_to_it(self, endpoint, origin):
+    def test_the_text_of_an_origin_never_changes_since_secrets_are_bound_to_it(
+        self, endpoint, origin
+    ):
         assert origin_of(endpoint) == origin
 
 
 class TestForms:
-    def test_what_is_stored_comes_back(self):
+    def test_a_stored_service_is_restored(self):
         service = service_from_config("s", FULL, None)
         again = service_from_row(row(service), unsealed)
         assert again.version == 3
@@ -234,7 +236,7 @@ class TestForms:
         secret=st.lists(st.text(min_size=1), max_size=3, unique=True),
         headers=st.dictionaries(st.text(min_size=1), st.text(), max_size=3),
     )
-    def test_whatever_it_is_it_is_stored_and_restored(self, **config):
+    def test_any_service_is_stored_and_restored(self, **config):
         config["secret"] = [one for one in config["secret"] if one != PLACEHOLDER]
         service = made(**config)
         again = service_from_row(row(service), unsealed)
@@ -242,7 +244,7 @@ class TestForms:
             getattr(service, name) for name in Service.__slots__ if name != "version"
         ]
 
-    def test_what_is_stored_has_its_secrets_and_headers_sealed(self):
+    def test_the_stored_form_has_sealed_secrets_and_headers(self):
         form = sealed_config(service_from_config("s", FULL, None), sealed)
         assert "whsec_AAAA" not in form
         assert "Bearer b" not in form
@@ -266,14 +268,14 @@ class TestForms:
         ],
         ids=["service", "namespace", "origin", "header", "field"],
     )
-    def test_what_is_sealed_opens_in_its_own_place_only(self, move):
+    def test_a_sealed_secret_opens_for_its_own_service_and_field_only(self, move):
         vault = Vault("a key of 16 or more")
         stored = row(service_from_config("s", FULL, None), vault.seal)
         assert service_from_row(stored, vault.open).secrets == ("whsec_AAAA",)
         with pytest.raises(ValueError, match="another service, header or origin"):
             service_from_row(move(stored, json.loads(stored.config)), vault.open)
 
-    def test_what_is_shown_has_neither(self):
+    def test_the_public_form_has_no_secrets_or_header_values(self):
         shown = public_config(service_from_config("s", FULL, None))
         assert shown["secret"] == PLACEHOLDER
         assert shown["headers"] == {"authorization": PLACEHOLDER, "x": PLACEHOLDER}
@@ -281,6 +283,6 @@ class TestForms:
         assert "whsec_AAAA" not in repr(service_from_config("s", FULL, None))
         assert "Bearer b" not in repr(service_from_config("s", FULL, None))
 
-    def test_a_field_of_a_later_version_is_passed_over(self):
+    def test_a_field_of_a_later_version_is_ignored(self):
         config = {**json.loads(sealed_config(made(), sealed)), "colour": "red"}
         assert service_from_row(ServiceRow("s", 1, json.dumps(config), 0), unsealed).endpoint == URL

@@ -42,7 +42,7 @@ def not_from_here(service):
 
 
 class TestChanges:
-    async def test_a_service_that_is_put_on_one_is_live_on_another_within_a_step(self, stage):
+    async def test_a_service_put_on_one_node_is_live_on_another_within_a_step(self, stage):
         (app, callee), (other, _) = calling(stage), calling(stage, dispatch=False)
         async with app, other:
             await stage.settle()
@@ -54,7 +54,7 @@ class TestChanges:
             assert (await app.get(task.id)).state is State.FINISHED
         assert callee.times[0] <= 1.0
 
-    async def test_a_change_of_it_counts_for_the_next_call(self, stage):
+    async def test_a_change_of_a_service_applies_to_the_next_call(self, stage):
         (app, callee), (other, _) = calling(stage), calling(stage, dispatch=False)
         async with app, other:
             await other.put_service("s", endpoint=URL)
@@ -68,7 +68,7 @@ class TestChanges:
         assert [service.endpoint for service in callee.services] == [URL, f"{URL}new"]
         assert callee.services[1].secrets == ("whsec_BBBB",)
 
-    async def test_a_call_under_way_ends_by_the_configuration_it_began_with(self, stage):
+    async def test_a_call_under_way_ends_with_the_configuration_it_started_with(self, stage):
         held = Held()
         app, callee = calling(stage, held)
         async with app:
@@ -81,7 +81,7 @@ class TestChanges:
             await stage.advance(60)
         assert callee.times == [0.0, 5.0]
 
-    async def test_one_that_is_disabled_elsewhere_holds_its_tasks(self, stage):
+    async def test_a_service_disabled_elsewhere_holds_its_tasks(self, stage):
         (app, callee), (other, _) = calling(stage), calling(stage, dispatch=False)
         async with app, other:
             await other.put_service("s", endpoint=URL, enabled=False)
@@ -93,7 +93,7 @@ class TestChanges:
             await stage.advance(1)
             assert (await app.get(task.id)).state is State.FINISHED
 
-    async def test_one_that_is_deleted_elsewhere_is_gone_here(self, stage):
+    async def test_a_service_deleted_elsewhere_is_gone_here(self, stage):
         (app, _), (other, _) = calling(stage), calling(stage, dispatch=False)
         async with app, other:
             await app.put_service("s", endpoint=URL)
@@ -101,9 +101,7 @@ class TestChanges:
             await stage.advance(1)
             assert "s" not in app.node.services
 
-    async def test_the_tasks_of_one_that_is_gone_wait_and_come_alive_when_it_is_put_again(
-        self, stage
-    ):
+    async def test_the_tasks_of_a_gone_service_wait_until_it_is_put_again(self, stage):
         app, callee = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -122,7 +120,7 @@ class TestChanges:
             await stage.advance(500)
             assert len(callee.calls) == 3
 
-    async def test_services_that_were_put_are_there_after_a_restart(self, stage):
+    async def test_stored_services_exist_after_a_restart(self, stage):
         app, _ = calling(stage)
         async with app:
             put = await app.put_service("s", endpoint=URL, rate=3, secret="whsec_AAAA")
@@ -134,7 +132,7 @@ class TestChanges:
             assert (await second.get(task.id)).state is State.FINISHED
         assert callee.services[0].secrets == ("whsec_AAAA",)
 
-    async def test_a_change_of_nothing_is_not_read(self, stage):
+    async def test_without_a_change_nothing_is_read(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -155,7 +153,7 @@ class TestChanges:
             assert reads == [1]
             assert app.node.services["s"] is before, "what has not changed stays the same object"
 
-    async def test_a_store_that_is_away_leaves_what_is_known(self, stage):
+    async def test_an_unavailable_store_leaves_the_known_services(self, stage):
         app, callee = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL)
@@ -169,7 +167,7 @@ class TestChanges:
             await stage.advance(3)
             assert "other" in app.node.services
 
-    async def test_a_read_that_fails_half_way_is_made_again(self, stage):
+    async def test_a_read_that_fails_halfway_is_repeated(self, stage):
         app, _ = calling(stage)
         async with app:
             await stage.settle()
@@ -179,7 +177,7 @@ class TestChanges:
             await stage.advance(3)
             assert "s" in app.node.services
 
-    async def test_stopping_leaves_the_functions_alone(self, stage):
+    async def test_stopping_keeps_only_the_task_functions(self, stage):
         app, _ = calling(stage)
 
         @app.task
@@ -212,7 +210,7 @@ class TestUnusable:
             json.dumps({**GOOD, "protocol": None}),
         ],
     )  # fmt: skip
-    async def test_a_row_that_cannot_be_read_stops_nobody_else(self, stage, config):
+    async def test_an_unreadable_row_does_not_affect_the_others(self, stage, config):
         stage.expects_errors = True
         app, callee = calling(stage)
         async with app:
@@ -230,9 +228,7 @@ class TestUnusable:
             failed = [record for record in stage.logged if "step" in record.getMessage()]
             assert not failed, "no step has failed"
 
-    async def test_one_that_must_not_be_called_from_here_holds_its_tasks_and_loses_no_attempt(
-        self, stage
-    ):
+    async def test_a_service_with_a_refused_target_holds_its_tasks_without_an_attempt(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, max_attempts=1, headers={"a": "b"})
@@ -256,7 +252,7 @@ class TestUnusable:
             await stage.advance(1)
             assert len(callee.calls) == 2
 
-    async def test_what_such_a_one_keeps_secret_can_be_kept_by_a_put(self, stage):
+    async def test_a_put_can_keep_the_secrets_of_an_unusable_service(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, secret="whsec_hush", headers={"a": "b"})
@@ -272,7 +268,7 @@ class TestUnusable:
             assert (service.secrets, service.headers) == (("whsec_hush",), (("a", "b"),))
             assert strict.node.directory.problem(service) is None
 
-    async def test_it_is_said_once_and_mended_by_the_next_put(self, stage):
+    async def test_an_unusable_service_is_logged_once_and_repaired_by_a_put(self, stage):
         stage.expects_errors = True
         app, _ = calling(stage)
         async with app:
@@ -290,7 +286,7 @@ class TestUnusable:
             assert app.node.directory.unusable == {}
             assert (await app.get(task.id)).state is State.FINISHED
 
-    async def test_a_function_of_that_name_goes_before_it(self, stage):
+    async def test_a_task_function_takes_precedence_over_a_stored_service(self, stage):
         stage.expects_errors = True
         app, callee = calling(stage)
 
@@ -340,7 +336,7 @@ class TestSecrets:
         said = " ".join(record.getMessage() for record in stage.logged)
         assert "whsec" not in said
 
-    async def test_without_a_key_a_warning_says_that_they_are_there(self, stage):
+    async def test_without_a_key_a_warning_says_that_secrets_are_in_plain_text(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, secret="whsec_hush")
@@ -348,7 +344,7 @@ class TestSecrets:
         warnings = [record for record in stage.logged if record.levelno == logging.WARNING]
         assert ["TICKWHEEL_SECRET_KEY" in record.getMessage() for record in warnings] == [True]
 
-    async def test_keys_are_changed_by_having_both_for_a_time(self, stage):
+    async def test_keys_are_rotated_by_having_both_for_a_time(self, stage):
         app, _ = calling(stage, secret_key=KEY)
         async with app:
             for name in ("one", "two"):
@@ -411,7 +407,7 @@ class TestSecrets:
                 with pytest.raises(ValueError, match="cannot be kept"):
                     await app.put_service("copy", endpoint=URL, **config)
 
-    async def test_one_that_cannot_be_read_at_all_does_not_lose_its_secrets_to_a_put(self, stage):
+    async def test_a_put_does_not_drop_the_secrets_of_an_unreadable_service(self, stage):
         app, _ = calling(stage)
         async with app:
             await app.put_service("s", endpoint=URL, secret="whsec_hush", headers={"a": "b"})
@@ -422,9 +418,7 @@ class TestSecrets:
                     await app.put_service("s", endpoint=URL, **config)
             await app.put_service("s", endpoint=URL, secret=None, headers=None)
 
-    async def test_a_placeholder_does_not_make_one_that_cannot_be_opened_lose_its_secret(
-        self, stage
-    ):
+    async def test_a_placeholder_does_not_drop_a_secret_that_cannot_be_opened(self, stage):
         app, _ = calling(stage, secret_key=KEY)
         async with app:
             await app.put_service("s", endpoint=URL, secret="whsec_hush")
@@ -443,7 +437,7 @@ class TestSecrets:
 class TestAlone:
     """The directory by itself, on a store."""
 
-    async def test_it_knows_tokens(self, stage):
+    async def test_it_has_the_tokens(self, stage):
         store = StagedStore(stage.path, shards=4, clock=stage.wall)
         await store.open()
         directory = Directory(store.registry, {}, Vault(), {"http": Callee(stage)}, store.now_ms)
@@ -458,7 +452,7 @@ class TestAlone:
         assert directory.tokens == {}
         await store.close()
 
-    async def test_it_tells_of_changes_and_only_of_those(self, stage):
+    async def test_it_notifies_of_changes_only(self, stage):
         store = StagedStore(stage.path, shards=4, clock=stage.wall)
         await store.open()
         services = {"mine": Service("mine")}

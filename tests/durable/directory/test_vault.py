@@ -19,14 +19,14 @@ OWNER = '["mail", "https://a.example:443", "secret"]'
 class TestSealed:
     @settings(max_examples=50)
     @given(st.text())
-    def test_what_was_sealed_comes_out_again(self, secret):
+    def test_a_sealed_secret_opens_again(self, secret):
         try:
             secret.encode()
         except UnicodeEncodeError:
             return
         assert ONE.open(ONE.seal(secret, OWNER), OWNER) == secret
 
-    def test_nothing_of_it_can_be_seen(self):
+    def test_the_sealed_text_reveals_nothing(self):
         sealed = ONE.seal("whsec_very+secret", OWNER)
         assert "secret" not in sealed
         assert b"secret" not in base64.b64decode(sealed.rpartition(":")[2])
@@ -48,7 +48,7 @@ class TestBound:
             "",
         ],
     )
-    def test_it_opens_for_nobody_but_its_owner(self, other):
+    def test_it_opens_for_its_owner_only(self, other):
         sealed = ONE.seal("whsec_secret", OWNER)
         with pytest.raises(ValueError, match="another service") as told:
             ONE.open(sealed, other)
@@ -62,7 +62,7 @@ class TestBound:
         with pytest.raises(ValueError, match="another service"):
             both.open(sealed, "another")
 
-    def test_one_that_an_earlier_version_sealed_unbound_stays_closed_and_says_what_to_do(self):
+    def test_an_unbound_secret_of_an_earlier_version_stays_closed_with_advice(self):
         key = hashlib.scrypt(NEW.encode(), salt=b"tickwheel secret", n=2**14, r=8, p=1, dklen=32)
         nonce = b"\0" * 12
         data = base64.b64encode(nonce + AESGCM(key).encrypt(nonce, b"a", None)).decode()
@@ -81,7 +81,7 @@ class TestKeys:
         with pytest.raises(ValueError, match="TICKWHEEL_SECRET_KEY does not have"):
             old.open(both.seal("b", OWNER), OWNER)
 
-    def test_a_key_that_is_not_there_is_told_by_its_id_and_no_secret_is_shown(self):
+    def test_a_missing_key_is_named_by_its_id_and_no_secret_is_shown(self):
         sealed = Vault(OLD).seal("whsec_secret", OWNER)
         with pytest.raises(ValueError, match="was sealed with the key") as told:
             ONE.open(sealed, OWNER)
@@ -89,7 +89,7 @@ class TestKeys:
         assert sealed.rpartition(":")[2] not in str(told.value)
         assert sealed.split(":")[1] in str(told.value)
 
-    def test_without_any_key_a_sealed_one_stays_closed(self):
+    def test_without_a_key_a_sealed_secret_stays_closed(self):
         with pytest.raises(ValueError, match="TICKWHEEL_SECRET_KEY"):
             Vault().open(ONE.seal("a", OWNER), OWNER)
 
@@ -100,16 +100,16 @@ class TestKeys:
         assert keys not in str(told.value)
 
     @pytest.mark.parametrize("keys", [None, "", "  ", ",", " , "])
-    def test_no_key_is_no_key(self, keys):
+    def test_an_empty_key_counts_as_none(self, keys):
         assert Vault(keys).seal("a", OWNER) == "plain:a"
 
-    def test_a_key_is_not_in_what_a_vault_shows_of_itself(self):
+    def test_the_repr_of_a_vault_shows_no_key(self):
         assert NEW not in repr(ONE)
         assert NEW not in str(vars(ONE))
 
 
 class TestPlain:
-    def test_without_a_key_it_is_stored_as_it_is_and_a_warning_says_so_once(self, caplog):
+    def test_without_a_key_secrets_are_stored_in_plain_text_with_one_warning(self, caplog):
         vault = Vault()
         with caplog.at_level(logging.WARNING, "tickwheel"):
             assert [vault.open(vault.seal(one, OWNER), OWNER) for one in ("a", "bound:b", "")] == [
@@ -119,7 +119,7 @@ class TestPlain:
         assert record.levelno == logging.WARNING
         assert "TICKWHEEL_SECRET_KEY" in record.getMessage()
 
-    def test_with_a_key_what_was_stored_without_one_is_read_still(self):
+    def test_with_a_key_plain_secrets_can_still_be_read(self):
         assert ONE.open(Vault().seal("a", OWNER), OWNER) == "a"
 
 
@@ -137,17 +137,17 @@ class TestDamaged:
         ],
         ids=["cut", "changed", "garbage", "empty", "short", "not ascii", "no body"],
     )
-    def test_it_is_told_and_nothing_is_given(self, damage):
+    def test_a_damaged_secret_is_an_error(self, damage):
         with pytest.raises(ValueError, match="damaged"):
             ONE.open(damage(ONE.seal("whsec_secret", OWNER)), OWNER)
 
     @pytest.mark.parametrize("text", ["", "whsec_secret", "bound", "bound:", ":", "BOUND:a:b"])
-    def test_what_no_vault_has_sealed_stays_closed_and_is_not_shown(self, text):
+    def test_a_text_that_no_vault_sealed_stays_closed_and_is_not_shown(self, text):
         with pytest.raises(ValueError, match=r"key|damaged") as told:
             ONE.open(text, OWNER)
         assert "whsec_secret" not in str(told.value)
 
-    def test_every_byte_counts(self):
+    def test_a_change_of_any_byte_is_detected(self):
         text = ONE.seal("a", OWNER)
         head, _, body = text.rpartition(":")
         data = base64.b64decode(body)

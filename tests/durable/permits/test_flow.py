@@ -43,7 +43,7 @@ def opened(now=0.0, **fields):
 
 
 class TestConcurrency:
-    def test_as_many_begin_as_the_service_allows(self):
+    def test_as_many_calls_start_as_the_service_allows(self):
         flow = Flow(service(concurrency=3), 0)
         assert flow.free(0) == 3
         flow.take(2, 0)
@@ -57,20 +57,18 @@ class TestConcurrency:
         ("concurrency", "nodes", "share"),
         [(10, 1, 10), (10, 2, 5), (10, 3, 3), (2, 5, 1), (1, 9, 1)],
     )
-    def test_it_is_divided_by_the_nodes_that_live_one_each_at_least(
+    def test_live_nodes_divide_the_concurrency_and_each_has_at_least_one(
         self, concurrency, nodes, share
     ):
         assert Flow(service(concurrency=concurrency), 0, nodes).free(0) == share
 
     @given(st.integers(1, 100_000), st.integers(1, 1_000))
-    def test_all_nodes_together_have_no_more_than_there_is_unless_it_is_one_each(
-        self, all_of, nodes
-    ):
+    def test_all_nodes_together_keep_to_the_concurrency_unless_each_has_one(self, all_of, nodes):
         share = Flow(service(concurrency=all_of), 0, nodes).free(0)
         assert share >= 1
         assert share * nodes <= max(all_of, nodes)
 
-    def test_another_share_counts_at_once_and_what_is_under_way_goes_on(self):
+    def test_a_new_share_applies_at_once_and_calls_under_way_continue(self):
         flow = Flow(service(concurrency=10), 0)
         flow.take(8, 0)
         flow.update(flow.service, 2, 0)
@@ -80,20 +78,20 @@ class TestConcurrency:
         flow.update(flow.service, 1, 0)
         assert flow.free(0) == 6
 
-    def test_another_configuration_counts_at_once(self):
+    def test_a_new_configuration_applies_at_once(self):
         flow = Flow(service(concurrency=1), 0)
         flow.take(1, 0)
         flow.update(service(concurrency=4), 1, 0)
         assert flow.free(0) == 3
 
-    def test_waiting_for_a_permit_ends_by_no_clock(self):
+    def test_time_alone_does_not_free_a_permit(self):
         flow = Flow(service(concurrency=1), 0)
         flow.take(1, 0)
         assert flow.next_at(0) is None
 
 
 class TestRate:
-    def test_calls_come_at_the_rate(self):
+    def test_calls_start_at_the_rate(self):
         flow = Flow(service(rate=2), 0)
         begun = []
         now = 0.0
@@ -104,7 +102,7 @@ class TestRate:
             now = flow.next_at(now)
         assert begun == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5, 3])
 
-    def test_a_tenth_of_a_second_may_come_at_once(self):
+    def test_the_calls_of_a_tenth_of_a_second_may_start_at_once(self):
         flow = Flow(service(rate=1_000, concurrency=500), 0)
         assert flow.free(0) == 1_000 * BURST_SECONDS == 100
         flow.take(100, 0)
@@ -130,44 +128,44 @@ class TestRate:
         flow.update(given, 1, 20)
         assert flow.free(3600) == 1  # and it begins slowly
 
-    def test_a_breaker_that_is_taken_away_holds_nothing_back(self):
+    def test_removing_the_breaker_ends_its_pause(self):
         flow = Flow(service(breaker=Breaker(failures=1)), 0)
         flow.record(False, 0, flow.take(1, 0))
         assert flow.free(0) == 0
         flow.update(service(breaker=None), 1, 0)
         assert flow.free(0) > 0
 
-    def test_it_is_divided_by_the_nodes_that_live(self):
+    def test_live_nodes_divide_the_rate(self):
         flow = Flow(service(rate=10), 0, nodes=5)
         flow.take(1, 0)
         assert flow.free(0.499) == 0
         assert flow.free(0.5) == 1
 
-    def test_a_call_that_did_not_come_about_gives_its_token_back(self):
+    def test_undoing_a_call_gives_its_token_back(self):
         flow = Flow(service(rate=1), 0)
         flow.undo(flow.take(1, 0))
         assert (flow.free(0), flow.under_way) == (1, 0)
 
-    def test_giving_back_never_makes_more_than_there_was(self):
+    def test_undoing_never_exceeds_the_burst(self):
         flow = Flow(service(rate=10, concurrency=50), 0)
         turn = flow.take(1, 0)
         assert flow.free(5) == 1
         flow.undo(turn)
         assert flow.free(5) == 1
 
-    def test_a_call_that_is_over_gives_no_token_back(self):
+    def test_a_call_that_ended_gives_no_token_back(self):
         flow = Flow(service(rate=1), 0)
         call(flow, True, 0)
         assert flow.free(0.5) == 0
 
-    def test_a_rate_that_is_changed_counts_from_then_on(self):
+    def test_a_changed_rate_applies_at_once(self):
         flow = Flow(service(rate=1), 0)
         flow.take(1, 0)
         flow.update(service(rate=10), 1, 0.5)
         assert flow.free(0.5) == 0
         assert flow.free(0.55) == 1
 
-    def test_a_rate_may_come_and_go(self):
+    def test_a_rate_may_be_added_and_removed(self):
         flow = Flow(service(rate=1), 0)
         flow.take(1, 0)
         flow.update(service(), 1, 0)
@@ -176,7 +174,7 @@ class TestRate:
         flow.update(service(rate=1), 1, 100)
         assert flow.free(100) <= 1
 
-    def test_a_clock_that_is_set_back_gives_nothing_for_nothing(self):
+    def test_a_clock_that_is_set_back_gives_no_tokens(self):
         flow = Flow(service(rate=1), 100)
         flow.take(1, 100)
         assert flow.free(50) == 0
@@ -196,9 +194,7 @@ class TestRate:
             max_size=60,
         ),
     )
-    def test_no_stretch_of_time_has_more_calls_than_the_rate_and_one_burst(
-        self, rate, nodes, steps
-    ):
+    def test_no_interval_has_more_calls_than_the_rate_and_one_burst(self, rate, nodes, steps):
         flow = Flow(service(rate=rate, concurrency=100_000), 0, nodes)
         burst = max(1.0, rate / nodes * BURST_SECONDS)
         begun = []  # when, how many
@@ -218,7 +214,7 @@ class TestRate:
                 assert calls <= burst + (at - begun[first][0]) * rate / nodes + 1e-6
 
     @given(rate=st.floats(0.01, 1_000), seconds=st.floats(0, 100))
-    def test_whoever_waits_until_the_next_may_begin_then(self, rate, seconds):
+    def test_a_call_may_start_at_the_time_that_next_at_returns(self, rate, seconds):
         flow = Flow(service(rate=rate, concurrency=1_000), 0)
         flow.take(flow.free(seconds), seconds)
         at = flow.next_at(seconds)
@@ -228,7 +224,7 @@ class TestRate:
 
 
 class TestHold:
-    def test_nothing_begins_until_its_end_and_then_one(self):
+    def test_during_a_hold_nothing_starts_and_after_it_one_call(self):
         flow = Flow(service(concurrency=10), 0)
         flow.hold(30)
         assert flow.free(0) == flow.free(29.999) == 0
@@ -246,7 +242,7 @@ class TestHold:
         assert flow.next_at(0) == 40
 
     @pytest.mark.parametrize("breaker", [BREAKER, None], ids=["breaker", "no breaker"])
-    def test_after_it_each_success_lets_one_more_be_under_way(self, breaker):
+    def test_after_a_hold_each_success_allows_one_more_call(self, breaker):
         flow = Flow(service(concurrency=5, breaker=breaker), 0)
         flow.hold(30)
         limits = []
@@ -255,7 +251,7 @@ class TestHold:
             call(flow, True, 30)
         assert limits == [1, 2, 3, 4, 5, 5]
 
-    def test_what_is_under_way_ends_as_it_would(self):
+    def test_calls_under_way_end_as_usual_during_a_hold(self):
         flow = Flow(service(concurrency=5), 0)
         turn = flow.take(5, 0)
         flow.hold(30)
@@ -263,14 +259,14 @@ class TestHold:
         end(flow, 5)
         assert (flow.under_way, flow.free(1)) == (0, 0)
 
-    def test_a_clock_that_is_set_far_forward_ends_it(self):
+    def test_a_clock_that_is_set_far_forward_ends_a_hold(self):
         flow = Flow(service(), 0)
         flow.hold(86_400)
         assert flow.free(1e9) == 1
 
 
 class TestBreaker:
-    def test_it_opens_after_so_many_failures_in_a_row(self):
+    def test_the_breaker_opens_after_its_number_of_failures_in_a_row(self):
         flow = Flow(service(), 0)
         for _ in range(2):
             call(flow, False, 0)
@@ -279,13 +275,13 @@ class TestBreaker:
         assert (flow.state, flow.free(0)) == (BreakerState.OPEN, 0)
         assert flow.is_blocked(0)
 
-    def test_a_success_between_begins_the_row_anew(self):
+    def test_a_success_resets_the_count_of_failures(self):
         flow = Flow(service(), 0)
         for healthy in [False, False, True] * 10:
             call(flow, healthy, 0)
         assert flow.state is BreakerState.CLOSED
 
-    def test_an_answer_that_says_nothing_of_the_service_does_not_count(self):
+    def test_an_answer_without_a_verdict_on_the_service_does_not_count(self):
         flow = Flow(service(), 0)
         for healthy in [False, None, False, None]:
             call(flow, healthy, 0)
@@ -293,13 +289,13 @@ class TestBreaker:
         call(flow, False, 0)
         assert flow.state is BreakerState.OPEN
 
-    def test_without_one_nothing_is_ever_held_back(self):
+    def test_without_a_breaker_failures_stop_nothing(self):
         flow = Flow(service(breaker=None, concurrency=7), 0)
         for _ in range(1_000):
             call(flow, False, 0)
         assert (flow.state, flow.free(0)) == (BreakerState.CLOSED, 7)
 
-    def test_it_stays_open_for_its_pause_and_then_lets_a_probe_through(self):
+    def test_the_breaker_stays_open_for_its_pause_and_then_allows_a_probe(self):
         flow = opened()
         assert flow.next_at(0) == 5
         assert flow.free(4.999) == 0
@@ -308,23 +304,23 @@ class TestBreaker:
         assert flow.state is BreakerState.HALF_OPEN
         assert flow.free(5) == flow.free(1_000) == 0, "one probe at a time"
 
-    def test_so_many_probes_at_a_time(self):
+    def test_the_number_of_concurrent_probes_is_limited(self):
         flow = opened(breaker=replace(BREAKER, probes=4), concurrency=10)
         assert flow.free(5) == 4
         flow.take(3, 5)
         assert flow.free(5) == 1
 
-    def test_no_more_probes_than_may_be_under_way(self):
+    def test_probes_keep_to_the_concurrency(self):
         flow = opened(breaker=replace(BREAKER, probes=4), concurrency=2)
         assert flow.free(5) == 2
 
-    def test_a_probe_that_says_nothing_is_followed_by_another(self):
+    def test_a_probe_without_a_verdict_is_followed_by_another(self):
         flow = opened()
         call(flow, None, 5)
         assert flow.state is BreakerState.HALF_OPEN
         assert flow.free(5) == 1
 
-    def test_a_probe_that_did_not_come_about_is_followed_by_another(self):
+    def test_a_probe_that_was_undone_is_followed_by_another(self):
         flow = opened()
         flow.undo(flow.take(1, 5))
         assert flow.free(5) == 1
@@ -339,7 +335,7 @@ class TestBreaker:
             now = flow.next_at(now)
         assert pauses == [10, 20, 30, 30, 30]
 
-    def test_after_it_has_closed_the_pause_is_the_first_again(self):
+    def test_after_the_breaker_closes_its_pause_is_the_first_again(self):
         flow = opened()
         call(flow, False, 5)
         call(flow, True, 15)
@@ -348,14 +344,14 @@ class TestBreaker:
             call(flow, False, 15)
         assert flow.next_at(15) == 20
 
-    def test_after_it_has_closed_it_takes_as_many_failures_again(self):
+    def test_after_the_breaker_closes_it_opens_after_as_many_failures_again(self):
         flow = opened()
         call(flow, True, 5)
         call(flow, False, 5)
         call(flow, False, 5)
         assert flow.state is BreakerState.CLOSED
 
-    def test_a_service_comes_back_slowly_each_success_lets_one_more_be_under_way(self):
+    def test_a_service_recovers_slowly_each_success_allows_one_more_call(self):
         flow = opened(concurrency=6)
         limits = []
         for _ in range(7):
@@ -363,7 +359,7 @@ class TestBreaker:
             limits.append(flow.limit)
         assert limits == [2, 3, 4, 5, 6, 6, 6]
 
-    def test_failures_of_calls_from_before_do_not_make_the_pause_longer(self):
+    def test_failures_of_earlier_calls_do_not_extend_the_pause(self):
         flow = Flow(service(concurrency=50), 0)
         turn = flow.take(50, 0)
         for _ in range(50):
@@ -371,7 +367,7 @@ class TestBreaker:
             flow.give(turn)
         assert flow.next_at(1) == 6
 
-    def test_a_success_of_a_call_from_before_does_not_end_the_pause(self):
+    def test_a_success_of_an_earlier_call_does_not_end_the_pause(self):
         flow = Flow(service(), 0)
         turn = flow.take(4, 0)
         for healthy in [False, False, False, True]:
@@ -380,7 +376,7 @@ class TestBreaker:
         assert (flow.state, flow.free(1)) == (BreakerState.OPEN, 0)
 
     @pytest.mark.parametrize("healthy", [True, False, None])
-    def test_an_answer_of_a_call_from_before_is_no_probes(self, healthy):
+    def test_an_answer_to_an_earlier_call_does_not_count_as_a_probe(self, healthy):
         flow = Flow(service(), 0)
         before = flow.take(4, 0)
         for _ in range(3):
@@ -392,14 +388,14 @@ class TestBreaker:
         assert flow.state is BreakerState.CLOSED
         end(flow, 5)
 
-    def test_a_second_probe_that_fails_after_the_first_has_closed_it_is_one_failure(self):
+    def test_a_probe_that_fails_after_another_closed_the_breaker_is_one_failure(self):
         flow = opened(breaker=replace(BREAKER, probes=2))
         turn = flow.take(2, 5)
         flow.record(True, 6, turn)
         flow.record(False, 6, turn)
         assert flow.state is BreakerState.CLOSED
 
-    def test_an_open_one_that_is_held_as_well_waits_for_the_later(self):
+    def test_an_open_breaker_and_a_hold_wait_for_the_later_end(self):
         flow = opened()
         flow.hold(60)
         assert flow.free(59) == 0
@@ -409,18 +405,18 @@ class TestBreaker:
     @pytest.mark.parametrize(
         "other", [{"endpoint": "https://b.example/"}, {"breaker": None}], ids=["moved", "without"]
     )
-    def test_a_service_that_is_another_now_is_called_at_once(self, other):
+    def test_a_changed_service_is_called_at_once(self, other):
         flow = opened()
         flow.update(service(**other), 1, 1)
         assert (flow.state, flow.free(1)) == (BreakerState.CLOSED, 100)
 
-    def test_one_that_is_enabled_again_is_called_at_once(self):
+    def test_a_service_that_is_enabled_again_is_called_at_once(self):
         flow = opened()
         flow.update(service(enabled=False), 1, 1)
         flow.update(service(enabled=True), 1, 1)
         assert (flow.state, flow.free(1)) == (BreakerState.CLOSED, 100)
 
-    def test_a_change_of_something_else_leaves_it_open(self):
+    def test_an_unrelated_change_leaves_the_breaker_open(self):
         flow = opened()
         flow.update(service(concurrency=5, timeout=3), 1, 1)
         assert (flow.state, flow.next_at(1)) == (BreakerState.OPEN, 5)
@@ -440,7 +436,7 @@ class TestBreaker:
             max_size=80,
         ),
     )  # fmt: skip
-    def test_whatever_happens_it_keeps_to_its_bounds(self, breaker, concurrency, steps):
+    def test_random_calls_keep_to_all_limits(self, breaker, concurrency, steps):
         """Against a model that knows the rules and nothing of the code.
 
         Calls end in any order, those of before a pause included.
@@ -477,7 +473,7 @@ class TestBreaker:
             elif not under_way:
                 assert flow.free(now) >= 1, "nothing is stuck"
 
-    def test_what_is_not_stored_has_no_breaker(self):
+    def test_a_service_that_is_not_stored_has_no_breaker(self):
         assert Flow(Service("function"), 0).limit == 100
         assert Service("function").breaker is None
         assert Flow(Service("function"), 0).next_at(0) is None

@@ -40,7 +40,7 @@ class Others:
         self.told.append((service, until_ms - START_MS))
 
 
-async def test_the_others_are_told_until_when():
+async def test_the_other_nodes_are_notified_of_the_end_of_a_hold():
     others = Others()
     holds = Holds(others, others)
     holds.notify("a", 30_000)
@@ -49,7 +49,7 @@ async def test_the_others_are_told_until_when():
     assert sorted(others.told) == [("a", 30_000), ("b", 5_000)]
 
 
-async def test_a_node_that_is_alone_tells_nobody():
+async def test_a_single_node_notifies_nobody():
     others = Others(nodes=1)
     holds = Holds(others, others)
     holds.notify("a", 30_000)
@@ -57,7 +57,7 @@ async def test_a_node_that_is_alone_tells_nobody():
     assert others.told == []
 
 
-async def test_many_that_are_asked_for_the_same_say_it_once():
+async def test_repeated_holds_are_published_once_per_second():
     others = Others()
     holds = Holds(others, others)
     for late_ms in range(0, 1_000, 10):
@@ -71,7 +71,7 @@ async def test_many_that_are_asked_for_the_same_say_it_once():
     assert others.told == [("a", 30_000), ("a", 31_000)]
 
 
-async def test_a_shorter_hold_after_a_longer_one_is_not_told():
+async def test_a_shorter_hold_after_a_longer_one_is_not_published():
     others = Others()
     holds = Holds(others, others)
     holds.notify("a", 30_000)
@@ -80,7 +80,7 @@ async def test_a_shorter_hold_after_a_longer_one_is_not_told():
     assert others.told == [("a", 30_000)]
 
 
-async def test_what_comes_while_one_is_told_is_told_after_it():
+async def test_a_hold_that_comes_during_a_notification_is_published_after_it():
     others = Others()
     holds = Holds(others, others)
     others.goes_on.clear()
@@ -92,7 +92,7 @@ async def test_what_comes_while_one_is_told_is_told_after_it():
     assert others.told == [("a", 30_000), ("b", 5_000)]
 
 
-async def test_a_store_that_is_away_is_no_error_and_the_next_is_told():
+async def test_an_unavailable_store_is_ignored_and_the_next_hold_is_published():
     others = Others()
     holds = Holds(others, others)
     others.away = True

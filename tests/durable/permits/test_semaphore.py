@@ -18,7 +18,7 @@ def fill(semaphore, held, name, services, choosers=1, tasks=MANY):
     return held.get(name, 0)
 
 
-def test_without_a_spare_all_permits_are_divided_among_those_who_choose():
+def test_an_unfair_semaphore_divides_all_permits_among_the_choosers():
     semaphore = Semaphore(32)
     for choosers in (4, 3, 2, 1):
         assert semaphore.offer(0, choosers, 10) == 8
@@ -26,12 +26,12 @@ def test_without_a_spare_all_permits_are_divided_among_those_who_choose():
     assert semaphore.offer(8, 1, 10) == 0
 
 
-def test_one_service_alone_leaves_more_than_it_takes():
+def test_a_single_service_leaves_more_than_it_takes():
     semaphore, held = Semaphore(1000, fair=True), {}
     assert 400 < fill(semaphore, held, "one", 1) < 500
 
 
-def test_a_second_one_has_half_of_what_is_left_and_a_third_something_still():
+def test_a_second_service_has_half_of_the_rest_and_a_third_still_some():
     semaphore, held = Semaphore(1000, fair=True), {}
     counts = [fill(semaphore, held, name, 3) for name in ("one", "two", "three")]
     assert counts == sorted(counts, reverse=True)
@@ -39,7 +39,7 @@ def test_a_second_one_has_half_of_what_is_left_and_a_third_something_still():
     assert semaphore.free >= 100
 
 
-def test_the_only_permit_is_for_one_who_has_none():
+def test_a_single_permit_goes_to_a_service_without_any():
     semaphore = Semaphore(1, fair=True)
     assert semaphore.offer(1, 1, 5) == 0
     assert semaphore.offer(0, 1, 5) == 1
@@ -59,7 +59,7 @@ def test_each_service_has_its_part_of_the_reserve_whatever_the_others_hold(permi
     st.integers(1, 300),
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 300), st.integers(1, 10))),
 )
-def test_no_more_are_offered_than_are_free(permits, turns):
+def test_offers_never_exceed_the_free_permits(permits, turns):
     semaphore, held = Semaphore(permits, fair=True), {}
     for name, tasks, choosers in turns:
         fill(semaphore, held, name, 10, choosers, tasks)

@@ -13,20 +13,20 @@ def test_a_node_keeps_as_many_as_it_has_permits_for():
     assert kept(share, "mail", 5_999, 10) == 0, "they are due in the same second"
 
 
-def test_each_second_and_each_service_counts_for_itself():
+def test_each_second_and_each_service_counts_separately():
     share = Share()
     assert kept(share, "mail", 5_000, 10) == 3
     assert kept(share, "mail", 6_000, 10) == 3
     assert kept(share, "sms", 5_000, 10) == 3
 
 
-def test_what_waits_counts_as_kept():
+def test_waiting_tasks_count_as_kept():
     share = Share()
     assert kept(share, "mail", 5_000, 10, waiting=2) == 1
     assert kept(share, "mail", 6_000, 10, waiting=3) == 0
 
 
-def test_what_is_due_by_now_is_forgotten_and_what_comes_later_is_not():
+def test_only_tasks_that_are_due_are_forgotten():
     share = Share()
     for due_at_ms in (0, 4_000, 5_000, 6_000):
         assert kept(share, "mail", due_at_ms, 10) == 3

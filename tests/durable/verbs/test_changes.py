@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio
 
 class TestCancel:
     @pytest.mark.parametrize("state", UNCLAIMED)
-    async def test_it_wins_over_what_is_unclaimed_which_never_runs(self, stage, cast, state):
+    async def test_cancelling_an_unclaimed_task_works_and_it_never_runs(self, stage, cast, state):
         async with cast.app as app:
             await cast.enter()
             verdict = await app.cancel(cast.id(state))
@@ -31,7 +31,7 @@ class TestCancel:
         assert state not in [what for _, what in stage.calls]
 
     @pytest.mark.parametrize("state", OTHERS)
-    async def test_it_loses_otherwise_and_says_to_what(self, cast, state):
+    async def test_any_other_state_refuses_it_and_is_returned(self, cast, state):
         async with cast.app as app:
             await cast.enter()
             before = await app.get(cast.id(state))
@@ -39,7 +39,7 @@ class TestCancel:
             assert await app.get(cast.id(state)) == before
             cast.goes_on.set()
 
-    async def test_of_many_at_once_one_wins(self, cast):
+    async def test_of_many_concurrent_cancels_one_works(self, cast):
         async with cast.app as app:
             task = await cast.note.submit("a", delay=5)
             verdicts = await asyncio.gather(*(app.cancel(task.id) for _ in range(10)))
@@ -52,7 +52,7 @@ class TestCancel:
         [NOBODY, "nope", "", "x" * 32, NOBODY.upper()],
         ids=["nobody's", "short", "empty", "no digits", "capitals"],
     )
-    async def test_an_id_that_nobody_has_is_unknown(self, cast, verb, task_id):
+    async def test_an_unknown_id_is_an_error(self, cast, verb, task_id):
         async with cast.app as app:
             with pytest.raises(UnknownTask) as refused:
                 await getattr(app, verb)(task_id)
@@ -60,12 +60,12 @@ class TestCancel:
 
     @pytest.mark.parametrize("verb", ["cancel", "get", "attempts", "replay"])
     @pytest.mark.parametrize("task_id", [None, 7, b"x"])
-    async def test_an_id_is_text(self, cast, verb, task_id):
+    async def test_an_id_that_is_not_text_is_refused(self, cast, verb, task_id):
         async with cast.app as app:
             with pytest.raises(TypeError, match="id"):
                 await getattr(app, verb)(task_id)
 
-    async def test_while_it_waits_for_its_next_try_it_can_be_cancelled(self, stage):
+    async def test_a_task_that_waits_for_a_retry_can_be_cancelled(self, stage):
         app = stage.app()
 
         @app.task(backoff=10)
@@ -95,21 +95,21 @@ class TestCancelKey:
             assert (await app.get(other.id)).state is State.DELAY
             assert await app.cancel_key("k") == []
 
-    async def test_it_can_be_for_one_service(self, cast):
+    async def test_cancel_key_may_name_a_service(self, cast):
         async with cast.app as app:
             one = await cast.note.submit("a", key="k", delay=5)
             two = await cast.fail.submit("b", key="k", delay=5)
             assert [v.id for v in await app.cancel_key("k", cast.note)] == [one.id]
             assert [v.id for v in await app.cancel_key("k", "fail")] == [two.id]
 
-    async def test_over_one_that_runs_it_loses(self, stage, cast):
+    async def test_cancel_key_does_not_cancel_a_running_task(self, stage, cast):
         async with cast.app as app:
             task = await cast.wait.submit("a", key="k")
             await stage.settle()
             assert await app.cancel_key("k") == [(task.id, False, State.RUNNING)]
             cast.goes_on.set()
 
-    async def test_cancel_key_takes_all_however_large_their_payloads_are(self, stage, monkeypatch):
+    async def test_cancel_key_cancels_tasks_with_large_payloads_too(self, stage, monkeypatch):
         monkeypatch.setattr("tickwheel.durable.stores.sqlite.store.PAGE_BYTES", 3_000)
         app = stage.app(dispatch=False)
         async with app:
@@ -122,7 +122,7 @@ class TestCancelKey:
 class TestReschedule:
     @pytest.mark.parametrize("state", UNCLAIMED)
     @pytest.mark.parametrize("how", [{"delay": 45}, {"at": NOW + timedelta(seconds=45)}])
-    async def test_it_moves_what_is_unclaimed(self, stage, cast, state, how):
+    async def test_rescheduling_an_unclaimed_task_works(self, stage, cast, state, how):
         async with cast.app as app:
             await cast.enter()
             verdict = await app.reschedule(cast.id(state), **how)
@@ -135,7 +135,7 @@ class TestReschedule:
         assert [what for _, what in stage.calls].count(state) == 1
 
     @pytest.mark.parametrize("state", OTHERS)
-    async def test_it_loses_otherwise_and_says_to_what(self, cast, state):
+    async def test_any_other_state_refuses_it_and_is_returned(self, cast, state):
         async with cast.app as app:
             await cast.enter()
             before = await app.get(cast.id(state))
@@ -147,7 +147,9 @@ class TestReschedule:
     @pytest.mark.parametrize(
         ("first", "second"), [(5, 2), (5, 50), (5, HOUR), (HOUR, 5), (5, 0), (HOUR, 0)]
     )
-    async def test_earlier_and_later_in_and_out_of_the_horizon(self, stage, cast, first, second):
+    async def test_a_task_moves_earlier_and_later_across_the_horizon(
+        self, stage, cast, first, second
+    ):
         async with cast.app as app:
             task = await cast.note.submit("a", delay=first)
             await stage.settle()
@@ -159,7 +161,7 @@ class TestReschedule:
                 await stage.advance(2)
         assert stage.calls == [(float(second), "a")]
 
-    async def test_a_moment_in_the_past_is_now(self, stage, cast):
+    async def test_a_time_in_the_past_is_now(self, stage, cast):
         async with cast.app as app:
             task = await cast.note.submit("a", delay=HOUR)
             await app.reschedule(task.id, at=NOW - timedelta(days=1))
@@ -169,21 +171,21 @@ class TestReschedule:
     @pytest.mark.parametrize(
         "how", [{}, {"delay": 1, "at": NOW}, {"delay": -1}, {"at": NOW.replace(tzinfo=None)}]
     )
-    async def test_a_time_that_cannot_be_right_is_refused(self, cast, how):
+    async def test_an_invalid_time_is_refused(self, cast, how):
         async with cast.app as app:
             task = await cast.note.submit("a", delay=5)
             with pytest.raises(ValueError):
                 await app.reschedule(task.id, **how)
             assert (await app.get(task.id)).due_at_ms == task.due_at_ms
 
-    async def test_an_id_that_nobody_has_is_unknown(self, cast):
+    async def test_an_unknown_id_is_an_error(self, cast):
         async with cast.app as app:
             with pytest.raises(UnknownTask):
                 await app.reschedule(NOBODY, delay=5)
 
 
 class TestMany:
-    async def test_cancel_where_takes_what_matches_and_is_unclaimed(self, stage, cast):
+    async def test_cancel_where_cancels_matching_unclaimed_tasks(self, stage, cast):
         async with cast.app as app:
             await cast.enter()
             await app.submit_many([cast.note.request(n, delay=HOUR) for n in range(2_500)])
@@ -198,7 +200,7 @@ class TestMany:
             cast.goes_on.set()
             await stage.settle()
 
-    async def test_cancel_where_knows_states_and_keys(self, cast):
+    async def test_cancel_where_filters_by_state_and_key(self, cast):
         async with cast.app as app:
             await cast.enter()
             keyed = await cast.note.submit("k", delay=9, key="k")
@@ -208,7 +210,7 @@ class TestMany:
             assert (await app.get(keyed.id)).state is State.CANCELLED
             cast.goes_on.set()
 
-    async def test_reschedule_where_moves_what_matches(self, stage, cast):
+    async def test_reschedule_where_moves_matching_tasks(self, stage, cast):
         async with cast.app as app:
             requests = [cast.note.request(n, delay=HOUR + n) for n in range(1_200)]
             await app.submit_many(requests)
@@ -221,7 +223,7 @@ class TestMany:
             assert {at for at, _ in stage.calls} == {10.0}
             assert (await app.get(other.id)).due_at_ms == other.due_at_ms
 
-    async def test_reschedule_where_can_stop_short_of_a_time(self, cast):
+    async def test_reschedule_where_filters_by_due_time(self, cast):
         async with cast.app as app:
             near = await cast.note.submit("a", delay=5)
             far = await cast.note.submit("b", delay=50)
@@ -232,7 +234,7 @@ class TestMany:
             assert (await app.get(far.id)).due_at_ms == far.due_at_ms
 
     @pytest.mark.parametrize("which", [{}, {"state": "delay"}, {"due_before": NOW}])
-    async def test_which_ones_must_be_said_by_service_or_key(self, cast, which):
+    async def test_bulk_changes_need_a_service_or_a_key(self, cast, which):
         async with cast.app as app:
             with pytest.raises(ValueError, match="service or key"):
                 await app.cancel_where(**which)
@@ -261,7 +263,7 @@ class TestMany:
         assert terminal.getvalue().startswith("\r")
         assert terminal.getvalue().endswith("\n")
 
-    async def test_reschedule_where_moves_none_a_second_time(self, stage, monkeypatch):
+    async def test_reschedule_where_moves_no_task_twice(self, stage, monkeypatch):
         """Moved to now it fails, and then its next try is its backoff's to say."""
         monkeypatch.setattr(tasks, "BULK_TASKS", 20)
         app = stage.app()
@@ -287,7 +289,7 @@ class TestMany:
             await stage.advance(10)
         assert len(stage.calls) == len({call[1] for call in stage.calls}) == 60
 
-    async def test_after_the_clock_was_set_back_all_that_was_there_is_changed(self, stage):
+    async def test_bulk_changes_work_after_the_clock_was_set_back(self, stage):
         app = stage.app()
 
         @app.task
@@ -305,7 +307,7 @@ class TestMany:
             finally:
                 del store._clock.time_ns
 
-    async def test_cancel_where_ends_though_more_and_more_is_submitted(self, stage, monkeypatch):
+    async def test_cancel_where_ends_while_more_is_submitted(self, stage, monkeypatch):
         monkeypatch.setattr(tasks, "BULK_TASKS", 20)
         app = stage.app()
 

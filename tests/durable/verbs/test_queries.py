@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class TestLooking:
-    async def test_get_shows_what_there_is_in_each_state(self, cast):
+    async def test_get_returns_a_task_in_each_state(self, cast):
         async with cast.app as app:
             await cast.enter()
             shown = {state: await app.get(task.id) for state, task in cast.tasks.items()}
@@ -42,7 +42,7 @@ class TestLooking:
             assert page.next_cursor is None
 
     @pytest.mark.parametrize("limit", [1, 3, 7, 20])
-    async def test_a_cursor_leads_through_all_of_it_once(self, cast, limit):
+    async def test_cursors_lead_through_the_whole_list_once(self, cast, limit):
         async with cast.app as app:
             await cast.enter()
             await app.submit_many([cast.note.request(n, delay=HOUR) for n in range(14)])
@@ -60,7 +60,7 @@ class TestLooking:
             cast.goes_on.set()
 
     @pytest.mark.parametrize("state", UNCLAIMED + OTHERS)
-    async def test_each_state_can_be_asked_for(self, cast, state):
+    async def test_lists_filter_by_state(self, cast, state):
         async with cast.app as app:
             await cast.enter()
             for wanted in (state, State(state)):
@@ -69,7 +69,7 @@ class TestLooking:
                 assert page.items[0].state == state
             cast.goes_on.set()
 
-    async def test_other_filters(self, cast):
+    async def test_lists_filter_by_service_key_and_due_time(self, cast):
         async with cast.app as app:
             await cast.enter()
             keyed = await cast.note.submit("k", delay=90, key="k")
@@ -103,12 +103,12 @@ class TestLooking:
             ({"cursor": 5}, TypeError),
         ],
     )
-    async def test_what_cannot_be_asked_for_is_refused(self, cast, options, error):
+    async def test_invalid_filters_are_refused(self, cast, options, error):
         async with cast.app as app:
             with pytest.raises(error):
                 await app.list(**options)
 
-    async def test_stats_tell_what_is_held_and_done(self, cast):
+    async def test_stats_count_tasks_held_and_ended(self, cast):
         async with cast.app as app:
             await cast.enter()
             stats = await app.stats()
@@ -124,16 +124,14 @@ class TestLooking:
 
 @pytest.mark.parametrize("timeout", [0, 0.0, 1e-9, timedelta(0)])
 class TestWaiting:
-    async def test_one_that_has_ended_is_returned_however_short_the_timeout(
-        self, stage, cast, timeout
-    ):
+    async def test_wait_returns_a_final_task_even_with_a_short_timeout(self, stage, cast, timeout):
         async with cast.app as app:
             await cast.enter()
             for state in ("finished", "failed", "cancelled"):
                 assert (await app.wait(cast.id(state), timeout=timeout)).state == state
             cast.goes_on.set()
 
-    async def test_one_that_has_not_is_looked_at_once(self, stage, cast, timeout):
+    async def test_wait_reads_a_live_task_at_least_once(self, stage, cast, timeout):
         async with cast.app as app:
             await cast.enter()
             with pytest.raises(TimeoutError, match="has not ended"):
@@ -184,7 +182,7 @@ class TestNamespaces:
                 with pytest.raises(UnknownTask):
                     await app.get(tasks[name].id, namespace=namespace)
 
-    async def test_lists_and_bulk_verbs_keep_to_it(self, stage):
+    async def test_lists_and_bulk_verbs_keep_to_the_namespace(self, stage):
         app, _ = calling(stage)
         async with app:
             names = ("s", "acme/s", "acme2/s")

@@ -42,7 +42,7 @@ class TestReplay:
             assert len(stage.calls) == 2
             cast.goes_on.set()
 
-    async def test_it_can_be_later(self, stage, cast):
+    async def test_a_replay_may_be_delayed(self, stage, cast):
         async with cast.app as app:
             await cast.enter()
             await app.replay(cast.id("finished"), delay=5)
@@ -52,14 +52,14 @@ class TestReplay:
             cast.goes_on.set()
 
     @pytest.mark.parametrize("state", ["delay", "ready", "running"])
-    async def test_one_that_has_yet_to_end_is_refused(self, cast, state):
+    async def test_a_live_task_cannot_be_replayed(self, cast, state):
         async with cast.app as app:
             await cast.enter()
             with pytest.raises(AlreadyReplayed, match="has not ended"):
                 await app.replay(cast.id(state))
             cast.goes_on.set()
 
-    async def test_its_key_may_be_taken_by_now(self, stage, cast):
+    async def test_a_replay_is_refused_if_another_task_has_its_key(self, stage, cast):
         async with cast.app as app:
             old = await cast.note.submit("a", key="k")
             await stage.settle()
@@ -71,7 +71,7 @@ class TestReplay:
             await app.cancel(holder.id)
             assert (await app.replay(old.id)).key == "k"
 
-    async def test_its_old_deadline_does_not_expire_it(self, stage, cast):
+    async def test_the_old_deadline_does_not_expire_a_replay(self, stage, cast):
         async with cast.app as app:
             old = await cast.note.submit("a", delay=5, deadline=1)
             await stage.advance(5)
@@ -80,7 +80,7 @@ class TestReplay:
             await stage.settle()
             assert (await app.get(new.id)).state is State.FINISHED
 
-    async def test_many_are_replayed_by_default_the_failed_ones(self, stage):
+    async def test_replay_where_replays_failed_tasks_by_default(self, stage):
         app = stage.app()
 
         @app.task(concurrency=1_000)
@@ -103,12 +103,12 @@ class TestReplay:
             await stage.advance(3)
 
     @pytest.mark.parametrize("which", [{}, {"state": None}, {"namespace": "acme", "force": True}])
-    async def test_many_must_be_said_which(self, cast, which):
+    async def test_replay_where_needs_a_filter(self, cast, which):
         async with cast.app as app:
             with pytest.raises(ValueError, match="say which tasks: give state, service or key"):
                 await app.replay_where(**which)
 
-    async def test_what_has_no_service_any_more_is_not_replayed(self, stage, cast):
+    async def test_tasks_without_a_service_are_not_replayed(self, stage, cast):
         other = stage.app(dispatch=False)
         async with other:
             gone = await other.submit("gone", 1, delay=HOUR, key="k")
@@ -123,7 +123,7 @@ class TestReplay:
             assert await app.replay_where(key="k", state="cancelled") == 1
             assert (await app.get(gone.id)).replayed_as is None
 
-    async def test_many_of_another_state_or_key(self, stage, cast):
+    async def test_replay_where_filters_by_state_and_key(self, stage, cast):
         async with cast.app as app:
             await cast.enter()
             await cast.note.submit("k", key="k")
@@ -138,7 +138,7 @@ class TestReplay:
 
 
 class TestRetention:
-    async def test_final_tasks_and_their_attempts_leave_after_their_time(self, stage):
+    async def test_final_tasks_and_their_attempts_are_deleted_after_the_retention(self, stage):
         app = stage.app(retention=DAY)
 
         @app.task
@@ -163,7 +163,7 @@ class TestRetention:
     async def rows(self, app, task_id):
         return await app._node.store.attempts(task_id)
 
-    async def test_many_leave_some_at_a_time_until_all_are_gone(self, stage):
+    async def test_many_final_tasks_are_deleted_in_portions(self, stage):
         app = stage.app(retention=timedelta(minutes=10))
 
         @app.task(concurrency=5_000)
@@ -178,7 +178,7 @@ class TestRetention:
             await stage.advance(61)
             assert (await app.stats())["store"] == {"live": 0, "final": 0}
 
-    async def test_a_replay_outlives_what_it_was_made_of(self, stage, cast):
+    async def test_a_replay_outlives_its_original(self, stage, cast):
         async with cast.app as app:
             app._node._prune._retention_ms = 1_000
             task = await cast.note.submit("a")
