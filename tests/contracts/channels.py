@@ -44,7 +44,7 @@ class Peer:
         return await self.channel.send(given or task(), self.service, may_send)
 
     async def until_called(self, calls=1):
-        """Wait until so many calls have arrived."""
+        """Wait until `calls` calls have arrived."""
         await self.until(lambda: len(self.payloads) >= calls)
 
     async def until(self, condition):

@@ -184,7 +184,7 @@ class TestLatencies:
 class TestTrace:
     @pytest.fixture
     def log(self, peer):
-        """What a tracer of the channel sees."""
+        """The log of a tracer of the channel."""
         log = []
 
         @contextlib.contextmanager

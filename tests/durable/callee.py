@@ -1,4 +1,4 @@
-"""A channel whose answers a test gives: the callee of services that are called over a network."""
+"""A channel whose answers a test chooses: the callee of services over a network."""
 
 import asyncio
 import inspect
@@ -15,9 +15,9 @@ GONE = Answer(Event.RELEASE, error="410", gone=True)
 
 
 class Callee:
-    """Notes each call, and answers as it is told: by `answer`, one value or a function of both.
+    """Records each call and answers with `answer`, a value or a function of task and service.
 
-    - `remote`, as every channel to another process is: what was sent goes on elsewhere.
+    - `remote`, like every channel to another process: a sent call goes on elsewhere.
     """
 
     remote = True

@@ -41,7 +41,7 @@ async def until(condition, seconds=30):
 
 
 async def blocked(user, sessions=1):
-    """Wait until so many sessions wait for a lock."""
+    """Wait until `sessions` sessions wait for a lock."""
 
     async def waiting():
         return await user.fetchval(WAITING) >= sessions

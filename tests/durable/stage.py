@@ -1,7 +1,7 @@
-"""What the tests of the scheduler stand on: a stage whose time moves only when told.
+"""The stage of the scheduler's tests: its time moves only when a test advances it.
 
-A test submits, lets time pass, and looks. Nothing here waits for the system's clock: `settle` runs
-the loop until no thread of the stores is at work and no callback is ready.
+A test submits, advances the time, and checks. Nothing here waits for the system's clock: `settle`
+runs the loop until no thread of the stores works and no callback is ready.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ START = 1_800_000_000.0  # a Friday in January 2027, 08:00 UTC
 START_MS = round(START * 1000)
 SHARDS = 4
 PATIENCE = 60  # seconds after which a test has hung
-TURNS = 100_000  # of the loop, after which it will never be quiet
+MAX_TURNS = 100_000  # of the loop; if it is not idle by then, it never will be
 SECOND, MINUTE, HOUR, DAY = 1, 60, 3_600, 86_400
 
 
@@ -36,7 +36,7 @@ def a_task(**fields):
 
 
 class Wall:
-    """The time of day: the stage's clock, and by how much somebody has set it since."""
+    """The time of day: the stage's clock plus an offset that `set` changes."""
 
     def __init__(self, clock):
         self._clock = clock
@@ -49,12 +49,12 @@ class Wall:
         return self._clock.time_ns() + self._set_ns
 
     def set(self, seconds):
-        """Set it forward, or back; no timer notices."""
+        """Set it forward or back; no timer notices."""
         self._set_ns += round(seconds * 1e9)
 
 
 class StagedStore(SqliteStore):
-    """The real store, which also says how much is under way in its threads."""
+    """The real store, which also counts the jobs in its threads."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -90,7 +90,7 @@ class Door:
         assert self._open.wait(PATIENCE)
 
     def open(self):
-        """Let all go on."""
+        """Let all functions continue."""
         self.waiting = 0
         self._open.set()
 
@@ -98,10 +98,10 @@ class Door:
 class Stage:
     """Schedulers on one file and one clock.
 
-    - `advance` lets time pass as it would: each step works at its own moment.
-    - `jump` is a pause of the whole process: time is later, and then everything is due at once.
+    - `advance` lets time pass: each step works at its own moment.
+    - `jump` is a pause of the whole process: after it, everything is due at once.
     - `wall.set` sets the time of day, forward or back, without any time passing.
-    - An error that a step logs fails the test, unless it says that it waits for it.
+    - An error that a step logs fails the test, unless the test expects it.
     """
 
     def __init__(self, path):
@@ -151,7 +151,7 @@ class Stage:
         """Run the loop until everything is quiet."""
         loop = asyncio.get_running_loop()
         calm = 0
-        for _ in range(TURNS):
+        for _ in range(MAX_TURNS):
             await asyncio.sleep(0)
             if self._threads_at_work():
                 await asyncio.sleep(0.0002)  # they need the interpreter, too
@@ -172,7 +172,7 @@ class Stage:
         return plain > held_up or any(node.store.busy for node in self.nodes)
 
     async def advance(self, seconds):
-        """Let so much time pass."""
+        """Advance the time by `seconds`."""
         await self.settle()
         target = self.clock.time_ns() + round(seconds * 1e9)
         while (moment := self._next_moment()) is not None and moment <= target:
@@ -186,18 +186,18 @@ class Stage:
         return min((moment for moment in moments if moment is not None), default=None)
 
     async def jump(self, seconds):
-        """Let so much time pass while nothing runs."""
+        """Advance the time by `seconds` while nothing runs."""
         await self.settle()
         self.clock.advance(seconds)
         await self.settle()
 
     async def hours(self, count):
-        """Let hours pass, each in one leap: every step works once in each."""
+        """Advance the time hour by hour, each in one jump: every step works once per hour."""
         for _ in range(count):
             await self.jump(HOUR)
 
     async def kill(self, app):
-        """End a scheduler as kill -9 does, as far as the file can tell: nothing more is written."""
+        """End a scheduler like kill -9, as seen by the file: it writes nothing more."""
         node, app._node = app._node, None
         for step in node._steps:
             await step.stop()
@@ -207,7 +207,7 @@ class Stage:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-        node.coordinator._lock.release()  # as the system does; the shards are not given up
+        node.coordinator._lock.release()  # as the system does; the shards stay owned
         await node._timer.close()
         await node.store.close()
 
@@ -262,13 +262,13 @@ def watchdog(seconds=PATIENCE):
 
 
 async def until(condition):
-    """Run the loop until `condition()` holds: for what a thread or another process does."""
+    """Run the loop until `condition()` is true, for work of a thread or another process."""
     while not condition():
         await asyncio.sleep(0.002)
 
 
 def away(method, times):
-    """Stand in for a method of a store that is away for so many calls."""
+    """Replace a method of a store that is unavailable for some calls."""
     left = [times]
 
     async def call(*args, **options):
@@ -281,7 +281,7 @@ def away(method, times):
 
 
 def answer_lost(method, times=1):
-    """Stand in for a method that commits, and whose answer is then lost."""
+    """Replace a method: it commits, but its answer is lost."""
     left = [times]
 
     async def call(*args, **options):
@@ -295,7 +295,7 @@ def answer_lost(method, times=1):
 
 
 def locking(method, ids):
-    """Stand in for `record`, `renew` or `accept` while a transaction has locked these tasks."""
+    """Replace `record`, `renew` or `accept` while a transaction locks these tasks."""
 
     async def call(items):
         answers = iter(await method([one for one in items if one.id not in ids]))

@@ -458,7 +458,7 @@ def test_started_where_nobody_may_write_it_refuses_and_works_once_it_may(tmp_pat
 
 
 class Odd(BaseException):
-    """An exception of a kind that nobody expects."""
+    """An exception of an unexpected kind."""
 
 
 class Speechless(Exception):

@@ -24,7 +24,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def place(request, tmp_path):
-    """A URL, and what a worker is told beside it."""
+    """A URL, and the other options of a worker."""
     if request.param.startswith("postgres"):
         return request.getfixturevalue("postgres_url"), KINDS[request.param]
     return f"sqlite:///{tmp_path}/tasks.db", KINDS[request.param]

@@ -357,7 +357,7 @@ def crashes():
     import faulthandler
 
     begun()
-    faulthandler.disable()  # the traceback of a crash that is meant helps nobody
+    faulthandler.disable()  # an intended crash needs no traceback
     ctypes.string_at(0)
 
 
@@ -428,7 +428,7 @@ def shorten_ownership(ttl):
 
 if __name__ == "__main__":
     REPORT = os.dup(1)
-    os.dup2(2, 1)  # what is printed is no note
+    os.dup2(2, 1)  # printed lines are not notes
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # not to outlive the tests
     sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -340,7 +340,7 @@ class TestRedis:
             assert wheel.advance(1000) == [*range(20), "last"]
 
     def test_many_are_read_in_pages(self, redis_url, monkeypatch):
-        monkeypatch.setattr("tickwheel.overflow_buffers.redis.PAGE", 7)
+        monkeypatch.setattr("tickwheel.overflow_buffers.redis.PAGE_MEMBERS", 7)
         with RedisBuffer(redis_url) as dead, RedisBuffer(redis_url) as buffer:
             filled(dead, 50)
             wheel = filled(buffer, 5)

@@ -1,4 +1,4 @@
-"""Batch: what arrives while one is under way goes together into the next; one fails alone."""
+"""Batch: items that arrive during a flush form the next batch; a bad item fails alone."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
 
 class Flush:
-    """Notes the batches, answers each item with its double, and waits where told."""
+    """Records the batches, answers each item with its double, and waits for `goes_on`."""
 
     def __init__(self, bad=()):
         self.batches = []

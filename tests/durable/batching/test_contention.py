@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
 
 class Store:
-    """Doubles items; those that are held are locked, at once or, for the patient, when told."""
+    """Doubles items; held items are locked, with `patient` after `given_up`."""
 
     def __init__(self, held=()):
         self.held = set(held)

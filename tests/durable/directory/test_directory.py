@@ -352,7 +352,7 @@ class TestSecrets:
         both, _ = calling(stage, secret_key=f"{OTHER_KEY},{KEY}")
         async with both:
             assert (await both.get_service("one")).secrets == ("whsec_hush",)
-            await both.put_service("one", endpoint=URL, secret="********")  # sealed anew
+            await both.put_service("one", endpoint=URL, secret="********")  # sealed again
         stage.expects_errors = True
         new, _ = calling(stage, secret_key=OTHER_KEY)
         async with new:

@@ -1,4 +1,4 @@
-"""Holds: what a service asked one node for, the others are told; one word is enough for many."""
+"""Holds: a node notifies the others of a hold; one notification serves many requests."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ START_MS = 1_700_000_000_000
 
 
 class Others:
-    """A store that notes what is told, and a coordinator that knows of so many nodes."""
+    """A store that records notifications, and a coordinator with `nodes` nodes."""
 
     def __init__(self, nodes=2):
         self.told = []

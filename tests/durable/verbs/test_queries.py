@@ -1,4 +1,4 @@
-"""Get, list, wait: what the verbs show of a task, and to whom."""
+"""Get, list, wait: the verbs show a task in its state, within its namespace."""
 
 import asyncio
 from datetime import timedelta
