@@ -1,7 +1,7 @@
-"""The ledger: what worker processes said while they lived, kept outside of them, and the audit that
-holds it against the tables they left behind.
+"""The ledger: the notes of worker processes, kept outside of them, and the audit that compares
+them with the tables.
 
-A note is written by a worker the moment something has happened, or is about to. `at` is the
+A worker writes a note the moment something has happened, or is about to. `at` is the
 machine's monotonic clock in nanoseconds, which all processes share: notes of several are in order.
 """
 
@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 EXPLAINED = {"lost", "timed out", "not the first time", "snooze", "release"}
-PATIENCE = 50.0  # seconds after which what should come is said not to come
+PATIENCE = 50.0  # seconds to wait for an expected note
 
 
 class Row(NamedTuple):
@@ -37,7 +37,7 @@ class Log(NamedTuple):
 
 
 class Tables:
-    """The tables, read behind the scheduler's back."""
+    """The tables, read without the scheduler."""
 
     def __init__(self, url):
         if url.startswith("sqlite"):
@@ -72,7 +72,7 @@ class Ledger:
     def __init__(self):
         self._changed = threading.Condition()
         self.notes = []
-        self.stored = {}  # id -> when it was to be due
+        self.stored = {}  # id -> its due time
         self.runs = defaultdict(list)  # id -> notes of runs that began
         self.done = defaultdict(list)  # id -> attempts whose function returned
         self.cancelled = {}  # id -> the note that a cancel won
@@ -174,12 +174,12 @@ class Audit:
         if row.state == "finished":
             assert last is not None
             assert last.event == "finish", (row, log)
-            # What finished has run, by its own word.
+            # A finished task has run, according to its own note.
             assert row.attempt in self._ledger.done[row.id], (row, self._ledger.runs[row.id])
         else:
             assert last is None or last.event in ("retry", "snooze", "release"), (row, log)
             known = row.id in self._ledger.cancelled or self._ledger.tried[row.id]["cancel"]
-            assert known, f"cancelled, and nobody asked for it: {row}"
+            assert known, f"cancelled without a request: {row}"
         assert {"finish", "fail", "expire"}.isdisjoint(before), (row, log)
         counted = sum(one.event == "retry" for one in log)
         assert row.failures == counted, (row, log)
@@ -210,7 +210,7 @@ class Audit:
             notes[note["id"]].append(note)
         for task_id, runs in self._ledger.runs.items():
             if self._ledger.tried[task_id]["move"] > 0:
-                continue  # it was moved by a call whose answer nobody heard
+                continue  # a call whose answer was lost moved it
             known = acknowledged(notes[task_id])
             for run in runs:
                 due_at_ms = known.get(run["attempt"])
@@ -237,10 +237,10 @@ class Audit:
 
 
 def acknowledged(notes):
-    """When each attempt of a task was to be due at the earliest, by its notes in order.
+    """Return the earliest due time of each attempt of a task, by its notes in order.
 
-    Not known is what began while a move was under way, and what follows moves of two processes at
-    once: nobody can say from outside which of them was the last.
+    It is unknown for a run that began during a move, and after concurrent moves of two processes:
+    the notes do not show which of them was the last.
     """
     due_at_ms = None
     known = {}
@@ -248,7 +248,9 @@ def acknowledged(notes):
     crossed = moved = False
     for note in notes:
         match note["note"]:
-            case "stored" if not moved:  # who lists it may move it before its submitter says so
+            case "stored" if (
+                not moved
+            ):  # another process may move it before its submitter writes the note
                 due_at_ms = note["due_at_ms"]
             case "moving":
                 crossed = under_way > 0
@@ -265,6 +267,6 @@ def acknowledged(notes):
 
 
 def reason(log):
-    """Why an attempt was not the last, in a word or two."""
+    """Return the reason why an attempt was not the last, in a word or two."""
     found = re.search(r"^lost|^timed out|not the first time", log.error or "")
     return found[0] if found else log.event

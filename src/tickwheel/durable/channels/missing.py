@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tickwheel.durable.channel import Answer
-    from tickwheel.durable.permits.semaphore import Gate
+    from tickwheel.durable.channel import Answer, Tracer
+    from tickwheel.durable.metrics import Histogram
+    from tickwheel.durable.permits.semaphore import Semaphore
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task
 
@@ -19,29 +20,31 @@ class MissingChannel:
     remote = True
 
     def __init__(self, protocol: str, extra: str, error: ImportError) -> None:
+        self.latencies: dict[str, Histogram] = {}
+        self.trace: Tracer | None = None
         self._message = (
             f"services of protocol {protocol!r} need a package that is not installed ({error}):"
             f" pip install 'tickwheel[{extra}]'"
         )
 
-    def gate(self, service: Service) -> Gate | None:
-        """Return None: no service gets this far."""
+    def semaphore(self, service: Service) -> Semaphore | None:
+        """Return None: `check` refuses every service."""
         return None
 
     def interruptible(self, service: Service) -> bool:
-        """Say yes: no service gets this far."""
+        """Return True: `check` refuses every service."""
         return True
 
     def check(self, service: Service) -> NoReturn:
-        """Raise, whatever the service."""
+        """Raise for every service."""
         raise ImportError(self._message)
 
     async def send(self, task: Task, service: Service, may_send: Callable[[], bool]) -> Answer:
-        """Raise: `check` lets no service get this far."""
+        """Raise: `check` refuses every service."""
         raise ImportError(self._message)
 
     def forget(self, name: str) -> None:
-        """Do nothing: there is nothing to forget."""
+        """Do nothing: the channel has no state."""
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing: the channel has no resources."""
