@@ -88,5 +88,6 @@ class Held:
 def calling(stage, answer=OK, **options):
     """A scheduler on the stage, not started, and the callee of its services."""
     app, callee = stage.app(**options), Callee(stage, answer)
-    app._make_channels = lambda _: {"http": callee}
+    make_channels = app._make_channels
+    app._make_channels = lambda now_ms: make_channels(now_ms) | {"http": callee}
     return app, callee

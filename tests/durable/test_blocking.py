@@ -68,7 +68,8 @@ class TestVerbs:
 
     def test_services_are_put_and_feedback_is_reported(self, app):
         callee = Callee(SimpleNamespace(seconds=0), ACCEPTED)
-        app._make_channels = lambda _: {"http": callee}
+        make_channels = app._make_channels
+        app._make_channels = lambda now_ms: make_channels(now_ms) | {"http": callee}
         with app.blocking() as b:
             put = b.put_service("s", endpoint=URL, actor="ops")
             assert b.get_service("s") == put

@@ -175,7 +175,8 @@ class CalleeStory:
 
     async def begin(self):
         self.app = self.stage.app()
-        self.app._make_channels = lambda _: {"http": self.callee}
+        make_channels = self.app._make_channels
+        self.app._make_channels = lambda now_ms: make_channels(now_ms) | {"http": self.callee}
         await self.app.start()
         await self.stage.settle()
 
