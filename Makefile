@@ -53,6 +53,7 @@ check: $(READY) ## Run ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests benchmarks
 
 .PHONY: bench
 bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable bench-service ## Run all benchmarks

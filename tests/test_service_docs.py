@@ -17,7 +17,7 @@ import tickwheel.errors
 from tickwheel.cli import exit_codes
 from tickwheel.client import AsyncClient, Client
 from tickwheel.config import SETTINGS
-from tickwheel.durable.channels.http.channel import answer_to, headers_of, planned
+from tickwheel.durable.channels.http.channel import answer_to, headers_of, plan_for
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.flow import Flow
 from tickwheel.http import Response
@@ -134,7 +134,7 @@ def test_every_scope_is_in_the_table():
 @pytest.mark.parametrize("row", rows(RECEIVE, "<!-- statuses -->")[:-1], ids=lambda row: row[0])
 def test_a_status_means_what_the_table_says(row):
     statuses, _, failure, health = row
-    plan = planned(Service("orders", "http", endpoint="https://shop.example/"), Histogram())
+    plan = plan_for(Service("orders", "http", endpoint="https://shop.example/"), Histogram())
     for status in map(int, re.findall(r"\d{3}", statuses)):
         answer = answer_to(Response(status, [], b"", True), plan, 0)
         assert (answer.event in FAILURE_EVENTS) == (failure == "yes")
@@ -147,7 +147,7 @@ def test_every_header_of_a_call_is_in_the_table():
     secret = "whsec_" + "c2VjcmV0LW9mLXRoZS10ZXN0cy10aGF0LW5vYm9keS1zZWVz"
     service = Service("orders", "http", endpoint="https://shop.example/", secrets=(secret,))
     task = SimpleNamespace(id="1", attempt=1, due_at_ms=0, epoch=1, body=b"{}")
-    sent = {name for name, _ in headers_of(task, planned(service, Histogram()), 0)}
+    sent = {name for name, _ in headers_of(task, plan_for(service, Histogram()), 0)}
     assert {row[0] for row in rows(RECEIVE, "<!-- headers -->")} | {"content-type"} == sent
 
 

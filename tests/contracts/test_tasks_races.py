@@ -333,7 +333,7 @@ async def test_a_schedule_that_is_deleted_meanwhile_leaves_no_firing(store, open
         await put(store, nightly)
         await asyncio.gather(
             fire(store, [firing(store, nightly, now(store) + HOUR)]),
-            other.delete_schedule(nightly.name, AUDIT),
+            other.schedules.delete(nightly.name, AUDIT),
         )
         assert await everything(store, final=False) == []
 

@@ -67,7 +67,7 @@ class TestUrl:
             lambda: Scheduler(f"postgresql://me:{PASSWORD}/x"),
             lambda: Scheduler(f"postgresql://me:{PASSWORD}@[db.example.org/x"),
             lambda: Scheduler(f"postgresql://me:{PASSWORD}\u2100@db.example.org/x"),
-            lambda: Scheduler(f"postgresql://me:{PASSWORD}@db.example.org/x".encode()),
+            lambda: Scheduler(f"postgresql://me:{PASSWORD}@db.example.org/x".encode()),  # type: ignore[arg-type]
             lambda: Scheduler(f"postgresql://me:{PASSWORD}@db.example.org/x", coordinator="nope"),
             lambda: Scheduler(f"postgresql://me:{PASSWORD}@db.example.org/x", shards=0),
         ],
@@ -432,7 +432,7 @@ class TestStop:
         await work.submit()
         await stage.settle()
         await app.stop()  # after a second
-        assert any("leases will run out" in record.getMessage() for record in stage.logged)
+        assert any("leases will expire" in record.getMessage() for record in stage.logged)
 
     async def test_an_error_inside_async_with_stops_it_too(self, stage):
         app = stage.app()

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.asyncio
 KEY, OTHER_KEY = "a key of 16 or more", "another key of 16 or more"
 AUDIT = Audit(START_MS, "test", "", "service.put", "s")
 GOOD = json.loads(
-    sealed_config(service_from_config("s", {"protocol": "http", "endpoint": URL}, None), str)
+    sealed_config(
+        service_from_config("s", {"protocol": "http", "endpoint": URL}, None), lambda text, _: text
+    )
 )
 
 

@@ -81,7 +81,7 @@ class Node:
 class Square:
     side: int
     area: int = field(init=False)
-    date: date = None  # called as its type is
+    date: date = None  # type: ignore[assignment]  # called as its type is
 
     def __post_init__(self):
         if self.side < 0:

@@ -30,7 +30,7 @@ def close_order(order_id, reason="late", *, notify=False): ...
 def later(order: Order, at: datetime | None = None, *more: date, **others: UUID): ...
 
 
-def by_position(a, b: date = None, /, c=3): ...  # noqa: RUF013
+def by_position(a, b: date = None, /, c=3): ...  # type: ignore[assignment]  # noqa: RUF013
 
 
 class Shop:

@@ -97,9 +97,9 @@ class TestEncode:
             (object(), "value", "object"),
             ({"a b": {"c": 1j}}, "value['a b'].c", "complex"),
             ({"a": {"b c": 1j}}, "a['b c']", "complex"),
-            (Line("a", 1j), "price", "complex"),
+            (Line("a", 1j), "price", "complex"),  # type: ignore[arg-type]
             ({"tags": {("a", 1j)}}, "tags[1]", "complex"),
-            (Point(1, print), "value[1]", "builtin_function_or_method"),
+            (Point(1, print), "value[1]", "builtin_function_or_method"),  # type: ignore[arg-type]
             ({"m": MappingProxyType({"f": len})}, "m.f", "builtin_function_or_method"),
             ({"it": iter([])}, "it", "list_iterator"),
             ({"it": Line}, "it", "type"),

@@ -314,7 +314,10 @@ TYPED = st.recursive(
     st.sampled_from(SCALARS)
     | st.sampled_from([pair for pair in SCALARS if hashable(pair)]).flatmap(
         lambda pair: st.sampled_from(
-            [(set[pair[0]], st.sets(pair[1])), (frozenset[pair[0]], st.frozensets(pair[1]))]
+            [  # type: ignore[misc]
+                (set[pair[0]], st.sets(pair[1])),  # type: ignore[valid-type]
+                (frozenset[pair[0]], st.frozensets(pair[1])),  # type: ignore[valid-type]
+            ]
         )
     ),
     lambda inner: inner.flatmap(containers),
