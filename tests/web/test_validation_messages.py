@@ -10,7 +10,6 @@ import pytest
 from tickwheel.web import schemas
 from tickwheel.web.app import ROUTES
 from tickwheel.web.validation_messages import (
-    PATTERNS,
     describe_bad_json,
     describe_error,
     lone_surrogate,
@@ -144,11 +143,11 @@ def test_every_type_of_a_route_has_a_description():
         msgspec.inspect.type_info(type_)
         for route in ROUTES for type_ in (route.takes, route.query) if type_ is not None
     ]))  # fmt: skip
-    assert {one.replace("\\\\", "\\") for one in patterns} <= set(PATTERNS)
+    assert {one.replace("\\\\", "\\") for one in patterns} <= set(schemas.PATTERNS)
 
 
 def test_no_pattern_accepts_a_final_line_feed():
-    for pattern in PATTERNS:
+    for pattern in schemas.PATTERNS:
         good = next(one for one in ("mail", "0" * 32) if re.search(pattern, one))
         assert not re.search(pattern, f"{good}\n")
 

@@ -17,6 +17,10 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*\Z"  # not dots alone: URLs are normalised
 CENTURY = 3_200_000_000.0  # in seconds: the longest delay
 ID = r"^[0-9a-f]{32}\Z"
+PATTERNS = {  # what an error message says that they allow
+    NAME: "1 to 100 of A-Z a-z 0-9 . _ : -, and not only dots",
+    ID: "32 hexadecimal digits, lower case",
+}
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=NAME)]
 Key = Annotated[str, Meta(min_length=1, max_length=200)]

@@ -13,7 +13,6 @@ from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
 from tickwheel.web.problems import HttpError
 from tickwheel.web.route import Call, Reply, Route
-from tickwheel.web.validation_messages import PATTERNS
 
 if TYPE_CHECKING:
     from tickwheel.values.schedule import Schedule
@@ -27,7 +26,9 @@ def full_name(call: Call) -> str:
     """Return the full name for the name in the path; raise if it is invalid."""
     name = call.params["name"]
     if not NAME.fullmatch(name) or len(name) > 100:
-        raise HttpError("invalid", f"a name must be {PATTERNS[schemas.NAME]}, got {name!r:.120}")
+        raise HttpError(
+            "invalid", f"a name must be {schemas.PATTERNS[schemas.NAME]}, got {name!r:.120}"
+        )
     return call.access.name(name)
 
 

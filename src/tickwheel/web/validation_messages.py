@@ -21,10 +21,6 @@ from tickwheel.web.batch_parser import TRUNCATED
 SECRET_FIELDS = frozenset({"secret", "headers", "payload", "result", "error", "endpoint"})
 MAX_DECODED_BYTES = 65_536  # of a body, for the value to be looked up in it
 MAX_SHOWN_CHARS = 60  # of a value
-PATTERNS = {
-    schemas.NAME: "1 to 100 of A-Z a-z 0-9 . _ : -, and not only dots",
-    schemas.ID: "32 hexadecimal digits, lower case",
-}
 MOMENT = "a time with its offset, such as 2030-01-31T12:00:00Z"
 
 _STEP = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+|\.\.\.)\]")
@@ -188,7 +184,7 @@ def format_number(number: float) -> str:
 def describe_string(type_: inspect.StrType) -> str:
     """Return a description of a string."""
     if type_.pattern is not None:
-        return PATTERNS[type_.pattern]
+        return schemas.PATTERNS[type_.pattern]
     if type_.max_length is None:
         return "text"
     least = f"{type_.min_length} to" if type_.min_length else "up to"
