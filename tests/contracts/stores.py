@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from tickwheel.durable.registry import Audit, NotedTimes, Token
 from tickwheel.durable.store import Replay, Window
+from tickwheel.durable.stores.sqlite.store import SqliteStore
+from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.values.schedule import Firing, Schedule, Start, Timing, firing_key
 from tickwheel.values.task import (
     FAILURE_EVENTS,
@@ -165,6 +167,32 @@ async def stored(store, *tasks):
     answers = await insert(store, *tasks)
     assert all(isinstance(answer, Task) for answer in answers)
     return answers
+
+
+# What an insert of the first version gave.
+FIRST_FIELDS = (
+    "id", "service", "body", "key", "due_at_ms", "shard", "priority", "max_attempts", "timeout_ms",
+    "deadline_at_ms", "created_at_ms", "updated_at_ms", "replay_of",
+)  # fmt: skip
+
+
+async def stored_before(store, *tasks):
+    """Store tasks as the first version did, into tables that may lack later columns."""
+    columns = ", ".join(FIRST_FIELDS).replace("body", "payload")
+    for one in tasks:
+        values = [getattr(one, name) for name in FIRST_FIELDS]
+        if isinstance(store, SqliteStore):
+            marks = ", ".join("?" for _ in values)
+            await execute_sqlite(store, f"INSERT INTO task ({columns}) VALUES ({marks})", values)
+        else:
+            marks = ", ".join(f"${number}" for number in range(1, len(values) + 1))
+            await store.fetch(f"INSERT INTO task ({columns}) VALUES ({marks})", *values)
+    return [*tasks]
+
+
+async def execute_sqlite(store, statement, values):
+    """Execute a statement by the writer of a store on SQLite."""
+    await store._write(Rank.SUBMIT, lambda connection: connection.run(statement, values))
 
 
 def due_of(task):

@@ -186,7 +186,7 @@ class TestReservedWords:
     def test_the_options_are_those_that_submit_documents(self):
         assert {
             "delay", "at", "key", "on_conflict", "priority", "timeout", "deadline", "max_attempts",
-            "idempotency_key", "connection",
+            "tags", "idempotency_key", "connection",
         } == OPTIONS  # fmt: skip
 
     def test_a_positional_only_parameter_may_be_an_option_of_submit(self, app):

@@ -14,7 +14,7 @@ from web.serving import MOMENT, nested
 FIELDS = [
     "id", "service", "payload", "key", "state", "due_at", "shard", "attempt", "failures",
     "max_attempts", "created_at", "updated_at", "result", "error", "priority", "timeout",
-    "deadline", "replay_of", "replayed_as", "node", "epoch",
+    "deadline", "tags", "replay_of", "replayed_as", "node", "epoch",
 ]  # fmt: skip
 
 # JSON that would change if it were decoded and encoded again.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 STATES = ("delay", "ready", "running", "finished", "failed", "cancelled")
-COLUMNS = ("id", "service", "state", "due_at", "key", "attempt", "failures", "error")
+COLUMNS = ("id", "service", "state", "due_at", "key", "attempt", "failures", "error", "tags")
 
 
 def due_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,6 +86,7 @@ def given_filters(asked: dict[str, Any]) -> dict[str, Any]:
 @click.option("--priority", type=int, help="Higher values go first, within a service.")
 @click.option("--timeout", type=DURATION, help="How long one call may take.")
 @click.option("--deadline", type=MOMENT, help="After this time it is no longer called.")
+@click.option("--tag", "tags", multiple=True, help="A tag to find it by; may be given 8 times.")
 @click.option("--idempotency-key", help="A second submit with it, within a day, stores nothing.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the task's id and nothing else.")
 @with_output

@@ -53,10 +53,10 @@ from tickwheel.errors import (
 )
 from tickwheel.values.json.encode import encode
 from tickwheel.values.service import check_name
-from tickwheel.values.task import TRANSITIONS, Event, State
+from tickwheel.values.task import TRANSITIONS, Event, State, join_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from tickwheel.client.requests import Settle
 
@@ -75,6 +75,7 @@ def submit(
     priority: int | None = None,
     timeout: Seconds | None = None,
     deadline: datetime | None = None,
+    tags: Sequence[str] | None = None,
     idempotency_key: str | None = None,
 ) -> Call[Task]:
     """Store a task, and return it once the server has committed it.
@@ -85,6 +86,8 @@ def submit(
       taken: "reject" raises `KeyTaken`, "keep" returns the holder, "replace" changes it.
     - `priority` (higher first), `timeout` (of one attempt, at most the service's),
       `max_attempts`, `deadline` (an aware datetime, after which the task no longer runs).
+    - `tags`: up to 8 strings to find the task by, each of 1 to 32 ASCII letters, digits, `_`, `-`,
+      `.` or `:`.
     - `idempotency_key`: a second submit with the same key, within a day, stores nothing and
       returns the same task. By default each call gets a key, so that its retries store one task.
     """
@@ -99,6 +102,7 @@ def submit(
         "priority": priority,
         "timeout": timeout,
         "deadline": format_time_or_none("deadline", deadline),
+        "tags": [*tags] if tags and join_tags(tags) else None,
     }
     name = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
     headers = (("idempotency-key", header_text("idempotency_key", name)),)

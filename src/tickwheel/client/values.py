@@ -41,6 +41,7 @@ class Task:
     priority: int
     timeout: float | None
     deadline_at: datetime | None
+    tags: tuple[str, ...]
     replay_of: str | None
     replayed_as: str | None
     node: str | None
@@ -74,6 +75,7 @@ class Task:
             priority=get("priority", 0),
             timeout=get("timeout"),
             deadline_at=moment_or_none(get("deadline")),
+            tags=tuple(get("tags") or ()),
             replay_of=get("replay_of"),
             replayed_as=get("replayed_as"),
             node=get("node"),

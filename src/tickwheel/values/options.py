@@ -14,10 +14,11 @@ from tickwheel.arguments import bounded
 from tickwheel.values.json.encode import encode
 from tickwheel.values.outcome import milliseconds
 from tickwheel.values.service import check_name, seconds_of
+from tickwheel.values.task import join_tags
 from tickwheel.values.times import deadline_ms, later_ms, moment_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tickwheel.values.service import Service
 
@@ -36,6 +37,7 @@ class TaskOptions(TypedDict, total=False):
     timeout: float | timedelta | None
     deadline: float | timedelta | datetime | None
     max_attempts: int | None
+    tags: Sequence[str] | None
 
 
 class Options(TaskOptions, total=False):
@@ -47,6 +49,8 @@ class Options(TaskOptions, total=False):
     - `priority` (higher first), `timeout` (of one attempt, at most the service's),
       `max_attempts`, `deadline` (a moment, or seconds from now, after which it is not run any
       more).
+    - `tags`: up to 8 strings to find the task by, each of 1 to 32 ASCII letters, digits, `_`, `-`,
+      `.` or `:`.
     - `idempotency_key`: the same one again within 24 hours, with the same arguments and
       options, stores nothing and returns the task that the first one stored; with others it
       raises `KeyReused`.
@@ -80,6 +84,7 @@ def task_fields(
     timeout: float | timedelta | None = None,
     deadline: float | timedelta | datetime | None = None,
     max_attempts: int | None = None,
+    tags: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return the fields that options give a task; raise if an option is invalid."""
     if delay is not None and at is not None:
@@ -103,6 +108,7 @@ def task_fields(
         "max_attempts": attempts,
         "timeout_ms": None if timeout is None else bounded_timeout_ms(timeout, service),
         "deadline_at_ms": None if deadline is None else deadline_ms(now, deadline, due_at_ms),
+        "tags_text": join_tags(tags),
     }
 
 

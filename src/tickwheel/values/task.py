@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from tickwheel.values.json.encode import decode
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 SHARDS = 64  # the default for a new store
 MAX_SHARDS = 4096  # twelve bits of an id
 MAX_IDEMPOTENCY_KEY = 200  # characters
+MAX_TAGS = 8
+MAX_TAG_CHARS = 32
+TAG = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TAG_CHARS}}}")
 MAX_AT_MS = 253_402_300_799_999  # the last moment of the year 9999
 
 
@@ -101,6 +108,7 @@ class Task(NamedTuple):
     created_at_ms: int
     updated_at_ms: int
     replay_of: str | None = None
+    tags_text: str | None = None  # with a space between two
     error: str | None = None
     node: str | None = None
     epoch: int = 0
@@ -117,6 +125,11 @@ class Task(NamedTuple):
     def payload(self) -> Any:
         """The payload of the submit, decoded."""
         return decode(self.body) if self.body else None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Its tags, in the order in which they were given."""
+        return tuple(self.tags_text.split()) if self.tags_text else ()
 
     @property
     def result(self) -> Any:
@@ -193,6 +206,7 @@ FIELDS = [
     Field("created_at_ms", "bigint", given=True),
     Field("updated_at_ms", "bigint", given=True, replaced=True),
     Field("replay_of", "uuid", given=True),
+    Field("tags_text", "text", "tags", given=True, replaced=True, replayed=True),
     Field("error", "text"),
     Field("node", "text"),
     Field("epoch", "bigint"),
@@ -369,6 +383,25 @@ class Page(NamedTuple):
 
     items: list[Task]
     next_cursor: str | None
+
+
+def join_tags(tags: Sequence[str] | None) -> str | None:
+    """Return tags as they are stored: with a space between two, or None without any."""
+    if tags is None or tags == ():
+        return None
+    if not isinstance(tags, list | tuple):
+        raise TypeError(f"tags must be a list of strings, got {tags!r:.100}")
+    if len(tags) > MAX_TAGS:
+        raise ValueError(f"a task may have {MAX_TAGS} tags, got {len(tags)}")
+    for at, tag in enumerate(tags):
+        if not isinstance(tag, str) or not TAG.fullmatch(tag):
+            raise ValueError(
+                f"a tag must have 1 to {MAX_TAG_CHARS} characters, ASCII letters, digits,"
+                f" '_', '-', '.' or ':', got {tag!r:.100}"
+            )
+        if tag in tags[:at]:
+            raise ValueError(f"the tags of a task must differ, got {tag!r} twice")
+    return " ".join(tags) or None
 
 
 class Ids:

@@ -17,9 +17,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*\Z"  # not dots alone: URLs are normalised
 CENTURY = 3_200_000_000.0  # in seconds: the longest delay
 ID = r"^[0-9a-f]{32}\Z"
+TAG = r"^[A-Za-z0-9_.:-]+\Z"
 PATTERNS = {  # what an error message says that they allow
     NAME: "1 to 100 of A-Z a-z 0-9 . _ : -, and not only dots",
     ID: "32 hexadecimal digits, lower case",
+    TAG: "1 to 32 of A-Z a-z 0-9 . _ : -",
 }
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=NAME)]
@@ -31,6 +33,8 @@ Positive = Annotated[float, Meta(gt=0, le=CENTURY)]
 Timeout = Annotated[float, Meta(gt=0, le=86_400)]
 Attempts = Annotated[int, Meta(ge=1, le=10_000)]
 Priority = Annotated[int, Meta(ge=-32_768, le=32_767)]
+Tag = Annotated[str, Meta(min_length=1, max_length=32, pattern=TAG)]
+Tags = Annotated[list[Tag], Meta(max_length=8)]
 Limit = Annotated[int, Meta(ge=1, le=1_000)]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 StateName = Literal["delay", "ready", "running", "finished", "failed", "cancelled"]
@@ -64,6 +68,7 @@ class SubmitTask(Input, kw_only=True, frozen=True):
     priority: Priority = 0
     timeout: Timeout | None = None
     deadline: Moment | None = None
+    tags: Tags | None = None
 
 
 class BatchTask(SubmitTask, kw_only=True, frozen=True):
@@ -236,6 +241,7 @@ class Task(Output, frozen=True):
     priority: int
     timeout: float | None
     deadline: Time | None
+    tags: tuple[str, ...]
     replay_of: str | None
     replayed_as: str | None
     node: str | None

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from contracts.stores import claim, later, stored, task
+from contracts.stores import claim, later, stored, stored_before, task
 from durable.postgres_stage import SHARDS, WAITING, blocked, connected, opened, until
 from tickwheel.durable.stores.postgres import migration as postgres_migration
 from tickwheel.durable.stores.postgres import schema as postgres_schema
@@ -192,7 +192,7 @@ class TestVersions:
             with monkeypatch.context() as patched:
                 patched.setattr(postgres_schema, "MIGRATIONS", MIGRATIONS[:count])
                 async with opened(url) as store:
-                    (given,) = await stored(store, task(store))
+                    (given,) = await stored_before(store, task(store))
             async with opened(url) as store:
                 assert await store.get([given.id]) == [given]
                 assert await store.registry.version() == 0

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from contracts.stores import later, stored, task
+from contracts.stores import later, stored, stored_before, task
 from durable.postgres_stage import connected, opened
 from tickwheel.durable import Scheduler
 from tickwheel.durable.stores.postgres import schema as postgres_schema
@@ -156,7 +156,7 @@ class TestAStoreOfTheVersionBefore:
     @pytest.mark.parametrize("version", range(1, postgres_schema.UNNAMED_VERSION + 1))
     async def test_is_moved_with_all_it_has(self, postgres_url, monkeypatch, caplog, version):
         async with before(postgres_url, monkeypatch, version) as old:
-            given = await stored(old, later(old, key="k"), task(old))
+            given = await stored_before(old, later(old, key="k"), task(old))
             await old.take(range(4), "n1")
             async with connected(postgres_url) as user:
                 await user.execute("CREATE TABLE public.orders (id integer)")
@@ -175,7 +175,7 @@ class TestAStoreOfTheVersionBefore:
 
     async def test_is_moved_once_however_many_start(self, postgres_url, monkeypatch):
         async with before(postgres_url, monkeypatch) as old:
-            (given,) = await stored(old, later(old))
+            (given,) = await stored_before(old, later(old))
         async with contextlib.AsyncExitStack() as stack:
             stores = await asyncio.gather(
                 *(stack.enter_async_context(opened(postgres_url)) for _ in range(4))
@@ -185,7 +185,7 @@ class TestAStoreOfTheVersionBefore:
 
     async def test_is_left_where_the_url_names_another_schema(self, postgres_url, monkeypatch):
         async with before(postgres_url, monkeypatch) as old:
-            (given,) = await stored(old, later(old))
+            (given,) = await stored_before(old, later(old))
         async with opened(f"{postgres_url}?schema=other") as store:
             assert (await store.counts())["live"] == 0
         async with opened(f"{postgres_url}?schema=public") as store:

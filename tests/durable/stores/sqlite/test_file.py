@@ -202,7 +202,7 @@ class TestRestored:
         self, path, start, ledger, restore
     ):
         backup, task_id = waiting_in_a_backup(path, start)
-        last = "DROP INDEX schedule_changed", "ALTER TABLE schedule DROP COLUMN changed"
+        last = "ALTER TABLE task DROP COLUMN tags", "ALTER TABLE backlog DROP COLUMN tags"
         changed(backup, *last, f"PRAGMA user_version = {len(MIGRATIONS) - 1}")
         worker = start()
         restore(backup, path)

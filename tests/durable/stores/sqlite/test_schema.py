@@ -12,16 +12,23 @@ from contracts.stores import (
     SHARDS,
     Place,
     everything,
-    run,
+    execute_sqlite,
     stored,
+    stored_before,
     task,
 )
 from durable.stores.sqlite.helpers import ended_well
 from tickwheel.durable.stores.sqlite.connection import DRIVERS
 from tickwheel.durable.stores.sqlite.schema import MIGRATIONS, NEXT_GENERATION
 from tickwheel.errors import WrongStore
+from tickwheel.values.task import State
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+CLAIMED = """
+    UPDATE task SET state = 'running', attempt = 1, node = 'n1', epoch = 1, lease_until_ms = 7
+    WHERE id = ?
+"""
 
 
 def schema(path):
@@ -129,15 +136,18 @@ asyncio.run(main())
             monkeypatch.setattr("tickwheel.durable.stores.sqlite.schema.MIGRATIONS", old)
             store = place.store()
             await store.open()
-            await stored(store, given)
-            epochs = await store.take(ALL, "n1")
-            running = await run(store, epochs, task(store))
+            claimed = task(store)
+            await stored_before(store, given, claimed)
+            running = claimed._replace(
+                state=State.RUNNING, attempt=1, node="n1", epoch=1, lease_until_ms=7
+            )
+            await execute_sqlite(store, CLAIMED, [claimed.id])
             await store.close()
             assert schema(place.address)[1] == (count,)
             monkeypatch.undo()
             await store.open()
             assert await store.get([given.id]) == [given]
-            assert await store.running(ALL) == [one._replace(body=b"") for one in running]
+            assert await store.running(ALL) == [running._replace(body=b"")]
             assert await store.registry.version() == 0
             await store.close()
             assert schema(place.address)[1] == (len(MIGRATIONS),)

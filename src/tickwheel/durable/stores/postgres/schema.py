@@ -187,6 +187,12 @@ MIGRATIONS: list[list[str]] = [
         # The task functions that the node has.
         "ALTER TABLE node ADD COLUMN IF NOT EXISTS functions text[] NOT NULL DEFAULT '{}'",
     ],
+    [
+        # With a space between two; null without any. No index has them: a walk over tasks by the
+        # other indexes looks at them, and a submit need not write a GIN index.
+        "ALTER TABLE task ADD COLUMN IF NOT EXISTS tags text",
+        "ALTER TABLE backlog ADD COLUMN IF NOT EXISTS tags text",
+    ],
 ]
 LEAST = 1  # the migrations that a program must know to work with these tables
 

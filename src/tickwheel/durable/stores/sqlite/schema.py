@@ -184,6 +184,11 @@ MIGRATIONS: list[list[str]] = [
         )
         """,
     ],
+    [
+        # With a space between two; null without any, which takes no room behind the payload.
+        "ALTER TABLE task ADD COLUMN tags TEXT",
+        "ALTER TABLE backlog ADD COLUMN tags TEXT",
+    ],
 ]
 
 
