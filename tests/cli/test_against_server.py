@@ -396,3 +396,26 @@ def on_terminal(words, awaited, keys, code=0):
             watchdog.cancel()
             os.close(master)
     return shown
+
+
+def test_tags_are_given_shown_and_filtered_by(ok, run, name):
+    words = ("submit", name, "1", "--delay", "1h", "-q")
+    both = ok(*words, "--tag", f"{name[-20:]}", "--tag", "vip").out.strip()
+    one = ok(*words, "--tag", f"{name[-20:]}").out.strip()
+    assert ok("show", both).json["tags"] == [name[-20:], "vip"]
+    listed = ok("list", "--tag", name[-20:], "--json").out.splitlines()
+    assert {json.loads(line)["id"] for line in listed} == {both, one}
+    listed = ok("list", "--tag", name[-20:], "--tag", "vip", "--json").out.splitlines()
+    assert [json.loads(line)["id"] for line in listed] == [both]
+    refused = run("cancel", "--tag", name[-20:])
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    assert ok("cancel", "--tag", name[-20:], "--yes").json == {"cancelled": 2}
+    listed = ok("backlog", "list", "--tag", "vip", "--service", name, "--json").out.splitlines()
+    assert [json.loads(line)["id"] for line in listed] == [both]
+    replayed = ok("backlog", "replay", "--tag", name[-20:], "--state", "cancelled")
+    assert replayed.json == {"replayed": 2}
+
+
+def test_a_bad_tag_is_a_usage_error_that_names_it(run, name):
+    refused = run("submit", name, "--tag", "a b")
+    assert (refused.code, "got 'a b'" in refused.err) == (2, True)

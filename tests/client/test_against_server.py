@@ -369,3 +369,21 @@ def test_a_killed_server_loses_no_acknowledged_task_and_clients_reconnect(make, 
         assert stored == set(acknowledged)
     finally:
         service.close()
+
+
+def test_tags_are_given_shown_and_filtered_by(client):
+    both = client.submit("double", 1, delay=HOUR, tags=["import", "vip"])
+    assert client.get(both.id).tags == both.tags == ("import", "vip")
+    requests = [
+        {"service": "fail", "delay": 3600, "tags": ["import"]},
+        {"service": "fail", "delay": 3600, "tags": ("export",)},
+    ]
+    one, other = client.submit_many(requests)
+    live = {"state": "delay"}  # the other client's tasks have ended
+    assert {task.id for task in client.list(tag="import", **live).items} == {both.id, one.id}
+    assert [task.id for task in client.list(tag=["import", "vip"], **live).items] == [both.id]
+    assert client.get(other.id).tags == ("export",)
+    assert client.cancel_where(tag="import") == 2
+    assert {task.id for task in client.backlog(tag="import").items} >= {both.id, one.id}
+    assert client.replay_where(tag="vip", state="cancelled") == 1
+    assert client.cancel_where(tag=["export"], service="fail") == 1

@@ -133,7 +133,7 @@ def test_an_unknown_state_is_refused_with_the_known_ones(call):
 
 
 def test_replay_where_needs_a_filter():
-    with pytest.raises(ValueError, match="give state, service or key"):
+    with pytest.raises(ValueError, match="give state, service, key or tag"):
         operations.replay_where(force=True)
 
 
@@ -160,3 +160,27 @@ def test_an_empty_problem_still_has_its_status():
     assert (error.code, str(error), error.status) == ("bad_answer", "HTTP status 418", 418)
     assert errors.problem_of(error) is None
     assert errors.problem_of(ValueError("x")) is None
+
+
+@pytest.mark.parametrize("call", [operations.tasks, operations.backlog, operations.cancel_where])
+def test_a_filter_by_a_tag_that_no_task_can_have_is_refused(call):
+    with pytest.raises(ValueError, match=r"1 to 32 characters, .* got 'a b'"):
+        call(tag="a b")
+
+
+def test_each_tag_of_a_query_is_a_parameter():
+    request = operations.tasks(tag=["a", "b:c"]).request
+    assert "tag=a&tag=b%3Ac" in request.path
+    assert "tag" not in operations.tasks(tag=()).request.path
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"), [("abc", "a list of strings, got 'abc'"), (["a", "a"], "got 'a' twice")]
+)
+def test_bad_tags_are_refused_before_anything_is_sent(tags, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        operations.submit("mail", tags=tags)
+
+
+def test_a_submit_without_tags_sends_none():
+    assert b"tags" not in operations.submit("mail", tags=()).request.body

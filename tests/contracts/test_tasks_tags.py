@@ -5,17 +5,21 @@ import pytest
 from contracts.stores import (
     HOUR,
     SHARDS,
+    changed,
     ended,
+    ids_of,
     insert,
     later,
     now,
     one,
     replay_of,
     run,
+    scan_less,
     stored,
     task,
+    walk,
 )
-from tickwheel.values.task import Event
+from tickwheel.values.task import Event, Filter, State
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -71,3 +75,71 @@ class TestTags:
         (final,) = await ended(store, epochs, task(store, tags_text="a b"), event=Event.FAIL)
         (again,) = await store.replay([replay_of(store, final)], force=False)
         assert (again.tags, again.replay_of) == (("a", "b"), final.id)
+
+
+FOUND = [  # tags of a filter, and which of the tasks below have them
+    (("a",), [0, 1, 4]),
+    (("b",), [1, 2]),
+    (("a", "b"), [1]),
+    (("b", "a"), [1]),
+    (("A",), []),
+    (("a_",), []),
+    (("_a",), [5]),
+    (("ab",), [3]),
+    (("a.*",), []),
+]
+
+
+async def various(store, **fields):
+    """Stored tasks of which some have tags in common."""
+    texts = ["a", "a b", "c b", "ab ba", "a:b a", "_a", None]
+    return await stored(store, *(later(store, tags_text=text, **fields) for text in texts))
+
+
+@pytest.mark.parametrize(("tags", "expected"), FOUND)
+class TestAFilterByTags:
+    async def test_finds_live_and_final_tasks_that_have_all_of_them(self, store, tags, expected):
+        live = await various(store)
+        final = await various(store)
+        await store.cancel(ids_of(final))
+        for tasks, is_final in ((live, False), (final, True)):
+            found = await walk(store, Filter(tags=tags), final=is_final)
+            assert {one.id for one in found} == {tasks[at].id for at in expected}
+
+    async def test_cancels_those_alone(self, store, tags, expected):
+        given = await various(store)
+        await various(store, service="other")
+        which = Filter(service="mail", tags=tags)
+        parts = [part async for part in store.cancel_where(which, 2)]
+        assert {due.id for part in parts for due in part} == {given[at].id for at in expected}
+        assert all(len(part) <= 2 for part in parts)
+        found = await store.get(ids_of(given))
+        cancelled = [at for at, one in enumerate(found) if one.state is State.CANCELLED]
+        assert cancelled == expected
+
+    async def test_reschedules_those_alone(self, store, tags, expected):
+        given = await various(store)
+        due = now(store) + 2 * HOUR
+        which = Filter(service="mail", tags=tags)
+        moved = await changed(store.reschedule_where(which, due, 3))
+        assert {*moved} == {given[at].id for at in expected}
+
+
+class TestABoundedLook:
+    async def test_a_list_by_a_tag_goes_on_from_where_it_stopped(self, store, monkeypatch):
+        scan_less(monkeypatch, 5)
+        await stored(store, *(later(store) for _ in range(12)))
+        (tagged,) = await stored(store, later(store, tags_text="rare"))
+        await stored(store, *(later(store) for _ in range(12)))
+        page = await store.find(Filter(tags=("rare",)), final=False, cursor=None, limit=10)
+        assert page.items == []
+        assert page.next_cursor is not None
+        assert await walk(store, Filter(tags=("rare",)), final=False) == [tagged]
+
+    async def test_a_key_and_a_tag_must_both_match(self, store):
+        (given,) = await stored(store, later(store, key="k", tags_text="a"))
+        assert await walk(store, Filter(key="k", tags=("b",)), final=False) == []
+        assert await walk(store, Filter(key="k", tags=("a",)), final=False) == [given]
+        assert await changed(store.cancel_where(Filter(key="k", tags=("b",)), 10)) == []
+        (gone,) = await changed(store.cancel_where(Filter(key="k", tags=("a",)), 10))
+        assert gone == given.id

@@ -94,7 +94,8 @@ def test_a_parameter_of_a_query(query, words):
 
 def test_an_unknown_field_is_named_with_the_known_ones():
     assert asked(nope="1") == (
-        "there is no parameter 'nope'; there are state, service, key, due_before, cursor, limit"
+        "there is no parameter 'nope'; there are state, service, key, due_before, tag, cursor,"
+        " limit"
     )
     words = told(SUBMIT, b'{"service": "mail", "dealy": 1}')
     assert words.startswith("there is no field 'dealy'; there are service, payload, delay, due_at,")

@@ -72,7 +72,7 @@ def replay(
     """
     matches = given_filters(asked)
     if bool(task_ids) == bool(matches):
-        raise click.UsageError("give ids, or at least one of --state, --service and --key")
+        raise click.UsageError("give ids, or at least one of --state, --service, --key and --tag")
     if matches:
         if delay is not None or at is not None:
             raise click.UsageError("--delay and --due-at need ids")

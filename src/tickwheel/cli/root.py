@@ -45,7 +45,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "submit-many": Lazy("bulk", "submit_many", "Submit many tasks from a file or stdin."),
         "show": Lazy("tasks", "show", "Show a task, live or ended."),
         "list": Lazy("tasks", "list_tasks", "List tasks, newest first."),
-        "cancel": Lazy("tasks", "cancel", "Cancel tasks by id, key or service."),
+        "cancel": Lazy("tasks", "cancel", "Cancel tasks by id, key, service or tag."),
         "reschedule": Lazy("tasks", "reschedule", "Change a task's due time."),
         "feedback": Lazy("tasks", "feedback", "Report the outcome of an accepted task."),
         "backlog": Lazy("backlog", "backlog", "List and replay tasks that have ended."),

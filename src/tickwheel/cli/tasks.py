@@ -42,11 +42,19 @@ def due_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def tag_option(name: str, text: str) -> Callable[[F], F]:
+    """Return a decorator that adds --tag, which may be given several times, or None."""
+    return click.option(
+        "--tag", name, multiple=True, callback=lambda _, __, tags: tags or None, help=text
+    )
+
+
 def filter_options(states: Sequence[str]) -> Callable[[F], F]:
     """Return a decorator that adds the options which say which tasks a command is about."""
 
     def decorate(command: F) -> F:
         for option in (
+            tag_option("tag", "Only tasks with this tag; given again, with both."),
             click.option("--key", help="Only tasks with this key."),
             click.option(
                 "--service", shell_complete=service_names, help="Only tasks of this service."
@@ -64,7 +72,7 @@ due_before = click.option("--due-before", type=MOMENT, help="Only tasks due befo
 
 def given_filters(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the filters that were given."""
-    return {name: value for name, value in asked.items() if value not in (None, ())}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 @click.command(
@@ -86,7 +94,7 @@ def given_filters(asked: dict[str, Any]) -> dict[str, Any]:
 @click.option("--priority", type=int, help="Higher values go first, within a service.")
 @click.option("--timeout", type=DURATION, help="How long one call may take.")
 @click.option("--deadline", type=MOMENT, help="After this time it is no longer called.")
-@click.option("--tag", "tags", multiple=True, help="A tag to find it by; may be given 8 times.")
+@tag_option("tags", "A tag to find it by; may be given 8 times.")
 @click.option("--idempotency-key", help="A second submit with it, within a day, stores nothing.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the task's id and nothing else.")
 @with_output
@@ -174,7 +182,7 @@ def list_tasks(
 @click.argument("task_ids", metavar="[ID]...", nargs=-1)
 @filter_options(STATES[:2])
 @due_before
-@click.option("--yes", "-y", is_flag=True, help="Cancel all tasks of a service without asking.")
+@click.option("--yes", "-y", is_flag=True, help="Cancel many tasks without asking.")
 @with_output
 @with_client
 def cancel(
@@ -185,24 +193,23 @@ def cancel(
     yes: bool,
     **asked: Any,
 ) -> int:
-    """Cancel tasks by id, key or service.
+    """Cancel tasks by id, key, service or tag.
 
     A task that runs or has ended is not cancelled: for an id the exit code is then 4. Cancelling
-    all tasks of a service asks for confirmation; without a terminal it needs --yes.
+    all tasks of a service or with a tag asks for confirmation; without a terminal it needs --yes.
     """
     which = given_filters(asked)
     if task_ids:
         if which:
-            raise click.UsageError("give ids, or --key and --service, not both")
+            raise click.UsageError("give ids, or options such as --key and --service, not both")
         return print_verdicts(out, map(client.cancel, task_ids), "cancelled")
-    if not which.keys() & {"key", "service"}:
-        raise click.UsageError("give the tasks to cancel: ids, --key or --service")
+    if not which.keys() & {"key", "service", "tag"}:
+        raise click.UsageError("give the tasks to cancel: ids, --key, --service or --tag")
     if "key" not in which and not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError(
-                "this cancels all matching tasks of a service: confirm with --yes"
-            )
-        if not click.confirm(f"Cancel all matching tasks of {which['service']}?", err=True):
+            raise click.UsageError("this cancels all matching tasks: confirm with --yes")
+        whose = " and ".join([*which.get("tag", ()), *filter(None, [which.get("service")])])
+        if not click.confirm(f"Cancel all matching tasks of {whose}?", err=True):
             return exit_codes.OTHER
     count = client.cancel_where(**which)
     out.result({"cancelled": count}, f"cancelled {count:,}")

@@ -165,15 +165,20 @@ def tasks(
     service: str | None = None,
     key: str | None = None,
     due_before: datetime | None = None,
+    tag: str | Sequence[str] | None = None,
     cursor: str | None = None,
     limit: int = 100,
 ) -> Call[Page[Task]]:
-    """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next."""
+    """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next.
+
+    `tag`: one tag, or several, of which a task must have all.
+    """
     query = {
         "state": state_or_none(state),
         "service": service,
         "key": key,
         "due_before": format_time_or_none("due_before", due_before),
+        "tag": list_of_tags(tag),
         "cursor": cursor,
         "limit": bounded("limit", limit, 1, 1_000),
     }
@@ -185,6 +190,7 @@ def backlog(
     state: State | str | None = None,
     service: str | None = None,
     key: str | None = None,
+    tag: str | Sequence[str] | None = None,
     cursor: str | None = None,
     limit: int = 100,
 ) -> Call[Page[Task]]:
@@ -193,10 +199,17 @@ def backlog(
         "state": state_or_none(state),
         "service": service,
         "key": key,
+        "tag": list_of_tags(tag),
         "cursor": cursor,
         "limit": bounded("limit", limit, 1, 1_000),
     }
     return Call(Request("GET", path_with_query("/v1/backlog", query)), page_reader(Task.of))
+
+
+def list_of_tags(tag: str | Sequence[str] | None) -> list[str] | None:
+    """Return the tags of a filter, one or several, or None without any."""
+    tags = [tag] if isinstance(tag, str) else [*(tag or ())]
+    return tags if join_tags(tags) else None
 
 
 def cancel(task_id: str) -> Call[Verdict]:
@@ -223,20 +236,24 @@ def cancel_where(
     key: str | None = None,
     state: State | str | None = None,
     due_before: datetime | None = None,
+    tag: str | Sequence[str] | None = None,
 ) -> Call[int]:
-    """Cancel all matching unclaimed tasks of a service, or with a key; return how many.
+    """Cancel all matching unclaimed tasks; return how many.
+
+    At least one of `service`, `key` and `tag` is required. Of several tags, a task must have all.
 
     If the answer to a first try was lost, the tasks that it cancelled are not counted, and a
     warning is logged.
     """
-    if service is None and key is None:
-        raise ValueError("give service or key, to choose the tasks")
+    if service is None and key is None and not tag:
+        raise ValueError("give service, key or tag, to choose the tasks")
     body = encode_given(
         {
             "key": key,
             "service": service,
             "state": state_or_none(state),
             "due_before": format_time_or_none("due_before", due_before),
+            "tag": list_of_tags(tag),
         }
     )
     request = Request("POST", "/v1/tasks/cancel", body)
@@ -352,18 +369,19 @@ def replay_where(
     state: State | str | None = None,
     service: str | None = None,
     key: str | None = None,
+    tag: str | Sequence[str] | None = None,
     force: bool = False,
 ) -> Call[int]:
     """Replay all final tasks that match; return how many.
 
-    At least one of `state`, `service` and `key` is required; `state` defaults to failed. If the
-    answer to a first try was lost, the tasks that it replayed are not counted, and a warning is
+    At least one of `state`, `service`, `key` and `tag` is required; `state` defaults to failed. If
+    the answer to a first try was lost, the tasks that it replayed are not counted, and a warning is
     logged. With `force` there is no retry once the request was sent.
     """
-    if state is None and service is None and key is None:
-        raise ValueError("give state, service or key, to choose the tasks")
+    if state is None and service is None and key is None and not tag:
+        raise ValueError("give state, service, key or tag, to choose the tasks")
     options = {"state": state_or_none(state), "service": service, "key": key}
-    body = encode_given({**options, "force": force or None})
+    body = encode_given({**options, "tag": list_of_tags(tag), "force": force or None})
     request = Request("POST", "/v1/backlog/replay", body, safe=not force)
     return Call(request, lambda answer: int(answer["replayed"]), counts=True)
 

@@ -1,7 +1,7 @@
 """The options of a submit: declared, checked, and compared, once for every API. Pure.
 
-A new option is a line in `TaskOptions`, and its check in `task_fields`. What differs stays where it
-is: the type over HTTP, the flag of the command line, the signature of the client.
+A new option is a line in `TaskOptions`, and its check in `task_fields`. Each API adds its own form:
+the type over HTTP, the flag of the command line, the parameter of the client.
 """
 
 from __future__ import annotations

@@ -174,8 +174,8 @@ class Field(NamedTuple):
     - `given`: an insert gives it. Otherwise the column's default is what a new task has.
     - `replaced`: a submit with on_conflict="replace" takes it from the new task.
     - `replayed`: a replay copies it from the final task, and `fired`: a firing from the schedule.
-    - `live`, `final`: whether the live and the final tasks have it. One that both have is copied
-      when a task ends.
+    - `live`, `final`: whether the table of live tasks and the backlog have it. A field of both is
+      copied when a task ends.
     """
 
     name: str
@@ -376,6 +376,7 @@ class Filter(NamedTuple):
     due_before_ms: int | None = None
     unchanged_since_ms: int | None = None  # last written before this time
     namespace: str | None = None  # "" selects tasks without a namespace
+    tags: tuple[str, ...] = ()  # a task must have all of them
 
 
 class Page(NamedTuple):

@@ -85,12 +85,13 @@ class Reschedule(Input, kw_only=True, frozen=True):
 
 
 class CancelWhere(Input, kw_only=True, frozen=True):
-    """Which unclaimed tasks to cancel: all that is given must hold; key or service must be."""
+    """Which unclaimed tasks to cancel: at least one of key, service and tag; all must hold."""
 
     key: Key | None = None
     service: Name | None = None
     state: Literal["delay", "ready"] | None = None
     due_before: Moment | None = None
+    tag: Tag | Tags | None = None
 
 
 class Feedback(Input, kw_only=True, frozen=True):
@@ -113,11 +114,12 @@ class ReplayOne(Input, kw_only=True, frozen=True):
 
 
 class ReplayWhere(Input, kw_only=True, frozen=True):
-    """Which final tasks to run again: one of state, service and key, at least."""
+    """Which final tasks to run again: at least one of state, service, key and tag."""
 
     state: FinalState | None = None
     service: Name | None = None
     key: Key | None = None
+    tag: Tag | Tags | None = None
     force: bool = False
 
 
@@ -186,6 +188,7 @@ class ListTasks(Input, kw_only=True, frozen=True):
     service: Name | None = None
     key: Key | None = None
     due_before: Moment | None = None
+    tag: Tags | None = None
     cursor: Id | None = None
     limit: Limit = 100
 
@@ -196,6 +199,7 @@ class ListBacklog(Input, kw_only=True, frozen=True):
     state: FinalState | None = None
     service: Name | None = None
     key: Key | None = None
+    tag: Tags | None = None
     cursor: Id | None = None
     limit: Limit = 100
 

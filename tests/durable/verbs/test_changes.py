@@ -236,9 +236,9 @@ class TestMany:
     @pytest.mark.parametrize("which", [{}, {"state": "delay"}, {"due_before": NOW}])
     async def test_bulk_changes_need_a_service_or_a_key(self, cast, which):
         async with cast.app as app:
-            with pytest.raises(ValueError, match="service or key"):
+            with pytest.raises(ValueError, match="service, key or tag"):
                 await app.cancel_where(**which)
-            with pytest.raises(ValueError, match="service or key"):
+            with pytest.raises(ValueError, match="service, key or tag"):
                 await app.reschedule_where(delay=1, **which)
 
     @pytest.mark.parametrize("verb", ["cancel_where", "replay_where", "submit_many"])

@@ -105,7 +105,7 @@ class TestReplay:
     @pytest.mark.parametrize("which", [{}, {"state": None}, {"namespace": "acme", "force": True}])
     async def test_replay_where_needs_a_filter(self, cast, which):
         async with cast.app as app:
-            with pytest.raises(ValueError, match="say which tasks: give state, service or key"):
+            with pytest.raises(ValueError, match="give state, service, key or tag"):
                 await app.replay_where(**which)
 
     async def test_tasks_without_a_service_are_not_replayed(self, stage, cast):

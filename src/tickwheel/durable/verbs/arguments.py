@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.function import TaskFunction
 from tickwheel.errors import UnknownTask
-from tickwheel.values.task import CancelKey, Filter, State, Task, Verdict
+from tickwheel.values.task import CancelKey, Filter, State, Task, Verdict, join_tags
 from tickwheel.values.times import moment_ms
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Target = TaskFunction[..., Any] | str
 Progress = bool | Callable[[int], object]
+Tag = str | Sequence[str] | None  # a tag that tasks must have, or several: all of them
 
 
 def valid_id(task_id: object) -> str:
@@ -58,13 +59,16 @@ def filter_of(
     key: str | None,
     state: State | str | None,
     due_before: datetime | None,
+    tag: Tag,
     namespace: str | None = None,
     *,
     bulk: bool = False,
 ) -> Filter:
-    """Return a filter; a bulk change needs a service or a key, which have an index."""
-    if bulk and service is None and key is None:
-        raise ValueError("say which tasks: give service or key")
+    """Return a filter; a bulk change needs a service, a key or a tag."""
+    tags = (tag,) if isinstance(tag, str) else (*(tag or ()),)
+    join_tags(tags)  # raises for a tag that no task can have
+    if bulk and service is None and key is None and not tags:
+        raise ValueError("say which tasks: give service, key or tag")
     if state is not None:
         try:
             state = State(state)
@@ -74,4 +78,4 @@ def filter_of(
             ) from None
     name = None if service is None else service_name(service)
     due_before_ms = None if due_before is None else moment_ms("due_before", due_before)
-    return Filter(state, name, key, due_before_ms, namespace=namespace)
+    return Filter(state, name, key, due_before_ms, namespace=namespace, tags=tags)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from tickwheel.durable.verbs.arguments import Progress, Target
+    from tickwheel.durable.verbs.arguments import Progress, Tag, Target
 
 
 class ReplayVerbs(TaskVerbs):
@@ -52,18 +52,19 @@ class ReplayVerbs(TaskVerbs):
         state: State | str | None = "",
         service: Target | None = None,
         key: str | None = None,
+        tag: Tag = None,
         namespace: str | None = None,
         force: bool = False,
         progress: Progress = False,
     ) -> int:
         """Replay all final tasks that match; return how many.
 
-        - At least one of `state`, `service` and `key` is required. `state` is "failed" by default;
-          None is every state.
+        - At least one of `state`, `service`, `key` and `tag` is required. `state` is "failed" by
+          default; None is every state.
         - Tasks of a service that no longer exists stay in the backlog.
         """
-        if not state and service is None and key is None:
-            raise ValueError("say which tasks: give state, service or key")
+        if not state and service is None and key is None and not tag:
+            raise ValueError("say which tasks: give state, service, key or tag")
         if service is not None:
             await self._require_service(service_name(service))
         state = State.FAILED if state == "" else state
@@ -71,8 +72,8 @@ class ReplayVerbs(TaskVerbs):
         with show_progress(progress, "replay", None) as show:
             while True:
                 page = await self.backlog(
-                    state=state, service=service, key=key, namespace=namespace, cursor=cursor,
-                    limit=BATCH,
+                    state=state, service=service, key=key, tag=tag, namespace=namespace,
+                    cursor=cursor, limit=BATCH,
                 )  # fmt: skip
                 known = await self._existing({task.service for task in page.items})
                 ids = [

@@ -24,6 +24,7 @@ from tickwheel.values.task import (
     Attempt,
     Cancel,
     Event,
+    Filter,
     Reschedule,
     State,
     Verdict,
@@ -34,7 +35,7 @@ from tickwheel.values.times import later_ms, moment_ms
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from tickwheel.durable.verbs.arguments import Progress, Target
+    from tickwheel.durable.verbs.arguments import Progress, Tag, Target
     from tickwheel.values.task import Page, Task
 
 WAIT_POLL_SECONDS = 0.5  # between two reads of a task that another process may end
@@ -45,6 +46,7 @@ OUTCOMES = {"finished": Event.FINISH, "failed": Event.RETRY, "progress": Event.A
 Ids = list[str]  # inside the class, `list` is a verb
 Verdicts = list[Verdict]
 Attempts = list[Attempt]
+Filters = list[Filter]
 
 
 class TaskVerbs(SubmissionVerbs):
@@ -84,15 +86,19 @@ class TaskVerbs(SubmissionVerbs):
         service: Target | None = None,
         key: str | None = None,
         due_before: datetime | None = None,
+        tag: Tag = None,
         final: bool | None = None,
         namespace: str | None = None,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next."""
+        """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next.
+
+        `tag`: one tag, or several; a task must have all of them.
+        """
         node = self._started()
         bounded("limit", limit, 1, 1_000)
-        filter = filter_of(service, key, state, due_before, namespace)
+        filter = filter_of(service, key, state, due_before, tag, namespace)
         cursor = None if cursor is None else valid_id(cursor)
         page = await node.store.find(filter, final=final, cursor=cursor, limit=limit)
         now = node.store.now_ms()
@@ -104,14 +110,15 @@ class TaskVerbs(SubmissionVerbs):
         state: State | str | None = None,
         service: Target | None = None,
         key: str | None = None,
+        tag: Tag = None,
         namespace: str | None = None,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
         """Return final tasks, newest first: finished, failed, cancelled."""
         return await self.list(
-            state=state, service=service, key=key, final=True, namespace=namespace, cursor=cursor,
-            limit=limit,
+            state=state, service=service, key=key, tag=tag, final=True, namespace=namespace,
+            cursor=cursor, limit=limit,
         )  # fmt: skip
 
     async def attempts(self, task_id: str) -> Attempts:
@@ -238,22 +245,38 @@ class TaskVerbs(SubmissionVerbs):
         key: str | None = None,
         state: State | str | None = None,
         due_before: datetime | None = None,
+        tag: Tag = None,
         namespace: str | None = None,
         progress: Progress = False,
     ) -> int:
-        """Cancel all unclaimed tasks that match, by service or key; return how many."""
+        """Cancel all unclaimed tasks that match; return how many.
+
+        At least one of `service`, `key` and `tag` is required. A task must have all tags.
+        """
         node = self._started()
-        filter = filter_of(service, key, state, due_before, namespace, bulk=True)
+        filter = filter_of(service, key, state, due_before, tag, namespace, bulk=True)
         # Leave newer tasks alone: otherwise this might never end.
         filter = filter._replace(unchanged_since_ms=int(node.store.latest_ms()) + 1)
         count = 0
         with show_progress(progress, "cancel", None) as show:
-            async for part in node.store.cancel_where(filter, BULK_TASKS):
-                for due in part:
-                    node.forget(due.id)
-                count += len(part)
-                show(count)
+            for indexed in await self._indexed_filters(filter):
+                async for part in node.store.cancel_where(indexed, BULK_TASKS):
+                    for due in part:
+                        node.forget(due.id)
+                    count += len(part)
+                    show(count)
         return count
+
+    async def _indexed_filters(self, filter: Filter) -> Filters:
+        """Return filters that an index serves: for tags alone, one for each service."""
+        if filter.service is not None or filter.key is not None:
+            return [filter]
+        names = await self._started().store.services()
+        return [
+            filter._replace(service=name)
+            for name in names
+            if filter.namespace in (None, namespace_of(name))
+        ]
 
     async def reschedule(
         self,
@@ -295,21 +318,26 @@ class TaskVerbs(SubmissionVerbs):
         key: str | None = None,
         state: State | str | None = None,
         due_before: datetime | None = None,
+        tag: Tag = None,
         progress: Progress = False,
     ) -> int:
-        """Move all unclaimed tasks that match to another time; return how many."""
+        """Move all unclaimed tasks that match to another time; return how many.
+
+        At least one of `service`, `key` and `tag` is required. A task must have all tags.
+        """
         node = self._started()
         due_at_ms = self._due_at_ms(delay, at)
-        filter = filter_of(service, key, state, due_before, bulk=True)
+        filter = filter_of(service, key, state, due_before, tag, bulk=True)
         # Do not move a task a second time when it fails and waits for a retry.
         filter = filter._replace(unchanged_since_ms=int(node.store.latest_ms()) + 1)
         count = 0
         with show_progress(progress, "reschedule", None) as show:
-            async for part in node.store.reschedule_where(filter, due_at_ms, BULK_TASKS):
-                for due in part:
-                    node.submit.announce(due.id, due.due_at_ms, due)
-                count += len(part)
-                show(count)
+            for indexed in await self._indexed_filters(filter):
+                async for part in node.store.reschedule_where(indexed, due_at_ms, BULK_TASKS):
+                    for due in part:
+                        node.submit.announce(due.id, due.due_at_ms, due)
+                    count += len(part)
+                    show(count)
         return count
 
     def _due_at_ms(self, delay: float | timedelta | None, at: datetime | None) -> int:

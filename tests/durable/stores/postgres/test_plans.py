@@ -52,6 +52,8 @@ FILTERS = {
     "key_in_namespace": Filter(key="k", namespace="acme"),
     "key_in_none": Filter(key="k", namespace=""),
     "service_in_namespace": Filter(service="acme/mail", namespace="acme"),
+    "service_tagged": Filter(service="mail", tags=("a", "b")),
+    "key_tagged": Filter(key="k", tags=("a",)),
 }
 LISTS = FILTERS | {
     "all": Filter(),

@@ -144,7 +144,7 @@ class TestASubmit:
     async def test_it_is_there_after_the_commit_only(self, store, any_way):
         given = later(
             store, body=b"\x00\xff%s$1", key="k % $1 '", timeout_ms=5, deadline_at_ms=HOUR,
-            priority=-3, shard=7,
+            priority=-3, shard=7, tags_text="b a",
         )  # fmt: skip
         named = later(store, replay_of="ab" * 16)
         changes = Submission(given), request(named)
@@ -169,11 +169,11 @@ class TestASubmit:
         assert (answers[2].id, answers[2].body) == (given[0].id, b"3")
 
     async def test_replace_takes_the_place_of_the_holder(self, store, way):
-        (holder,) = await stored(store, later(store, key="k"))
-        given = later(store, key="k", body=b"2", due_at_ms=5, priority=9)
+        (holder,) = await stored(store, later(store, key="k", tags_text="old"))
+        given = later(store, key="k", body=b"2", due_at_ms=5, priority=9, tags_text="new")
         (answer,) = await way(Submission(given, "replace"))
         assert answer == holder._replace(
-            body=b"2", due_at_ms=5, priority=9, updated_at_ms=given.updated_at_ms
+            body=b"2", due_at_ms=5, priority=9, tags_text="new", updated_at_ms=given.updated_at_ms
         )
         assert await store.get([holder.id, given.id]) == [answer, None]
 

@@ -119,7 +119,7 @@ class TestPlans:
 
     async def test_a_key_and_a_namespace_go_by_the_index_of_keys(self, store):
         where, values = sql.matching(Filter(key="k", namespace="acme"), 0)
-        statement = sql.UNCLAIMED_BY_KEY.format(where=where)
+        statement = sql.UNCLAIMED_BY_KEY.format(where=where, tagged="true")
         values |= {"after_service": "", "limit": 1}
 
         def work(connection):
@@ -132,7 +132,7 @@ class TestPlans:
 
     async def test_a_walk_along_a_service_goes_on_where_it_ended_by_the_index(self, store):
         where, values = sql.matching(Filter(service="mail", unchanged_since_ms=5), 0)
-        statement = sql.UNCLAIMED.format(where=where)
+        statement = sql.UNCLAIMED.format(where=where, tagged="true")
         values |= {"after_due": 5, "after_id": "", "limit": 1}
 
         def work(connection):

@@ -563,9 +563,16 @@ class Values:
         return f"${len(self.list)}"
 
 
+def tag_condition(filter: Filter, values: Values) -> str:
+    """Return the condition of a filter's tags, on a table called `t`."""
+    if not filter.tags:
+        return "true"
+    return f"string_to_array(t.tags, ' ') @> {values.add([*filter.tags])}::text[]"
+
+
 def matching(filter: Filter, now_ms: int, values: Values) -> str:
     """Return the condition of a filter, on a table called `t`."""
-    conditions = ["true"]
+    conditions = [tag_condition(filter, values)]
     if filter.service is not None:
         conditions.append(f"t.service = {values.add(filter.service)}")
     if filter.key is not None:  # with `=`, an order by key and id would be one by id
@@ -612,15 +619,18 @@ def unclaimed(
     """Return the statement for the next unclaimed tasks that match a filter, and its values.
 
     It walks along the index of keys or of due times, shard by shard: the order decides which. Its
-    columns are those of a place, and the payload's bytes. `moved_ms`: only tasks due at another
-    time.
+    columns are those of a place, and the payload's bytes, null if the task does not have the tags:
+    a statement reads at most `limit` tasks, however few have them. `moved_ms`: only tasks due at
+    another time.
     """
     values = Values()
-    chosen = f"FROM task t WHERE t.state = 'delay' AND {matching(filter, now_ms, values)}"
+    untagged = filter._replace(tags=())
+    chosen = f"FROM task t WHERE t.state = 'delay' AND {matching(untagged, now_ms, values)}"
     if moved_ms is not None:
         chosen += f" AND t.due_at_ms <> {values.add(moved_ms)}"
     most = f"LIMIT {values.add(limit)}::bigint"
-    columns = "SELECT t.service, t.shard, t.due_at_ms, t.id, octet_length(t.payload)"
+    size = f"CASE WHEN {tag_condition(filter, values)} THEN octet_length(t.payload) END"
+    columns = f"SELECT t.service, t.shard, t.due_at_ms, t.id, {size}"
     if filter.key is not None:
         chosen += f" AND t.service > {values.add(place.service)}"
         return f"{columns} {chosen} ORDER BY t.key, t.service {most}", values.list

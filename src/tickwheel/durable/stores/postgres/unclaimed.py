@@ -55,10 +55,11 @@ async def changed_where(
     while place is not None:
         query, values = sql.unclaimed(filter, int(store.now_ms()), limit, place, *moved)
         found = await store.fetch(query, *values)
-        count = fitting((row[-1] for row in found), STATEMENT_BYTES)
+        count = fitting((row[-1] or 0 for row in found), STATEMENT_BYTES)
         rows = [sql.Place._make(row[:-1]) for row in found[:count]]
+        ids = [row.id for row, (*_, size) in zip(rows, found, strict=False) if size is not None]
         place = rows[-1] if len(rows) < len(found) or len(rows) == limit else None
-        changed, left = await change(store, filter, [row.id for row in rows], statement, *moved)
+        changed, left = await change(store, filter, ids, statement, *moved)
         locked += left
         if changed:
             yield changed

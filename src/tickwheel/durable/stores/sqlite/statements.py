@@ -221,14 +221,15 @@ RESCHEDULE = f"""
     UPDATE task SET due_at_ms = :due, updated_at_ms = :now WHERE {IDS} AND state = 'delay'
     RETURNING {_AS_DUE}
 """
-# By the index of keys or of due times, from where the last call ended.
+# By the index of keys or of due times, from where the last call ended. A task without the tags has
+# no size: a statement reads at most `limit` tasks, however few have them.
 UNCLAIMED_BY_KEY = """
-    SELECT id, service, length(payload) FROM task
+    SELECT id, service, iif({tagged}, length(payload), NULL) FROM task
     WHERE state = 'delay' AND {where} AND service > :after_service
     ORDER BY service LIMIT :limit
 """
 UNCLAIMED = """
-    SELECT id, due_at_ms, length(payload) FROM task
+    SELECT id, due_at_ms, iif({tagged}, length(payload), NULL) FROM task
     WHERE state = 'delay' AND {where} AND (due_at_ms, id) > (:after_due, :after_id)
     ORDER BY due_at_ms, id LIMIT :limit
 """
@@ -261,9 +262,17 @@ LAST = """
 """
 
 
+def tag_condition(filter: Filter) -> tuple[str, dict[str, Any]]:
+    """Return the condition of a filter's tags, and its values."""
+    values = {f"tag_{number}": f" {tag} " for number, tag in enumerate(filter.tags)}
+    found = [f"instr(' ' || tags || ' ', :{name}) > 0" for name in values]
+    return " AND ".join(found) or "true", values
+
+
 def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
     """Return the condition for a filter, and its values."""
-    conditions, values = ["true"], dict[str, Any]()
+    condition, values = tag_condition(filter)
+    conditions = [condition]
     if filter.service is not None:
         conditions.append("service = :service")
         values["service"] = filter.service
@@ -301,7 +310,7 @@ def find(table: str, where: str, *, by_key: bool) -> str:
     """
     due_at = _DUE_AT if table == "task" else "t.due_at_ms"
     looked_at = (
-        f"SELECT id, service, key, state, updated_at_ms, {due_at} AS due_at_ms FROM {table} t"
+        f"SELECT id, service, key, state, updated_at_ms, tags, {due_at} AS due_at_ms FROM {table} t"
     )
     if by_key:
         matching = f"""

@@ -59,10 +59,13 @@ def walked(
 ) -> tuple[list[str], Place | None]:
     """Return the next unclaimed tasks that match a filter, and where to continue, or None.
 
-    At most `limit`, and as many as fit into one transaction by the bytes of their payloads.
-    `moved_ms`: only tasks due at another time.
+    It reads at most `limit` tasks, and as many as fit into one transaction by the bytes of their
+    payloads; tasks without the filter's tags are left out, so there may be none. `moved_ms`: only
+    tasks due at another time.
     """
-    where, values = sql.matching(filter, now_ms)
+    where, values = sql.matching(filter._replace(tags=()), now_ms)
+    tagged, tags = sql.tag_condition(filter)
+    values |= tags
     if moved_ms is not None:
         where += " AND due_at_ms <> :moved"
         values["moved"] = moved_ms
@@ -72,9 +75,9 @@ def walked(
     else:
         values |= {"after_due": place.due_at_ms, "after_id": place.id}
         statement = sql.UNCLAIMED
-    rows = connection.run(statement.format(where=where), {**values, "limit": limit})
-    taken = rows[: fitting((row[2] for row in rows), STATEMENT_BYTES)]
-    ids = [row[0] for row in taken]
+    rows = connection.run(statement.format(where=where, tagged=tagged), {**values, "limit": limit})
+    taken = rows[: fitting((row[2] or 0 for row in rows), STATEMENT_BYTES)]
+    ids = [row[0] for row in taken if row[2] is not None]
     if len(taken) == len(rows) < limit:
         return ids, None
     last_id, last, _ = taken[-1]
