@@ -23,14 +23,14 @@ NO_STORE = [(b"cache-control", b"no-store")]
 
 
 async def nodes(call: Call) -> Reply:
-    """Return the nodes that are known."""
+    """Return the nodes of the cluster."""
     rows = await call.scheduler.nodes()
     here = call.app.node.name
     return Reply(schemas.NodePage([views.node_view(row, here) for row in rows]))
 
 
 async def shards(call: Call) -> Reply:
-    """Return who owns which shard."""
+    """Return the owner of each shard."""
     rows = await call.scheduler.shards()
     return Reply(schemas.ShardPage([views.shard_view(row) for row in rows]))
 
@@ -43,7 +43,7 @@ async def wheel(call: Call) -> Reply:
 
 
 async def stats(call: Call) -> Reply:
-    """Return what this node holds and has done, and what the store has."""
+    """Return the statistics of this node, and the numbers of tasks in the store."""
     found = await call.scheduler.stats()
     found["services"] = {
         views.local_name(name): figures
@@ -63,12 +63,12 @@ async def audit(call: Call) -> Reply:
 
 
 async def healthz(_: Call) -> Reply:
-    """Say that the process answers."""
+    """Report that the process answers."""
     return Reply(schemas.Status("ok"), headers=NO_STORE)
 
 
 async def readyz(call: Call) -> Reply:
-    """Say whether this node can do its work, as it last found out; it asks the store nothing."""
+    """Report whether this node is ready, from its last check; it does not ask the store."""
     if call.app.stopping:
         return Reply(schemas.Status("stopping"), 503, [*NO_STORE, (b"retry-after", b"1")])
     reasons = call.app.node.health.unready()
@@ -78,7 +78,7 @@ async def readyz(call: Call) -> Reply:
 
 
 async def metrics(call: Call) -> Reply:
-    """Return the metrics, in Prometheus' text form."""
+    """Return the metrics in Prometheus' text format."""
     workers = call.app.worker_metrics
     families = await (own_metrics(call) if workers is None else all_metrics(call, workers))
     media = b"text/plain; version=0.0.4; charset=utf-8"
@@ -107,12 +107,12 @@ async def store_counts(call: Call) -> Mapping[str, int] | None:
 
 
 async def openapi(call: Call) -> Reply:
-    """Return this description."""
+    """Return this OpenAPI document."""
     return Reply(call.app.openapi())
 
 
 async def page(call: Call) -> Reply:
-    """Return a page for people."""
+    """Return an HTML page."""
     return Reply(call.app.page(), media=b"text/html; charset=utf-8")
 
 

@@ -72,20 +72,20 @@ class SubmitTask(Input, kw_only=True, frozen=True):
 
 
 class BatchTask(SubmitTask, kw_only=True, frozen=True):
-    """A task of a batch; its own idempotency key takes the place of the header."""
+    """A task of a batch; `idempotency_key` replaces the header."""
 
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
 
 
 class Reschedule(Input, kw_only=True, frozen=True):
-    """When a task is to be due instead: one of both."""
+    """The new due time of a task: one of both."""
 
     delay: Seconds | None = None
     due_at: Moment | None = None
 
 
 class CancelWhere(Input, kw_only=True, frozen=True):
-    """Which unclaimed tasks to cancel: at least one of key, service and tag; all must hold."""
+    """The unclaimed tasks to cancel: those that match every field; key, service or tag is given."""
 
     key: Key | None = None
     service: Name | None = None
@@ -95,7 +95,7 @@ class CancelWhere(Input, kw_only=True, frozen=True):
 
 
 class Feedback(Input, kw_only=True, frozen=True):
-    """How an attempt ended that was answered with 202, or that it goes on ("progress")."""
+    """The outcome of an attempt that was answered with 202, or "progress" if it goes on."""
 
     outcome: Literal["finished", "failed", "progress"]
     attempt: Annotated[int, Meta(ge=1, le=2_147_483_647)]
@@ -106,7 +106,7 @@ class Feedback(Input, kw_only=True, frozen=True):
 
 
 class ReplayOne(Input, kw_only=True, frozen=True):
-    """When to run a final task again: now, unless it says."""
+    """The due time of a replay; by default now."""
 
     delay: Seconds | None = None
     due_at: Moment | None = None
@@ -114,7 +114,7 @@ class ReplayOne(Input, kw_only=True, frozen=True):
 
 
 class ReplayWhere(Input, kw_only=True, frozen=True):
-    """Which final tasks to run again: at least one of state, service, key and tag."""
+    """The final tasks to run again: at least one of state, service, key and tag."""
 
     state: FinalState | None = None
     service: Name | None = None
@@ -124,7 +124,7 @@ class ReplayWhere(Input, kw_only=True, frozen=True):
 
 
 class Backoff(Input, kw_only=True, frozen=True):
-    """How long to wait before the next try: `first` seconds, `factor` times more each, to `max`."""
+    """The wait before a retry: `first` seconds, multiplied by `factor` each time, up to `max`."""
 
     first: Seconds = 1.0
     factor: Annotated[float, Meta(ge=1, le=1000)] = 2.0
@@ -133,7 +133,7 @@ class Backoff(Input, kw_only=True, frozen=True):
 
 
 class Breaker(Input, kw_only=True, frozen=True):
-    """After how many failures in a row a service is left alone, and for how long."""
+    """The circuit breaker: failures in a row that open it, and for how many seconds."""
 
     failures: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
     pause: Positive = 5.0
@@ -146,10 +146,10 @@ Secret = Annotated[str, Meta(max_length=200)]
 
 
 class PutService(Input, kw_only=True, frozen=True):
-    """Whom to call when a task is due, and how. What is not given has its default.
+    """How to call a service. An omitted field has its default, except `secret` and `headers`.
 
-    `secret` and `headers` that are not given stay as they are stored, and so does each value that
-    is `********`; null removes them. For an endpoint on another origin both must be given.
+    Omitted, those two keep their stored values, as does each value that is `********`; null removes
+    them. An endpoint on another origin requires both again.
     """
 
     endpoint: Annotated[str, Meta(min_length=1, max_length=2_048)]
@@ -167,7 +167,7 @@ class PutService(Input, kw_only=True, frozen=True):
 
 
 class PutSchedule(Input, kw_only=True, frozen=True):
-    """When to submit what: one of `cron` (five fields, in the zone `tz`) and `interval`."""
+    """A schedule: one of `cron` (five fields, in the zone `tz`) and `interval`."""
 
     service: Name
     payload: Raw = msgspec.field(default_factory=null)
@@ -253,7 +253,7 @@ class Task(Output, frozen=True):
 
 
 class TaskPage(Output, frozen=True):
-    """A part of a list, newest first, and the cursor of the next part."""
+    """A page of tasks, newest first, and the cursor of the next page."""
 
     items: list[Task]
     next_cursor: str | None
@@ -272,33 +272,33 @@ class Attempt(Output, frozen=True):
 
 
 class AttemptPage(Output, frozen=True):
-    """A part of the execution log of a task, by attempt, and the cursor of the next part."""
+    """A page of the execution log of a task, by attempt, and the cursor of the next page."""
 
     items: list[Attempt]
     next_cursor: int | None
 
 
 class Verdict(Output, frozen=True):
-    """Whether a cancel, a reschedule or a feedback won, and the state that the task has."""
+    """Whether a cancel, a reschedule or a feedback won, and the state of the task."""
 
     won: bool
     state: StateName
 
 
 class Cancelled(Output, frozen=True):
-    """How many tasks were cancelled."""
+    """The number of cancelled tasks."""
 
     cancelled: int
 
 
 class Replayed(Output, frozen=True):
-    """How many tasks were replayed."""
+    """The number of replayed tasks."""
 
     replayed: int
 
 
 class Problem(Output, frozen=True, omit_defaults=True):
-    """What went wrong (RFC 9457); `code` is stable."""
+    """An error as a problem document (RFC 9457); `code` is stable."""
 
     type: str
     title: str
@@ -309,7 +309,7 @@ class Problem(Output, frozen=True, omit_defaults=True):
 
 
 class BatchItem(Output, frozen=True, omit_defaults=True):
-    """What became of one task of a batch."""
+    """The result of one task of a batch."""
 
     status: int
     id: str | None = None
@@ -319,7 +319,7 @@ class BatchItem(Output, frozen=True, omit_defaults=True):
 
 
 class Batch(Output, frozen=True):
-    """What became of a batch, in its order."""
+    """The results of a batch, in order."""
 
     items: list[BatchItem]
     stored: int
@@ -327,7 +327,7 @@ class Batch(Output, frozen=True):
 
 
 class Service(Output, frozen=True):
-    """A service; its secrets and the values of its headers are a placeholder."""
+    """A service; placeholders replace its secrets and the values of its headers."""
 
     name: str
     protocol: str
@@ -390,7 +390,7 @@ class Node(Output, frozen=True):
 
 
 class NodePage(Output, frozen=True):
-    """The nodes that are known."""
+    """The nodes of the cluster."""
 
     items: list[Node]
     next_cursor: None = None
@@ -412,7 +412,7 @@ class ShardPage(Output, frozen=True):
 
 
 class AuditLine(Output, frozen=True):
-    """Who did what."""
+    """One line of the audit log."""
 
     at: Time
     actor: str
@@ -424,7 +424,7 @@ class AuditLine(Output, frozen=True):
 
 
 class AuditPage(Output, frozen=True):
-    """A part of the audit log, newest first."""
+    """A page of the audit log, newest first."""
 
     items: list[AuditLine]
     next_cursor: int | None
@@ -439,7 +439,7 @@ class Wheel(Output, frozen=True):
 
 
 class Status(Output, frozen=True):
-    """How the server is."""
+    """The status of the server."""
 
     status: str
     reasons: list[str] | UnsetType = UNSET

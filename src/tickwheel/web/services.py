@@ -93,7 +93,7 @@ def not_found(call: Call) -> HttpError:
 
 
 async def put_service(call: Call, body: schemas.PutService) -> Reply:
-    """Make a service, or change it; it counts on every node at once."""
+    """Create or change a service; every node uses it at once."""
     name = full_name(call)
     if body.backoff.first > body.backoff.max:
         raise HttpError("invalid", "backoff.max must be at least backoff.first")
@@ -135,7 +135,7 @@ async def get_schedule(call: Call) -> Reply:
 
 
 async def put_schedule(call: Call, body: schemas.PutSchedule) -> Reply:
-    """Make a schedule, or change it."""
+    """Create or change a schedule."""
     name = full_name(call)
     service = call.access.name(body.service)
     if await call.scheduler.known_service(service) is None:
@@ -160,7 +160,7 @@ async def has_schedule(call: Call, name: str) -> bool:
 
 
 async def delete_schedule(call: Call) -> Reply:
-    """Delete a schedule; a firing that is still to come is cancelled with it."""
+    """Delete a schedule; its next firing is cancelled with it."""
     name = full_name(call)
     await call.scheduler.delete_schedule(name, **call.audit_fields)
     return Reply(None, 204)

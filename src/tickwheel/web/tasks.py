@@ -225,7 +225,7 @@ async def own_task_id(call: Call) -> str:
 
 
 async def feedback(call: Call, body: schemas.Feedback) -> Reply:
-    """Say how an accepted attempt ended, or that it goes on."""
+    """Report how an accepted attempt ended, or that it goes on."""
     result = await call.payload(body.result, "result")
     verdict = await call.scheduler.feedback(
         call.params["id"], body.outcome, attempt=body.attempt, epoch=body.epoch,
@@ -261,7 +261,7 @@ async def replay(call: Call, body: schemas.ReplayOne) -> Reply:
 
 
 async def replay_where(call: Call, body: schemas.ReplayWhere) -> Reply:
-    """Run all final tasks again that match: without a state the failed ones."""
+    """Run all matching final tasks again; without a state, the failed ones."""
     count = await call.scheduler.replay_where(
         **arguments_of(call, body) | {"state": body.state or ""}
     )
