@@ -12,6 +12,7 @@ from durable.steps.functions import noting_task
 from tickwheel.durable import State, Task, current_task
 from tickwheel.durable.batching.capacity import QUEUE_BYTES
 from tickwheel.durable.steps.submit import MAX_BODY_BYTES
+from tickwheel.durable.verbs.submission import store_submission
 from tickwheel.errors import (
     Overloaded,
     StoreUnavailable,
@@ -352,8 +353,11 @@ class TestShards:
         async with app:
             await stage.settle()
             await app._node.store.take(range(4), "somebody else")
-            task = await note.submit("a", delay=1)
-            assert (await app.get(task.id)).payload == ["a"]
+            submission, _ = await app._submission(note, ("a",), {"delay": 1})
+            stored = await store_submission(app, submission)
+            assert stored.task.id != submission.task.id
+            assert stored.new
+            assert (await app.get(stored.task.id)).payload == ["a"]
 
     async def test_a_lost_shard_gets_nothing_and_the_id_names_the_new_shard(self, stage):
         """The next owner of a lost shard would not be notified of the task."""

@@ -189,7 +189,9 @@ async def store_submission(scheduler: SubmissionVerbs, submission: Submission) -
     submit = scheduler._started().submit
     answer = await submit.store_one(submission)
     task = submit.task_of(submission, answer)
-    return Submitted(task, task.id == submission.task.id, isinstance(answer, RepeatedRequest))
+    # A task whose shard is lost during the insert gets another id; a replaced one has a key.
+    new = answer is task and (task.id == submission.task.id or task.key is None)
+    return Submitted(task, new, isinstance(answer, RepeatedRequest))
 
 
 async def store_submissions(
