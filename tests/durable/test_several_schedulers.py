@@ -197,7 +197,7 @@ class TestRealTime:
 
             asyncio.run(main(FIRST))
         """
-        with pytest.raises(AssertionError, match=f"ended with {-signal.SIGKILL}"):
+        with pytest.raises(AssertionError, match=f"exit code {-signal.SIGKILL}"):
             program(text.replace("FIRST", "True"))
         assert program(text.replace("FIRST", "False")).split() == ["finished", "2", "1"]
 

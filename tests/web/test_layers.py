@@ -12,7 +12,7 @@ MODULES = sorted(FOLDER.glob("*.py"))
 # The API, its contracts, and values to check or to show; no step and no store.
 IMPORTED = {
     "tickwheel.durable.scheduler",
-    "tickwheel.durable.verbs",
+    "tickwheel.durable.verbs.submission",
     "tickwheel.durable.channel",
     "tickwheel.durable.coordinator",
     "tickwheel.durable.registry",

@@ -408,10 +408,10 @@ def test_a_name_of_dots_alone_is_422(strict, name):
 
 
 def test_a_new_service_is_put_without_waiting_for_a_refresh(api, monkeypatch):
-    async def renewed():
+    async def reload():
         raise AssertionError("this waits")
 
-    monkeypatch.setattr(api.node.directory, "renewed", renewed)
+    monkeypatch.setattr(api.node.directory, "reload", reload)
     api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=201)
     api.put("/v1/services/mail", {"endpoint": ENDPOINT}, status=200)
 

@@ -192,7 +192,7 @@ class TestLost:
             for step in ("leases", "unproven leases", "orphans", "coordinator", "dispatch"):
                 await node._steps[step].stop()  # it hangs: it renews nothing, and hears nothing
             await node.coordinator.stop()
-            await until(lambda: second._node.coordinator._ours)
+            await until(lambda: second._node.coordinator._may_own)
             await stage.advance(35)
             assert (await second.get(task.id)).result == "second"
             goes_on.set()

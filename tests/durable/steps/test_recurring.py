@@ -608,7 +608,7 @@ class TestTwo:
             async with first:
                 await second.put_schedule("s", "note", interval=10)
                 await stage.advance(25)
-            await until(lambda: second._node.coordinator._ours or first._node is None)
+            await until(lambda: second._node.coordinator._may_own or first._node is None)
             await stage.advance(25)
         assert dues(stage) == [10.0, 20.0, 30.0, 40.0, 50.0]
 
