@@ -10,7 +10,6 @@ import inspect
 import math
 import random
 import weakref
-from typing import Any
 
 import pytest
 
@@ -434,26 +433,11 @@ class Broken:
 
 NUMBERS = [0, 1, 0.5, 3, Index(), Float(1.5), fractions.Fraction(1, 3), decimal.Decimal("0.7")]
 NUMBERS += [5e-10, 1e-9, 4e-10, 0.1 + 0.2, 1e8, 9.1e9, -0.0, 2**33]
-BAD: list[Any] = [
-    True,
-    False,
-    None,
-    "1",
-    b"1",
-    [1],
-    (),
-    {},
-    1j,
-    object,
-    nothing,
-    Loud(),
-    BadFloat(),
-    Broken(),
-]
+BAD: list = [True, None, "1", b"1", [1], (), {}, 1j, object, nothing, Loud(), BadFloat(), Broken()]
 BAD += [NAN, INF, -INF, 1e300, -1e300, 10**400, -(10**400), 9.3e9, 9.2e9, -9.2e9, 2**63]
 BAD += [-1, -0.5, -1e-9, -1e-10, Float(-1.0), Float(NAN), fractions.Fraction(-1, 3)]
 BAD += [decimal.Decimal("NaN"), decimal.Decimal("sNaN"), decimal.Decimal("Infinity"), Float("x")]
-NOT_CALLABLE: list[Any] = [None, 1, "print", [], Loud()]
+NOT_CALLABLE: list = [None, 1, "print", [], Loud()]
 
 
 def answer(call):
