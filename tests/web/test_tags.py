@@ -68,9 +68,9 @@ def test_lists_cancels_and_replays_go_by_one_tag_or_by_several(mail):
     assert ids(mail, "/v1/tasks?tag=import&service=print") == {one}
     gone = mail.post("/v1/tasks/cancel", {"tag": ["import", "vip"]}, status=200).json
     assert gone == {"cancelled": 1}
-    assert mail.post("/v1/tasks/cancel", {"tag": "import"}, status=200).json == {"cancelled": 1}
+    assert mail.post("/v1/tasks/cancel", {"tag": ["import"]}, status=200).json == {"cancelled": 1}
     assert ids(mail, "/v1/backlog?tag=import") == {both, one}
-    again = {"tag": "vip", "state": "cancelled"}
+    again = {"tag": ["vip"], "state": "cancelled"}
     assert mail.post("/v1/backlog/replay", again, status=200).json == {"replayed": 1}
     (new,) = (
         mail.get("/v1/tasks?tag=vip&state=delay", status=200).json["items"]
