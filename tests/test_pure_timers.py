@@ -19,18 +19,23 @@ GROUPS = {
     "timers": ["clock", "every", "timer", "timer_callbacks", "timer_life"],
     "processes": ["timer_processes", "timer_threads"],
     "loops": ["aio", "aio_loops", "loop"],
-    "purgatory": ["async_purgatory", "purgatory", "purgatory_checks", "purgatory_memory"],
-    "races": ["purgatory_operations", "purgatory_races"],
+    "purgatory": ["async_purgatory", "purgatory/purgatory", "purgatory/checks", "purgatory/memory"],
+    "races": ["purgatory/operations", "purgatory/races"],
     "idle": ["idle", "idle_timers"],
 }
 OMITTED = "drift_over or reschedules_itself_without_a_delay"  # long, and independent of the core
+
+
+def path_of(name):
+    folder, _, name = name.rpartition("/")
+    return HERE / folder / f"test_{name}.py"
 
 
 @pytest.mark.skipif(not tickwheel.NATIVE, reason="this process already uses the core in Python")
 @pytest.mark.skipif("pure" not in cores.NAMES, reason="only the native core is tested")
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_tests_of_the_timers_pass_on_the_core_in_python(group):
-    files = [HERE / f"test_{name}.py" for name in GROUPS[group]]
+    files = [path_of(name) for name in GROUPS[group]]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ended = subprocess.run(
         [*command, "-k", f"not ({OMITTED})", *files],
@@ -46,7 +51,7 @@ def test_the_tests_of_the_timers_pass_on_the_core_in_python(group):
 
 
 def test_every_test_of_a_timer_is_in_a_group():
-    kinds = ("aio", "idle", "purgatory", "timer")
-    found = {path.stem for kind in kinds for path in HERE.glob(f"test_{kind}*.py")}
-    listed = {f"test_{name}" for names in GROUPS.values() for name in names}
-    assert found - {"test_idle_gateway"} <= listed
+    found = {path for kind in ("aio", "idle", "timer") for path in HERE.glob(f"test_{kind}*.py")}
+    found |= {*(HERE / "purgatory").glob("test_*.py")}
+    listed = {path_of(name) for names in GROUPS.values() for name in names}
+    assert found - {HERE / "test_idle_gateway.py"} <= listed

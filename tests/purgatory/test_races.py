@@ -1,39 +1,13 @@
 """Purgatory: exact counts, and operations that end exactly once while threads race."""
 
 import random
-import sys
 import threading
 
 import pytest
 
-from purgatories import Op, counts, join, together, wait_for, watch
+from purgatory.operations import Op, counts, join, together, wait_for, watch
 from stage import LONG
 from tickwheel import DelayedOperation, ManualClock, Purgatory, Timer
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def timer(clock):
-    with Timer(clock=clock) as timer:
-        yield timer
-
-
-@pytest.fixture
-def purgatory(timer):
-    return Purgatory("test", timer=timer)
-
-
-@pytest.fixture
-def fast_switches():
-    """Let threads switch as often as possible."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 class Model:

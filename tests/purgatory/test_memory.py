@@ -9,24 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from purgatories import Failing, Op, counts, watch, watch_with
+from purgatory.operations import Failing, Op, counts, watch, watch_with
 from tickwheel import ManualClock, Purgatory, Timer
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def timer(clock):
-    with Timer(clock=clock) as timer:
-        yield timer
-
-
-@pytest.fixture
-def purgatory(timer):
-    return Purgatory("test", timer=timer)
 
 
 def resident():

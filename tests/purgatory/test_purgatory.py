@@ -1,40 +1,14 @@
 """Purgatory: watching, checking, expiring, cancelling, closing, and invalid arguments."""
 
 import math
-import sys
 import threading
 
 import pytest
 
 import tickwheel
-from purgatories import Op, counts, together, watch
+from purgatory.operations import Op, counts, together, watch
 from stage import LONG
-from tickwheel import DelayedOperation, ManualClock, Purgatory, Timer, TimerClosed
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def timer(clock):
-    with Timer(clock=clock) as timer:
-        yield timer
-
-
-@pytest.fixture
-def purgatory(timer):
-    return Purgatory("test", timer=timer)
-
-
-@pytest.fixture
-def fast_switches():
-    """Let threads switch as often as possible."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
+from tickwheel import DelayedOperation, Purgatory, TimerClosed
 
 
 class TestTheVerbs:

@@ -1,13 +1,12 @@
 """Purgatory: checks made inside of operations, and why they cause no deadlock."""
 
 import gc
-import sys
 import threading
 import time
 
 import pytest
 
-from purgatories import (
+from purgatory.operations import (
     WHERE,
     Failing,
     Op,
@@ -20,23 +19,7 @@ from purgatories import (
     watch_with,
 )
 from stage import LONG
-from tickwheel import ManualClock, Purgatory, Timer
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def timer(clock):
-    with Timer(clock=clock) as timer:
-        yield timer
-
-
-@pytest.fixture
-def purgatory(timer):
-    return Purgatory("test", timer=timer)
+from tickwheel import Purgatory
 
 
 class TestChecksInsideAnOperation:
@@ -172,15 +155,6 @@ class TestChecksInsideAnOperation:
         assert len(retries) == 3
         assert all(op.completed for op in retries)
         assert counts(purgatory) == (0, 0)
-
-
-@pytest.fixture
-def fast_switches():
-    """Let threads switch as often as possible."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 class TestDeadlocks:

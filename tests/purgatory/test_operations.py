@@ -14,7 +14,7 @@ import weakref
 import pytest
 
 import tickwheel
-from purgatories import (
+from purgatory.operations import (
     WHERE,
     Failing,
     Op,
@@ -26,23 +26,7 @@ from purgatories import (
     watch_with,
 )
 from stage import LONG
-from tickwheel import DelayedOperation, ManualClock, Purgatory, Timer
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def timer(clock):
-    with Timer(clock=clock) as timer:
-        yield timer
-
-
-@pytest.fixture
-def purgatory(timer):
-    return Purgatory("test", timer=timer)
+from tickwheel import DelayedOperation, Purgatory
 
 
 class TestOperationsThatRaise:
