@@ -1,5 +1,7 @@
 """Fixtures for the scheduler: a stage, whose time moves by hand, and a watchdog for the rest."""
 
+import signal
+
 import pytest
 import pytest_asyncio
 
@@ -19,6 +21,13 @@ def watched():
     """Ends the test when it hangs."""
     with watchdog():
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(call):
+    """Stop the watchdog once a test has ended: in pytest's own code it would end the whole run."""
+    if call.when == "call":
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @pytest_asyncio.fixture(params=KINDS)

@@ -130,21 +130,32 @@ class Locked(FileFault):
 
 
 class ReadOnly(FileFault):
-    """The files cannot be written to, by nobody: root, too, cannot write what is immutable.
+    """Nobody can write to the files: not even root can write to an immutable file.
 
-    Without the shared memory beside them: a write into that would be a SIGBUS, whoever writes.
+    The directory is immutable as well, so that SQLite cannot remove or create the log meanwhile.
+    The shared memory stays writable: it is mapped, and a write that fails there is a SIGBUS.
     """
 
+    def __init__(self):
+        super().__init__()
+        argv = ["chattr", "+i", self.directory]
+        if subprocess.run(argv, capture_output=True, check=False).returncode:
+            super().close()
+            pytest.skip("no file can be made immutable here: that needs root, and ext4 or the like")
+        self.end()
+
     def begin(self):
-        self._change("+i")
+        self._change("+i", self.directory)
+        self._change("+i", *self._written())
 
     def end(self):
-        self._change("-i")
+        self._change("-i", self.directory, *self._written())
 
-    def _change(self, how):
-        argv = ["chattr", how, str(self.path), f"{self.path}-wal"]
-        if subprocess.run(argv, capture_output=True, check=False).returncode:
-            pytest.skip("no file can be made immutable here: that needs root, and ext4 or the like")
+    def _written(self):
+        return [file for file in self.files() if file.suffix in {".db", ".db-wal"}]
+
+    def _change(self, how, *paths):
+        subprocess.run(["chattr", how, *paths], check=True)
 
 
 class Moved(FileFault):
