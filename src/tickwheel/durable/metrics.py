@@ -39,7 +39,8 @@ class Histogram:
 
     def observe(self, seconds: float) -> None:
         """Count one duration."""
-        seconds = max(0.0, seconds)
+        if seconds < 0:
+            seconds = 0.0
         self._counts[bisect_left(self.bounds, seconds)] += 1
         self.count += 1
         self.sum += seconds

@@ -208,3 +208,18 @@ async def test_batches_shrink_in_bytes_after_the_store_was_unavailable_and_grow_
     answers = [batch.add(item) for item in range(20)]
     await asyncio.gather(*answers, return_exceptions=True)
     assert [len(items) for items in flush.batches] == [2, 4, 2]
+
+
+async def test_an_error_in_one_callback_keeps_no_other_item_from_its_answer(caplog):
+    def fail(_):
+        raise ValueError("a fault in a callback")
+
+    answers = []
+    batch = Batch(Flush(bad={3}))
+    batch.add_with(1, fail)
+    batch.add_with(2, answers.append)
+    batch.add_with(3, answers.append)
+    await batch.drain()
+    assert answers[0] == 4
+    assert isinstance(answers[1], ValueError)
+    assert "a fault in a callback" in caplog.text

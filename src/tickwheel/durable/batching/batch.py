@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tickwheel.durable.batching.capacity import QUEUE_ITEMS, AdaptiveLimit, Capacity
+from tickwheel.durable.log import logger
 from tickwheel.errors import Locked, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
+if TYPE_CHECKING:
+    Waiting = tuple[T, Callable[[R | Exception], None]]  # an item, and the callback for its answer
+
 BATCH_BYTES = 4 << 20
 
 
@@ -23,7 +28,8 @@ class Batch(Generic[T, R]):
     """Calls `flush(items)` with everything that was added, `limit` at most, one call at a time.
 
     - `weigh` gives an item's bytes; a batch ends at `limit_bytes`, too.
-    - `add` returns a future that has the item's answer once its batch is done.
+    - `add` returns a future that has the item's answer once its batch is done; `add_with` calls a
+      function with the answer or the exception, which costs less.
     - A batch that fails is split until the faulty item fails alone. When the store is unavailable
       the whole batch fails, and the next ones are smaller.
     - `on_locked`, if given, takes over a batch that is `Locked`, so that the next one need not
@@ -40,7 +46,7 @@ class Batch(Generic[T, R]):
         bound: int = QUEUE_ITEMS,
         weigh: Callable[[T], int] | None = None,
         capacity: Capacity | None = None,
-        on_locked: Callable[[list[tuple[T, asyncio.Future[R]]]], None] | None = None,
+        on_locked: Callable[[list[Waiting[T, R]]], None] | None = None,
     ) -> None:
         self._flush = flush
         self._limit = AdaptiveLimit(limit)
@@ -48,7 +54,7 @@ class Batch(Generic[T, R]):
         self._limit_bytes = AdaptiveLimit(limit_bytes)
         self._capacity = Capacity(bound, sys.maxsize) if capacity is None else capacity
         self._on_locked = on_locked
-        self._queue: deque[tuple[T, asyncio.Future[R]]] = deque()
+        self._queue: deque[Waiting[T, R]] = deque()
         self._worker: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -56,13 +62,18 @@ class Batch(Generic[T, R]):
 
     def add(self, item: T, *, force: bool = False) -> asyncio.Future[R]:
         """Add an item; the future is its answer. `force` adds it however much waits."""
-        self._capacity.take(self._weigh(item) if self._weigh is not None else 0, force=force)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
-        self._queue.append((item, future))
-        if self._worker is None:
-            self._worker = loop.create_task(self._work())
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self.add_with(item, partial(settle, future), force=force)
         return future
+
+    def add_with(
+        self, item: T, on_answer: Callable[[R | Exception], None], *, force: bool = False
+    ) -> None:
+        """Add an item, and call `on_answer` with its answer, or with the exception."""
+        self._capacity.take(self._weigh(item) if self._weigh is not None else 0, force=force)
+        self._queue.append((item, on_answer))
+        if self._worker is None:
+            self._worker = asyncio.get_running_loop().create_task(self._work())
 
     async def drain(self) -> None:
         """Wait until the queue is empty and no batch is being stored."""
@@ -76,9 +87,9 @@ class Batch(Generic[T, R]):
         finally:
             self._worker = None
 
-    def _next(self) -> list[tuple[T, asyncio.Future[R]]]:
+    def _next(self) -> list[Waiting[T, R]]:
         """Take the next batch out of the queue; it may exceed the bytes by its last item."""
-        batch: list[tuple[T, asyncio.Future[R]]] = []
+        batch: list[Waiting[T, R]] = []
         weight = 0
         limit, limit_bytes = self._limit.size, self._limit_bytes.size
         while self._queue and len(batch) < limit and weight < limit_bytes:
@@ -87,7 +98,7 @@ class Batch(Generic[T, R]):
         self._capacity.give(len(batch), weight)
         return batch
 
-    async def _store(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+    async def _store(self, batch: list[Waiting[T, R]]) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
@@ -104,14 +115,12 @@ class Batch(Generic[T, R]):
                 middle = len(batch) // 2
                 await asyncio.gather(self._store(batch[:middle]), self._store(batch[middle:]))
                 return
-            for _, future in batch:
-                settle(future, error)
+            deliver(batch, [error] * len(batch))
         else:
             self._grow(batch, loop.time() - started)
-            for (_, future), answer in zip(batch, answers, strict=True):
-                settle(future, answer)
+            deliver(batch, answers)
 
-    def _grow(self, batch: list[tuple[T, asyncio.Future[R]]], seconds: float) -> None:
+    def _grow(self, batch: list[Waiting[T, R]], seconds: float) -> None:
         """Let the next batches be larger again if this one was quick."""
         self._limit.record_success(len(batch), seconds)
         if self._weigh is not None and self._limit_bytes.size < self._limit_bytes.maximum:
@@ -132,6 +141,15 @@ def split_batch(
             part, weight = [], 0
     if part:
         yield part
+
+
+def deliver(batch: Sequence[Waiting[T, R]], answers: Sequence[R | Exception]) -> None:
+    """Call each item's callback with its answer; an error in one does not affect the others."""
+    for (_, on_answer), answer in zip(batch, answers, strict=True):
+        try:
+            on_answer(answer)
+        except Exception:  # noqa: BLE001
+            logger.exception("an answer of the store could not be processed")
 
 
 def settle(future: asyncio.Future[Any], answer: Any) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from tickwheel.clock import SystemClock
-from tickwheel.durable.batching.batch import settle
+from tickwheel.durable.batching.batch import deliver, settle
 from tickwheel.errors import Locked, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from tickwheel.durable.batching.batch import Waiting
     from tickwheel.durable.batching.capacity import Capacity
 
 T = TypeVar("T")
@@ -74,16 +76,16 @@ class LockedQueue(Generic[T, R]):
         """Add an item that waits on its own from the start; the future is its answer."""
         self._capacity.take(self._weigh(item), force=force)
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._start([(item, future)])
+        self._start([(item, partial(settle, future))])
         return future
 
-    def add_batch(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+    def add_batch(self, batch: list[Waiting[T, R]]) -> None:
         """Take over a batch that was locked, and settle its futures."""
         for item, _ in batch:
             self._capacity.take(self._weigh(item), force=True)
         self._start(batch)
 
-    def _start(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+    def _start(self, batch: list[Waiting[T, R]]) -> None:
         until = self._clock.time() + MAX_WAIT_SECONDS
         task = asyncio.get_running_loop().create_task(self._bisect(batch, until))
         self._tasks.add(task)
@@ -94,7 +96,7 @@ class LockedQueue(Generic[T, R]):
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _bisect(self, batch: list[tuple[T, asyncio.Future[R]]], until: float) -> None:
+    async def _bisect(self, batch: list[Waiting[T, R]], until: float) -> None:
         """Store a batch part by part; split the locked parts further."""
         if len(batch) == 1:
             await self._store_single(batch[0], until)
@@ -105,7 +107,7 @@ class LockedQueue(Generic[T, R]):
         locked = [part for part, done in zip(parts, stored, strict=True) if not done]
         await asyncio.gather(*(self._bisect(part, until) for part in locked))
 
-    async def _store_part(self, part: list[tuple[T, asyncio.Future[R]]], until: float) -> bool:
+    async def _store_part(self, part: list[Waiting[T, R]], until: float) -> bool:
         """Store a part of a batch; return False when it must be split further."""
         async with self._part_slots:
             if self._clock.time() > until:
@@ -121,7 +123,7 @@ class LockedQueue(Generic[T, R]):
                 self._settle(part, answers)
         return True
 
-    async def _store_single(self, single: tuple[T, asyncio.Future[R]], until: float) -> None:
+    async def _store_single(self, single: Waiting[T, R], until: float) -> None:
         """Store one item, once a slot to wait for its lock is free."""
         item = single[0]
         self._remember(item)
@@ -145,12 +147,10 @@ class LockedQueue(Generic[T, R]):
             self._wait_slots.release()
         self._settle([single], [answer])
 
-    def _settle(
-        self, part: Sequence[tuple[T, asyncio.Future[R]]], answers: Sequence[R | Exception]
-    ) -> None:
-        for (item, future), answer in zip(part, answers, strict=True):
+    def _settle(self, part: Sequence[Waiting[T, R]], answers: Sequence[R | Exception]) -> None:
+        for item, _ in part:
             self._capacity.give(1, self._weigh(item))
-            settle(future, answer)
+        deliver(part, answers)
 
     def _remember(self, item: T) -> None:
         """Remember an item's keys as locked for a while, unless the memory is full."""

@@ -81,17 +81,14 @@ class LocalChannel:
         """Call the function with the task's arguments."""
         if not may_send():
             return UNSENT
-        if self.trace is None:
-            return await self._timed_call(task, service)
-        with self.trace(task, service) as trace:
-            answer = await self._timed_call(task, service)
-            trace.end(answer)
-            return answer
-
-    async def _timed_call(self, task: Task, service: Service) -> Answer:
         started = self._stopwatch.time()
         try:
-            return await self._call(task, self._functions[service.name])
+            if self.trace is None:
+                return await self._call(task, self._functions[service.name])
+            with self.trace(task, service) as trace:
+                answer = await self._call(task, self._functions[service.name])
+                trace.end(answer)
+                return answer
         finally:
             self.latencies[service.name].observe(self._stopwatch.time() - started)
 

@@ -246,30 +246,36 @@ class Dispatch:
         # The first task stays first; then small payloads first, so that more of them fit.
         if batch[0][2] is not batch[-1][2]:  # of several services
             batch[1:] = sorted(batch[1:], key=lambda one: self.payloads.mean(one[2].name))
+        asked = self._leases.clock.time()
         claims = await self._claims(batch)
-        got = {task.id for task in claims.tasks}
+        got = {task.id: task for task in claims.tasks}
         left = {due.id for due in claims.left}
+        attempts: list[Running] = []
         for due, entry, service, turn in batch:
-            if due.id not in got:
-                self._undo(service, turn)
+            task = got.get(due.id)
+            if task is not None:
+                attempt = self._attempt(task, service, turn)
+                self._leases.add(attempt.key, asked)
+                self._horizon.remove(due.id)
+                attempts.append(attempt)
+                continue
+            self._undo(service, turn)
             if due.id in left:
                 self._horizon.put_back(due, entry)
-            elif due.id in got:
-                self._horizon.remove(due.id)
             else:
                 self._horizon.remove_taken(due, entry)
+        self._leases.claiming.clear()  # one batch at a time
         self._rearm(batch, claims.later)
         self._retry_locked(claims.locked)
-        places = {due.id: place for place, (due, *_) in enumerate(batch)}
         now_ms = self._store.now_ms()
-        for task in sorted(claims.tasks, key=lambda task: places[task.id]):
-            self.lateness.observe(max(0.0, now_ms - task.due_at_ms) / 1000)
-            self._send(task, *batch[places[task.id]][2:])
+        for attempt in attempts:
+            self.lateness.observe((now_ms - attempt.task.due_at_ms) / 1000)
+            self._send(attempt)
 
     async def _claims(self, batch: list[Picked]) -> Claims:
         """Claim a batch in the store; if that fails, all of it waits again."""
         wanted = [due for due, *_ in batch]
-        epochs, asked = self._coordinator.claimable(), self._leases.clock.time()
+        epochs = self._coordinator.claimable()
         self._leases.claiming.update(due.id for due in wanted)
         began, lease_ms = self._timer.time(), self._leases.milliseconds
         try:
@@ -291,9 +297,6 @@ class Dispatch:
         seconds = self._timer.time() - began
         self._claim_tasks.record_success(len(wanted), seconds)
         self._claim_bytes.record_success(sum(len(task.body) for task in claims.tasks), seconds)
-        for task in claims.tasks:
-            self._leases.add(task, asked)
-        self._leases.claiming.clear()  # one batch at a time
         return claims
 
     def _rearm(self, batch: list[Picked], later: list[Due]) -> None:
@@ -302,7 +305,7 @@ class Dispatch:
         for due in later:
             if due.due_at_ms <= end_ms:
                 self._horizon.add(due)
-        if {(due.id, due.due_at_ms) for due in later} & {
+        if later and {(due.id, due.due_at_ms) for due in later} & {
             (due.id, due.due_at_ms) for due, *_ in batch
         }:
             self._pause = min(max(0.001, 2 * self._pause), LONGEST_SLEEP_SECONDS)
@@ -326,12 +329,14 @@ class Dispatch:
         if due.id not in self._horizon.entries:  # otherwise it was read again, or moved
             self._horizon.add(due)
 
-    def _send(self, task: Task, service: Service, turn: int) -> None:
-        """Start an attempt that was claimed."""
+    def _attempt(self, task: Task, service: Service, turn: int) -> Running:
         shared = self._channels[service.protocol].semaphore(service)
-        attempt = Running(task, service, self.flows[service.name], turn, shared)
-        self.running[task.id] = attempt
-        self.payloads.take(task)
+        return Running(task, service, self.flows[service.name], turn, shared)
+
+    def _send(self, attempt: Running) -> None:
+        """Start an attempt that was claimed."""
+        self.running[attempt.task.id] = attempt
+        self.payloads.take(attempt.task)
         if self._stopping:
             self._end(attempt, Answer(Event.RELEASE, error="claimed, not sent: the node stopped"))
             self._leave(attempt)

@@ -84,33 +84,31 @@ class Feedback:
         self._write(task, ending, 0)
 
     def _write(self, task: Task, ending: Ending, tries: int) -> None:
-        future = self._endings.add(ending)
-        future.add_done_callback(partial(self._on_written, task, ending, tries))
+        self._endings.add_with(ending, partial(self._on_written, task, ending, tries))
 
     def _on_written(
-        self, task: Task, ending: Ending, tries: int, future: asyncio.Future[bool | None]
+        self, task: Task, ending: Ending, tries: int, won: bool | Exception | None
     ) -> None:
         """Complete an outcome that is in the store, or write it again after a pause."""
-        error = failure_of(future)
-        if error is not None:
+        if won is None or isinstance(won, Exception):
             if not self._closed:
-                self._write_later(task, ending, tries, error)
+                self._write_later(task, ending, tries, won or locked())
             return
         self._store_unavailable = False
         self._mark_recorded(task)
-        if not future.result():
+        if not won:
             logger.info("the outcome of attempt %d of task %s is too late", task.attempt, task.id)
             return
         self.finish_attempt(task, ending)
 
-    def _write_later(self, task: Task, ending: Ending, tries: int, error: BaseException) -> None:
+    def _write_later(self, task: Task, ending: Ending, tries: int, error: Exception) -> None:
         if not isinstance(error, StoreUnavailable):
             # The store refuses it: write it without the function's result and error.
             why = f"its outcome could not be stored: {error!r}"
             ending = ending._replace(result_body=None, error=storable_text(ascii(why)))
-        locked = isinstance(error, Locked)
-        if tries == LOCKED_WARN_TRIES if locked else not (tries or self._store_unavailable):
-            self._store_unavailable = self._store_unavailable or not locked
+        is_locked = isinstance(error, Locked)
+        if tries == LOCKED_WARN_TRIES if is_locked else not (tries or self._store_unavailable):
+            self._store_unavailable = self._store_unavailable or not is_locked
             logger.warning(
                 "the outcome of task %s could not be written yet: %s", task.id, error,
                 extra={"task": task.id, "service": task.service, "error": str(error)},
@@ -143,21 +141,21 @@ class Feedback:
         self._write_accept(task, Lease(*task.attempt_key, until), 0)
 
     def _write_accept(self, task: Task, lease: Lease, tries: int) -> None:
-        future = self._accepts.add(lease)
-        future.add_done_callback(partial(self._on_accept_written, task, lease, tries))
+        self._accepts.add_with(lease, partial(self._on_accept_written, task, lease, tries))
 
     def _on_accept_written(
-        self, task: Task, lease: Lease, tries: int, future: asyncio.Future[bool | None]
+        self, task: Task, lease: Lease, tries: int, won: bool | Exception | None
     ) -> None:
-        error = failure_of(future)
-        if error is None:
-            self._mark_recorded(task)
-            if future.result():  # otherwise feedback came first, or the lease was lost
-                self.event_counts[Event.ACCEPT] += 1
-                self._orphans.watch_feedback(task, lease.until_ms)
-        elif not self._closed:
-            loop = asyncio.get_running_loop()
-            loop.call_later(pause_seconds(error, tries), self._write_accept, task, lease, tries + 1)
+        if won is None or isinstance(won, Exception):
+            if not self._closed:
+                pause = pause_seconds(won or locked(), tries)
+                loop = asyncio.get_running_loop()
+                loop.call_later(pause, self._write_accept, task, lease, tries + 1)
+            return
+        self._mark_recorded(task)
+        if won:  # otherwise feedback came first, or the lease was lost
+            self.event_counts[Event.ACCEPT] += 1
+            self._orphans.watch_feedback(task, lease.until_ms)
 
     async def record_feedback(self, task: Task, event: Event, **what: Any) -> Ending | None:
         """Write a callee's feedback for the running attempt of `task`; None: it is too late.
@@ -228,15 +226,12 @@ class Feedback:
             await self._all_written.wait()
 
 
-def failure_of(future: asyncio.Future[bool | None]) -> BaseException | None:
-    """Return why a write failed, `Locked` included; None: the store has answered."""
-    error = future.exception()
-    if error is None and future.result() is None:
-        return Locked("another transaction has locked the task")
-    return error
+def locked() -> Locked:
+    """Return the error for an outcome that the store answers with None."""
+    return Locked("another transaction has locked the task")
 
 
-def pause_seconds(error: BaseException, tries: int) -> float:
+def pause_seconds(error: Exception, tries: int) -> float:
     """Return the pause before the next try."""
     pauses = LOCKED_RETRY_SECONDS if isinstance(error, Locked) else RETRY_SECONDS
     return pauses[min(tries, len(pauses) - 1)]

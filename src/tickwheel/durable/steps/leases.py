@@ -74,9 +74,9 @@ class Leases:
         """How long a lease lasts."""
         return round(self.seconds * 1000)
 
-    def add(self, task: Task, requested_at: float) -> None:
+    def add(self, attempt: AttemptKey, requested_at: float) -> None:
         """Add the lease of an attempt that was claimed by a request at that time."""
-        self.attempts[task.attempt_key] = requested_at
+        self.attempts[attempt] = requested_at
 
     def drop(self, attempt: AttemptKey) -> None:
         """Stop renewing the lease of an attempt whose outcome is in the store."""

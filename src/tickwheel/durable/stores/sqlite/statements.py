@@ -119,17 +119,17 @@ ENDING = """
         lease_until_ms)
     VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
 """
-KEEP_WINNERS = [
-    """
+KEEP_WINNERS = """
     DELETE FROM temp.ending AS e
     WHERE NOT EXISTS (
         SELECT 1 FROM task t WHERE t.id = e.id AND t.state = 'running'
             AND t.attempt = e.attempt AND t.epoch = e.epoch
             AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
     )
-    """,
-    "DELETE FROM temp.ending WHERE number NOT IN (SELECT min(number) FROM temp.ending GROUP BY id)",
-]
+"""
+KEEP_FIRST_OF_EACH = """
+    DELETE FROM temp.ending WHERE number NOT IN (SELECT min(number) FROM temp.ending GROUP BY id)
+"""
 WINNERS = """
     SELECT json_group_array(json_array(e.number, iif(e.state = 'delay', 0, length(t.payload))))
     FROM temp.ending e CROSS JOIN task t ON t.id = e.id

@@ -271,8 +271,9 @@ class SqliteStore:
         def work(connection: Connection, first: int) -> tuple[set[int], int]:
             connection.run("DELETE FROM temp.ending")
             insert_many(connection, sql.ENDING, rows[first:])
-            for statement in sql.KEEP_WINNERS:
-                connection.run(statement)
+            connection.run(sql.KEEP_WINNERS)
+            if len({row[1] for row in rows}) < len(rows):
+                connection.run(sql.KEEP_FIRST_OF_EACH)
             winners = run_array(connection, sql.WINNERS)
             count = fitting((size for _, size in winners), STATEMENT_BYTES)
             done = len(rows)
