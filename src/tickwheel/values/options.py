@@ -1,14 +1,14 @@
 """The options of a submit: declared, checked, and compared, once for every API. Pure.
 
-A new option is a line in `TaskOptions`, and its check in `task_fields`. Each API adds its own form:
-the type over HTTP, the flag of the command line, the parameter of the client.
+A new option is a line in `TaskOptions` and `TaskFields`, and its check in `task_fields`. Each API
+adds its own form: the type over HTTP, the flag of the command line, the parameter of the client.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from tickwheel.arguments import bounded
 from tickwheel.values.json.encode import encode
@@ -73,6 +73,18 @@ def with_options(method: F) -> F:
     return method
 
 
+class TaskFields(NamedTuple):
+    """The fields of a task that come from the options of its submit."""
+
+    key: str | None
+    due_at_ms: int
+    priority: int
+    max_attempts: int
+    timeout_ms: int | None
+    deadline_at_ms: int | None
+    tags_text: str | None
+
+
 def task_fields(
     service: Service,
     now: float,
@@ -85,7 +97,7 @@ def task_fields(
     deadline: float | timedelta | datetime | None = None,
     max_attempts: int | None = None,
     tags: Sequence[str] | None = None,
-) -> dict[str, Any]:
+) -> TaskFields:
     """Return the fields that options give a task; raise if an option is invalid."""
     if delay is not None and at is not None:
         raise ValueError(f"give delay or at, not both: got delay={delay!r} and at={at!r}")
@@ -101,15 +113,10 @@ def task_fields(
     attempts = service.max_attempts
     if max_attempts is not None:
         attempts = bounded("max_attempts", max_attempts, 1, 10_000)
-    return {
-        "key": key,
-        "due_at_ms": due_at_ms,
-        "priority": priority,
-        "max_attempts": attempts,
-        "timeout_ms": None if timeout is None else bounded_timeout_ms(timeout, service),
-        "deadline_at_ms": None if deadline is None else deadline_ms(now, deadline, due_at_ms),
-        "tags_text": join_tags(tags),
-    }
+    timeout_ms = None if timeout is None else bounded_timeout_ms(timeout, service)
+    deadline_at_ms = None if deadline is None else deadline_ms(now, deadline, due_at_ms)
+    tags_text = None if tags is None else join_tags(tags)
+    return TaskFields(key, due_at_ms, priority, attempts, timeout_ms, deadline_at_ms, tags_text)
 
 
 def checked_on_conflict(on_conflict: str) -> str:

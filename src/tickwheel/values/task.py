@@ -89,7 +89,7 @@ _attempt_key = partial(tuple.__new__, AttemptKey)  # three times as fast; used o
 class Task(NamedTuple):
     """One stored task. `attempt` counts claims, `failures` the attempts that failed.
 
-    Built with keyword arguments; `FIELDS` says how each field is stored.
+    `FIELDS` says how each field is stored.
     """
 
     id: str

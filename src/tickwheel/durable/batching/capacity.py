@@ -25,9 +25,9 @@ class Capacity:
         self.items = 0
         self.bytes = 0
 
-    def take(self, weight: int, *, force: bool = False) -> None:
-        """Count one more item; `force` skips the check, for an item that was admitted before."""
-        items, total = self.items + 1, self.bytes + weight
+    def take(self, weight: int, items: int = 1, *, force: bool = False) -> None:
+        """Count more items; `force` skips the check, for items that were admitted before."""
+        items, total = self.items + items, self.bytes + weight
         if (items > self._max_items or total > self._max_bytes) and not force:
             self.check(weight)
         self.items, self.bytes = items, total

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     Stored = Task | KeyConflict | RepeatedRequest | None
 
 SubmitError = KeyTaken | KeyReused | Locked | TaskGone
+SubmitAnswer = Task | SubmitError
 MAX_BODY_BYTES = 1 << 20  # of a payload, unless the scheduler sets another limit
 CHUNK_TASKS = 1_000  # that `submit_many` stores together
 CHUNKS_IN_FLIGHT = 2  # that it stores at the same time
@@ -98,37 +99,39 @@ class Submit:
         """Return a task to store; raise if an option is invalid."""
         now = self._store.latest_ms()
         now_ms = int(now)
-        fields = task_fields(service, now, **options)
+        given = task_fields(service, now, **options)
         checked_on_conflict(on_conflict)
         if len(body) > self._max_body:
             raise ValueError(f"a payload may have {self._max_body} bytes, this one has {len(body)}")
-        due_at_ms = fields["due_at_ms"]
-        hashed = hashed or self._is_spread(service.name, due_at_ms)
-        shard = self._choose_shard(due_at_ms, hashed=hashed)
+        soon = given.due_at_ms <= now + self._horizon.length_ms
+        hashed = hashed or self._is_spread(service.name, given.due_at_ms, soon=soon)
+        shard = self._choose_shard(own=soon and not hashed)
+        # By position: keywords would double the cost.
         task = Task(
-            id=self._ids.make(now_ms, shard), service=service.name, body=body, state=State.DELAY,
-            shard=shard, attempt=0, failures=0, created_at_ms=now_ms, updated_at_ms=now_ms,
-            **fields,
+            self._ids.make(now_ms, shard), service.name, body, given.key, State.DELAY,
+            given.due_at_ms, shard, given.priority,
+            0, 0, given.max_attempts, given.timeout_ms, given.deadline_at_ms,
+            now_ms, now_ms, None, given.tags_text,
         )  # fmt: skip
         return Submission(task, on_conflict, idempotency)
 
-    def _is_spread(self, name: str, due_at_ms: int) -> bool:
+    def _is_spread(self, name: str, due_at_ms: int, *, soon: bool) -> bool:
         """Return whether to spread the tasks of a service over all nodes.
 
         That is so if the service has a rate, which the nodes divide, or if this node already keeps
         as many of its tasks as its share of the concurrency.
         """
-        service, nodes = self._services.get(name), self._coordinator.node_count()
-        if service is None or nodes <= 1:
+        nodes = self._coordinator.node_count()
+        if nodes <= 1 or (service := self._services.get(name)) is None:
             return False
-        if service.rate is not None or due_at_ms > self._horizon.end_ms():
+        if service.rate is not None or not soon:
             return True
         permits = max(1, service.concurrency // nodes)
         return not self._share.keep(name, due_at_ms, self._horizon.waiting(name), permits)
 
-    def _choose_shard(self, due_at_ms: int, *, hashed: bool) -> int:
-        """Choose a shard: one of this node's for a task due soon, else each shard in turn."""
-        if not hashed and due_at_ms <= self._horizon.end_ms():
+    def _choose_shard(self, *, own: bool) -> int:
+        """Choose a shard: one of this node's if it has any and `own`, else each shard in turn."""
+        if own:
             owned = self._coordinator.owned()
             if self._own_shard not in owned and owned:
                 self._own_shard = next(iter(owned))
@@ -141,14 +144,11 @@ class Submit:
         """Store one task, in a batch with others that wait; return it as stored."""
         return self.task_of(submission, await self.store_one(submission))
 
-    async def store_one(self, submission: Submission) -> Stored:
-        """Store one task, in a batch with others that wait; return the store's answer."""
-        return await self._add(submission)
+    def store_one(self, submission: Submission, *, force: bool = False) -> asyncio.Future[Stored]:
+        """Store one task, in a batch with others that wait; the future is the store's answer.
 
-    def _add(self, submission: Submission, *, force: bool = False) -> asyncio.Future[Stored]:
-        """Add to the right lane: a user's transaction may hold a key for long.
-
-        An idempotency key is held only for the time of an insert.
+        A user's transaction may hold a key for long, and an insert an idempotency key for its time:
+        such tasks have their own lanes. `force` skips the limit on waiting tasks.
         """
         if submission.task.key is not None:
             lane = self._keyed
@@ -162,17 +162,17 @@ class Submit:
 
     async def submit_many(
         self, submissions: Iterable[Submission], progress: Callable[[int], object]
-    ) -> list[Task | SubmitError]:
+    ) -> list[SubmitAnswer]:
         """Store many in chunks; return for each the task, or the error that refused it.
 
         Raise `Overloaded` before the first one if too much waits to be stored. After that, it
         stores at most `CHUNKS_IN_FLIGHT` chunks at a time.
         """
         self._capacity.check(BATCH_BYTES)
-        answers: list[Task | SubmitError] = []
+        answers: list[SubmitAnswer] = []
         chunk: list[Submission] = []
         total_bytes = 0
-        storing: deque[asyncio.Task[list[Task | SubmitError]]] = deque()
+        storing: deque[asyncio.Task[list[SubmitAnswer]]] = deque()
 
         async def finish(in_flight: int) -> None:
             while len(storing) > in_flight:
@@ -199,42 +199,39 @@ class Submit:
             await finish(0)
         return answers
 
-    async def _store_chunk(self, chunk: list[Submission]) -> list[Task | SubmitError]:
+    async def _store_chunk(self, chunk: list[Submission]) -> list[SubmitAnswer]:
         """Store one chunk; tasks with keys go through their own lane, where each waits alone."""
-        plain = [one for one in chunk if not may_block(one)]
-        idempotent = [one for one in chunk if may_block(one) and one.task.key is None]
-        together = plain + idempotent
-        for one in together:
-            self._capacity.take(body_bytes(one), force=True)
+        keyed = [one for one in chunk if one.task.key is not None]
+        rest = [one for one in chunk if one.task.key is None] if keyed else chunk
+        idempotent = [one for one in rest if one.idempotency is not None]
+        plain = [one for one in rest if one.idempotency is None] if idempotent else rest
+        weight = sum(map(body_bytes, rest))
+        self._capacity.take(weight, len(rest), force=True)
         try:
-            first, second, *rest = await asyncio.gather(
+            parts = await asyncio.gather(
                 self._insert_in_parts(plain),
-                self._store_idempotent(idempotent) if idempotent else asyncio.sleep(0, []),
-                *(self._submit_admitted(one) for one in chunk if one.task.key is not None),
+                self._store_idempotent(idempotent),
+                asyncio.gather(*map(self._submit_admitted, keyed), return_exceptions=True),
                 return_exceptions=True,
             )
         finally:
-            self._capacity.give(len(together), sum(map(body_bytes, together)))
-        for failed in (first, second):
-            if isinstance(failed, BaseException):
-                raise failed
-        plain_answers, idempotent_answers, keyed_answers = (
-            iter(cast("list[Any]", part)) for part in (first, second, rest)
-        )
-        answers: list[Task | SubmitError] = []
+            self._capacity.give(len(rest), weight)
+        for part in parts:
+            if isinstance(part, BaseException):
+                raise part
+        plain_answers, idempotent_answers, keyed_answers = map(iter, cast("list[list[Any]]", parts))
+        answers: list[SubmitAnswer] = []
         for one in chunk:
             if one.task.key is not None:
                 answer = next(keyed_answers)
             else:
-                answer = next(idempotent_answers if may_block(one) else plain_answers)
-            if isinstance(answer, Task | SubmitError):
-                answers.append(answer)
-            else:
-                assert isinstance(answer, BaseException)
+                answer = next(plain_answers if one.idempotency is None else idempotent_answers)
+            if not isinstance(answer, SubmitAnswer):
                 raise answer
+            answers.append(answer)
         return answers
 
-    async def _store_idempotent(self, idempotent: list[Submission]) -> list[Task | SubmitError]:
+    async def _store_idempotent(self, idempotent: list[Submission]) -> list[SubmitAnswer]:
         """Store tasks with idempotency keys together; if one is locked, through their lane."""
         try:
             answers = await self._insert_in_parts(idempotent)
@@ -242,8 +239,8 @@ class Submit:
             gathered = await asyncio.gather(
                 *(self._submit_admitted(one) for one in idempotent), return_exceptions=True
             )
-            return cast("list[Task | SubmitError]", gathered)
-        results: list[Task | SubmitError] = []
+            return cast("list[SubmitAnswer]", gathered)
+        results: list[SubmitAnswer] = []
         for one, answer in zip(idempotent, answers, strict=True):
             try:
                 results.append(self.task_of(one, answer))
@@ -253,7 +250,7 @@ class Submit:
 
     async def _submit_admitted(self, submission: Submission) -> Task:
         """Store one task of a chunk that was admitted already, however much waits."""
-        return self.task_of(submission, await self._add(submission, force=True))
+        return self.task_of(submission, await self.store_one(submission, force=True))
 
     def task_of(self, submission: Submission, answer: Stored) -> Task:
         """Return the task that a submit results in; raise if its key is taken."""
@@ -344,11 +341,6 @@ class Submit:
         await self._locked_queue.drain()
         if self._notifying is not None:
             await asyncio.wait([self._notifying])
-
-
-def may_block(submission: Submission) -> bool:
-    """Return whether another transaction may block a submit; others must not wait with it."""
-    return submission.task.key is not None or submission.idempotency is not None
 
 
 def lock_keys(submission: Submission) -> Iterator[tuple[str, str, str]]:

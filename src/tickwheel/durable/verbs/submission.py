@@ -48,12 +48,13 @@ class SubmissionVerbs(Administration):
 
         `target` is a task function, with its arguments, or a name with one payload.
         """
+        node = self._started()
         submission, connection = await self._submission(target, args, kwargs)
-        if connection is not None:
-            node = self._started()
+        if connection is None:
+            answer = await node.submit.store_one(submission)
+        else:
             answer = await node.store.within(connection, submission)
-            return node.submit.task_of(submission, answer)
-        return (await store_submission(self, submission)).task
+        return node.submit.task_of(submission, answer)
 
     async def submit_many(
         self, requests: Iterable[Request | Mapping[str, Any]], *, progress: Progress = False
@@ -75,7 +76,7 @@ class SubmissionVerbs(Administration):
         self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Submission, Any]:
         """Return the submission, and the user's connection or None."""
-        options = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
+        options = {name: kwargs.pop(name) for name in [*kwargs] if name in OPTIONS}
         service, body = self._call(target, args, kwargs)
         if service not in self._started().services:
             await self._reload_services()
@@ -128,9 +129,10 @@ class SubmissionVerbs(Administration):
             )
         # The node that calls an unknown service bounds the timeout.
         known = known or Service(service, timeout=None)
-        options = dict(options)
-        key = options.pop("idempotency_key", None)
-        submission = build_submission(self, known, body, hashed=hashed, **options)
+        key = options.get("idempotency_key")
+        if "idempotency_key" in options:
+            options = {name: one for name, one in options.items() if name != "idempotency_key"}
+        submission = node.submit.build(known, body, hashed=hashed, **options)
         if key is None:
             return submission
         # No caller over HTTP has this name: their namespaces have no colon.
