@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Answer = Task | KeyConflict | RepeatedRequest | None
 
-PAGE = 2048  # deleted bytes that count as a row
+BYTES_PER_ROW = 2048  # deleted bytes that count as a row
 STATES = {str(state): state for state in State}
 LAST_NAME = "\U0010ffff" * 2  # after every name
 BODY, ERROR, RESULT = map(Task._fields.index, ("body", "error", "result_body"))
@@ -66,7 +66,7 @@ def rounds(keys: Iterable[Hashable]) -> list[list[int]]:
     return turns
 
 
-def may_hold(state: State | None, table: str) -> bool:
+def may_contain(state: State | None, table: str) -> bool:
     """Return whether tasks of this state can be in this table."""
     return state is None or (state in FINAL) == (table == "backlog")
 
@@ -85,12 +85,12 @@ def verdicts_on(
     ]
 
 
-def last_of_each(leases: Iterable[Lease]) -> list[Lease]:
+def last_leases(leases: Iterable[Lease]) -> list[Lease]:
     """Return the last lease of each attempt."""
     return list({lease[:3]: lease for lease in leases}.values())
 
 
-class Filling:
+class PageFill:
     """The rest of a page: called with each row, it returns whether the page is full now."""
 
     def __init__(self, most: int, weight: Callable[[Sequence[Any]], int] | None = None) -> None:
@@ -106,7 +106,7 @@ class Filling:
         return self.full
 
 
-def fitting(sizes: Iterable[int], most: int) -> int:
+def count_fitting(sizes: Iterable[int], most: int) -> int:
     """Return how many fit: the first, and the next ones while they are `most` bytes together."""
     totals = enumerate(accumulate(islice(sizes, 1, None)), 1)
     return next((number for number, total in totals if total > most), sys.maxsize)
@@ -118,7 +118,7 @@ def bytes_of(row: Sequence[Any]) -> int:
     return len(row[BODY]) + result + error_bytes(row[ERROR])
 
 
-def turn_of(rows: Sequence[tuple[str, int, int]], most: int) -> tuple[list[str], bool]:
+def prune_batch(rows: Sequence[tuple[str, int, int]], most: int) -> tuple[list[str], bool]:
     """Return the final tasks to delete in one transaction, from rows of (id, attempts, bytes).
 
     At least the first; and whether it has more attempts than one transaction may delete. Then it
@@ -136,10 +136,10 @@ def turn_of(rows: Sequence[tuple[str, int, int]], most: int) -> tuple[list[str],
 
 def pruned_rows(attempts: int, size: int) -> int:
     """Return the rows that the deletion of a final task counts as."""
-    return 1 + attempts + size // PAGE
+    return 1 + attempts + size // BYTES_PER_ROW
 
 
-def merged(pages: list[tuple[list[Task], str | None]], limit: int, most_bytes: int) -> Page:
+def merge_pages(pages: list[tuple[list[Task], str | None]], limit: int, most_bytes: int) -> Page:
     """Merge pages into one, newest first; a task in two pages counts as in the last one.
 
     The page ends where the first of them stopped, since nothing is known beyond, or where it is
@@ -150,36 +150,36 @@ def merged(pages: list[tuple[list[Task], str | None]], limit: int, most_bytes: i
     tasks = sorted(found.values(), key=lambda task: task.id, reverse=True)
     if stop is not None:
         tasks = [task for task in tasks if task.id >= stop]
-    full = Filling(most_bytes)
+    full = PageFill(most_bytes)
     limit = next((count for count, task in enumerate(tasks[:limit], 1) if full(task)), limit)
     if len(tasks) > limit:
         return Page(tasks[:limit], tasks[limit - 1].id)
     return Page(tasks, stop)
 
 
-def names_in(namespace: str) -> tuple[str, str]:
+def namespace_range(namespace: str) -> tuple[str, str]:
     """Return the half-open range of all names in a namespace."""
     return f"{namespace}/", f"{namespace}0"  # "0" is the next character after "/"
 
 
-def schedules_in(namespace: str | None, after: str) -> tuple[str, str, bool]:
+def schedule_range(namespace: str | None, after: str) -> tuple[str, str, bool]:
     """Return the bounds of the names of schedules, and whether every name between them matches.
 
     If not, names with a namespace do not match.
     """
     if not namespace:
         return after, LAST_NAME, namespace is None
-    first, before = names_in(namespace)
+    first, before = namespace_range(namespace)
     return max(after, first), before, True
 
 
-def name_of(submission: Submission) -> tuple[str, str] | None:
+def request_name(submission: Submission) -> tuple[str, str] | None:
     """Return the caller and key of an idempotent submission, or None."""
     named = submission.idempotency
     return None if named is None else (named.caller, named.key)
 
 
-def answered_with(submission: Submission, answer: Answer) -> str | None:
+def answered_task_id(submission: Submission, answer: Answer) -> str | None:
     """Return the id of the task in the answer to a submission; None if it is refused."""
     if isinstance(answer, Task):
         return answer.id
@@ -188,7 +188,9 @@ def answered_with(submission: Submission, answer: Answer) -> str | None:
     return None
 
 
-def repeated(submission: Submission, digest: str, task: Task | None) -> Task | RepeatedRequest:
+def answer_repeated(
+    submission: Submission, digest: str, task: Task | None
+) -> Task | RepeatedRequest:
     """Return the answer to a repeated request; the first had this digest and this task."""
     named = submission.idempotency
     assert named is not None

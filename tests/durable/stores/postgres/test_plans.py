@@ -22,6 +22,7 @@ from contracts.stores import (
 )
 from durable.postgres_stage import ALL, SHARDS, connected, opened
 from tickwheel.durable.store import ERROR_WEIGHT
+from tickwheel.durable.stores.postgres import filters
 from tickwheel.durable.stores.postgres import registry as postgres_registry
 from tickwheel.durable.stores.postgres import schedules as postgres_schedules
 from tickwheel.durable.stores.postgres import statements as sql
@@ -63,7 +64,7 @@ LISTS = FILTERS | {
 
 
 def found_in(table, which):
-    return sql.find(table, which, now_ms=0, before="f" * 32, scan=9, limit=9, most_bytes=9)[0]
+    return filters.find(table, which, now_ms=0, before="f" * 32, scan=9, limit=9, most_bytes=9)[0]
 
 
 STATEMENTS = {
@@ -111,7 +112,7 @@ STATEMENTS = {
     "audit": postgres_registry.AUDIT,
     "audit_of": postgres_registry.AUDIT_OF,
     **{
-        f"unclaimed_{name}": sql.unclaimed(which, 0, 9, sql.Place())[0]
+        f"unclaimed_{name}": filters.unclaimed(which, 0, 9, filters.Place())[0]
         for name, which in FILTERS.items()
     },
     "still_unclaimed": sql.still_unclaimed("true"),
@@ -317,7 +318,7 @@ class TestPlans:
             FROM generate_series(1, 200)
         """)
         weight = ERROR_WEIGHT if large == "error" else 1
-        statement, values = sql.find(
+        statement, values = filters.find(
             table, Filter(), now_ms=0, before="f" * 32, scan=10_000, limit=1_000,
             most_bytes=5 * 102_400 * weight,
         )  # fmt: skip

@@ -17,10 +17,10 @@ from tickwheel.durable.stores.columns import GIVEN
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.pool import transaction
 from tickwheel.durable.stores.rows import (
-    answered_with,
+    answer_repeated,
+    answered_task_id,
     inserted,
-    name_of,
-    repeated,
+    request_name,
     rounds,
     task_of,
 )
@@ -42,7 +42,7 @@ COPY_CHECKED_FROM = 128  # the same with epochs to check, which takes a transact
 TURNS = 8  # tries for a key that changes hands each time
 
 
-def keyed(submissions: Sequence[Submission]) -> int:
+def count_keyed(submissions: Sequence[Submission]) -> int:
     """Return how many submissions may have to wait for others: they have a key or a name."""
     return sum(one.task.key is not None or one.idempotency is not None for one in submissions)
 
@@ -67,7 +67,7 @@ async def insert(
     async def the_rest(connection: Connection) -> Answers:
         return await insert_rest(connection, submissions, epochs)
 
-    if again or keyed(submissions):
+    if again or count_keyed(submissions):
         work = the_rest if again else all_of
         return await transaction(connection, work, lock_ms=None if patient else LOCK_MS)
     return await insert_plain(connection, [one.task for one in submissions], epochs)
@@ -128,7 +128,7 @@ async def insert_keyed(
     answers: Answers = [None if one.task.shard in stale else one.task for one in submissions]
     places = [at for at, answer in enumerate(answers) if answer is not None]
     if any(one.idempotency is not None for one in submissions):
-        for turn in rounds(name_of(submissions[at]) or at for at in places):
+        for turn in rounds(request_name(submissions[at]) or at for at in places):
             await insert_named(connection, submissions, [places[at] for at in turn], answers)
     else:
         await insert_new(connection, submissions, places, answers)
@@ -145,7 +145,7 @@ async def insert_named(
 
     The name comes first: the transaction that gets it stores the task. A refused task releases it.
     """
-    names = {name: at for at in places if (name := name_of(submissions[at]))}
+    names = {name: at for at in places if (name := request_name(submissions[at]))}
     made = await use(connection, submissions, names, answers)
     await insert_new(connection, submissions, [at for at in places if at not in made], answers)
     refused: list[tuple[str, str]] = []
@@ -153,7 +153,7 @@ async def insert_named(
     for name, at in names.items():
         if at in made:
             continue
-        task_id = answered_with(submissions[at], answers[at])
+        task_id = answered_task_id(submissions[at], answers[at])
         if task_id is None:
             refused.append(name)
         elif task_id != submissions[at].task.id:
@@ -202,7 +202,7 @@ async def used(
     rows = await connection.fetch(sql.USED, *zip(*left, strict=True))
     tasks = await tasks_by_id(connection, [row[3] for row in rows]) if rows else {}
     return {
-        at: repeated(submissions[at], digest, tasks.get(task_id))
+        at: answer_repeated(submissions[at], digest, tasks.get(task_id))
         for caller, key, digest, task_id in rows
         for at in [names[caller, key]]
     }
@@ -230,14 +230,14 @@ async def insert_new(
     plain = [submissions[at].task for at in places if submissions[at].task.key is None]
     if plain:
         await connection.fetch(sql.INSERT, [], [], *columns(plain))
-    keyed = [at for at in places if submissions[at].task.key is not None]
-    names = [(submissions[at].task.service, submissions[at].task.key) for at in keyed]
+    keyed_at = [at for at in places if submissions[at].task.key is not None]
+    names = [(submissions[at].task.service, submissions[at].task.key) for at in keyed_at]
     for turn in rounds(names):
         # In the order of keys: otherwise two batches could deadlock.
         ordered = sorted(turn, key=lambda number: names[number])
-        settled = await settle(connection, [submissions[keyed[number]] for number in ordered])
+        settled = await settle(connection, [submissions[keyed_at[number]] for number in ordered])
         for number, answer in zip(ordered, settled, strict=True):
-            answers[keyed[number]] = answer
+            answers[keyed_at[number]] = answer
 
 
 async def settle(

@@ -124,7 +124,7 @@ class Migration:
         """Wait for the lock of the migration."""
         while not (await self._connection.fetch(LOCK, self._schema))[0][0]:
             holder = await self._connection.fetch(HOLDER, self._schema)
-            self._blocked(f"another process that migrates, {sessions(holder)}")
+            self._blocked(f"another process that migrates, {describe_sessions(holder)}")
             await asyncio.sleep(POLL_SECONDS)
         self._waiting_since = None
 
@@ -138,7 +138,7 @@ class Migration:
         async def move(connection: Connection) -> None:
             for name in names:
                 await connection.execute(
-                    f'ALTER TABLE {quoted(schema)}.{name} SET SCHEMA "{self._schema}"'
+                    f'ALTER TABLE {quote(schema)}.{name} SET SCHEMA "{self._schema}"'
                 )
 
         await self._tried(move)
@@ -171,7 +171,7 @@ class Migration:
         async def make(connection: Connection) -> None:
             for statement in [one for migration in tables.MIGRATIONS for one in migration]:
                 await connection.execute(statement.replace(" CONCURRENTLY", ""))
-            await found(connection, shards)
+            await write_settings(connection, shards)
             await put_version(connection, len(tables.MIGRATIONS))
 
         try:
@@ -180,7 +180,7 @@ class Migration:
             for number in range(done or len(tables.MIGRATIONS), len(tables.MIGRATIONS)):
                 await self._apply_one(number)
         except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError) as error:
-            raise another(error) from error
+            raise foreign_tables(error) from error
 
     async def _apply_one(self, number: int) -> None:
         statements = tables.MIGRATIONS[number]
@@ -241,7 +241,7 @@ class Migration:
             rows = await self._pool.run(lambda other: other.fetch(BLOCKERS, process), CALL_SECONDS)
         except StoreUnavailable as error:
             return f"PostgreSQL: {error}"
-        return sessions(rows) if rows else ""
+        return describe_sessions(rows) if rows else ""
 
     def _blocked(self, whom: str) -> None:
         """Report the wait, and give up if it takes too long."""
@@ -260,7 +260,7 @@ class Migration:
             self._notify(f"the migration of {self._pool.where} waits for {whom}")
 
 
-def sessions(rows: Sequence[Sequence[Any]]) -> str:
+def describe_sessions(rows: Sequence[Sequence[Any]]) -> str:
     """Return sessions as a message names them, without their queries, which may hold secrets."""
 
     def about(state: str | None, began: Any, asked: Any) -> str:
@@ -275,12 +275,12 @@ def sessions(rows: Sequence[Sequence[Any]]) -> str:
     return " and ".join(named) or "a session that has just ended"
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return a name as an identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def another(why: object) -> WrongStore:
+def foreign_tables(why: object) -> WrongStore:
     """Return the error for tables of another program."""
     line = str(why).partition("\n")[0]
     return WrongStore(
@@ -317,7 +317,7 @@ async def unnamed_tables(connection: Connection, schema: str) -> list[str]:
         columns.setdefault(table, set()).add(column)
     if not has_all(columns, first):
         return []
-    query = f"SELECT name, value FROM {quoted(schema)}.setting"  # noqa: S608
+    query = f"SELECT name, value FROM {quote(schema)}.setting"  # noqa: S608
     try:
         rows: Any = await connection.fetch(query)
     except asyncpg.InsufficientPrivilegeError:
@@ -353,14 +353,14 @@ async def setting(connection: Connection, name: str) -> int:
     except (asyncpg.SyntaxOrAccessError, asyncpg.DataError) as error:
         if isinstance(error, asyncpg.InsufficientPrivilegeError):
             raise
-        raise another(error) from error
+        raise foreign_tables(error) from error
     if not rows:
-        raise another(f"setting has no row {name!r}")
+        raise foreign_tables(f"setting has no row {name!r}")
     number: int = rows[0][0]
     return number
 
 
-async def put(connection: Connection, name: str, value: int) -> None:
+async def put_setting(connection: Connection, name: str, value: int) -> None:
     """Store a setting."""
     await connection.execute(
         "INSERT INTO setting (name, value) VALUES ($1, $2::bigint::text)"
@@ -372,13 +372,13 @@ async def put(connection: Connection, name: str, value: int) -> None:
 
 async def put_version(connection: Connection, number: int) -> None:
     """Write how many migrations the tables have had, and which programs may use them."""
-    await put(connection, "version", number)
-    await put(connection, "least", tables.LEAST)
+    await put_setting(connection, "version", number)
+    await put_setting(connection, "least", tables.LEAST)
 
 
-async def found(connection: Connection, shards: int) -> None:
+async def write_settings(connection: Connection, shards: int) -> None:
     """Write the settings of a new store."""
-    await put(connection, "shards", shards)
+    await put_setting(connection, "shards", shards)
     await connection.execute(
         "INSERT INTO shard (shard) SELECT n FROM generate_series(0, $1::integer - 1) n", shards
     )

@@ -178,9 +178,9 @@ class Pool:
                 raise
             except asyncpg.PostgresError as error:
                 if error.sqlstate not in AGAIN or turn == TRIES - 1:
-                    raise translated(error, self.where) from error
+                    raise translate_error(error, self.where) from error
             except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-                raise translated(error, self.where) from error
+                raise translate_error(error, self.where) from error
             await asyncio.sleep(random.uniform(0, 2 * PAUSE_SECONDS * 2**turn))  # noqa: S311
         raise AssertionError("the last try returns or raises")
 
@@ -253,7 +253,7 @@ async def as_hex(connection: Any) -> None:
     )
 
 
-def valid(ids: Iterable[str]) -> list[str]:
+def valid_ids(ids: Iterable[str]) -> list[str]:
     """Return the strings that can be ids, each once; no store knows any other."""
     return [one for one in dict.fromkeys(ids) if ID.fullmatch(one)]
 
@@ -262,7 +262,7 @@ def valid(ids: Iterable[str]) -> list[str]:
 WORLD_ENDS = ("08", "57P", "25006", "25P03", "XX")
 
 
-def translated(error: Exception, where: str) -> Exception:
+def translate_error(error: Exception, where: str) -> Exception:
     """Return the error to raise: failures of the server become StoreUnavailable, others stay."""
     text = str(error) or type(error).__name__
     if not isinstance(error, asyncpg.PostgresError):
@@ -319,7 +319,7 @@ def place_of(url: str) -> str:
     return f"PostgreSQL {host or 'the local socket'}/{database}"
 
 
-def clean(text: str | None) -> str | None:
+def clean_text(text: str | None) -> str | None:
     """Return a text that PostgreSQL can store: the text of an error may contain anything."""
     if text is None:
         return None

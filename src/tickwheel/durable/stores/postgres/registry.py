@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.durable.registry import Audit, NotedTimes, ServiceRow
-from tickwheel.durable.stores.postgres.pool import clean
+from tickwheel.durable.stores.postgres.pool import clean_text
 from tickwheel.durable.stores.postgres.statements import LEFT_BEHIND, UNUSED
 from tickwheel.durable.stores.rows import audit_page, token_of, token_row
 from tickwheel.errors import ServiceInUse
@@ -231,4 +231,4 @@ class PostgresRegistry:
 
 def line(audit: Audit) -> list[Any]:
     """Return the columns of a line; its texts may contain anything."""
-    return [audit.at_ms, *map(clean, audit[1:])]
+    return [audit.at_ms, *map(clean_text, audit[1:])]

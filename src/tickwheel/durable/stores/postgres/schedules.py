@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.durable.store import BATCH, FIRE_BYTES, PAGE_BYTES
 from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.postgres import statements as sql
-from tickwheel.durable.stores.postgres.pool import clean
+from tickwheel.durable.stores.postgres.pool import clean_text
 from tickwheel.durable.stores.postgres.registry import BUMP, NOTE, line
-from tickwheel.durable.stores.rows import schedules_in
+from tickwheel.durable.stores.rows import schedule_range
 from tickwheel.values.schedule import (
     Fired,
     Schedule,
@@ -129,7 +129,7 @@ class PostgresSchedules:
         self, *, namespace: str | None = None, after: str = "", limit: int = BATCH
     ) -> list[Schedule]:
         """Return schedules in the order of their names, from the first after `after`."""
-        values = *schedules_in(namespace, clean(after) or ""), limit, PAGE_BYTES
+        values = *schedule_range(namespace, clean_text(after) or ""), limit, PAGE_BYTES
         return list(map(Schedule._make, await self._store.fetch(SCHEDULES, *values)))
 
     async def get(self, name: str) -> Schedule | None:
@@ -217,7 +217,7 @@ async def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]
     Those of a schedule that are no later than one before them have lost already.
     """
     places = later_each_time(firings)
-    columns = zip(*(fired(firings[at]) for at in places), strict=True)
+    columns = zip(*(firing_columns(firings[at]) for at in places), strict=True)
     rows = await connection.fetch(FIRE, *columns, FIRE_BYTES)
     # The rows are the first of the firings: all, unless their payloads are large.
     count = len(firings) if len(rows) == len(places) else places[len(rows)]
@@ -227,18 +227,18 @@ async def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]
     return answers
 
 
-def was(one: Timing) -> tuple[Any, ...]:
+def expected_timing(one: Timing) -> tuple[Any, ...]:
     """Return the fields that a schedule must still have for its firing to win."""
     return one[:7]
 
 
-def fired(firing: Firing) -> tuple[Any, ...]:
+def firing_columns(firing: Firing) -> tuple[Any, ...]:
     """Return the columns of a firing: its timing, the new end, and the task."""
     start = firing.start
     if start is None:
-        return *was(firing.timing), firing.until_ms, None, None, None, None, None
+        return *expected_timing(firing.timing), firing.until_ms, None, None, None, None, None
     key = firing_key(firing.timing.name, start.due_at_ms)
-    return *was(firing.timing), firing.until_ms, *start, key
+    return *expected_timing(firing.timing), firing.until_ms, *start, key
 
 
 def later_each_time(firings: Sequence[Firing]) -> list[int]:
@@ -246,7 +246,7 @@ def later_each_time(firings: Sequence[Firing]) -> list[int]:
     last: dict[tuple[Any, ...], int] = {}
     places = []
     for at, one in enumerate(firings):
-        timing = was(one.timing)
+        timing = expected_timing(one.timing)
         if one.until_ms > last.get(timing, -1):
             last[timing] = one.until_ms
             places.append(at)

@@ -13,16 +13,9 @@ No plan depends on the planner's statistics: they may be those of empty tables.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from tickwheel.durable.store import ERROR_WEIGHT, STATEMENT_BYTES, SWEPT
 from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.columns import KINDS, listed, replacements
-from tickwheel.durable.stores.rows import names_in
-from tickwheel.values.task import State
-
-if TYPE_CHECKING:
-    from tickwheel.values.task import Filter
 
 LIVE = listed(columns.LIVE)
 FINAL = columns.final("NULL::{kind} AS {name}")
@@ -37,9 +30,9 @@ GIVEN = listed(columns.GIVEN)
 _KEPT = listed(columns.KEPT)
 SHOWN = listed(columns.LIVE, "t", due_at_ms=f"{_DUE_AT} AS due_at_ms")
 _BODILESS = listed(columns.LIVE, "t", payload="''::bytea AS payload")
-_TABLES = {"task": f"(SELECT {SHOWN} FROM task t)", "backlog": "backlog"}
-_COLUMNS = {"task": LIVE, "backlog": FINAL}
-_BYTES = {
+TABLES = {"task": f"(SELECT {SHOWN} FROM task t)", "backlog": "backlog"}
+COLUMNS = {"task": LIVE, "backlog": FINAL}
+BYTES = {
     "task": "octet_length(t.payload)",
     "backlog": "octet_length(t.payload) + coalesce(octet_length(t.result), 0)",
 }
@@ -549,154 +542,6 @@ ATTEMPTS = f"""
     ) page
     WHERE filled * {ERROR_WEIGHT} < $4::bigint ORDER BY attempt
 """
-
-
-class Values:
-    """The values of a composed statement, each with its number."""
-
-    def __init__(self, *first: Any) -> None:
-        self.list = [*first]
-
-    def add(self, value: Any) -> str:
-        """Return the placeholder of the value in the statement."""
-        self.list.append(value)
-        return f"${len(self.list)}"
-
-
-def tag_condition(filter: Filter, values: Values) -> str:
-    """Return the condition of a filter's tags, on a table called `t`."""
-    if not filter.tags:
-        return "true"
-    return f"string_to_array(t.tags, ' ') @> {values.add([*filter.tags])}::text[]"
-
-
-def matching(filter: Filter, now_ms: int, values: Values) -> str:
-    """Return the condition of a filter, on a table called `t`."""
-    conditions = [tag_condition(filter, values)]
-    if filter.service is not None:
-        conditions.append(f"t.service = {values.add(filter.service)}")
-    if filter.key is not None:  # with `=`, an order by key and id would be one by id
-        conditions.append(f"t.key = ANY (ARRAY[{values.add(filter.key)}])")
-    if filter.namespace:
-        low, high = map(values.add, names_in(filter.namespace))
-        conditions.append(f"t.service >= {low} AND t.service < {high}")
-    elif filter.namespace is not None:
-        conditions.append("strpos(t.service, '/') = 0")
-    if filter.unchanged_since_ms is not None:
-        # A later time than now is from before the clock was set back, for example by a failover.
-        since, now = values.add(filter.unchanged_since_ms), values.add(now_ms)
-        conditions.append(f"(t.updated_at_ms < {since} OR t.updated_at_ms > {now})")
-    if filter.due_before_ms is not None:
-        conditions.append(f"t.due_at_ms < {values.add(filter.due_before_ms)}")
-    if filter.state in (State.DELAY, State.READY):
-        side = ">" if filter.state is State.DELAY else "<="
-        conditions.append(f"t.state = 'delay' AND t.due_at_ms {side} {values.add(now_ms)}")
-    elif filter.state is not None:
-        conditions.append(f"t.state = {values.add(str(filter.state))}")
-    return " AND ".join(conditions)
-
-
-def _sized(table: str, order: str) -> str:
-    """Return the columns of a list, preceded by the bytes so far and the bytes of the row."""
-    size = f"{_BYTES[table]} + {ERROR_WEIGHT} * coalesce(octet_length(t.error), 0)"
-    return f"""
-        sum({size}) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total, {size} AS bytes,
-        {_COLUMNS[table]}"""
-
-
-class Place(NamedTuple):
-    """The position of a walk along the unclaimed tasks."""
-
-    service: str = ""
-    shard: int = -1
-    due_at_ms: int = -1
-    id: str = "0" * 32
-
-
-def unclaimed(
-    filter: Filter, now_ms: int, limit: int, place: Place, moved_ms: int | None = None
-) -> tuple[str, list[Any]]:
-    """Return the statement for the next unclaimed tasks that match a filter, and its values.
-
-    It walks along the index of keys or of due times, shard by shard: the order decides which. Its
-    columns are those of a place, and the payload's bytes, null if the task does not have the tags:
-    a statement reads at most `limit` tasks, however few have them. `moved_ms`: only tasks due at
-    another time.
-    """
-    values = Values()
-    untagged = filter._replace(tags=())
-    chosen = f"FROM task t WHERE t.state = 'delay' AND {matching(untagged, now_ms, values)}"
-    if moved_ms is not None:
-        chosen += f" AND t.due_at_ms <> {values.add(moved_ms)}"
-    most = f"LIMIT {values.add(limit)}::bigint"
-    size = f"CASE WHEN {tag_condition(filter, values)} THEN octet_length(t.payload) END"
-    columns = f"SELECT t.service, t.shard, t.due_at_ms, t.id, {size}"
-    if filter.key is not None:
-        chosen += f" AND t.service > {values.add(place.service)}"
-        return f"{columns} {chosen} ORDER BY t.key, t.service {most}", values.list
-    shard, due, last = (
-        f"{values.add(part)}::{kind}"
-        for part, kind in zip(place[1:], ("integer", "bigint", "uuid"), strict=True)
-    )
-    here = f"CASE WHEN s.shard = {shard} THEN {{}} ELSE {{}} END"
-    start = f"""({here.format(due, "-1")}, {here.format(last, f"'{Place().id}'::uuid")})"""
-    statement = f"""
-        SELECT t.* FROM (SELECT shard FROM shard WHERE shard >= {shard} ORDER BY shard) s
-        CROSS JOIN LATERAL (
-            {columns} {chosen} AND t.shard = s.shard AND (t.due_at_ms, t.id) > {start}
-            ORDER BY t.due_at_ms, t.id {most}
-        ) t {most}
-    """
-    return statement, values.list
-
-
-def find(
-    table: str, filter: Filter, *, now_ms: int, before: str, scan: int, limit: int, most_bytes: int
-) -> tuple[str, list[Any]]:
-    """Return the statement for a list, and its values: the matches among the next `scan` rows.
-
-    Newest first, up to the row that reaches `most_bytes`, errors included; of later rows it reads
-    only the sizes. The first column is where the scan ended if there may be more, else null; the
-    next two are the bytes up to and including a row, and those of the row.
-    """
-    values = Values()
-    where = matching(filter, now_ms, values)
-    range_ = f"t.id < {values.add(before)}::uuid"
-    most = f"LIMIT {values.add(limit)}::bigint"
-    fits = f"f.total - f.bytes < {values.add(most_bytes)}::bigint"
-    order = "t.id DESC"
-    if table == "task" and filter.key is not None:  # at most one per service
-        statement = f"""
-            WITH held AS MATERIALIZED (
-                SELECT {SHOWN} FROM task t WHERE t.key = {values.add(filter.key)}
-            )
-            SELECT NULL::uuid AS stop, f.* FROM (
-                SELECT {_sized(table, order)} FROM held t WHERE {range_} AND {where}
-                ORDER BY {order} {most}
-            ) f
-            WHERE {fits}
-        """
-        return statement, values.list
-    if filter.key is not None:
-        range_ += f" AND t.key = ANY (ARRAY[{values.add(filter.key)}])"
-        order = "t.key DESC, t.id DESC"
-    statement = f"""
-        WITH stop AS MATERIALIZED (
-            SELECT (
-                SELECT t.id FROM {table} t WHERE {range_}
-                ORDER BY {order} LIMIT 1 OFFSET {values.add(scan - 1)}::bigint
-            ) AS id
-        )
-        SELECT s.id AS stop, f.* FROM stop s LEFT JOIN (
-            SELECT {_sized(table, order)} FROM {_TABLES[table]} t
-            WHERE {range_} AND t.id >= coalesce((SELECT id FROM stop), '{"0" * 32}'::uuid)
-                AND {where}
-            ORDER BY {order} {most}
-        ) f ON {fits}
-    """
-    return statement, values.list
-
-
 _REPLAYED = columns.given(
     columns.REPLAYED, "o", id="o.new_id", due_at_ms="o.due_at_ms", shard="o.shard",
     created_at_ms=_NOW, updated_at_ms=_NOW, replay_of="o.id",
@@ -731,7 +576,7 @@ REPLAY_HOLDERS = f"""
 """
 
 OLD = f"""
-    SELECT t.id, t.attempt, {_BYTES["backlog"]} FROM backlog t
+    SELECT t.id, t.attempt, {BYTES["backlog"]} FROM backlog t
     WHERE t.updated_at_ms < $1 ORDER BY t.updated_at_ms LIMIT $2::bigint
     FOR UPDATE SKIP LOCKED
 """

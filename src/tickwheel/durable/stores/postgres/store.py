@@ -24,10 +24,10 @@ from tickwheel.durable.store import (
     Claims,
     InsertLimit,
 )
-from tickwheel.durable.stores.postgres import schema
+from tickwheel.durable.stores.postgres import filters, schema
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.clock import DatabaseClock
-from tickwheel.durable.stores.postgres.insert import insert, keyed
+from tickwheel.durable.stores.postgres.insert import count_keyed, insert
 from tickwheel.durable.stores.postgres.listener import Listener
 from tickwheel.durable.stores.postgres.migration import migrate, version
 from tickwheel.durable.stores.postgres.notify import PostgresNotifications
@@ -35,10 +35,10 @@ from tickwheel.durable.stores.postgres.pool import (
     ID,
     AnswerLost,
     Pool,
-    clean,
+    clean_text,
     place_of,
     transaction,
-    valid,
+    valid_ids,
 )
 from tickwheel.durable.stores.postgres.registry import PostgresRegistry
 from tickwheel.durable.stores.postgres.schedules import PostgresSchedules
@@ -48,12 +48,12 @@ from tickwheel.durable.stores.postgres.transaction import within, within_now
 from tickwheel.durable.stores.postgres.unclaimed import TURNS, changed_where, verdicts
 from tickwheel.durable.stores.rows import (
     attempt_of,
-    last_of_each,
-    may_hold,
-    merged,
+    last_leases,
+    may_contain,
+    merge_pages,
+    prune_batch,
     rounds,
     task_of,
-    turn_of,
 )
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import (
@@ -273,7 +273,7 @@ class PostgresStore:
         self._opened()
         if not submissions:
             return []
-        count = keyed(submissions)
+        count = count_keyed(submissions)
         patient = count == 0 or (patient and count == 1)
         lane = self._lanes if patient else self._brief_lanes
         async with lane if count else contextlib.nullcontext():
@@ -366,7 +366,7 @@ class PostgresStore:
         self._opened()
         rows = [
             (one.id, one.attempt, one.epoch, str(one.event), str(one.state), one.at_ms,
-             one.due_at_ms, one.failures, one.result_body, clean(one.error),
+             one.due_at_ms, one.failures, one.result_body, clean_text(one.error),
              one.lease_until_ms, number)
             for number, one in enumerate(endings)
         ]  # fmt: skip
@@ -418,7 +418,7 @@ class PostgresStore:
         self._opened()
         if not leases:
             return []
-        rows = await self.fetch(sql.ACCEPT, *zip(*sorted(last_of_each(leases)), strict=True))
+        rows = await self.fetch(sql.ACCEPT, *zip(*sorted(last_leases(leases)), strict=True))
         return await self._still([AttemptKey(*one[:3]) for one in leases], rows)
 
     async def _still(
@@ -490,7 +490,7 @@ class PostgresStore:
 
     async def running_by_id(self, ids: Sequence[str]) -> list[Task]:
         """Return the tasks of these ids that are running, without their bodies."""
-        return [task_of(row) for row in await self.fetch(sql.RUNNING_BY_ID, valid(ids))]
+        return [task_of(row) for row in await self.fetch(sql.RUNNING_BY_ID, valid_ids(ids))]
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict | None]:
         """Cancel tasks that are unclaimed."""
@@ -517,7 +517,7 @@ class PostgresStore:
 
     async def get(self, ids: Sequence[str]) -> list[Task | None]:
         """Return tasks, live or final."""
-        rows = await self.fetch(sql.BY_ID, valid(ids))
+        rows = await self.fetch(sql.BY_ID, valid_ids(ids))
         found = {row[0]: task_of(row) for row in rows}
         return [found.get(task_id) for task_id in ids]
 
@@ -530,7 +530,7 @@ class PostgresStore:
         tables = [
             table
             for table, wanted in (("task", final is not True), ("backlog", final is not False))
-            if wanted and may_hold(filter.state, table)
+            if wanted and may_contain(filter.state, table)
         ]
 
         async def work(connection: Connection) -> list[tuple[list[Task], str | None]]:
@@ -540,13 +540,13 @@ class PostgresStore:
                 for table in tables
             ]
 
-        return merged(await self.run(work), limit, PAGE_BYTES)
+        return merge_pages(await self.run(work), limit, PAGE_BYTES)
 
     async def _scan(
         self, connection: Connection, table: str, filter: Filter, before: str, limit: int
     ) -> tuple[list[Task], str | None]:
         """Return the matches among the next rows of a table, and where it stopped, or None."""
-        statement, values = sql.find(
+        statement, values = filters.find(
             table, filter, now_ms=int(self.now_ms()), before=before, scan=SCAN, limit=limit + 1,
             most_bytes=PAGE_BYTES,
         )  # fmt: skip
@@ -574,7 +574,7 @@ class PostgresStore:
         async def work(connection: Connection) -> None:
             for turn in rounds(one.id for one in replays):
                 part = {replays[at].id: at for at in turn if ID.fullmatch(replays[at].id)}
-                found = await replayed(connection, [replays[at] for at in part.values()], force)
+                found = await replay_once(connection, [replays[at] for at in part.values()], force)
                 for task_id, answer in found.items():
                     answers[part[task_id]] = answer
 
@@ -586,7 +586,7 @@ class PostgresStore:
 
         async def work(connection: Connection) -> int | None:
             rows: Any = await connection.fetch(sql.OLD, before_ms, limit)
-            ids, in_parts = turn_of(rows, PRUNE_ROWS)
+            ids, in_parts = prune_batch(rows, PRUNE_ROWS)
             if in_parts:
                 part = await connection.fetch(sql.PRUNE_SOME, ids[0], PRUNE_ROWS)
                 if len(part) == PRUNE_ROWS:
@@ -651,7 +651,7 @@ class PostgresStore:
         return f"tickwheel_{name}_{self._tables}"
 
 
-async def replayed(
+async def replay_once(
     connection: Connection, replays: Sequence[Replay], force: bool
 ) -> dict[str, Task | KeyConflict]:
     """Submit final tasks again, none twice; return tasks or `KeyConflict`, by the old id."""

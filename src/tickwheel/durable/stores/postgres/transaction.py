@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.drivers import blocking_driver_of, driver_of
-from tickwheel.durable.stores.postgres.pool import valid
+from tickwheel.durable.stores.postgres.pool import valid_ids
 from tickwheel.durable.stores.rows import (
     BODY,
-    answered_with,
+    answer_repeated,
+    answered_task_id,
     inserted,
-    repeated,
     task_of,
     verdicts_on,
 )
@@ -197,7 +197,7 @@ def submitting(submission: Submission, schema: str, style: str) -> Steps:
         raise StoreUnavailable(f"the key {submission.task.key!r} changes hands all the time")
     found = answer(row)
     if named is not None:
-        task_id = answered_with(submission, found)
+        task_id = answered_task_id(submission, found)
         if task_id is None:
             yield written(UNUSED, schema, style, named.caller, named.key)
         elif task_id != submission.task.id:
@@ -230,7 +230,7 @@ def use(
                 row = yield written(statement, schema, style, task_id)
                 if row is not None:
                     break
-            return repeated(submission, digest, None if row is None else stored_task(row))
+            return answer_repeated(submission, digest, None if row is None else stored_task(row))
     raise StoreUnavailable(f"the idempotency key {named.key!r} changes hands all the time")
 
 
@@ -246,7 +246,7 @@ def changing(
     """Yield the statements that bring unclaimed tasks into a state; return who won."""
     won: set[str] = set()
     states: dict[str, str] = {}
-    left = sorted(valid(ids))
+    left = sorted(valid_ids(ids))
     turns = 0
     while left and turns < TURNS:
         [changed] = columns_of((yield written(statement, schema, style, left, *values)))

@@ -6,9 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.store import STATEMENT_BYTES
+from tickwheel.durable.stores.postgres import filters
 from tickwheel.durable.stores.postgres import statements as sql
-from tickwheel.durable.stores.postgres.pool import valid
-from tickwheel.durable.stores.rows import fitting, verdicts_on
+from tickwheel.durable.stores.postgres.pool import valid_ids
+from tickwheel.durable.stores.rows import count_fitting, verdicts_on
 from tickwheel.errors import Locked
 from tickwheel.values.task import Due, State
 
@@ -28,7 +29,7 @@ async def verdicts(
     """Execute a statement on unclaimed tasks, and return for each id whether it won."""
     won: set[str] = set()
     states: dict[str, str] = {}
-    left = sorted(valid(ids))
+    left = sorted(valid_ids(ids))
     turns = 0
     while left and turns < TURNS:
         rows = await store.fetch(statement, left, *values)
@@ -50,13 +51,13 @@ async def changed_where(
 
     Tasks locked by another transaction come last.
     """
-    place: sql.Place | None = sql.Place()
+    place: filters.Place | None = filters.Place()
     locked: list[str] = []
     while place is not None:
-        query, values = sql.unclaimed(filter, int(store.now_ms()), limit, place, *moved)
+        query, values = filters.unclaimed(filter, int(store.now_ms()), limit, place, *moved)
         found = await store.fetch(query, *values)
-        count = fitting((row[-1] or 0 for row in found), STATEMENT_BYTES)
-        rows = [sql.Place._make(row[:-1]) for row in found[:count]]
+        count = count_fitting((row[-1] or 0 for row in found), STATEMENT_BYTES)
+        rows = [filters.Place._make(row[:-1]) for row in found[:count]]
         ids = [row.id for row, (*_, size) in zip(rows, found, strict=False) if size is not None]
         place = rows[-1] if len(rows) < len(found) or len(rows) == limit else None
         changed, left = await change(store, filter, ids, statement, *moved)
@@ -89,12 +90,12 @@ async def change(
     if not ids:
         return [], []
     now_ms = int(store.now_ms())
-    given = sql.Values(sorted(ids), *moved)
-    query = statement(sql.matching(filter, now_ms, given))
+    given = filters.Values(sorted(ids), *moved)
+    query = statement(filters.matching(filter, now_ms, given))
     changed = [Due._make(row) for row in await store.fetch(query, *given.list)]
     left = {*ids} - {due.id for due in changed}
     if not left:
         return changed, []
-    values = sql.Values([*left])
-    query = sql.still_unclaimed(sql.matching(filter, now_ms, values))
+    values = filters.Values([*left])
+    query = sql.still_unclaimed(filters.matching(filter, now_ms, values))
     return changed, [task_id for (task_id,) in await store.fetch(query, *values.list)]

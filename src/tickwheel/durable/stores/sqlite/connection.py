@@ -95,14 +95,14 @@ class StandardConnection:
                 timeout=BUSY_MS / 1000, uri=path.startswith("file:"),
             )  # fmt: skip
         except sqlite3.Error as error:
-            raise translated(error, path) from error
+            raise translate_error(error, path) from error
         self._path = path
 
     def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
         try:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            raise translated(error, self._path) from error
+            raise translate_error(error, self._path) from error
 
     def run_until(
         self, full: Callable[[Row], bool], statement: str, values: dict[str, Any]
@@ -111,7 +111,7 @@ class StandardConnection:
             with closing(self._connection.execute(statement, values)) as cursor:
                 return up_to(full, cursor)
         except sqlite3.Error as error:
-            raise translated(error, self._path) from error
+            raise translate_error(error, self._path) from error
 
     def close(self) -> None:
         self._connection.close()
@@ -127,14 +127,14 @@ class ApswConnection:
             self._connection = apsw.Connection(path, statementcachesize=256)
             self._connection.set_busy_timeout(BUSY_MS)
         except apsw.Error as error:
-            raise translated(error, path) from error
+            raise translate_error(error, path) from error
         self._path = path
 
     def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
         try:
             return self._connection.execute(statement, values).fetchall()
         except apsw.Error as error:
-            raise translated(error, self._path) from error
+            raise translate_error(error, self._path) from error
 
     def run_until(
         self, full: Callable[[Row], bool], statement: str, values: dict[str, Any]
@@ -143,7 +143,7 @@ class ApswConnection:
             with closing(self._connection.execute(statement, values)) as cursor:
                 return up_to(full, cursor)
         except apsw.Error as error:
-            raise translated(error, self._path) from error
+            raise translate_error(error, self._path) from error
 
     def close(self) -> None:
         self._connection.close()
@@ -328,7 +328,7 @@ def begin(connection: Connection) -> None:
             return
 
 
-def translated(error: Exception, path: str) -> Exception:
+def translate_error(error: Exception, path: str) -> Exception:
     """Return the error to raise: failures of the file become StoreUnavailable, others stay."""
     if isinstance(error, sqlite3.Error):
         name = getattr(error, "sqlite_errorname", "") or ""

@@ -10,10 +10,10 @@ import json
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.stores.rows import (
-    answered_with,
+    answer_repeated,
+    answered_task_id,
     inserted,
-    name_of,
-    repeated,
+    request_name,
     rounds,
     task_of,
 )
@@ -52,7 +52,7 @@ def insert(
         if answer is not None and ids[place] not in stored
     ]
     if any(one.idempotency is not None for one in submissions):
-        for turn in rounds(name_of(submissions[at]) or at for at in new):
+        for turn in rounds(request_name(submissions[at]) or at for at in new):
             insert_named(connection, submissions, [new[at] for at in turn], answers, now_ms)
     else:
         insert_new(connection, submissions, new, answers)
@@ -82,20 +82,20 @@ def insert_named(
     now_ms: int,
 ) -> None:
     """Store tasks whose requests are new, no request twice, and note the requests."""
-    names = {name: at for at in places if (name := name_of(submissions[at]))}
+    names = {name: at for at in places if (name := request_name(submissions[at]))}
     used = connection.run(sql.USED, (json.dumps(list(names)),))
     tasks = tasks_by_id(connection, [row[3] for row in used]) if used else {}
     made = set()
     for caller, key, digest, task_id in used:
         at = names.pop((caller, key))
-        answers[at] = repeated(submissions[at], digest, tasks.get(task_id))
+        answers[at] = answer_repeated(submissions[at], digest, tasks.get(task_id))
         made.add(at)
     insert_new(connection, submissions, [at for at in places if at not in made], answers)
     settled = [
         (*named, task_id, now_ms)
         for at in names.values()
         if (named := submissions[at].idempotency)
-        and (task_id := answered_with(submissions[at], answers[at]))
+        and (task_id := answered_task_id(submissions[at], answers[at]))
     ]
     insert_many(connection, sql.USE, settled)
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from tickwheel.durable.store import BATCH, FIRE_BYTES, PAGE_BYTES
 from tickwheel.durable.stores import columns
-from tickwheel.durable.stores.rows import BODY, Filling, schedules_in
+from tickwheel.durable.stores.rows import BODY, PageFill, schedule_range
 from tickwheel.durable.stores.sqlite import statements as sql
 from tickwheel.durable.stores.sqlite.registry import changed
-from tickwheel.durable.stores.sqlite.unclaimed import cancelled
+from tickwheel.durable.stores.sqlite.unclaimed import cancel_unclaimed
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.values.schedule import (
     Fired,
@@ -129,9 +129,9 @@ class SqliteSchedules:
 
 def read(connection: Connection, namespace: str | None, after: str, limit: int) -> list[Schedule]:
     """Return schedules by name, from the first behind `after` on."""
-    after, before, any_name = schedules_in(namespace, after)
+    after, before, any_name = schedule_range(namespace, after)
     values = {"after": after, "before": before, "any": any_name, "limit": limit}
-    page = Filling(PAGE_BYTES, lambda row: len(row[BODY]))
+    page = PageFill(PAGE_BYTES, lambda row: len(row[BODY]))
     rows = connection.run_until(page, SCHEDULES, values)
     return [schedule_of(row) for row in rows]
 
@@ -167,7 +167,7 @@ def delete(connection: Connection, name: str, audit: Audit, now_ms: int) -> bool
 def cancel_pending(connection: Connection, name: str, now_ms: int) -> None:
     """Cancel the unclaimed firings of a schedule."""
     rows = connection.run(PENDING_FIRINGS, firing_keys(name))
-    cancelled(connection, [task_id for (task_id,) in rows], now_ms)
+    cancel_unclaimed(connection, [task_id for (task_id,) in rows], now_ms)
 
 
 def timings(connection: Connection, after: tuple[int, str], limit: int) -> list[Timing]:

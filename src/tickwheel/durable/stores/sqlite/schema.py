@@ -204,7 +204,7 @@ def migrate(connection: Connection, shards: int) -> int:
                 for statement in MIGRATIONS[number]:
                     connection.run(statement)
                 if number == 0:
-                    found(connection, shards)
+                    write_settings(connection, shards)
                 connection.run(f"PRAGMA user_version = {number + 1}")
             connection.run("COMMIT")
         except BaseException:
@@ -250,7 +250,7 @@ def version(connection: Connection) -> int:
     return number
 
 
-def found(connection: Connection, shards: int) -> None:
+def write_settings(connection: Connection, shards: int) -> None:
     """Write the settings of a new store."""
     connection.run("INSERT INTO setting (name, value) VALUES ('shards', ?)", (str(shards),))
     insert_many(connection, "INSERT INTO shard (shard) VALUES (?)", [(n,) for n in range(shards)])

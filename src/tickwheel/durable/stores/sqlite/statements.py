@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.columns import given, listed, replacements
-from tickwheel.durable.stores.rows import names_in
+from tickwheel.durable.stores.rows import namespace_range
 from tickwheel.values.task import State
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
         values["key"] = filter.key
     if filter.namespace:
         conditions.append("service >= :low AND service < :high")
-        values["low"], values["high"] = names_in(filter.namespace)
+        values["low"], values["high"] = namespace_range(filter.namespace)
     elif filter.namespace is not None:
         conditions.append("instr(service, '/') = 0")
     if filter.unchanged_since_ms is not None:

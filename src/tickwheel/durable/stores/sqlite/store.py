@@ -25,15 +25,15 @@ from tickwheel.durable.store import (
     error_bytes,
 )
 from tickwheel.durable.stores.rows import (
-    Filling,
+    PageFill,
     attempt_of,
-    fitting,
-    last_of_each,
-    may_hold,
-    merged,
+    count_fitting,
+    last_leases,
+    may_contain,
+    merge_pages,
+    prune_batch,
     pruned_rows,
     task_of,
-    turn_of,
 )
 from tickwheel.durable.stores.sqlite import schema
 from tickwheel.durable.stores.sqlite import statements as sql
@@ -50,11 +50,11 @@ from tickwheel.durable.stores.sqlite.registry import SqliteRegistry
 from tickwheel.durable.stores.sqlite.schedules import SqliteSchedules
 from tickwheel.durable.stores.sqlite.unclaimed import (
     Place,
-    cancelled,
+    cancel_unclaimed,
     count_that_fits,
-    moved,
+    next_unclaimed,
+    reschedule_unclaimed,
     verdicts,
-    walked,
 )
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.errors import StoreUnavailable
@@ -275,7 +275,7 @@ class SqliteStore:
             if len({row[1] for row in rows}) < len(rows):
                 connection.run(sql.KEEP_FIRST_OF_EACH)
             winners = run_array(connection, sql.WINNERS)
-            count = fitting((size for _, size in winners), STATEMENT_BYTES)
+            count = count_fitting((size for _, size in winners), STATEMENT_BYTES)
             done = len(rows)
             if count < len(winners):
                 done = winners[count][0]
@@ -301,7 +301,7 @@ class SqliteStore:
 
         def work(connection: Connection) -> list[bool]:
             values = {"attempts": json.dumps(attempts), "now": self._now(), "lease": lease_ms}
-            return still(attempts, connection.run(sql.RENEW, values))
+            return still_running(attempts, connection.run(sql.RENEW, values))
 
         return await self._write(Rank.CLAIM, work)
 
@@ -309,8 +309,8 @@ class SqliteStore:
         """Let attempts continue without the node; return for each whether it still runs."""
 
         def work(connection: Connection) -> list[bool]:
-            values = {"leases": json.dumps(last_of_each(leases)), "now": self._now()}
-            return still(leases, connection.run(sql.ACCEPT, values))
+            values = {"leases": json.dumps(last_leases(leases)), "now": self._now()}
+            return still_running(leases, connection.run(sql.ACCEPT, values))
 
         return await self._write(Rank.OUTCOME, work)
 
@@ -355,7 +355,7 @@ class SqliteStore:
         def work(connection: Connection, first: int) -> list[Verdict | None]:
             rows = [(task_id,) for task_id in unique[first:]]
             part = unique[first : first + count_that_fits(connection, rows, STATEMENT_BYTES)]
-            won = cancelled(connection, part, self._now())
+            won = cancel_unclaimed(connection, part, self._now())
             return verdicts(connection, part, won, State.CANCELLED)
 
         answers: list[Verdict | None] = []
@@ -366,13 +366,13 @@ class SqliteStore:
 
     def cancel_where(self, filter: Filter, limit: int) -> AsyncIterator[list[Due]]:
         """Cancel all unclaimed tasks that match the filter."""
-        return self._change_where(filter, limit, cancelled)
+        return self._change_where(filter, limit, cancel_unclaimed)
 
     async def reschedule(self, ids: Sequence[str], due_at_ms: int) -> list[Verdict | None]:
         """Give unclaimed tasks another due time."""
 
         def work(connection: Connection) -> list[Verdict | None]:
-            won = moved(connection, ids, due_at_ms, self._now())
+            won = reschedule_unclaimed(connection, ids, due_at_ms, self._now())
             return verdicts(connection, ids, won, State.DELAY)
 
         return await self._write(Rank.CLAIM, work)
@@ -383,7 +383,7 @@ class SqliteStore:
         """Reschedule all unclaimed tasks that match and are due at another time."""
 
         def change(connection: Connection, ids: Sequence[str], now_ms: int) -> list[Due]:
-            return moved(connection, ids, due_at_ms, now_ms)
+            return reschedule_unclaimed(connection, ids, due_at_ms, now_ms)
 
         return self._change_where(filter, limit, change, due_at_ms)
 
@@ -399,7 +399,7 @@ class SqliteStore:
 
         def work(connection: Connection, place: Place) -> tuple[list[Due], Place | None]:
             now = self._now()
-            ids, further = walked(connection, filter, place, limit, now, moved_ms)
+            ids, further = next_unclaimed(connection, filter, place, limit, now, moved_ms)
             return change(connection, ids, now), further
 
         while place is not None:
@@ -429,7 +429,7 @@ class SqliteStore:
     ) -> list[str]:
         """Return ids of tasks to expire, as many as one short transaction can move."""
         values = {"now": self._now(), "shards": json.dumps(list(shards)), "limit": limit}
-        full = Filling(STATEMENT_BYTES, lambda row: row[1])
+        full = PageFill(STATEMENT_BYTES, lambda row: row[1])
         return [row[0] for row in connection.run_until(full, sql.PAST_DEADLINE, values)]
 
     async def get(self, ids: Sequence[str]) -> list[Task | None]:
@@ -451,7 +451,7 @@ class SqliteStore:
         tables = [
             table
             for table, wanted in (("task", final is not True), ("backlog", final is not False))
-            if wanted and may_hold(filter.state, table)
+            if wanted and may_contain(filter.state, table)
         ]
 
         def work(connection: Connection) -> Page:
@@ -460,7 +460,7 @@ class SqliteStore:
                 pages = [self._scan(connection, table, filter, cursor, limit) for table in tables]
             finally:
                 connection.run("COMMIT")
-            return merged(pages, limit, PAGE_BYTES)
+            return merge_pages(pages, limit, PAGE_BYTES)
 
         return await self._read(work)
 
@@ -472,7 +472,7 @@ class SqliteStore:
         by_key = filter.key is not None
         statement = sql.find(table, where, by_key=by_key)
         values |= {"cursor": cursor or "g", "scan": SCAN, "limit": limit + 1}
-        page = Filling(PAGE_BYTES)
+        page = PageFill(PAGE_BYTES)
         tasks = [task_of(row) for row in connection.run_until(page, statement, values)]
         if len(tasks) > limit:
             return tasks[:limit], tasks[limit - 1].id
@@ -488,7 +488,7 @@ class SqliteStore:
 
         def work(connection: Connection) -> list[Attempt]:
             values = {"id": task_id, "after": after, "limit": limit}
-            page = Filling(PAGE_BYTES, lambda row: error_bytes(row[-1]))
+            page = PageFill(PAGE_BYTES, lambda row: error_bytes(row[-1]))
             return [attempt_of(row) for row in connection.run_until(page, sql.ATTEMPTS, values)]
 
         return await self._read(work)
@@ -499,7 +499,7 @@ class SqliteStore:
         """Submit final tasks again, as new tasks; each once, unless `force`."""
 
         def work(connection: Connection) -> list[Task | KeyConflict | None]:
-            wanted = replays if force else firsts(replays)
+            wanted = replays if force else first_replays(replays)
             values = {"replays": json.dumps(wanted), "force": force, "now": self._now()}
             inserted_ids = {row[0] for row in connection.run(sql.REPLAY, values)}
             connection.run(
@@ -525,10 +525,10 @@ class SqliteStore:
         """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
 
         def work(connection: Connection) -> int | None:
-            full = Filling(PRUNE_ROWS, lambda row: pruned_rows(*row[1:]))
+            full = PageFill(PRUNE_ROWS, lambda row: pruned_rows(*row[1:]))
             values = {"before": before_ms, "limit": limit}
             rows: Any = connection.run_until(full, sql.OLD, values)
-            ids, in_parts = turn_of(rows, PRUNE_ROWS)
+            ids, in_parts = prune_batch(rows, PRUNE_ROWS)
             if in_parts:
                 part = connection.run(sql.PRUNE_SOME, {"id": ids[0], "limit": PRUNE_ROWS})
                 if len(part) == PRUNE_ROWS:
@@ -577,13 +577,13 @@ class SqliteStore:
         return await self._read(work)
 
 
-def still(attempts: Sequence[AttemptKey | Lease], rows: Sequence[Row]) -> list[bool]:
+def still_running(attempts: Sequence[AttemptKey | Lease], rows: Sequence[Row]) -> list[bool]:
     """Return for each attempt whether it is among the changed rows."""
     changed = {tuple(row) for row in rows}
     return [(one.id, one.attempt, one.epoch) in changed for one in attempts]
 
 
-def firsts(replays: Sequence[Replay]) -> list[Replay]:
+def first_replays(replays: Sequence[Replay]) -> list[Replay]:
     """Return the first replay of each final task, in order."""
     seen: dict[str, Replay] = {}
     for one in replays:

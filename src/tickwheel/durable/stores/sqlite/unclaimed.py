@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.durable.store import STATEMENT_BYTES
-from tickwheel.durable.stores.rows import fitting, verdicts_on
+from tickwheel.durable.stores.rows import count_fitting, verdicts_on
 from tickwheel.durable.stores.sqlite import statements as sql
 from tickwheel.durable.stores.sqlite.connection import run_array
 from tickwheel.values.task import Due
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tickwheel.values.task import Filter, State, Verdict
 
 
-def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> list[Due]:
+def cancel_unclaimed(connection: Connection, ids: Sequence[str], now_ms: int) -> list[Due]:
     """Move unclaimed tasks to the backlog; return them."""
     if not ids:
         return []
@@ -28,7 +28,9 @@ def cancelled(connection: Connection, ids: Sequence[str], now_ms: int) -> list[D
     return won
 
 
-def moved(connection: Connection, ids: Sequence[str], due_at_ms: int, now_ms: int) -> list[Due]:
+def reschedule_unclaimed(
+    connection: Connection, ids: Sequence[str], due_at_ms: int, now_ms: int
+) -> list[Due]:
     """Give unclaimed tasks another due time; return them."""
     values = {"ids": json.dumps(ids), "due": due_at_ms, "now": now_ms}
     return [Due._make(row) for row in connection.run(sql.RESCHEDULE, values)]
@@ -37,7 +39,7 @@ def moved(connection: Connection, ids: Sequence[str], due_at_ms: int, now_ms: in
 def count_that_fits(connection: Connection, rows: Sequence[Sequence[object]], most: int) -> int:
     """Return how many of these rows, which begin with a task's id, fit by payload bytes."""
     sizes = run_array(connection, sql.WANTED_SIZES, {"wanted": json.dumps(rows)})
-    count = fitting((size for _, size in sizes), most)
+    count = count_fitting((size for _, size in sizes), most)
     return sizes[count][0] if count < len(sizes) else len(rows)
 
 
@@ -49,7 +51,7 @@ class Place(NamedTuple):
     id: str = ""
 
 
-def walked(
+def next_unclaimed(
     connection: Connection,
     filter: Filter,
     place: Place,
@@ -76,7 +78,7 @@ def walked(
         values |= {"after_due": place.due_at_ms, "after_id": place.id}
         statement = sql.UNCLAIMED
     rows = connection.run(statement.format(where=where, tagged=tagged), {**values, "limit": limit})
-    taken = rows[: fitting((row[2] or 0 for row in rows), STATEMENT_BYTES)]
+    taken = rows[: count_fitting((row[2] or 0 for row in rows), STATEMENT_BYTES)]
     ids = [row[0] for row in taken if row[2] is not None]
     if len(taken) == len(rows) < limit:
         return ids, None

@@ -140,7 +140,7 @@ class Writer:
             self._stopping = True
             self._changed.notify()
         if self._thread is not None:
-            await ended(self._thread)
+            await join_thread(self._thread)
 
     def _run(self) -> None:
         while self._wait():
@@ -233,7 +233,7 @@ class Writer:
 
     def _deliver(self, answers: list[tuple[Job, Any]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(settle, answers)
+            self._loop.call_soon_threadsafe(set_results, answers)
 
 
 class Reader:
@@ -256,7 +256,7 @@ class Reader:
     async def stop(self) -> None:
         """Finish what is queued, then end the thread and close its connection."""
         self._jobs.put(None)
-        await ended(self._thread)
+        await join_thread(self._thread)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -268,7 +268,7 @@ class Reader:
             except Exception as error:  # noqa: BLE001
                 answer = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                self._loop.call_soon_threadsafe(settle, [(job, answer)])
+                self._loop.call_soon_threadsafe(set_results, [(job, answer)])
             del job, answer  # an idle thread keeps no payload
         with self._own:
             self._own.close()
@@ -297,7 +297,7 @@ class Checkpointer:
         """End the thread and close its connection."""
         self._stop.set()
         self._written.set()
-        await ended(self._thread)
+        await join_thread(self._thread)
 
     def _run(self) -> None:
         pause = CHECKPOINT_SECONDS
@@ -317,13 +317,13 @@ class Checkpointer:
             self._own.close()
 
 
-async def ended(thread: threading.Thread) -> None:
+async def join_thread(thread: threading.Thread) -> None:
     """Wait for a thread's end, in no other thread: at exit none can be started."""
     while thread.is_alive():
         await asyncio.sleep(0.001)
 
 
-def settle(answers: list[tuple[Job, Any]]) -> None:
+def set_results(answers: list[tuple[Job, Any]]) -> None:
     """Set the results of futures, or their exceptions."""
     for job, answer in answers:
         future = job.future
