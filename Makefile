@@ -59,28 +59,28 @@ check: $(READY) ## Run ruff and mypy
 bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable bench-service ## Run all benchmarks
 
 .PHONY: bench-wheel
-bench-wheel: $(READY) ## Measure the wheels beside other timers; writes docs/benchmarks
+bench-wheel: $(READY) ## Compare the wheels with other timers; writes docs/benchmarks
 	$(BIN)/python benchmarks/wheel.py
 
 .PHONY: bench-timer
-bench-timer: $(READY) ## Measure the timers beside others; writes docs/benchmarks
+bench-timer: $(READY) ## Compare the timers with others; writes docs/benchmarks
 	$(BIN)/python benchmarks/timer.py
 
 .PHONY: bench-purgatory
-bench-purgatory: $(READY) ## Measure the purgatory beside an old design; writes docs/benchmarks
+bench-purgatory: $(READY) ## Compare the purgatory with an older design; writes docs/benchmarks
 	$(BIN)/python benchmarks/purgatory.py
 
 .PHONY: bench-idle
-bench-idle: $(READY) ## Measure the idle tracker beside other ways; writes docs/benchmarks
+bench-idle: $(READY) ## Compare the idle tracker with other ways; writes docs/benchmarks
 	$(BIN)/python benchmarks/idle.py
 
 .PHONY: bench-durable
-bench-durable: $(READY) ## Measure durable tasks beside other libraries; writes docs/benchmarks
+bench-durable: $(READY) ## Compare durable tasks with other libraries; writes docs/benchmarks
 	@tools/debian-packages $(PACKAGES)
 	$(BIN)/python benchmarks/durable.py
 
 .PHONY: bench-service
-bench-service: $(READY) ## Measure the service over HTTP beside others; writes docs/benchmarks
+bench-service: $(READY) ## Compare the service over HTTP with others; writes docs/benchmarks
 	@tools/debian-packages $(PACKAGES) beanstalkd
 	$(BIN)/python benchmarks/service.py
 

@@ -1,8 +1,8 @@
 """The cores under test: every wheel test runs on the pure wheels and on the native ones.
 
 - TICKWHEEL_TEST_CORE=native (or pure) runs one of them only: what `make sanitize` does.
-- TICKWHEEL_TEST_PURE_ONLY=1 says that there is no native module on purpose. Without it, a native
-  module that cannot be imported fails the native tests: a broken build must not look green.
+- TICKWHEEL_TEST_PURE_ONLY=1 means that the native module is missing on purpose. Without it, a
+  native module that cannot be imported fails the native tests.
 """
 
 import gc

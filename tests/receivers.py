@@ -120,7 +120,7 @@ def date(at):
 
 
 def flapping(*behaviours):
-    """Does one after the other, and begins anew after the last."""
+    """Does one after the other, and starts again after the last."""
     turns = cycle(behaviours)
 
     async def behave(call):
@@ -140,7 +140,7 @@ def in_turn(*behaviours):
 
 
 def writing(data, *, close=True):
-    """Sends just these bytes, and closes the connection unless told not to."""
+    """Sends just these bytes; then closes the connection, unless `close` is false."""
 
     async def behave(call):
         await call.write(data)
@@ -174,7 +174,7 @@ async def resetting(call):
 
 
 async def endless(call):
-    """Sends a body for as long as somebody takes it."""
+    """Sends a body for as long as the caller reads it."""
     await call.write(head(200, [("Content-Type", "text/plain")]))
     while True:
         await call.write(CHUNK)
@@ -182,7 +182,7 @@ async def endless(call):
 
 
 async def endless_chunks(call):
-    """Sends a body in chunks, of which there is no last one."""
+    """Sends a body in chunks, without end."""
     await call.write(head(200, [("Transfer-Encoding", "chunked")]))
     while True:
         await call.write(b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
@@ -190,7 +190,7 @@ async def endless_chunks(call):
 
 
 async def endless_headers(call):
-    """Sends headers for as long as somebody takes them."""
+    """Sends headers for as long as the caller reads them."""
     await call.write(b"HTTP/1.1 200 OK\r\n")
     while True:
         await call.write(b"X-Padding: %s\r\n" % CHUNK[:1000])
@@ -242,9 +242,9 @@ class Receiver:
     """A server with the paths of PATHS, `/flapping`, and those that a test adds; others are 404.
 
     - `requests`: all that came, in order; `connections`: how many were made.
-    - `held`: calls that wait for `release` now; `hang_ups`: callers that did not wait so long.
+    - `held`: calls that wait for `release` now; `hang_ups`: callers that gave up before.
     - `poured`: bytes that endless answers have sent.
-    - `down` lets nobody in and closes what is open; `up` listens on the same port again.
+    - `down` accepts no connection and closes the open ones; `up` listens on the same port again.
     """
 
     def __init__(self, host="127.0.0.1", port=None, *, ssl=None):
@@ -290,7 +290,7 @@ class Receiver:
         return self.url(path)
 
     def release(self):
-        """Let those that are held go on, and hold nobody any more."""
+        """Let the held calls go on, and hold no more."""
         self._loop.call_soon_threadsafe(self._released.set)
 
     def down(self):
@@ -302,7 +302,7 @@ class Receiver:
         self._run(self._open())
 
     def wait(self, condition):
-        """Wait until `condition()` holds; it is looked at whenever something has happened here."""
+        """Wait until `condition()` holds; it is checked after each event."""
         with self._changed:
             if not self._changed.wait_for(condition, PATIENCE):
                 raise TimeoutError(f"the receiver has waited for {PATIENCE} s")

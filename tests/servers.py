@@ -79,7 +79,7 @@ def clean_environment():
 
 
 async def close_listener(server):
-    """Close an asyncio server while nobody comes in: asyncio would leave such a connection open."""
+    """Close an asyncio server between two accepts: asyncio would leave such a connection open."""
     for _ in range(100):  # a handshake may take longer: that one has been let in
         names = [task.get_coro().__name__ for task in asyncio.all_tasks()]
         if "_accept_connection2" not in names:
@@ -89,7 +89,7 @@ async def close_listener(server):
 
 
 def free_port():
-    """A port that nobody listens on now.
+    """Return a free port.
 
     Below the range of outgoing connections: within it, one of those may take the port while the
     server is down, or connect to itself and look like a server.
@@ -110,7 +110,7 @@ def free_port():
 
 
 def _stat(pid):
-    """The state and the parent of a process, or None when there is none."""
+    """Return the state and the parent of a process, or None if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -161,7 +161,7 @@ class Server:
 
     name = "server"
     package = ""  # Debian's name of what to install
-    user = ""  # whom root becomes
+    user = ""  # the user as whom root runs it
     stop_signal = signal.SIGTERM
     death_signal = signal.SIGKILL
 
@@ -390,7 +390,7 @@ class PostgresServer(Server):
         ]
 
     def ready(self):
-        """The server says so in its pid file, which is read without a connection."""
+        """Return whether the server is ready, by its pid file."""
         try:
             lines = (self.directory / "data" / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -401,7 +401,7 @@ class PostgresServer(Server):
         data = self.directory / "data"
         template = self._template()
         if attempt == 1 and "could not bind" not in self.log():
-            # Not the port, then: perhaps somebody swept half of the template away.
+            # The port was not the reason: perhaps a part of the template was removed.
             shutil.rmtree(template, ignore_errors=True)
             shutil.rmtree(data, ignore_errors=True)
         if data.exists():

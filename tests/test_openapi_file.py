@@ -1,4 +1,4 @@
-"""What the reference has of the API and the commands is what they are: its tools are run again."""
+"""The reference of the API and the commands is up to date: its tools are run again."""
 
 import importlib.machinery
 import importlib.util

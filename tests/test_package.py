@@ -53,7 +53,7 @@ PUBLIC = {
 # They come with asyncio, when asked for.
 LATER = {"AsyncPurgatory", "AsyncTimer", "EventLoop", "new_event_loop"}
 
-# What the other packages export.
+# The exports of the other packages.
 EXPORTED = {
     "client": """ApiError AsyncClient Attempt Audit Client Health InsecureToken Json Node Page
         Schedule ServerTimedOut ServerUnavailable Service Shard State Submitted Task Verdict
@@ -75,7 +75,7 @@ LAYERS = [
     "async_purgatory", "idle", "tickwheel", "testing", "pytest_plugin", "keyboard", "lab",
     "progress", "config", "__main__",
 ]  # fmt: skip
-# The packages inside it, and which of their neighbours they may import, beside the modules above.
+# The packages inside it, and which other packages they may import besides the modules above.
 PACKAGES = {
     "values": set(),
     "http": set(),
@@ -234,7 +234,7 @@ def copied_tree(tree):
 
 
 def installed_says(wheel, folder, code, **environment):
-    """What `code` prints in a fresh venv that holds nothing but the wheel file."""
+    """Return what `code` prints in a fresh venv that has only the wheel file."""
     venv = folder / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", venv)
     python = venv / "bin" / "python"

@@ -1,4 +1,4 @@
-"""What the pages on the service say is what it does: tables, names, and the code on them."""
+"""The pages on the service agree with the code: tables, names and examples."""
 
 import importlib
 import inspect

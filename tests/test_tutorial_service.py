@@ -36,7 +36,7 @@ def steps():
 
 
 def matches(shown, printed):
-    """Say whether the lines are those: … is anything, and on a line of its own any lines."""
+    """Return whether the output matches; … matches anything, and on its own line any lines."""
     pattern = ""
     for line in shown:
         if line.strip() == "…":

@@ -21,7 +21,7 @@ from tickwheel.values.task import (
 
 
 class ModelStore:
-    """What a store should hold and answer."""
+    """A model of a store: what it should contain and answer."""
 
     def __init__(self, shards):
         self.live = {}
@@ -177,7 +177,7 @@ class ModelStore:
         return True
 
     def running(self, shards, until_ms):
-        """What must be found; what was accepted is due when its lease ends."""
+        """Return the running tasks to find; an accepted task is due when its lease ends."""
         return [
             one._replace(due_at_ms=one.lease_until_ms) if one.id in self.accepted else one
             for one in self.live.values()
@@ -243,7 +243,7 @@ class ModelStore:
         return self.live[replay.new_id]
 
     def forget(self, task_id):
-        """What a prune does to one final task."""
+        """Remove one final task, as a prune does."""
         del self.final[task_id]
         self.log.pop(task_id, None)
 
@@ -291,5 +291,5 @@ class ModelStore:
 
 
 def due_of(task):
-    """What the wheel would hold of a task."""
+    """Return the part of a task that the wheel holds."""
     return Due(task.id, task.due_at_ms, task.service, task.priority, task.shard)

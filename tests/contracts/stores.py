@@ -1,4 +1,4 @@
-"""What the tests of stores stand on: the stores under test, and short words for their arguments."""
+"""Helpers for tests of stores: the stores under test, and short names for their arguments."""
 
 import contextlib
 import importlib
@@ -124,7 +124,7 @@ def now(store):
 
 
 def task(store, *, late=SECOND, shard=0, **fields):
-    """A new task, overdue by a second unless told otherwise (`late` is negative: due later)."""
+    """Return a new task, overdue by `late` milliseconds; due later if `late` is negative."""
     at = now(store)
     given = {
         "id": _ids.make(at, shard),
@@ -169,7 +169,7 @@ async def stored(store, *tasks):
     return answers
 
 
-# What an insert of the first version gave.
+# The fields that an insert of the first version had.
 FIRST_FIELDS = (
     "id", "service", "body", "key", "due_at_ms", "shard", "priority", "max_attempts", "timeout_ms",
     "deadline_at_ms", "created_at_ms", "updated_at_ms", "replay_of",
@@ -196,12 +196,12 @@ async def execute_sqlite(store, statement, values):
 
 
 def due_of(task):
-    """What the wheel would hold of a task."""
+    """Return the part of a task that the wheel holds."""
     return Due(task.id, task.due_at_ms, task.service, task.priority, task.shard)
 
 
 def wanted(task):
-    """What a claim says of a task that was loaded as it is."""
+    """Return the argument with which to claim a task."""
     return due_of(task)
 
 
@@ -261,7 +261,7 @@ def lease(task, until_ms):
 
 
 async def renewed(store, task, lease_ms):
-    """A running task, its lease renewed for so long, or ended so long ago."""
+    """Return a running task after its lease was renewed; a negative time ends the lease."""
     assert await store.renew([task.attempt_key], lease_ms) == [True]
     return await one(store, task.id)
 
@@ -332,7 +332,7 @@ def replay_of(store, given, *, late=SECOND, shard=1):
 
 
 def timing(schedule):
-    """What a node keeps of a schedule."""
+    """Return the part of a schedule that a node keeps."""
     return Timing(
         schedule.name, schedule.cron, schedule.interval_ms, schedule.tz, schedule.missed,
         schedule.fired_until_ms, schedule.created_at_ms, schedule.enabled,
@@ -348,7 +348,7 @@ class Fire(NamedTuple):
 
     @property
     def firing(self):
-        """What a store is given of it."""
+        """Return it in the form that a store takes."""
         start = None
         if self.task is not None:
             given = self.task

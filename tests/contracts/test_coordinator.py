@@ -24,7 +24,7 @@ TTL = 60.0  # no lease runs out while a test runs
 
 
 class Member:
-    """A coordinator that is stepped whenever it says that something changed, as a node does."""
+    """A coordinator that is stepped whenever it reports a change, as in a node."""
 
     def __init__(self, coordinator):
         self.coordinator = coordinator
@@ -239,7 +239,7 @@ class TestSeveral:
 
 
 class TestSoloWithoutALock:
-    """Nothing keeps a second one away: it must not go unnoticed, nor leave the shards to nobody."""
+    """Nothing prevents a second one: it must be noticed, and the shards must keep an owner."""
 
     @pytest.fixture
     def kind(self, request):

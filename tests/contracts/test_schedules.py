@@ -216,7 +216,7 @@ class TestSchedules:
         assert await fire(store, [again._replace(schedule=as_stored)]) == [True]
 
     async def test_one_that_knows_of_a_later_firing_than_there_was_loses(self, store):
-        """The schedule was made anew, or the database is an older copy."""
+        """The schedule was created again, or the database is an older copy."""
         first = schedule(store)
         await put(store, first)
         ahead = first._replace(fired_until_ms=first.fired_until_ms + 5)
@@ -259,7 +259,7 @@ class TestSchedules:
         assert await everything(store) == []
 
     async def test_a_task_has_what_the_schedule_says_when_it_fires(self, store):
-        """What was read of the schedule is only when it fires."""
+        """Only the firing times come from the schedule that was read before."""
         first = schedule(store, body=b"old")
         changed = first._replace(
             body=b"new", service="other", priority=3, max_attempts=7, timeout_ms=9

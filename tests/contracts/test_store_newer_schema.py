@@ -18,7 +18,7 @@ TABLES = """
 
 
 async def add_a_column_to_every_table(place, store):
-    """Do what a later version might, beside the store."""
+    """Change the schema as a later version might, while the store is open."""
     if place.kind == "postgres":
 
         async def work(connection):

@@ -99,7 +99,7 @@ def timeless_row(row):
 
 
 class Lives(RuleBasedStateMachine):
-    """A store and a model, told the same."""
+    """A store and a model that get the same calls."""
 
     def __init__(self, place, clock=None):
         super().__init__()

@@ -360,7 +360,7 @@ class TestExpire:
             assert final == given._replace(**same, updated_at_ms=final.updated_at_ms)
             assert await store.attempts(given.id) == []
         (again,) = await insert(store, task(store, key="k"))
-        assert again.key == "k"  # nobody has it any more
+        assert again.key == "k"  # no other task has it any more
 
     async def test_nothing_else_is(self, store, epochs):
         at = now(store)

@@ -38,7 +38,7 @@ def sized(store, *sizes, **fields):
 
 
 async def claimed(store, tasks, epochs, most_bytes):
-    """What a claim of these tasks gives: the numbers of those claimed, and of those left."""
+    """Claim these tasks; return the numbers of those claimed, and of those left."""
     numbers = {one.id: number for number, one in enumerate(tasks)}
     claims = await store.claim([due_of(one) for one in tasks], "n1", epochs, HOUR, most_bytes)
     assert (claims.later, claims.locked) == ([], ())
@@ -50,7 +50,7 @@ async def claimed(store, tasks, epochs, most_bytes):
 
 
 def counted_calls(store, monkeypatch, failing=None):
-    """The calls of a store to its database from now on, of which one may fail, by its number."""
+    """Record the calls of a store to its database; the call of this number fails."""
     access = "fetch" if hasattr(store, "fetch") else "_write"
     real, calls = getattr(store, access), []
 

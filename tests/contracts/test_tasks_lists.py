@@ -484,7 +484,7 @@ class TestReplay:
 
 
 async def tried(store, epochs, given, times, *, at_ms, **fields):
-    """A task that has had so many attempts, the last of which ended it then."""
+    """Return a task that has ended with its attempt number `times`."""
     await stored(store, given)
     for attempt in range(1, times + 1):
         (running,) = await claim(store, [given], epochs)

@@ -217,7 +217,7 @@ async def test_of_two_different_requests_of_one_name_one_is_stored(store, opened
 
 
 async def test_batches_with_the_same_names_in_other_orders_do_not_lock_each_other(store, opened):
-    """Those that meet may be told to come one by one; whatever is stored is stored once."""
+    """Batches that meet may be refused as a whole; each request is stored at most once."""
     other = await opened()
     names = [f"r{n}" for n in range(50)]
 

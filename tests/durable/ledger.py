@@ -267,6 +267,6 @@ def acknowledged(notes):
 
 
 def reason(log):
-    """Return the reason why an attempt was not the last, in a word or two."""
+    """Return why an attempt was not the last, in a word or two."""
     found = re.search(r"^lost|^timed out|not the first time", log.error or "")
     return found[0] if found else log.event

@@ -1,4 +1,4 @@
-"""What the tests of the store on PostgreSQL have in common."""
+"""Helpers for the tests of the store on PostgreSQL."""
 
 import asyncio
 import contextlib

@@ -20,7 +20,7 @@ START = 1_800_000_000.0  # a Friday in January 2027, 08:00 UTC
 START_MS = round(START * 1000)
 SHARDS = 4
 PATIENCE = 60  # seconds after which a test has hung
-MAX_TURNS = 100_000  # of the loop; if it is not idle by then, it never will be
+MAX_TURNS = 100_000  # of the loop, after which it should be idle
 SECOND, MINUTE, HOUR, DAY = 1, 60, 3_600, 86_400
 
 

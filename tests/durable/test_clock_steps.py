@@ -2,7 +2,7 @@
 
 A worker runs under libfaketime, which shows it another time of day while its monotonic clock goes
 on; a file says which. Times are chosen so that nothing but the steps brings most tasks due. After
-each step the test waits for what must have run by then, and never for a time.
+each step the test waits for the tasks that must have run, and never for a time.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What the pages on durable tasks say is what the code does: names, tables, tests."""
+"""The pages on durable tasks agree with the code: names, tables, tests."""
 
 import ast
 import asyncio

@@ -42,7 +42,7 @@ class Fault:
     """Something that can be broken and mended while a scheduler uses it."""
 
     url = ""
-    lossy = False  # an answer may be lost: what was refused may be stored all the same
+    lossy = False  # an answer may be lost: a refused task may be stored nevertheless
     turns = 3  # that one test breaks it
 
     def begin(self):
@@ -130,9 +130,9 @@ class Locked(FileFault):
 
 
 class ReadOnly(FileFault):
-    """Nobody can write to the files: not even root can write to an immutable file.
+    """The files are read-only: not even root can write to an immutable file.
 
-    The directory is immutable as well, so that SQLite cannot remove or create the log meanwhile.
+    The directory is immutable as well, so that SQLite can neither remove nor create the log.
     The shared memory stays writable: it is mapped, and a write that fails there is a SIGBUS.
     """
 
@@ -159,7 +159,7 @@ class ReadOnly(FileFault):
 
 
 class Moved(FileFault):
-    """Somebody has moved the files away: what is written into them, nobody will ever find."""
+    """The files were moved away: writes into them would be lost."""
 
     def begin(self):
         self._elsewhere = self.directory / "elsewhere"
@@ -255,7 +255,7 @@ async def ended(app, task):
 
 
 async def soon(call):
-    """What `call()` gives once the store is back."""
+    """Return the result of `call()` once the store is available again."""
     while True:
         try:
             return await call()
@@ -274,7 +274,7 @@ async def everything(app):
 
 
 class Said(logging.Handler):
-    """What the scheduler logs, and an event for one thing that it may say."""
+    """The log of the scheduler, and an event that is set when it contains `words`."""
 
     def __init__(self, words):
         super().__init__()
@@ -433,7 +433,7 @@ class TestStores:
 
 @contextlib.contextmanager
 def closed_to_all(path):
-    """A file or directory that nobody may write to; root needs more than its mode."""
+    """Make a file or directory read-only, for root as well."""
     mode = path.stat().st_mode
     path.chmod(mode & 0o555)
     if ROOT and subprocess.run(["chattr", "+i", path], capture_output=True, check=False).returncode:
@@ -673,7 +673,7 @@ def test_one_that_takes_its_process_with_it_is_retried_and_then_failed(tmp_path,
     found = tables.final[deadly]
     assert (found.state, found.attempt, found.failures) == ("failed", 2, 2)
     assert [one.event for one in tables.log[deadly]] == ["retry", "fail"]
-    # One that interrupts its program leaves time to write its end, perhaps.
+    # A task that interrupts its program may leave time to write its end.
     words = ("lost: ", "KeyboardInterrupt") if name == "interrupts" else "lost: "
     assert all(one.error.startswith(words) for one in tables.log[deadly])
     assert [tables.final[task_id].state for task_id in good] == ["finished"] * 3

@@ -31,7 +31,7 @@ def place(request, tmp_path):
 
 
 def rounds_of_killing(place, rounds, seed):
-    """Start a worker and kill it, so many times; then let all that is left run; the figures."""
+    """Kill a worker `rounds` times; then run the remaining tasks; return the figures."""
     url, options = place
     chance = random.Random(seed)
     ledger = Ledger()
@@ -47,7 +47,7 @@ def rounds_of_killing(place, rounds, seed):
 
 
 def kill_at_random(worker, ledger, chance, number):
-    """Mostly after so many notes; now and then while it starts, when there may be none."""
+    """Wait for a random number of notes, or sometimes for a moment while the worker starts."""
     if number % 4 == 3:
         time.sleep(chance.uniform(0, 0.4))
     else:

@@ -1,7 +1,7 @@
 """The life of a task, from top to bottom, with a process that is killed on the way.
 
-An order is to be closed in half an hour. The program that submits it is this one, which dispatches
-nothing; the programs that run it are children, of which the first does not live long.
+An order will be closed in half an hour. This program submits the task and dispatches nothing. Child
+processes run it; the first of them is killed.
 """
 
 import os
@@ -92,7 +92,7 @@ def test_the_life_of_a_task(tmp_path):
         assert (one.attempt, one.event, one.node) == (1, "retry", "first")
         assert "the shop does not answer" in one.error
 
-        # The second attempt is under way: a cancel comes too late, and says so.
+        # The second attempt is running: a cancel is too late.
         running = b.get(task.id)
         assert (running.state, running.attempt, running.node) == (State.RUNNING, 2, "first")
         assert b.cancel(task.id) == (task.id, False, State.RUNNING)
@@ -107,7 +107,7 @@ def test_the_life_of_a_task(tmp_path):
         assert second.stdout.readline() == "attempt 3\n"
         final = wait_for(lambda: b.get(task.id), lambda found: found.final)
 
-        # The function says that it will never work: the task is in the backlog, with its story.
+        # The function returns Fail: the task is in the backlog, with its attempts.
         assert (final.state, final.error) == (State.FAILED, "the order is unknown")
         assert (final.attempt, final.failures) == (3, 3)
         assert b.backlog(state="failed").items == [final]
@@ -119,7 +119,7 @@ def test_the_life_of_a_task(tmp_path):
         assert rows[0].ended_at <= rows[1].started_at <= rows[1].ended_at <= rows[2].started_at
         assert rows[2].epoch > rows[1].epoch
 
-        # The order is known by now. It is replayed: a new task, which finishes.
+        # The order is known now. The replay is a new task, which finishes.
         again = b.replay(task.id)
         assert (again.replay_of, again.key) == (task.id, "order:o-1")
         done = wait_for(lambda: b.get(again.id), lambda found: found.final)

@@ -14,7 +14,7 @@ from tickwheel.values.task import Event
 
 
 class Story:
-    """A scheduler's life by chance: everything that can happen, and a ledger of what was said."""
+    """A random life of a scheduler, with a ledger of its answers."""
 
     def __init__(self, stage, seed):
         self.stage = stage

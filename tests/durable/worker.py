@@ -1,8 +1,8 @@
-"""A worker: a scheduler in a process of its own, to be killed, stopped, starved and lied to.
+"""A worker: a scheduler in its own process, for tests that kill, stop or starve it.
 
 Run as a program, it starts a scheduler and obeys orders on its standard input, one JSON object per
-line; imported, it gives the other end, `Worker`. What happens is written to a pipe at once, in
-notes of less than 4,096 bytes, each with one call: a killed process leaves whole notes or none.
+line; imported, it has the other end, `Worker`. Each event is written to a pipe at once, as a note
+of less than 4,096 bytes, with one call: a killed process leaves no partial note.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ def note(word, task_id="", **more):
 
 
 def begun():
-    """A run of a task begins: say so before it does anything."""
+    """Note that a run of a task begins, before it does anything."""
     from tickwheel.durable import current_task
 
     task = current_task()
@@ -167,11 +167,11 @@ def done(task):
 class Program:
     """The child's end.
 
-    - `lease`: how long an attempt is a process's own, instead of 30 seconds.
+    - `lease`: how long an attempt's lease lasts, instead of 30 seconds.
     - `dispatch`, `node`: as in `Scheduler`. `driver`: SQLite's.
     - `ttl`: how long the PostgreSQL coordinator's lease lasts.
     - `max_attempts`, `timeout`: of every function.
-    - `constants`: other values, by module and name. `user`: the number of whom it runs as.
+    - `constants`: other values, by module and name. `user`: the id of the user that it runs as.
     """
 
     def __init__(self, url, *, lease=1.0, driver=None, ttl=None, timeout=0.1,
@@ -228,7 +228,7 @@ class Program:
         return task
 
     async def do_stats(self):
-        """What the scheduler says of itself, and the time by its wall clock."""
+        """Return the scheduler's figures, and the time by its wall clock."""
         stats = await self._app.stats()
         return {"owned": stats["owned"], "held": stats["held"], "wall": time.time()}
 
@@ -297,7 +297,7 @@ class Program:
         delay = chance.uniform(0, 0.4)
         note("moving", task_id)
         verdict = await self._app.reschedule(task_id, delay=delay)
-        # Reckoned before the call: the due time that was stored is no earlier.
+        # Computed before the call: the stored due time is not earlier.
         note("moved", task_id, won=verdict.won, due_at_ms=int(now + delay * 1000))
         if verdict.won:
             ids.append(task_id)

@@ -1,6 +1,6 @@
 """Random faults: cancelled requests, timeouts and failing servers, drawn from a seed.
 
-Whatever happens, each request ends, and the pool's counts stay consistent.
+Each request ends, and the pool's counts stay consistent.
 """
 
 import asyncio

@@ -343,7 +343,7 @@ def pause_amid_claim(url, server, name):
 
 
 def hold_calls(server, receiver):
-    """Start calls from this server on reused connections, and hold them; return their ids."""
+    """Start calls of this server on reused connections, and hold them; return their ids."""
     receiver.wait(lambda: receiver.held == 0)
     endpoint = receiver.watch("/held", working(0.05))
     server.service("held", endpoint, **SERVICE | {"timeout": 4})

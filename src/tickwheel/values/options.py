@@ -119,11 +119,10 @@ def task_fields(
     return TaskFields(key, due_at_ms, priority, attempts, timeout_ms, deadline_at_ms, tags_text)
 
 
-def checked_on_conflict(on_conflict: str) -> str:
-    """Return what to do when a key is taken; raise for another word."""
+def check_on_conflict(on_conflict: str) -> None:
+    """Raise unless `on_conflict` says what to do when a key is taken."""
     if on_conflict not in ON_CONFLICT:
         raise ValueError(f"on_conflict must be one of {ON_CONFLICT}, got {on_conflict!r:.100}")
-    return on_conflict
 
 
 def bounded_timeout_ms(timeout: float | timedelta, service: Service) -> int:

@@ -36,7 +36,7 @@ class Place:
         return buffer
 
     def stored(self, name="default"):
-        """What is stored under this name, by whomever: pairs of expiry and item."""
+        """Return all that is stored under this name, as pairs of expiry and item."""
         with self.buffer(name) as stranger:
             found = [(row.key.expiry, decode(row.item)) for row in stranger._rows_of_others()]
         return sorted(found, key=lambda pair: (pair[0], repr(pair[1])))

@@ -375,7 +375,7 @@ class TestRestore:
         back = wheel.advance(700)
         assert back == sorted(back)
         assert len(back) == len(set(back))
-        # What was on the dead wheel's levels went with it once its restore was done, not before.
+        # Entries on the levels of the dead wheel are lost once its restore is done, not before.
         done = (chunk, when) == (3, "after")
         assert set("abcdefgh") - set(back) == (fits if done else set())
 

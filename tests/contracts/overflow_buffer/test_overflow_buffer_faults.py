@@ -215,11 +215,11 @@ class TestAnswersThatAreLost:
         lossy = Lossy(buffer, done)
         lossy.wheel = core.Wheel(sizes=(8, 8, 8), overflow=buffer)
         lossy.entries = lossy.wheel.schedule_many([600, 601, 650], "abc")
-        lossy.all = buffer._tries  # so many losses in a row are an error
+        lossy.all = buffer._tries  # this number of losses in a row is an error
         return lossy
 
     def check(self, durable, lossy, expected):
-        """What is stored, kept and fired is exactly this."""
+        """Check that exactly this is stored, kept and fired."""
         lossy.left = 0
         lossy.wheel.schedule(2000, "later").cancel()
         assert durable.stored() == expected
@@ -234,7 +234,7 @@ class TestAnswersThatAreLost:
     @on_cores("durable", *DURABLE)
     def test_one_is_made_good_in_silence(self, durable, lossy):
         a, b, _ = lossy.entries
-        one = lossy.all - 1  # none for a file, which has no connection to make anew
+        one = lossy.all - 1  # 0 for a file, which has no connection to open again
         lossy.left = one
         lossy.wheel.schedule(700, "d")
         lossy.left = one

@@ -79,7 +79,7 @@ class Cluster:
         )
 
     async def lapse(self, name):
-        """Let a node's lease run out: it is not renewed for so long, by the clock of the others."""
+        """Let a node's lease expire, by the clock of the others."""
         await self.store.fetch("UPDATE node SET lease_until_ms = 1 WHERE name = $1", name)
         for _ in range(4):
             await self.settle()
@@ -402,7 +402,7 @@ class TestASession:
     async def test_of_another_is_not_missed_by_one_that_has_just_lost_its_own(
         self, join, monkeypatch
     ):
-        """The server was started again, and nobody has a session yet."""
+        """The server was restarted, and no process has a session yet."""
         monkeypatch.setattr(postgres, "STABLE_SECONDS", 3600)
         (first, its), (second, store) = await join("a"), await join("b")
         await until(lambda: len(first.owned) == len(second.owned) == SHARDS // 2)

@@ -408,7 +408,7 @@ async def no_refresh():
 
 
 class TestGone:
-    """A service whose answer says that it no longer exists."""
+    """A service that answers 410 Gone."""
 
     async def test_a_gone_service_is_disabled_everywhere_and_its_tasks_wait(self, stage):
         (app, callee), (other, _) = calling(stage, GONE), calling(stage, dispatch=False)

@@ -146,7 +146,7 @@ RELEASE = """
     )
     SELECT pg_notify($3, '')
 """
-# A shard must have the epoch that it had when it was free: nobody has owned it since.
+# A shard must still have the epoch that it had when it was free: no node has owned it since.
 TAKE = f"""
     WITH {_MOMENT}, here AS MATERIALIZED (
         SELECT name FROM node

@@ -15,7 +15,7 @@ from tickwheel.durable.batching.capacity import Capacity
 from tickwheel.durable.batching.contention import LockedQueue
 from tickwheel.durable.permits.share import Share
 from tickwheel.errors import KeyReused, KeyTaken, Locked, TaskGone
-from tickwheel.values.options import checked_on_conflict, task_fields
+from tickwheel.values.options import check_on_conflict, task_fields
 from tickwheel.values.task import (
     Due,
     Idempotency,
@@ -100,7 +100,7 @@ class Submit:
         now = self._store.latest_ms()
         now_ms = int(now)
         given = task_fields(service, now, **options)
-        checked_on_conflict(on_conflict)
+        check_on_conflict(on_conflict)
         if len(body) > self._max_body:
             raise ValueError(f"a payload may have {self._max_body} bytes, this one has {len(body)}")
         soon = given.due_at_ms <= now + self._horizon.length_ms

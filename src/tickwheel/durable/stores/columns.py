@@ -29,22 +29,22 @@ REPLAYED = [column_of(field) for field in FIELDS if field.replayed]
 FIRED = [column_of(field) for field in FIELDS if field.fired]
 
 
-def listed(columns: Iterable[str], table: str = "", **values: str) -> str:
+def column_list(columns: Iterable[str], table: str = "", **values: str) -> str:
     """Return columns as a statement lists them: "t.id, t.service".
 
-    `values` take the place of columns: `listed(KEPT, "t", state="'failed'")`.
+    `values` take the place of columns: `column_list(KEPT, "t", state="'failed'")`.
     """
     prefix = f"{table}." if table else ""
     return ", ".join(values.get(name, f"{prefix}{name}") for name in columns)
 
 
-def given(copied: Container[str], table: str, **values: str) -> str:
+def insert_values(copied: Container[str], table: str, **values: str) -> str:
     """Return what an insert gives: values, columns copied from a table, and NULL for the rest."""
     rest = {name: "NULL" for name in GIVEN if name not in copied}
-    return listed(GIVEN, table, **(rest | values))
+    return column_list(GIVEN, table, **(rest | values))
 
 
-def final(null: str = "NULL") -> str:
+def final_columns(null: str = "NULL") -> str:
     """Return the columns of a final task in the order of all fields; `null` may name the type."""
     return ", ".join(
         column_of(field) if field.final else null.format(name=field.name, kind=field.kind)

@@ -1,4 +1,4 @@
-"""What the SQL stores have in common: rows become tasks, pages are merged, batches are split.
+"""Helpers of both SQL stores: rows become tasks, pages are merged, batches are split.
 
 Pure: no connection, no statement.
 """

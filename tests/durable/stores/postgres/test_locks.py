@@ -121,7 +121,7 @@ ENDED_BY_AN_OLD_NODE = {
 
 
 class TestANodeOfTheVersionBefore:
-    """It knows nothing of accepted tasks. What it ends leaves a row behind."""
+    """An older node does not know accepted tasks: each that it ends leaves a row behind."""
 
     @pytest.mark.parametrize("how", ENDED_BY_AN_OLD_NODE)
     async def test_what_it_ended_is_not_found_and_forgotten_in_time(self, store, user, epochs, how):

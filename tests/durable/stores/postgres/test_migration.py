@@ -1,4 +1,4 @@
-"""Migrations on PostgreSQL: one process at a time, and in nobody's way."""
+"""Migrations on PostgreSQL: one process at a time, and the others go on working."""
 
 import asyncio
 import contextlib

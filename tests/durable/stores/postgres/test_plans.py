@@ -380,7 +380,7 @@ class TestPlans:
 
 @contextlib.asynccontextmanager
 async def in_one(connection):
-    """What is done in it is one transaction."""
+    """A transaction for all statements inside."""
     await connection.execute("BEGIN")
     yield
     await connection.execute("COMMIT")
@@ -425,7 +425,7 @@ DAYS = "extract(epoch FROM now()) * 1000 + 86400000 * 3 + n"
 
 
 async def fill(user, rows, *, due=DAYS, shards=SHARDS):
-    """Tasks of five services, all due in some days unless told, and as many that have ended."""
+    """Insert tasks of five services, by default due in some days, and as many final tasks."""
     await user.execute(
         f"""
         INSERT INTO task (id, due_at_ms, created_at_ms, updated_at_ms, shard, priority,

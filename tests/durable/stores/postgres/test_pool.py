@@ -230,7 +230,7 @@ async def in_transaction(connection):
 
 
 class TestAServer:
-    """One that dies, stands still, and comes back."""
+    """A server that dies, hangs, and comes back."""
 
     async def test_that_was_killed_fails_calls_and_works_again(self, server):
         async with opened(server.url) as store:

@@ -142,7 +142,7 @@ class TestServicesDue:
 
 class TestDue:
     async def test_many_shards_are_merged_by_due_time_then_id(self, postgres_url):
-        """More than are merged at once, and not a whole number of times so many."""
+        """More shards than one statement merges, and not a multiple of that number."""
         count = 2 * sql.MERGED + 3
         async with opened(postgres_url, shards=count) as store:
             at = int(store.now_ms())
@@ -168,7 +168,7 @@ class TestDue:
 class TestStatements:
     @pytest.fixture
     def said(self, monkeypatch):
-        """What the store asks of the server."""
+        """Record the statements that the store sends to the server."""
         said = []
         for name in ("fetch", "execute", "copy_records_to_table"):
             real = getattr(asyncpg.Connection, name)

@@ -4,7 +4,7 @@ import asyncio
 
 from tickwheel.durable.stores.sqlite.connection import DRIVERS
 
-# A program that opens the store as `store`; what it is to do follows, in `main`.
+# A program that opens the store as `store`; its `main` follows.
 PROGRAM = """
 import asyncio, os, signal, sys
 signal.alarm(50)  # never longer than the test
@@ -18,7 +18,7 @@ def said(*words):
 
 
 async def ended_well(process, given=""):
-    """What a child printed; it must have ended well."""
+    """Return the lines that a child printed; it must exit with 0 and no error output."""
     said, complaint = await asyncio.to_thread(process.communicate, given, 50)
     assert (process.returncode, complaint) == (0, "")
     return said.splitlines()

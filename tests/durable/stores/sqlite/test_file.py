@@ -1,7 +1,7 @@
 """A SQLite file that is restored, replaced, damaged or read-only while processes have it open.
 
-The process that dispatches says so, and goes on by itself as soon as the file can be used. All of
-this happens to workers in processes of their own: two SQLites in one process are blind to locks.
+The dispatching process logs it, and goes on as soon as the file can be used. Each worker runs in
+its own process: two SQLite libraries in one process do not see each other's locks.
 """
 
 import contextlib
@@ -302,7 +302,7 @@ class TestLockRemoved:
         first.stop()
 
     def test_one_that_stands_by_waits_for_the_lock_that_has_the_name(self, path, start):
-        """It waited for the file that was removed, which nobody has locked any more."""
+        """It waited for a lock on the removed file, which no process holds any more."""
         first, second = start(), start(dispatches=False)
         path.with_name("tasks.db-lock").unlink()
         wait_until(lambda: "tasks.db-lock was removed" in first.said(), "the first has noticed")

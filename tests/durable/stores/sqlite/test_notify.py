@@ -51,7 +51,7 @@ asyncio.run(main())
         await store.notifications.notify_due([0])
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left_behind:
             left_behind.bind(address_for(store.path))
-        # A killed receiver leaves a socket file behind that nobody answers.
+        # A killed receiver leaves a socket file on which no process listens.
         await store.notifications.notify_due([0])
 
     async def test_what_a_killed_listener_left_behind_is_in_nobodys_way(self, store, child):

@@ -102,7 +102,7 @@ class TestPlans:
 
     @pytest.mark.parametrize("seen", [True, False], ids=["analyzed", "not analyzed"])
     async def test_what_runs_is_found_by_its_lease(self, store, seen):
-        """What waits for feedback for days is not come by."""
+        """The scan does not read tasks that wait for feedback for days."""
         epochs = await store.take(ALL, "n1")
         running = await run(store, epochs, *[task(store) for _ in range(300)])
         await store.accept([lease(one, now(store) + HOUR) for one in running])

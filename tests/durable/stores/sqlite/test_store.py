@@ -109,7 +109,7 @@ asyncio.run(main())
 
 
 class TestADeadOwner:
-    """Whoever has the file's lock knows that the last owner has ended."""
+    """A process that holds the file's lock knows that the last owner has ended."""
 
     async def test_its_leases_end_when_its_shards_are_taken(self, store):
         epochs = await store.take(ALL, "n1")
@@ -149,7 +149,7 @@ class TestADeadOwner:
 
 class TestAPage:
     async def test_rows_beyond_it_are_never_read(self, store):
-        """Those of this statement have no end."""
+        """This statement has infinitely many rows."""
         endless = (
             "WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
         )
@@ -163,7 +163,7 @@ class TestAPage:
     @pytest.mark.parametrize("key", [None, "k"])
     @pytest.mark.parametrize("table", sorted(sql.COLUMNS))
     async def test_ids_alone_are_sorted_or_passed_over(self, store, table, key):
-        """What a row holds is read last, by its id: of those that match, one after the other."""
+        """The columns of a row are read last, by its id, and only of rows that match."""
         where, values = sql.matching(Filter(key=key, service="mail"), 0)
         statement = sql.find(table, where, by_key=key is not None)
         values |= {"cursor": "g", "scan": 10, "limit": 10}

@@ -74,7 +74,7 @@ class Witness:
         self.commits_heard += 1
 
     def add(self, rank, text):
-        """A job that writes a word and answers with it."""
+        """Return a job that inserts `text` and returns it."""
 
         def work(connection):
             connection.run("INSERT INTO word VALUES (?)", (text,))
@@ -92,7 +92,7 @@ class Witness:
         )
 
     async def held(self):
-        """The writer at work, until the gate is opened; what is written meanwhile waits."""
+        """Keep the writer busy until the gate is opened; later writes wait."""
         gate = Gate()
         job = self.writer.write(Rank.CLAIM, gate)
         await gate.entered()

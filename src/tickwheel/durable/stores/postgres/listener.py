@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tickwheel")
 
-HEARTBEAT_SECONDS = 5.0  # a connection that was cut silently is noticed by then
+HEARTBEAT_SECONDS = 5.0  # after which a connection that was cut silently is noticed
 ANSWER_SECONDS = 5.0
 FIRST_PAUSE = 0.1
 LAST_PAUSE = 5.0
@@ -71,7 +71,7 @@ class Listener:
         return self.holds(key)
 
     def holds(self, key: int) -> bool:
-        """Say whether a lock is held, as of the last look at the connection."""
+        """Return whether a lock was held when the connection was last checked."""
         return key in self._held
 
     def let_go(self, key: int) -> None:
@@ -80,7 +80,7 @@ class Listener:
         self._wake.set()
 
     def stable_for(self, seconds: float) -> bool:
-        """Say whether there is a connection, and none was lost in the last `seconds`."""
+        """Return whether it is connected, and has been without a break for `seconds`."""
         now = asyncio.get_running_loop().time()
         return self._connected and (self._lost_at is None or now - self._lost_at >= seconds)
 

@@ -4,7 +4,7 @@
   snapshot.
 - A session that waits for a table blocks all sessions after it. So a migration waits for a table
   only for a moment; then it is rolled back, and retried after a pause.
-- An index is built CONCURRENTLY, which may wait as long as it takes and blocks nobody. If its
+- An index is built CONCURRENTLY, which may wait for long and blocks no session. If its
   process dies, it leaves an invalid index, which the next try drops.
 """
 

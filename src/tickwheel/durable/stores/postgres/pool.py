@@ -44,7 +44,7 @@ PAUSE_SECONDS = 0.005  # before the second try, on average; doubled for each fur
 LOCK_MS = 2_000
 
 SETTINGS = {
-    # A statement reads a row again that changed meanwhile: all statements rely on that.
+    # A statement reads a row again that has changed since its snapshot: all statements rely on that.
     "default_transaction_isolation": "read committed",
     "lock_timeout": str(LOCK_MS),
     # A process that hangs must not keep rows locked that another waits for.
@@ -195,7 +195,7 @@ class Pool:
                 self._put_back(connection, fit=not (error.sqlstate or "").startswith(WORLD_ENDS))
                 raise
             except BaseException:
-                connection.terminate()  # nobody waits for its statement
+                connection.terminate()  # no caller waits for its statement
                 raise
             self._put_back(connection, fit=True)
             return answer

@@ -73,7 +73,7 @@ _FIRED = (
     "text", "text", "bigint", "text", "text", "bigint", "bigint", "bigint", "uuid", "bigint",
     "integer", "bigint", "text",
 )  # fmt: skip
-_STARTED = columns.given(
+_STARTED = columns.insert_values(
     columns.FIRED, "t", id="t.id", key="t.key", due_at_ms="t.due_at_ms", shard="t.shard",
     created_at_ms="t.at_ms", updated_at_ms="t.at_ms",
 )  # fmt: skip
@@ -87,7 +87,7 @@ FIRE = f"""
         SELECT s.ctid AS place, {_COLUMNS} FROM schedule s
         WHERE s.name = ANY ($1::text[]) AND s.enabled ORDER BY s.name FOR UPDATE
     ), judged AS MATERIALIZED (
-        SELECT f.*, o.place, {columns.listed(columns.FIRED, "o")},
+        SELECT f.*, o.place, {columns.column_list(columns.FIRED, "o")},
             CASE WHEN f.id IS NULL THEN 0 ELSE coalesce(octet_length(o.payload), 0) END AS bytes
         FROM firing f
         LEFT JOIN open o ON o.name = f.name AND o.fired_until_ms < f.until_ms
@@ -212,9 +212,9 @@ async def cancel_pending(connection: Connection, name: str) -> None:
 
 
 async def fire(connection: Connection, firings: Sequence[Firing]) -> list[Fired]:
-    """Insert each firing's task, unless its timing has changed or fired since; who won.
+    """Insert each firing's task, unless its timing has changed or fired since; return who won.
 
-    Those of a schedule that are no later than one before them have lost already.
+    Of one schedule, a firing that is not later than an earlier one of the list has lost already.
     """
     places = later_each_time(firings)
     columns = zip(*(firing_columns(firings[at]) for at in places), strict=True)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from tickwheel.durable.store import ERROR_WEIGHT, STATEMENT_BYTES, SWEPT
 from tickwheel.durable.stores import columns
-from tickwheel.durable.stores.columns import KINDS, listed, replacements
+from tickwheel.durable.stores.columns import KINDS, column_list, replacements
 
-LIVE = listed(columns.LIVE)
-FINAL = columns.final("NULL::{kind} AS {name}")
+LIVE = column_list(columns.LIVE)
+FINAL = columns.final_columns("NULL::{kind} AS {name}")
 # An accept sets lease and due time of a task to the same moment; no other task has them equal.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
 # The due time before the accept; without that row, at the latest the time of the claim.
@@ -26,10 +26,10 @@ _DUE_AT = f"""CASE WHEN {_ACCEPTED} THEN coalesce(
             (SELECT a.due_at_ms FROM accepted a WHERE a.task_id = t.id AND a.attempt = t.attempt),
             least(t.due_at_ms, t.started_at_ms)
         ) ELSE t.due_at_ms END"""
-GIVEN = listed(columns.GIVEN)
-_KEPT = listed(columns.KEPT)
-SHOWN = listed(columns.LIVE, "t", due_at_ms=f"{_DUE_AT} AS due_at_ms")
-_BODILESS = listed(columns.LIVE, "t", payload="''::bytea AS payload")
+GIVEN = column_list(columns.GIVEN)
+_KEPT = column_list(columns.KEPT)
+SHOWN = column_list(columns.LIVE, "t", due_at_ms=f"{_DUE_AT} AS due_at_ms")
+_BODILESS = column_list(columns.LIVE, "t", payload="''::bytea AS payload")
 TABLES = {"task": f"(SELECT {SHOWN} FROM task t)", "backlog": "backlog"}
 COLUMNS = {"task": LIVE, "backlog": FINAL}
 BYTES = {
@@ -55,7 +55,7 @@ def by_key(key: str, service: str) -> str:
     return f"t.key = {key} AND (t.key, t.service) BETWEEN {pair} AND {pair}"
 
 
-def given(first: int) -> str:
+def insert_values(first: int) -> str:
     """Return the rows to insert as `g`, from the parameters starting at `first`."""
     arrays = ", ".join(f"${at}::{KINDS[name]}[]" for at, name in enumerate(columns.GIVEN, first))
     return f"unnest({arrays}) AS g ({GIVEN})"
@@ -116,7 +116,7 @@ REPLACE_KEYED = f"""
     )
     UPDATE task t SET {replacements("h")}, failures = 0, error = NULL
     FROM holder h WHERE t.ctid = h.place
-    RETURNING {listed(columns.LIVE, "t")}
+    RETURNING {column_list(columns.LIVE, "t")}
 """
 HOLDERS = f"""
     SELECT t.* FROM unnest($1::text[], $2::text[]) AS g (key, service)
@@ -124,7 +124,7 @@ HOLDERS = f"""
         SELECT {SHOWN} FROM task t WHERE {by_key("g.key", "g.service")} LIMIT 1
     ) t
 """
-# Of two transactions with one name, the second waits here until the first commits.
+# If two transactions have the same name, the second waits here until the first commits.
 USE = f"""
     WITH {_MOMENT}
     INSERT INTO idempotency (caller, key, digest, task_id, used_at_ms)
@@ -214,7 +214,7 @@ CLAIM = f"""
             epoch = f.epoch, started_at_ms = f.now_ms, updated_at_ms = f.now_ms,
             lease_until_ms = f.now_ms + $8::bigint
         FROM free f WHERE t.ctid = f.place AND f.fits
-        RETURNING {listed(columns.LIVE, "t")}
+        RETURNING {column_list(columns.LIVE, "t")}
     )
     SELECT m.exact_ms, (SELECT min(number) FROM free WHERE NOT fits) AS first_left, c.*
     FROM moment m LEFT JOIN claimed c ON true
@@ -246,7 +246,7 @@ _ENDINGS = f"""
         FOR UPDATE SKIP LOCKED
     ) t
 """
-_ENDED = listed(
+_ENDED = column_list(
     columns.KEPT, "t", state="e.state", due_at_ms="e.was_due_at_ms AS due_at_ms",
     failures="e.failures", updated_at_ms="e.at_ms AS updated_at_ms", error="e.error",
 )  # fmt: skip
@@ -469,7 +469,7 @@ def cancelling(where: str | None, ids: str, schema: str = "") -> tuple[str, str]
             {_fitting(f"{STATEMENT_BYTES}", _free(where, ids, f"{schema}task"))}
         ), gone AS (
             DELETE FROM {schema}task t USING free f WHERE t.ctid = f.place AND f.fits
-            RETURNING {listed(columns.KEPT, "t", state="'cancelled'", updated_at_ms=_NOW)}
+            RETURNING {column_list(columns.KEPT, "t", state="'cancelled'", updated_at_ms=_NOW)}
         )"""
     return ctes, f"INSERT INTO {schema}backlog AS t ({_KEPT}) SELECT * FROM gone"
 
@@ -516,7 +516,7 @@ EXPIRE = f"""
         {_fitting("$3::bigint", _LATE)}
     ), gone AS (
         DELETE FROM task t USING late l WHERE t.ctid = l.place AND l.fits
-        RETURNING {listed(columns.KEPT, "t", state="'failed'", updated_at_ms=_NOW, error=_EXPIRY)}
+        RETURNING {column_list(columns.KEPT, "t", state="'failed'", updated_at_ms=_NOW, error=_EXPIRY)}
     )
     INSERT INTO backlog ({_KEPT}) SELECT * FROM gone
     RETURNING id, due_at_ms, service, priority, shard
@@ -542,13 +542,13 @@ ATTEMPTS = f"""
     ) page
     WHERE filled * {ERROR_WEIGHT} < $4::bigint ORDER BY attempt
 """
-_REPLAYED = columns.given(
+_REPLAYED = columns.insert_values(
     columns.REPLAYED, "o", id="o.new_id", due_at_ms="o.due_at_ms", shard="o.shard",
     created_at_ms=_NOW, updated_at_ms=_NOW, replay_of="o.id",
 )  # fmt: skip
 REPLAY = f"""
     WITH {_MOMENT}, old AS MATERIALIZED (
-        SELECT b.id, r.new_id, r.due_at_ms, r.shard, {listed(columns.REPLAYED, "b")}
+        SELECT b.id, r.new_id, r.due_at_ms, r.shard, {column_list(columns.REPLAYED, "b")}
         FROM unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[])
             AS r (id, new_id, shard, due_at_ms)
         CROSS JOIN LATERAL (
@@ -610,7 +610,7 @@ GIVE_UP = """
     UPDATE shard s SET owner = NULL FROM given_up g WHERE s.shard = g.shard
 """
 
-MANY = 100_000  # a count ends here; from there on it is the planner's estimate
+MANY = 100_000  # the highest exact count; above it, the count is the planner's estimate
 COUNTS = f"""
     SELECT live.n, final.n,
         (SELECT reltuples::bigint FROM pg_class WHERE oid = 'task'::regclass),

@@ -1,7 +1,7 @@
 """How a node takes shards over from a process that hangs in the middle of a transaction.
 
-Such a process keeps rows of shards locked until it continues. Not every such wait has a timeout in
-the server: amid a COPY and between Parse and Bind there is none. So the node that takes over ends
+Such a process keeps rows of shards locked until it continues. The server has no timeout for every
+such wait: a session may hang in a COPY, or between Parse and Bind. So the node that takes over ends
 the sessions that block it.
 """
 

@@ -3,7 +3,7 @@
 - A submitted task exists once that transaction commits. A hash chooses its shard, and no shard row
   is locked, so the transaction may stay open for long. It holds only the task's key and idempotency
   key, if it has them.
-- A cancelled or rescheduled task is locked until then: nobody claims it.
+- A cancelled or rescheduled task is locked until then: no node claims it.
 - A change is a generator of statements; each one is answered with its first row. `within` and
   `within_now` execute them, on any kind of connection.
 - A statement names the schema of its table, since the connection has the user's search_path. Errors
@@ -57,8 +57,8 @@ _IDS = {
     for name, kind in columns.KINDS.items()
     if kind == "uuid"
 }
-RETURNED = columns.listed(columns.LIVE, **_IDS)
-FINAL_RETURNED = columns.listed(sql.FINAL.split(", "), **_IDS)
+RETURNED = columns.column_list(columns.LIVE, **_IDS)
+FINAL_RETURNED = columns.column_list(sql.FINAL.split(", "), **_IDS)
 # now() is the time of the transaction; without one, each statement has its own.
 BEGAN = "SELECT extract(epoch FROM now())::text AS began"
 USE = """
@@ -113,13 +113,13 @@ BY_KEY = f"""
 """  # noqa: S608
 _HOLDER = sql.by_key("(SELECT key FROM given)", "(SELECT service FROM given)")
 # Not DO UPDATE … WHERE: that locks the holder of the key also where it leaves it as it is, and the
-# end of a running one could not be written before the user's transaction ends. One that is being
-# claimed at this very moment is locked all the same: then its own end waits, and no other.
+# end of a running task could not be written before the user's transaction ends. A task that is being
+# claimed at this moment is locked nevertheless: then its own end waits, and no other.
 REPLACE = f"""
     UPDATE {{table}} t SET {columns.replacements("g")}, failures = 0, error = NULL
     FROM given g
     WHERE {_HOLDER} AND t.state = 'delay' AND NOT EXISTS (SELECT 1 FROM stored)
-    RETURNING {columns.listed(columns.LIVE, "t")}
+    RETURNING {columns.column_list(columns.LIVE, "t")}
 """  # noqa: S608
 
 
@@ -149,7 +149,7 @@ def insert_statement(
         return f"{insert} RETURNING true AS stored, {RETURNED}", values
     replaced = f", replaced AS ({REPLACE.format(table=table)})" if replaces else ""
     others = "UNION ALL SELECT * FROM replaced" if replaces else ""
-    # One that was unclaimed a moment ago, and could not be replaced: the next look tells.
+    # A holder that was claimed since the snapshot cannot be replaced: the next statement reads it.
     keeps = " AND t.state <> 'delay'" if replaces else ""
     statement = f"""
         WITH given ({sql.GIVEN}) AS (SELECT {marks}), stored AS (

@@ -69,7 +69,7 @@ VALUES = re.compile(r"(\(\?(?:,\?)*\))")
 
 
 class Connection(Protocol):
-    """What a store needs of a connection; outside transactions unless one is begun."""
+    """The methods of a connection that a store uses; it is in no transaction unless one is begun."""
 
     def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
         """Execute one statement and return its rows."""

@@ -125,7 +125,7 @@ class WakeSocket:
         self._sender = None
 
     def _has_address(self) -> bool:
-        """Say whether the address is that of our socket, not of the next receiver's."""
+        """Return whether the address belongs to our socket, not to that of the next receiver."""
         try:
             return Path(self._address).stat().st_ino == self._inode
         except OSError:

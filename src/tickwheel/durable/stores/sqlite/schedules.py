@@ -63,7 +63,7 @@ FIRE = """
             (:cron, :interval_ms, :tz, :missed, :created_at_ms)
     RETURNING service, priority, length(payload)
 """
-_STARTED = columns.given(
+_STARTED = columns.insert_values(
     columns.FIRED, "schedule", id=":id", key=":key", due_at_ms=":due_at_ms", shard=":shard",
     created_at_ms=":at_ms", updated_at_ms=":at_ms",
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.stores import columns
-from tickwheel.durable.stores.columns import given, listed, replacements
+from tickwheel.durable.stores.columns import column_list, insert_values, replacements
 from tickwheel.durable.stores.rows import namespace_range
 from tickwheel.values.task import State
 
@@ -17,19 +17,19 @@ PRAGMAS = [
     "PRAGMA temp_store = MEMORY",
 ]
 
-LIVE = listed(columns.LIVE)
-_KEPT = listed(columns.KEPT)  # by a final task
-FINAL = columns.final()
+LIVE = column_list(columns.LIVE)
+_KEPT = column_list(columns.KEPT)  # by a final task
+FINAL = columns.final_columns()
 _LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
 # An accept sets lease and due time of a task to the same moment; no other task has them equal.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
 _DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_at_ms)"
-SHOWN = listed(columns.LIVE, "t", due_at_ms=_DUE_AT)
+SHOWN = column_list(columns.LIVE, "t", due_at_ms=_DUE_AT)
 COLUMNS = {"task": SHOWN, "backlog": FINAL}
 IDS = "id IN (SELECT value FROM json_each(:ids))"
 _AS_DUE = "id, due_at_ms, service, priority, shard"
 # A later version may have added columns, so every insert and select names its columns.
-GIVEN = listed(columns.GIVEN)
+GIVEN = column_list(columns.GIVEN)
 _MARKS = ",".join("?" for _ in columns.GIVEN)
 
 SCRATCH = [
@@ -135,7 +135,7 @@ WINNERS = """
     FROM temp.ending e CROSS JOIN task t ON t.id = e.id
 """
 KEEP_FIRST = "DELETE FROM temp.ending WHERE number >= ?"
-_ENDED = listed(
+_ENDED = column_list(
     columns.KEPT, "t", state="e.state", due_at_ms=_DUE_AT, failures="e.failures",
     updated_at_ms="e.at_ms", error="e.error",
 )  # fmt: skip
@@ -190,13 +190,13 @@ ACCEPT = f"""
     RETURNING id, attempt, epoch
 """
 # By lease: the plus keeps the planner from using the shards, which all belong to one node.
-_BODILESS = listed(columns.LIVE, payload="x'' AS payload")
+_BODILESS = column_list(columns.LIVE, payload="x'' AS payload")
 RUNNING = f"""
     SELECT {_BODILESS} FROM task
     WHERE state = 'running' AND lease_until_ms <= :until
         AND +shard IN (SELECT value FROM json_each(:shards))
 """
-# Whatever their leases: the clock may have been set back since.
+# Leases do not count: the clock may have been set back since.
 RUNNING_HERE = f"""
     SELECT {_BODILESS} FROM task
     WHERE state = 'running' AND lease_until_ms <> due_at_ms
@@ -209,7 +209,7 @@ RUNNING_BY_ID = f"""
 
 CANCEL = f"""
     INSERT INTO backlog ({_KEPT})
-    SELECT {listed(columns.KEPT, state="'cancelled'", updated_at_ms=":now")}
+    SELECT {column_list(columns.KEPT, state="'cancelled'", updated_at_ms=":now")}
     FROM task WHERE {IDS} AND state = 'delay'
     RETURNING {_AS_DUE}
 """
@@ -244,7 +244,7 @@ PAST_DEADLINE = """
 _EXPIRY = f"'{EXPIRED}' || coalesce(char(10) || error, '')"
 EXPIRE = f"""
     INSERT INTO backlog ({_KEPT})
-    SELECT {listed(columns.KEPT, state="'failed'", updated_at_ms=":now", error=_EXPIRY)}
+    SELECT {column_list(columns.KEPT, state="'failed'", updated_at_ms=":now", error=_EXPIRY)}
     FROM task WHERE {IDS} AND state = 'delay' AND deadline_at_ms < :now
     RETURNING id, due_at_ms, service, priority, shard
 """
@@ -330,7 +330,7 @@ REPLAYS = """(
             value ->> 3 AS due_at_ms
         FROM json_each(:replays)
     ) r"""
-_REPLAYED = given(
+_REPLAYED = insert_values(
     columns.REPLAYED, "b", id="r.new_id", due_at_ms="r.due_at_ms", shard="r.shard",
     created_at_ms=":now", updated_at_ms=":now", replay_of="b.id",
 )  # fmt: skip

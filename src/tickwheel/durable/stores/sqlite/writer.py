@@ -171,7 +171,7 @@ class Writer:
             for queue in self._queues[:ranks]:
                 while queue:
                     job = queue.popleft()
-                    if not job.future.cancelled():  # nobody waits for the result
+                    if not job.future.cancelled():  # no caller waits for the result
                         return job
         return None
 
@@ -232,7 +232,7 @@ class Writer:
             self._own.get().run("ROLLBACK")
 
     def _deliver(self, answers: list[tuple[Job, Any]]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             self._loop.call_soon_threadsafe(set_results, answers)
 
 
@@ -267,7 +267,7 @@ class Reader:
                     answer = job.work(self._own.get())
             except Exception as error:  # noqa: BLE001
                 answer = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
                 self._loop.call_soon_threadsafe(set_results, [(job, answer)])
             del job, answer  # an idle thread keeps no payload
         with self._own:
