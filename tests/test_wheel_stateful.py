@@ -231,7 +231,7 @@ class Driver:
         return self.trial.clamp(self.trial.model.now + delay)
 
     def later(self):
-        """Return a time not in the past; most steps are short, so that long scripts stay in range."""
+        """Return a time not in the past; most steps are short, so that scripts stay in range."""
         span = self.shape.tick * self.random.choice((0, 0, 1, 1, 1, 3, self.shape.lowest_size))
         now = self.trial.model.now
         return now + self.random.randrange(min(span, (LAST - now) // 50) + 1)

@@ -60,7 +60,7 @@ async def test_a_burst_of_ten_thousand_takes_few_statements(counted, tmp_path):
             await done.wait()
         while (await app.stats())["ended"].get("finish", 0) < BURST:
             await asyncio.sleep(0.05)
-    assert counted[sql.INSERT] == BURST // ROWS
+    assert counted[sql.INSERT] <= BURST // 100
     assert counted[sql.CLAIM] <= BURST // 50  # 500 permits: 20 claims when none comes in halves
     (recordings,) = {counted[statement] for statement in sql.RECORD}
     assert recordings <= BURST // 50

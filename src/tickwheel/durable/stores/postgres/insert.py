@@ -115,7 +115,7 @@ async def copy(connection: Connection, tasks: Sequence[Task], checked: Mapping[i
 
 
 class Stale(Exception):
-    """A shard has another epoch now: nothing was stored, and each task must be checked by itself."""
+    """A shard has another epoch now: nothing was stored, and each task must be checked."""
 
 
 async def insert_keyed(

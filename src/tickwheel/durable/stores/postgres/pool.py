@@ -44,7 +44,7 @@ PAUSE_SECONDS = 0.005  # before the second try, on average; doubled for each fur
 LOCK_MS = 2_000
 
 SETTINGS = {
-    # A statement reads a row again that has changed since its snapshot: all statements rely on that.
+    # A statement reads a row again that has changed since its snapshot: all of them rely on that.
     "default_transaction_isolation": "read committed",
     "lock_timeout": str(LOCK_MS),
     # A process that hangs must not keep rows locked that another waits for.

@@ -55,7 +55,7 @@ def by_key(key: str, service: str) -> str:
     return f"t.key = {key} AND (t.key, t.service) BETWEEN {pair} AND {pair}"
 
 
-def insert_values(first: int) -> str:
+def inserted_rows(first: int) -> str:
     """Return the rows to insert as `g`, from the parameters starting at `first`."""
     arrays = ", ".join(f"${at}::{KINDS[name]}[]" for at, name in enumerate(columns.GIVEN, first))
     return f"unnest({arrays}) AS g ({GIVEN})"
@@ -91,7 +91,7 @@ _IN_HELD = "= ANY (ARRAY(SELECT shard FROM held))"
 INSERT = f"""
     WITH {_held(1)}, stored AS (
         INSERT INTO task ({GIVEN})
-        SELECT * FROM {given(3)}
+        SELECT * FROM {inserted_rows(3)}
         WHERE g.shard <> ALL ($1::integer[]) OR g.shard {_IN_HELD}
         ON CONFLICT (id) DO NOTHING
     )
@@ -99,7 +99,7 @@ INSERT = f"""
 """
 HELD = f"WITH {_held(1)} SELECT shard FROM held"
 INSERT_KEYED = f"""
-    INSERT INTO task ({GIVEN}) SELECT * FROM {given(1)} ON CONFLICT DO NOTHING RETURNING id
+    INSERT INTO task ({GIVEN}) SELECT * FROM {inserted_rows(1)} ON CONFLICT DO NOTHING RETURNING id
 """
 LOCK_HOLDER = f"""
     SELECT 1 FROM task t WHERE {by_key("$1::text", "$2::text")} AND t.state = 'delay'
@@ -107,7 +107,7 @@ LOCK_HOLDER = f"""
 """
 REPLACE_KEYED = f"""
     WITH holder AS MATERIALIZED (
-        SELECT g.*, t.place FROM {given(1)}
+        SELECT g.*, t.place FROM {inserted_rows(1)}
         CROSS JOIN LATERAL (
             SELECT t.ctid AS place FROM task t
             WHERE {by_key("g.key", "g.service")} AND t.id <> g.id AND t.state = 'delay'
@@ -511,12 +511,13 @@ _LATE = f"""
     FOR UPDATE SKIP LOCKED
 """
 _EXPIRY = f"'{EXPIRED}' || coalesce(chr(10) || t.error, '')"
+_EXPIRED = column_list(columns.KEPT, "t", state="'failed'", updated_at_ms=_NOW, error=_EXPIRY)
 EXPIRE = f"""
     WITH {_MOMENT}, late AS MATERIALIZED (
         {_fitting("$3::bigint", _LATE)}
     ), gone AS (
         DELETE FROM task t USING late l WHERE t.ctid = l.place AND l.fits
-        RETURNING {column_list(columns.KEPT, "t", state="'failed'", updated_at_ms=_NOW, error=_EXPIRY)}
+        RETURNING {_EXPIRED}
     )
     INSERT INTO backlog ({_KEPT}) SELECT * FROM gone
     RETURNING id, due_at_ms, service, priority, shard

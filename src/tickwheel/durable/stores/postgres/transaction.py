@@ -113,8 +113,8 @@ BY_KEY = f"""
 """  # noqa: S608
 _HOLDER = sql.by_key("(SELECT key FROM given)", "(SELECT service FROM given)")
 # Not DO UPDATE … WHERE: that locks the holder of the key also where it leaves it as it is, and the
-# end of a running task could not be written before the user's transaction ends. A task that is being
-# claimed at this moment is locked nevertheless: then its own end waits, and no other.
+# end of a running task could not be written before the user's transaction ends. A task that is
+# being claimed at this moment is locked nevertheless: then its own end waits, and no other.
 REPLACE = f"""
     UPDATE {{table}} t SET {columns.replacements("g")}, failures = 0, error = NULL
     FROM given g

@@ -69,7 +69,7 @@ VALUES = re.compile(r"(\(\?(?:,\?)*\))")
 
 
 class Connection(Protocol):
-    """The methods of a connection that a store uses; it is in no transaction unless one is begun."""
+    """The methods that a store uses; there is no transaction unless one is begun."""
 
     def run(self, statement: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Row]:
         """Execute one statement and return its rows."""
