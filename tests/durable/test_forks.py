@@ -186,7 +186,10 @@ class Site:
     def check_reload(self):
         """Change the code: what is submitted to the new process is run by the new code."""
         time.sleep(1.1)  # a reloader may look at whole seconds
+        old = Path(f"/proc/{self.runs()[-1][1]}")
         (self.path / "shop.py").write_text(SHOP.replace("VERSION = 1", "VERSION = 2"))
+        # A process that is ending refuses requests, and logs that.
+        wait_until(lambda: not old.exists(), "the old process has ended")
         wait_until(lambda: self.order() and self.runs()[-1][2] == 2, "the new code runs")
         first = self._orders
         self.check_runs()
