@@ -50,8 +50,11 @@ PUBLIC = {
     "__version__",
     "new_event_loop",
 }
-# They come with asyncio, when asked for.
-LATER = {"AsyncPurgatory", "AsyncTimer", "EventLoop", "new_event_loop"}
+# The names that import asyncio or logging on first use.
+LATER = {
+    "asyncio": {"AsyncPurgatory", "AsyncTimer", "EventLoop", "new_event_loop"},
+    "logging": {"DelayedOperation", "IdleTracker", "Purgatory", "Timer"},
+}
 
 # The exports of the other packages.
 EXPORTED = {
@@ -114,9 +117,10 @@ def test_all_public_names_are_in_dir_and_an_unknown_one_is_an_error():
         tickwheel.nothing  # noqa: B018
 
 
-def test_asyncio_comes_only_with_the_names_that_need_it():
-    there = "print('asyncio' in sys.modules)"
-    for name in LATER:
+@pytest.mark.parametrize("module", LATER)
+def test_a_slow_module_is_imported_only_with_the_names_that_need_it(module):
+    there = f"print({module!r} in sys.modules)"
+    for name in LATER[module]:
         code = f"import sys, tickwheel; {there}; tickwheel.{name}; {there}"
         ran = run(sys.executable, "-c", code)
         assert ran.stdout.split() == ["False", "True"], name

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.clock import Clock, ManualClock, SystemClock
 from tickwheel.errors import OutOfRange, TickwheelError, TimerClosed, TimeWentBack, WheelBusy
 from tickwheel.every import Every
-from tickwheel.idle import IdleTracker
 from tickwheel.kernel import NATIVE, Entry, Handle, RoundsWheel, SimpleWheel, Wheel
 from tickwheel.overflow import MemoryBuffer, OverflowBuffer
-from tickwheel.purgatory import DelayedOperation, Purgatory
-from tickwheel.timer import Timer
 
 if TYPE_CHECKING:
     from tickwheel.aio import AsyncTimer
     from tickwheel.async_purgatory import AsyncPurgatory
+    from tickwheel.idle import IdleTracker
     from tickwheel.loop import EventLoop, new_event_loop
+    from tickwheel.purgatory import DelayedOperation, Purgatory
+    from tickwheel.timer import Timer
 
 __version__ = "0.1.0"
 
@@ -48,11 +48,15 @@ __all__ = [
     "new_event_loop",
 ]
 
-# Importing asyncio takes longer than everything else: these names are imported on first use.
+# Imported on first use: asyncio and logging take longer to import than everything else.
 _LAZY = {
     "AsyncPurgatory": "tickwheel.async_purgatory",
     "AsyncTimer": "tickwheel.aio",
+    "DelayedOperation": "tickwheel.purgatory",
     "EventLoop": "tickwheel.loop",
+    "IdleTracker": "tickwheel.idle",
+    "Purgatory": "tickwheel.purgatory",
+    "Timer": "tickwheel.timer",
     "new_event_loop": "tickwheel.loop",
 }
 
