@@ -109,6 +109,7 @@ class Scheduler(Verbs):
         self._max_body = bounded("max_body", max_body, 1, 1 << 30)
         self._services: dict[str, Service] = {}
         self._node: Node | None = None
+        self._parents_node: Node | None = None  # in the child of a fork
         self._starting = False
         self._stopping = False
         forkable.add(self)
@@ -244,8 +245,11 @@ class Scheduler(Verbs):
         return self._started()
 
     def _forked(self) -> None:
-        """Reset the state in the child of a fork: the running node is the parent's."""
-        self._node = None
+        """Reset the state in the child of a fork: the running node is the parent's.
+
+        It is kept: a pending asyncio task that is destroyed logs an error.
+        """
+        self._parents_node, self._node = self._node, None
         self._starting = self._stopping = False
 
     def _started(self) -> Node:
