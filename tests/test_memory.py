@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tracemalloc
 import weakref
-from pathlib import Path
 
 import pytest
 
