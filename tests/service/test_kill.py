@@ -109,6 +109,8 @@ class Account:
         self._calls = {}
         for receiver in receivers:
             self._calls |= receiver.attempts()
+        # A retried task may have changed its state between two lists of live tasks.
+        wait_until(lambda: not Tables(url).live, "no task is live")
         self._tables = Tables(url)
         self._names = {}  # payloads, each of which is a name
         with server.client() as client:

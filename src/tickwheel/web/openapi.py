@@ -120,6 +120,9 @@ class Schemas:
             self._types, ref_template=REF
         )
         self.components["Problem"]["properties"]["status"]["maximum"] = 599
+        for component in self.components.values():  # before Python 3.13 a docstring is indented
+            if "description" in component:
+                component["description"] = inspect.cleandoc(component["description"])
 
     def of(self, type_: Any) -> dict[str, Any]:
         """Return the schema of a type; a reference if it has a name."""
