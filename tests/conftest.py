@@ -129,6 +129,19 @@ def postgres_server():
 
 
 @pytest.fixture(scope="session")
+def zookeeper_server():
+    """A ZooKeeper for all tests that leave it alone."""
+    with servers.ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def zookeeper_url(zookeeper_server):
+    """A URL with a path that no other test uses."""
+    return f"zookeeper://{zookeeper_server.address}/test-{next(_databases)}"
+
+
+@pytest.fixture(scope="session")
 def redis_server():
     """A Redis for all tests that leave it alone; what kills or stops one makes its own."""
     with servers.RedisServer() as server:

@@ -450,6 +450,52 @@ class PostgresServer(Server):
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+class ZooKeeperServer(Server):
+    """ZooKeeper, one server alone."""
+
+    name = "zookeeper"
+    package = "zookeeper"
+    user = "zookeeper"
+    jars = ("zookeeper", "slf4j-simple")
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def binaries(self):
+        missing = [one for one in self.jars if not Path(f"/usr/share/java/{one}.jar").exists()]
+        java = shutil.which("java")
+        return java if java and not missing else self.missing()
+
+    def prepare(self, attempt):
+        settings = {
+            "tickTime": 200, "initLimit": 50, "syncLimit": 25, "dataDir": self.directory / "data",
+            "clientPort": self.port, "clientPortAddress": "127.0.0.1", "maxClientCnxns": 0,
+            "minSessionTimeout": 400, "maxSessionTimeout": 60000, "admin.enableServer": "false",
+            "4lw.commands.whitelist": "*", **self.options,
+        }  # fmt: skip
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        (self.directory / "zoo.cfg").write_text(text)
+        (self.directory / "zoo.cfg").chmod(0o644)
+
+    def argv(self):
+        return [
+            self.binaries(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m",
+            "-XX:-UsePerfData", "-Dzookeeper.admin.enableServer=false",
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            "-cp", ":".join(f"/usr/share/java/{one}.jar" for one in self.jars),
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain", self.directory / "zoo.cfg",
+        ]  # fmt: skip
+
+    def ready(self):
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"srvr")
+                return b"Mode:" in connection.recv(4096)
+        except OSError:
+            return False
+
+
 class RedisServer(Server):
     """Redis with an append-only file: what it has answered survives kill -9 of the server.
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from tickwheel.errors import TickwheelError
 from tickwheel.values.store_url import SQLITE, kind_of, sqlite_path
+from tickwheel.values.zookeeper_url import ZooKeeperUrl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -226,9 +227,9 @@ def _parse_store(text: str) -> str:
 
 
 def _parse_coordinator(text: str) -> str:
-    if text in ("solo", "postgres"):
-        return text
-    raise ValueError
+    if text not in ("solo", "postgres"):
+        ZooKeeperUrl.parse(text)
+    return text
 
 
 def _parse_endpoint(text: str) -> str:
@@ -296,7 +297,9 @@ def _choice(*words: str) -> Kind:
 SWITCH = Kind("true or false", _parse_boolean, native=(bool,), metavar="")
 STORE = _string("sqlite:///PATH or postgresql://USER@HOST/DATABASE", _parse_store, "URL")
 LISTEN = _string("HOST:PORT, an IPv6 host in brackets: 127.0.0.1:7380", _parse_listen, "HOST:PORT")
-COORDINATOR = _string("solo or postgres", _parse_coordinator, "NAME")
+COORDINATOR = _string(
+    "solo, postgres or zookeeper://HOST:PORT,HOST:PORT/PATH", _parse_coordinator, "NAME"
+)
 NETWORKS = _string("networks like 10.0.0.0/8 or fd00::/8", _parse_network, "CIDR", many=True)
 FILE_NAME = _string("the name of a file", _parse_path, "FILE")
 NAME = _string("1 or more printable characters", _parse_text, "NAME")
@@ -550,7 +553,7 @@ def _parse(setting: Setting, source: str, value: Any, read: Callable[[Any], Any]
         return read(value)
     except (ValueError, TypeError, OverflowError):
         # An invalid URL is not shown: its password may be anywhere in it.
-        hidden = setting.kind in (STORE, ENDPOINT) and re.search(r"[@=\s]", str(value))
+        hidden = setting.kind in (STORE, COORDINATOR, ENDPOINT) and re.search(r"[@=\s]", str(value))
         got = "" if hidden else f"; got {setting.masked(value)!r:.100}"
         raise ConfigError(f"{source} must be {setting.kind.expected}{got}") from None
 

@@ -1,6 +1,6 @@
 """The contract of a coordinator: who owns which shards, with which epochs, and never two at once.
 
-Every test runs on each kind: `solo` alone and with a lock file, `postgres`.
+Every test runs on each kind: `solo` alone and with a lock file, `postgres`, `zookeeper`.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from tickwheel import ManualClock
 from tickwheel.durable.coordinator import ShardRow
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
 from tickwheel.durable.coordinators.solo import BACK_OFF_SECONDS, CHECK_SECONDS, SoloCoordinator
+from tickwheel.durable.coordinators.zookeeper import ZooKeeperCoordinator
 from tickwheel.durable.store import Claims
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -70,14 +71,14 @@ async def until(condition, seconds=40):
             await asyncio.sleep(0.005)
 
 
-@pytest.fixture(params=["solo", "solo-lock", "postgres"])
+@pytest.fixture(params=["solo", "solo-lock", "postgres", "zookeeper"])
 def kind(request):
     return request.param
 
 
 @pytest_asyncio.fixture
 async def store(kind, request, tmp_path):
-    if kind == "postgres":
+    if kind in ("postgres", "zookeeper"):
         place = Place("postgres", request.getfixturevalue("postgres_url"))
     else:
         place = Place("sqlite-sqlite3", str(tmp_path / "tasks.db"))
@@ -88,10 +89,13 @@ async def store(kind, request, tmp_path):
 
 
 @pytest.fixture
-def make(kind, store, tmp_path):
+def make(kind, store, tmp_path, request):
     """Makes coordinators of one cluster."""
+    url = request.getfixturevalue("zookeeper_url") if kind == "zookeeper" else ""
 
     def make(node):
+        if kind == "zookeeper":
+            return ZooKeeperCoordinator(store, node, url=url, session=TTL)
         if kind == "postgres":
             return PostgresCoordinator(store, node, ttl=TTL)
         lock = tmp_path / "lock" if kind == "solo-lock" else None
@@ -211,7 +215,9 @@ class TestSeveral:
     def kind(self, request):
         return request.param
 
-    pytestmark = pytest.mark.parametrize("kind", ["solo-lock", "postgres"], indirect=True)
+    pytestmark = pytest.mark.parametrize(
+        "kind", ["solo-lock", "postgres", "zookeeper"], indirect=True
+    )
 
     async def test_no_shard_is_owned_by_two(self, join):
         members = [await join(name) for name in "abc"]

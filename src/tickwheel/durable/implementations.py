@@ -61,12 +61,13 @@ def coordinator_for(url: str, name: str | None) -> Callable[[Store, str], Coordi
     fitting = COORDINATORS[kind_of(url)]
     if name is None:
         name = next(iter(fitting))
-    if name not in fitting:
+    kind, is_url, _ = name.partition("://")
+    if kind not in fitting or bool(is_url) != (kind == "zookeeper"):
         raise ValueError(
-            "coordinator must be 'solo', or 'postgres' on PostgreSQL, got"
-            f" {name!r} for {kind_of(url)}"
+            "coordinator must be 'solo', or on PostgreSQL 'postgres' or a URL such as"
+            f" zookeeper://host1:2181,host2:2181/path, got {kind!r:.100} for {kind_of(url)}"
         )
-    return fitting[name](url)
+    return fitting[kind](name if is_url else url)
 
 
 def _solo(url: str) -> Callable[[Store, str], Coordinator]:
@@ -83,9 +84,21 @@ def _postgres(url: str) -> Callable[[Store, str], Coordinator]:
     return PostgresCoordinator
 
 
+def _zookeeper(url: str) -> Callable[[Store, str], Coordinator]:
+    try:
+        from tickwheel.durable.coordinators.zookeeper import (  # noqa: PLC0415
+            ZooKeeperCoordinator,
+        )
+    except ImportError as missing:
+        raise ImportError(
+            f"{missing}; for ZooKeeper: pip install 'tickwheel[zookeeper]'"
+        ) from missing
+    return functools.partial(ZooKeeperCoordinator, url=url)
+
+
 COORDINATORS = {
     SQLITE: {"solo": _solo_with_lock},
-    POSTGRES: {"postgres": _postgres, "solo": _solo},
+    POSTGRES: {"postgres": _postgres, "solo": _solo, "zookeeper": _zookeeper},
 }
 
 

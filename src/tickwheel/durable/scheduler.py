@@ -44,7 +44,8 @@ class Scheduler(Verbs):
     - `url`: `sqlite:///tasks.db` (three slashes and a path; four for an absolute path), or
       `postgresql://user@host/database`.
     - `dispatch=False`: this process submits and queries tasks, and runs none.
-    - `coordinator`: "solo" or "postgres"; by default the one that fits the store.
+    - `coordinator`: "solo", "postgres" or "zookeeper://host1:2181,host2:2181/path"; by default the
+      one that fits the store.
     - `horizon`: keep tasks due within this many seconds in memory, at most `cap` of them.
     - `threads`: how many plain functions may run at once.
     - `retention`: how long to keep final tasks; `audit_retention`: how long to keep the audit log,

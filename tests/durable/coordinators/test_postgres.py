@@ -15,9 +15,9 @@ from contracts.test_coordinator import Member, until
 from durable.postgres_stage import blocked, connected
 from servers import PostgresServer
 from tickwheel import ManualClock
-from tickwheel.durable.coordinator import NodeRow
+from tickwheel.durable.coordinator import NodeRow, ShardRow
 from tickwheel.durable.coordinators import postgres
-from tickwheel.durable.coordinators.postgres import PostgresCoordinator, ShardState, share_of
+from tickwheel.durable.coordinators.postgres import PostgresCoordinator, share_of
 from tickwheel.durable.store import Claims
 from tickwheel.durable.stores.postgres import pool as postgres_pool
 from tickwheel.durable.stores.postgres.listener import Listener
@@ -67,8 +67,8 @@ class Cluster:
 
     async def look(self):
         rows = await self.store.fetch("SELECT shard, owner, epoch FROM shard ORDER BY shard")
-        assert all(self.check(ShardState._make(row)) for row in rows)
-        return [ShardState._make(row) for row in rows]
+        assert all(self.check(ShardRow._make(row)) for row in rows)
+        return [ShardRow._make(row) for row in rows]
 
     def check(self, held):
         """Nobody believes to own what the database says is another's."""
@@ -154,7 +154,7 @@ class TestShares:
     async def test_the_sum_of_all_shares_is_every_shard(self):
         live = ["a", "b", "c"]
         for owners in (["a"] * 7, ["a", "b", "c"] * 3, [None] * 10, ["gone"] * 4 + ["c"] * 6):
-            shards = [ShardState(number, owner, 1) for number, owner in enumerate(owners)]
+            shards = [ShardRow(number, owner, 1) for number, owner in enumerate(owners)]
             assert sum(share_of(name, live, shards) for name in live) == len(shards)
 
     async def test_shards_of_who_never_joined_are_free(self, cluster, store):

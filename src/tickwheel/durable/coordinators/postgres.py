@@ -33,14 +33,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from tickwheel.clock import BootClock
-from tickwheel.durable.coordinator import NodeRow
+from tickwheel.durable.coordinator import NodeRow, ShardRow
+from tickwheel.durable.coordinators.sharing import lent_shards
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tickwheel.clock import Clock
-    from tickwheel.durable.coordinator import ShardRow
     from tickwheel.durable.store import Store
 
 logger = logging.getLogger("tickwheel")
@@ -202,14 +202,6 @@ class Member(NamedTuple):
     incarnation: str
     lease_until_ms: int
     functions: frozenset[str] = frozenset()
-
-
-class ShardState(NamedTuple):
-    """One row of the table `shard`."""
-
-    shard: int
-    owner: str | None
-    epoch: int
 
 
 class PostgresCoordinator:
@@ -454,7 +446,7 @@ class PostgresCoordinator:
             self._owned = owned
             self._changed()
 
-    async def _share(self, live: Sequence[str], shards: Sequence[ShardState]) -> bool:
+    async def _share(self, live: Sequence[str], shards: Sequence[ShardRow]) -> bool:
         """Take or give up shards until this node has its share; return whether to retry soon."""
         mine = {one.shard: one.epoch for one in shards if one.owner == self._node}
         self._own(
@@ -471,27 +463,13 @@ class PostgresCoordinator:
         wanted |= {one.shard: one.epoch for one in chosen}
         return len(await self._take(wanted)) < len(wanted)
 
-    def _borrow(self, live: Sequence[Member], shards: Sequence[ShardState]) -> None:
-        """Find the shards that are lent to this node, by function.
-
-        Each shard is lent to one of the nodes that have the function; all nodes compute the same.
-        """
-        functions = frozenset(self.functions())
+    def _borrow(self, live: Sequence[Member], shards: Sequence[ShardRow]) -> None:
+        """Find the shards that are lent to this node, by function."""
         others = (node.functions for node in live if node.name != self._node)
         self._elsewhere = frozenset().union(*others)
-        able = {node.name: node.functions for node in live} | {self._node: functions}
-        lent: dict[str, dict[int, int]] = {}
-        for name in functions if any(functions - one for one in able.values()) else ():
-            having = sorted(node for node, theirs in able.items() if name in theirs)
-            given = {
-                one.shard: one.epoch
-                for one in shards
-                if one.owner in able
-                and name not in able[one.owner]
-                and having[one.shard % len(having)] == self._node
-            }
-            if given:
-                lent[name] = given
+        able = {node.name: node.functions for node in live}
+        able[self._node] = frozenset(self.functions())
+        lent = lent_shards(self._node, able, shards)
         if lent.keys() - self._lent.keys():
             logger.info("other nodes lack %s: this node runs their tasks as well", sorted(lent))
         if lent != self._lent:
@@ -515,15 +493,15 @@ class PostgresCoordinator:
 
 def parse_heartbeat(
     rows: Sequence[Sequence[Any]],
-) -> tuple[bool, int, list[Member], list[ShardState]]:
+) -> tuple[bool, int, list[Member], list[ShardRow]]:
     """Return whether this node has joined, the database's time, all nodes and all shards."""
     joined, now_ms, *columns, functions = rows[0][:6]
     names = [frozenset(json.loads(one)) for one in functions]
     nodes = [Member._make(row) for row in zip(*columns, names, strict=True)]
-    return joined, now_ms, nodes, [ShardState._make(row[6:]) for row in rows]
+    return joined, now_ms, nodes, [ShardRow._make(row[6:]) for row in rows]
 
 
-def share_of(node: str, live: Sequence[str], shards: Sequence[ShardState]) -> int:
+def share_of(node: str, live: Sequence[str], shards: Sequence[ShardRow]) -> int:
     """Return how many shards this node should own; all nodes compute the same.
 
     The nodes that own the most get the odd ones, so that the fewest shards move.

@@ -1,0 +1,79 @@
+"""How nodes share the shards: quotas by weight, as few moves as possible, and lent shards. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from tickwheel.durable.coordinator import ShardRow
+
+
+def assign(
+    shards: int, weights: Mapping[str, float], current: Mapping[str, Collection[int]]
+) -> dict[str, list[int]]:
+    """Return the shards of each node; a node keeps what it has, up to its quota.
+
+    `current` may name nodes that are gone, and a shard twice: the first node keeps it.
+    """
+    if not weights:
+        return {}
+    kept: dict[str, list[int]] = {}
+    free = set(range(shards))
+    for name in sorted(weights):
+        mine = kept[name] = sorted(free.intersection(current.get(name, ())))
+        free.difference_update(mine)
+    quotas = quotas_of(shards, weights, kept)
+    for name, mine in kept.items():
+        free.update(mine[quotas[name] :])
+        del mine[quotas[name] :]
+    rest = iter(sorted(free))
+    for name, mine in kept.items():
+        mine.extend(next(rest) for _ in range(quotas[name] - len(mine)))
+    return kept
+
+
+def quotas_of(
+    shards: int, weights: Mapping[str, float], has: Mapping[str, Collection[int]]
+) -> dict[str, int]:
+    """Return the number of shards of each node, in proportion to its weight.
+
+    Of the shards that are left after rounding down, those with the largest remainders get one each,
+    and of equal ones those that have the most already, so that the fewest shards move.
+    """
+    total = sum(weights.values())
+    exact = {name: shards * weight / total for name, weight in weights.items()}
+    quotas = {name: int(part + 1e-9) for name, part in exact.items()}
+    first = sorted(
+        weights, key=lambda name: (-round(exact[name] - quotas[name], 9), -len(has[name]), name)
+    )
+    for name in first[: shards - sum(quotas.values())]:
+        quotas[name] += 1
+    return quotas
+
+
+def lent_shards(
+    node: str, functions: Mapping[str, Collection[str]], shards: Iterable[ShardRow]
+) -> dict[str, dict[int, int]]:
+    """Return the shards that are lent to a node, by task function, with their epochs.
+
+    `functions` has those of every live node. Each shard whose owner lacks a function is lent to one
+    of the nodes that have it; all nodes compute the same.
+    """
+    rows = [one for one in shards if one.owner in functions]
+    lent: dict[str, dict[int, int]] = {}
+    for name in functions[node]:
+        if all(name in theirs for theirs in functions.values()):
+            continue
+        having = sorted(one for one, theirs in functions.items() if name in theirs)
+        given = {
+            one.shard: one.epoch
+            for one in rows
+            if one.owner is not None
+            and name not in functions[one.owner]
+            and having[one.shard % len(having)] == node
+        }
+        if given:
+            lent[name] = given
+    return lent

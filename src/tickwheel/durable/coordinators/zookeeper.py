@@ -1,0 +1,398 @@
+"""The coordinator on ZooKeeper: it elects and remembers, and the database decides every claim.
+
+- `nodes/NAME` is ephemeral: a node that is alive. `election/n-NUMBER` is ephemeral and sequential:
+  the smallest is the leader, and each other node watches only the one before it.
+- The leader watches `nodes`. It writes `shards/NAME`, the shards of each node, and `cluster`, the
+  list of nodes, in one transaction with a check of its own election node: a leader that has lost
+  its session writes nothing.
+- Each node watches its own `shards/NAME`. It gives up a shard here first, and then in the store. It
+  takes a shard once the store shows that it is free, or that its owner has no session any more.
+  Each take raises the epoch.
+
+A node trusts its session by its own clock, which counts suspension. Each heartbeat is a write,
+which needs a majority of the servers. When one is answered, the servers know of the heartbeat
+before it. So a node trusts its session from the moment when it *asked* for the last heartbeat but
+one. The states that kazoo reports decide nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import random
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from tickwheel.clock import BootClock
+from tickwheel.durable.coordinator import NodeRow
+from tickwheel.durable.coordinators.sharing import assign, lent_shards
+from tickwheel.durable.coordinators.zookeeper_session import Session, Unavailable
+from tickwheel.errors import StoreUnavailable
+from tickwheel.values.zookeeper_url import ZooKeeperUrl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from tickwheel.clock import Clock
+    from tickwheel.durable.coordinator import ShardRow
+    from tickwheel.durable.store import Store
+
+logger = logging.getLogger("tickwheel")
+
+SESSION_SECONDS = 6.0
+MARGIN = 0.2  # the part of the session's timeout that a node does not trust
+HEARTBEATS = 4  # in one timeout
+CONNECT_SECONDS = 5.0
+TAKE_RETRY_SECONDS = 0.05  # while another node has a shard that is assigned to this one
+CHECK_SECONDS = 10.0  # between two reads of the owners in the store, when nothing has changed
+NAMESAKE_SECONDS = 0.5  # until the next try of a node whose name is in use
+
+
+class ZooKeeperCoordinator:
+    """Owns the shards that the leader assigns to this node.
+
+    - The others notice a process or a host that dies after the session's timeout, and a node that
+      stops at once.
+    - `weight`: this node's part of the shards, relative to the others'.
+    - While another live process has the same name, this one waits and owns nothing.
+    """
+
+    functions: Callable[[], Collection[str]] = tuple
+
+    def __init__(
+        self,
+        store: Store,
+        node: str,
+        *,
+        url: str,
+        session: float = SESSION_SECONDS,
+        weight: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
+        if not 0 < weight < math.inf:
+            raise ValueError(f"weight must be more than 0, got {weight!r}")
+        self._store = store
+        self._node = node
+        self._url = ZooKeeperUrl.parse(url)
+        self._seconds = session
+        self._weight = weight
+        self._clock = clock or BootClock()
+        self._session: Session | None = None
+        self._registered = 0  # the id of the session that has this node's ephemeral nodes
+        self._started_at_ms = 0
+        self._incarnation = uuid.uuid4().hex
+        self._ticket = ""  # the name of this node's election node
+        self._leads = False
+        self._election_changed = self._members_changed = self._shards_changed = True
+        self._assignment: dict[str, list[int]] = {}  # the leader's
+        self._assigned: frozenset[int] = frozenset()
+        self._owned: dict[int, int] = {}
+        self._lent: dict[str, dict[int, int]] = {}
+        self._cluster: dict[str, list[str]] = {}  # the task functions of each node
+        self._cluster_text = b""
+        self._owners: list[ShardRow] = []
+        self._owners_at = -math.inf
+        self._asked_before = -math.inf
+        self._trusted_until = -math.inf
+        self._expiry: asyncio.TimerHandle | None = None
+        self._refusals = 0
+        self._changed: Callable[[], None] = lambda: None
+
+    async def start(self, changed: Callable[[], None]) -> None:
+        """Remember whom to call; the first step connects."""
+        self._changed = changed
+
+    def owned(self) -> Mapping[int, int]:
+        """Return this node's shards, or none if its session may have expired."""
+        return self._owned if self._clock.time() < self._trusted_until else {}
+
+    def lent(self) -> Mapping[str, Mapping[int, int]]:
+        """Return the shards that other nodes lend, as of the last step."""
+        return self._lent if self._clock.time() < self._trusted_until else {}
+
+    def claimable(self) -> Mapping[int, int]:
+        """Return the shards that are owned or lent, with their epochs."""
+        claimable = dict(self.owned())
+        for shards in self.lent().values():
+            claimable.update(shards)
+        return claimable
+
+    def elsewhere(self, function: str) -> bool:
+        """Return whether another node had this task function at the last step."""
+        others = (theirs for name, theirs in self._cluster.items() if name != self._node)
+        return any(function in theirs for theirs in others)
+
+    def sole(self) -> bool:
+        """Return False: the others take over from a node whose session expires."""
+        return False
+
+    def node_count(self) -> int:
+        """Return how many nodes there were at the last step."""
+        return max(1, len(self._cluster))
+
+    async def nodes(self) -> list[NodeRow]:
+        """Return the nodes that have a session or own a shard, by name."""
+        counts: dict[str, int] = {}
+        for row in await self._store.owners():
+            if row.owner is not None:
+                counts[row.owner] = counts.get(row.owner, 0) + 1
+        async with self._any_session() as session:
+            found = await self._members(session)
+        rows = {name: NodeRow(name, None, None, count) for name, count in counts.items()}
+        for name, about in found.items():
+            rows[name] = NodeRow(name, about["started_at_ms"], None, counts.get(name, 0))
+        return [rows[name] for name in sorted(rows)]
+
+    async def shards(self) -> list[ShardRow]:
+        """Return all shards by number."""
+        return await self._store.owners()
+
+    async def step(self) -> float:
+        """Confirm the session, lead if it is this node's turn, give up shards and take others."""
+        session = await self._connected()
+        asked = self._clock.time()
+        if not await self._heartbeat(session):
+            return NAMESAKE_SECONDS if self._refusals <= 1 else self._interval()
+        self._trust(asked)
+        if self._election_changed:
+            await self._elect(session)
+        if self._leads and self._members_changed:
+            await self._lead(session)
+        await self._read_cluster(session)
+        if self._shards_changed:
+            await self._read_assignment(session)
+        unsettled = await self._share(session) or self._clock.time() >= self._trusted_until
+        return TAKE_RETRY_SECONDS if unsettled else self._interval()
+
+    async def stop(self) -> None:
+        """Give up all shards and end the session, so that the others take over at once."""
+        self._changed = lambda: None
+        owned, self._owned, self._lent = self._owned, {}, {}
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if owned:
+            with contextlib.suppress(StoreUnavailable):  # the others see that the session is gone
+                await self._store.give_up(owned)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _interval(self) -> float:
+        return self._seconds / HEARTBEATS * random.uniform(0.8, 1.0)  # noqa: S311
+
+    async def _connected(self) -> Session:
+        if self._session is None:
+            session = Session(self._url, self._seconds)
+            try:
+                await session.open(CONNECT_SECONDS)
+            except BaseException:
+                await session.close()
+                raise
+            self._session = session
+        return self._session
+
+    @contextlib.asynccontextmanager
+    async def _any_session(self) -> Any:
+        """Give this node's session, or a short one if it has none."""
+        if self._session is not None:
+            yield self._session
+            return
+        session = Session(self._url, self._seconds)
+        try:
+            await session.open(CONNECT_SECONDS)
+            yield session
+        finally:
+            await session.close()
+
+    def _about(self) -> bytes:
+        about = {
+            "incarnation": self._incarnation, "started_at_ms": self._started_at_ms,
+            "weight": self._weight, "functions": sorted(self.functions()),
+        }  # fmt: skip
+        return json.dumps(about).encode()
+
+    async def _heartbeat(self, session: Session) -> bool:
+        """Write this node's entry; register if the session is new. False: the name is in use."""
+        if self._registered and self._registered == session.id:
+            with contextlib.suppress(NoNodeError):
+                stat = await session.call("set", f"nodes/{self._node}", self._about())
+                if stat.ephemeralOwner == session.id:
+                    return True
+        return await self._register(session)
+
+    async def _register(self, session: Session) -> bool:
+        """Join with the current session; this node owns nothing any more."""
+        self._forget()
+        self._started_at_ms = time.time_ns() // 1_000_000
+        try:
+            await session.call(
+                "create", f"nodes/{self._node}", self._about(), ephemeral=True, makepath=True
+            )
+        except NodeExistsError:
+            stat = await session.call("exists", f"nodes/{self._node}")
+            if stat is None or stat.ephemeralOwner != session.id:
+                self._refusals += 1
+                if self._refusals == 2:
+                    logger.warning(
+                        "another process has the node name %r: this one waits until it ends",
+                        self._node,
+                    )
+                return False
+        ticket = await session.call(
+            "create", "election/n-", self._node.encode(),
+            ephemeral=True, sequence=True, makepath=True,
+        )  # fmt: skip
+        self._ticket = ticket.rpartition("/")[2]
+        self._registered, self._refusals = session.id, 0
+        return True
+
+    def _forget(self) -> None:
+        """Forget everything that the last session had."""
+        self._registered = 0
+        self._trusted_until = self._asked_before = -math.inf
+        self._leads = False
+        self._election_changed = self._members_changed = self._shards_changed = True
+        self._assigned = frozenset()
+        self._lent = {}
+        self._own({})
+
+    def _trust(self, asked: float) -> None:
+        """Trust the session from the ask before the last, and notice when that ends."""
+        # A first heartbeat counts from itself: it has created this node's entry.
+        since = asked if self._asked_before == -math.inf else self._asked_before
+        self._asked_before = asked
+        assert self._session is not None
+        self._seconds = min(self._seconds, self._session.seconds)
+        self._trusted_until = since + self._seconds * (1 - MARGIN)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        left = self._trusted_until - self._clock.time()
+        self._expiry = asyncio.get_running_loop().call_later(max(left, 0), self._expired)
+
+    def _expired(self) -> None:
+        if self._owned and not self.owned():
+            self._changed()
+
+    def _own(self, owned: dict[int, int]) -> None:
+        if owned != self._owned:
+            self._owned = owned
+            self._changed()
+
+    def _wake(self, flag: str) -> Callable[[], None]:
+        def woken() -> None:
+            setattr(self, flag, True)
+            self._changed()
+
+        return woken
+
+    async def _elect(self, session: Session) -> None:
+        """Lead if this node's ticket is the smallest, else watch the one before it."""
+        tickets = await session.children("election")
+        if self._ticket not in tickets:
+            raise Unavailable("the session was lost during the election")
+        place = tickets.index(self._ticket)
+        if place == 0:
+            self._election_changed = False
+            if not self._leads:
+                await self._begin_to_lead(session)
+            return
+        wake = self._wake("_election_changed")
+        if await session.exists(f"election/{tickets[place - 1]}", wake):
+            self._election_changed = False
+
+    async def _begin_to_lead(self, session: Session) -> None:
+        names = await session.children("shards")
+        texts = [await session.data(f"shards/{name}") for name in names]
+        self._assignment = {
+            name: json.loads(text or b"[]") for name, text in zip(names, texts, strict=True)
+        }
+        self._leads = self._members_changed = True
+        logger.info("node %r leads: it assigns the shards", self._node)
+
+    async def _members(
+        self, session: Session, watch: Callable[[], None] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        names = await session.children("nodes", watch)
+        texts = await asyncio.gather(*(session.data(f"nodes/{name}") for name in names))
+        return {
+            name: json.loads(text)
+            for name, text in zip(names, texts, strict=True)
+            if text is not None
+        }
+
+    async def _lead(self, session: Session) -> None:
+        """Assign the shards to the nodes that live, and write the assignments that change."""
+        self._members_changed = False
+        members = await self._members(session, self._wake("_members_changed"))
+        weights = {name: about["weight"] for name, about in members.items()}
+        wanted = assign(self._store.shards, weights, self._assignment)
+        cluster = {name: about["functions"] for name, about in members.items()}
+        text = json.dumps(cluster, sort_keys=True).encode()
+        if wanted == self._assignment and text == self._cluster_text:
+            return
+        await session.call("ensure_path", "shards")
+        await session.call("ensure_path", "cluster")
+        transaction = session.transaction()
+        transaction.check(session.path(f"election/{self._ticket}"), 0)
+        transaction.set_data(session.path("cluster"), text)
+        for name in sorted(wanted.keys() | self._assignment.keys()):
+            path = session.path(f"shards/{name}")
+            if name not in wanted:
+                transaction.delete(path)
+            elif name not in self._assignment:
+                transaction.create(path, json.dumps(wanted[name]).encode())
+            elif wanted[name] != self._assignment[name]:
+                transaction.set_data(path, json.dumps(wanted[name]).encode())
+        try:
+            await session.commit(transaction)
+        except Unavailable:
+            self._leads, self._election_changed = False, True  # read everything again
+            raise
+        self._assignment = wanted
+
+    async def _read_cluster(self, session: Session) -> None:
+        """Read which nodes there are; nobody watches this, so that a change wakes few nodes."""
+        text = await session.data("cluster")
+        if text is not None and text != self._cluster_text:
+            self._cluster_text, self._cluster = text, json.loads(text)
+            self._owners_at = -math.inf
+
+    async def _read_assignment(self, session: Session) -> None:
+        self._shards_changed = False
+        text = await session.data(f"shards/{self._node}", self._wake("_shards_changed"))
+        self._assigned = frozenset(json.loads(text or b"[]"))
+
+    async def _share(self, session: Session) -> bool:
+        """Give up and take shards as assigned; return whether to try again soon."""
+        surplus = {one: epoch for one, epoch in self._owned.items() if one not in self._assigned}
+        if surplus:
+            self._own({one: epoch for one, epoch in self._owned.items() if one in self._assigned})
+            await self._store.give_up(surplus)
+        now = self._clock.time()
+        if self._assigned == self._owned.keys() and now - self._owners_at < CHECK_SECONDS:
+            return False
+        self._owners, self._owners_at = await self._store.owners(), now
+        mine = {row.shard: row.epoch for row in self._owners if row.owner == self._node}
+        self._own({one: epoch for one, epoch in self._owned.items() if mine.get(one) == epoch})
+        await self._take(session)
+        able = {**self._cluster, self._node: [*self.functions()]}
+        lent = lent_shards(self._node, able, self._owners)
+        if lent != self._lent:
+            self._lent = lent
+            self._changed()
+        return self._assigned != self._owned.keys()
+
+    async def _take(self, session: Session) -> None:
+        """Take the assigned shards that are free, or whose owners have no session."""
+        missing = [row for row in self._owners if row.shard in self._assigned - self._owned.keys()]
+        others = {row.owner for row in missing} - {None, self._node}
+        alive = {name for name in others if await session.exists(f"nodes/{name}")}
+        free = [row.shard for row in missing if row.owner not in alive]
+        if free and self._clock.time() < self._trusted_until:
+            self._own(self._owned | await self._store.take(free, self._node))
