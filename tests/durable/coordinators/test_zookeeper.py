@@ -7,6 +7,7 @@ import math
 import pytest
 import pytest_asyncio
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 
 import servers
 from contracts.stores import Place
@@ -139,14 +140,32 @@ class TestSession:
         await first.stop()
         await until(lambda: all_owned(second))
 
+    async def test_with_credentials_no_other_user_can_read_or_change_its_nodes(
+        self, join, admin, zookeeper_url
+    ):
+        member = await join("a", url=zookeeper_url.replace("://", "://me:secret@"))
+        await until(lambda: all_owned(member))
+        with pytest.raises(NoAuthError):
+            admin.get(f"{root(zookeeper_url)}/nodes/a")
+        with pytest.raises(NoAuthError):
+            admin.set(f"{root(zookeeper_url)}/shards/a", b"[]")
+
 
 class TestSharing:
-    async def test_a_node_that_dies_is_replaced_once_its_session_ends(self, join):
+    async def test_a_node_that_hangs_is_replaced_once_its_session_ends(self, join):
         first, second = await join("a", session=1.0), await join("b", session=60.0)
         await until(lambda: all_owned(first, second))
-        await first.halt()  # it renews nothing; kazoo's own pings must not keep it alive
-        await first.coordinator._session.close()
+        await first.halt()  # its event loop hangs; kazoo's threads do not
         await until(lambda: all_owned(second))
+        assert first.owned == {}
+
+    async def test_a_node_whose_loop_hung_joins_again(self, join):
+        first, second = await join("a", session=1.0), await join("b", session=60.0)
+        await until(lambda: all_owned(first, second))
+        await first.halt()
+        await until(lambda: all_owned(second))
+        first._task = asyncio.create_task(first._run())
+        await until(lambda: all_owned(first, second) and len(first.owned) == 6)
 
     async def test_weights_decide_how_many_shards_a_node_gets(self, join):
         members = [await join("a"), await join("b", weight=2.0)]

@@ -23,7 +23,6 @@ import json
 import logging
 import math
 import random
-import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +186,7 @@ class ZooKeeperCoordinator:
         return self._seconds / HEARTBEATS * random.uniform(0.8, 1.0)  # noqa: S311
 
     async def _connected(self) -> Session:
-        if self._session is None:
+        if self._session is None or self._session.closed:
             session = Session(self._url, self._seconds)
             try:
                 await session.open(CONNECT_SECONDS)
@@ -195,6 +194,7 @@ class ZooKeeperCoordinator:
                 await session.close()
                 raise
             self._session = session
+        self._session.beat()
         return self._session
 
     @contextlib.asynccontextmanager
@@ -229,7 +229,7 @@ class ZooKeeperCoordinator:
     async def _register(self, session: Session) -> bool:
         """Join with the current session; this node owns nothing any more."""
         self._forget()
-        self._started_at_ms = time.time_ns() // 1_000_000
+        self._started_at_ms = int(self._store.now_ms())
         try:
             await session.call(
                 "create", f"nodes/{self._node}", self._about(), ephemeral=True, makepath=True

@@ -1,13 +1,15 @@
 """A session with ZooKeeper for one event loop: kazoo's calls as awaitables, bounded in time.
 
 kazoo works on its own threads, and reports the loss of a session only after it has reconnected. So
-only the answers to calls count here.
+only the answers to calls count here. Its threads also keep a session alive whatever the event loop
+does: without a call of `beat` for as long as the timeout, the session is ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
@@ -15,6 +17,7 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_digest_acl
 
+from tickwheel.clock import SystemClock
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ class Session:
             auth_data=[("digest", url.credentials)] if user else None, **url.files,
         )  # fmt: skip
         self.seconds = seconds
+        self._clock = SystemClock()
+        self._beaten_at = self._clock.time()
+        self._closed = threading.Event()
         self._note_timeout()
 
     def _note_timeout(self) -> None:
@@ -61,6 +67,7 @@ class Session:
     async def open(self, seconds: float) -> None:
         """Connect, and create the root."""
         self._client.start_async()
+        threading.Thread(target=self._watch_loop, name="tickwheel-zookeeper", daemon=True).start()
         try:
             async with asyncio.timeout(seconds):
                 while not self._client.connected:
@@ -68,6 +75,27 @@ class Session:
         except TimeoutError:
             raise Unavailable(f"ZooKeeper at {self._url.hosts} does not answer") from None
         await self.call("ensure_path", "")
+
+    def beat(self) -> None:
+        """Keep the session: the event loop works."""
+        self._beaten_at = self._clock.time()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or ended because nothing called `beat`."""
+        return self._closed.is_set()
+
+    def _watch_loop(self) -> None:
+        while not self._closed.wait(self.seconds / 4):
+            if self._clock.time() - self._beaten_at > self.seconds:
+                self._close()
+
+    def _close(self) -> None:
+        self._closed.set()
+        with contextlib.suppress(Exception):
+            self._client.stop()
+        with contextlib.suppress(Exception):
+            self._client.close()
 
     @property
     def id(self) -> int:
@@ -120,14 +148,8 @@ class Session:
 
     async def close(self) -> None:
         """End the session; its ephemeral nodes go with it."""
-
-        def close() -> None:
-            with contextlib.suppress(Exception):
-                self._client.stop()
-            with contextlib.suppress(Exception):
-                self._client.close()
-
-        await asyncio.to_thread(close)
+        if not self.closed:
+            await asyncio.to_thread(self._close)
 
     def _watcher(self, watch: Callable[[], None]) -> Callable[[Any], None]:
         def fired(event: Any) -> None:
