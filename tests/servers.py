@@ -454,8 +454,8 @@ class ZooKeeperServer(Server):
     """ZooKeeper, one server alone."""
 
     name = "zookeeper"
-    package = "zookeeper"
-    user = "zookeeper"
+    package = "libzookeeper-java libslf4j-java openjdk-17-jre-headless"
+    user = "nobody"
     jars = ("zookeeper", "slf4j-simple")
 
     @property
