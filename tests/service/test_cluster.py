@@ -1,5 +1,6 @@
 """Two servers on one PostgreSQL share configuration and limits, and take over from each other.
 
+Every test with a pair runs with each coordinator that divides shards among servers.
 A task that is due at once is called by the server to which it was submitted, so that tests with
 calls of both submit to both.
 """
@@ -27,12 +28,21 @@ def cluster_url(postgres_server):
     postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@pytest.fixture(scope="module", params=["postgres", "zookeeper"])
+def coordinator(request):
+    """The value of the setting."""
+    if request.param == "postgres":
+        return "postgres"
+    return f"zookeeper://{request.getfixturevalue('zookeeper_server').address}/service-cluster"
+
+
 @pytest.fixture(scope="module")
-def pair(cluster_url, tmp_path_factory):
+def pair(cluster_url, coordinator, tmp_path_factory):
     """Two servers with half of the shards each, which require a token."""
     directory = tmp_path_factory.mktemp("pair")
-    first = Server(cluster_url, directory / "first", lease=LEASE)
-    second = Server(cluster_url, directory / "second", lease=LEASE)
+    flags = "--coordinator", coordinator
+    first = Server(cluster_url, directory / "first", *flags, lease=LEASE)
+    second = Server(cluster_url, directory / "second", *flags, lease=LEASE)
     first.token = second.token = create_token(cluster_url, "admin")
     with first, second:
         wait_for_shares(first, second)

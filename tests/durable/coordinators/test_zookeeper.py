@@ -16,6 +16,7 @@ from tickwheel import ManualClock
 from tickwheel.clock import BootClock
 from tickwheel.durable.coordinators import zookeeper
 from tickwheel.durable.coordinators.zookeeper import ZooKeeperCoordinator
+from tickwheel.durable.coordinators.zookeeper_session import Session, Unavailable
 from tickwheel.errors import StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -108,6 +109,24 @@ class TestSession:
         await until(lambda: all_owned(member) and member.owned != before)
         assert all(member.owned[shard] > epoch for shard, epoch in before.items())
 
+    async def test_a_ticket_whose_answer_was_lost_is_found_again(self, join, monkeypatch):
+        call, lost = Session.call, []
+
+        async def losing(self, method, name, *args, **options):
+            answer = await call(self, method, name, *args, **options)
+            if method == "create" and name.startswith("election/") and not lost:
+                lost.append(answer)
+                raise Unavailable("the answer was lost")
+            return answer
+
+        monkeypatch.setattr(Session, "call", losing)
+        member = await join("a")
+        await until(lambda: member._task.done())
+        assert isinstance(member._task.exception(), Unavailable)
+        member._task = asyncio.create_task(member._run())  # as a step that failed
+        await until(lambda: all_owned(member))
+        assert lost[0].endswith(member.coordinator._ticket)
+
     async def test_while_the_servers_are_away_a_step_fails_and_the_node_stops_in_time(self, store):
         with servers.ZooKeeperServer() as server:
             clock = ManualClock()
@@ -167,6 +186,11 @@ class TestSharing:
         first._task = asyncio.create_task(first._run())
         await until(lambda: all_owned(first, second) and len(first.owned) == 6)
 
+    async def test_shards_of_an_earlier_process_of_the_same_name_are_given_up(self, join, store):
+        await store.take(range(SHARDS), "a")
+        first, second = await join("a"), await join("b")
+        await until(lambda: all_owned(first, second) and len(first.owned) == 6)
+
     async def test_weights_decide_how_many_shards_a_node_gets(self, join):
         members = [await join("a"), await join("b", weight=2.0)]
         await until(lambda: all_owned(*members))
@@ -192,14 +216,15 @@ class TestSharing:
             await leader._lead(leader._session)
         assert admin.get_children(f"{root(zookeeper_url)}/shards") == ["a"]
 
-    async def test_functions_that_a_node_lacks_are_lent_to_one_that_has_them(self, join):
-        first, second = await join("a"), await join("b")
-        second.coordinator.functions = lambda: ["f"]
+    async def test_functions_that_a_node_lacks_are_lent_to_one_that_has_them(
+        self, join, monkeypatch
+    ):
+        monkeypatch.setattr(zookeeper, "CHECK_SECONDS", 0.1)
+        first, second = await join("a", session=2.0), await join("b", session=2.0)
         await until(lambda: all_owned(first, second) and len(first.owned) == 6)
-        second.coordinator._members_changed = first.coordinator._members_changed = True
-        await until(lambda: (first._changed(), first.coordinator.elsewhere("f"))[1])
-        second._changed()
-        await until(lambda: second.coordinator.lent().get("f", {}).keys() == first.owned.keys())
+        second.coordinator.functions = lambda: ["f"]
+        await until(lambda: first.coordinator.elsewhere("f"))
+        await until(lambda: second.coordinator.lent() == {"f": first.owned})
 
 
 class TestWatches:
@@ -221,7 +246,7 @@ class TestWatches:
         await asyncio.sleep(0.3)
         fired.clear()
         leader, _, gone, successor, *_ = sorted(
-            members, key=lambda name: members[name].coordinator._ticket
+            members, key=lambda name: members[name].coordinator._ticket[-10:]
         )
         before = {name: dict(member.owned) for name, member in members.items()}
         await members.pop(gone).stop()

@@ -1,7 +1,7 @@
 """The coordinator on ZooKeeper: it elects and remembers, and the database decides every claim.
 
-- `nodes/NAME` is ephemeral: a node that is alive. `election/n-NUMBER` is ephemeral and sequential:
-  the smallest is the leader, and each other node watches only the one before it.
+- `nodes/NAME` is ephemeral: a node that is alive. `election/INCARNATION-NUMBER` is ephemeral
+  and sequential: the smallest number leads, and each other node watches only the one before it.
 - The leader watches `nodes`. It writes `shards/NAME`, the shards of each node, and `cluster`, the
   list of nodes, in one transaction with a check of its own election node: a leader that has lost
   its session writes nothing.
@@ -85,7 +85,8 @@ class ZooKeeperCoordinator:
         self._session: Session | None = None
         self._registered = 0  # the id of the session that has this node's ephemeral nodes
         self._started_at_ms = 0
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = ""  # one for each session
+        self._incarnation_of = 0  # the id of the session
         self._ticket = ""  # the name of this node's election node
         self._leads = False
         self._election_changed = self._members_changed = self._shards_changed = True
@@ -97,11 +98,13 @@ class ZooKeeperCoordinator:
         self._cluster_text = b""
         self._owners: list[ShardRow] = []
         self._owners_at = -math.inf
+        self._led_at = -math.inf
         self._asked_before = -math.inf
         self._trusted_until = -math.inf
         self._expiry: asyncio.TimerHandle | None = None
         self._refusals = 0
         self._changed: Callable[[], None] = lambda: None
+        self._wakers: dict[str, Callable[[], None]] = {}
 
     async def start(self, changed: Callable[[], None]) -> None:
         """Remember whom to call; the first step connects."""
@@ -161,7 +164,9 @@ class ZooKeeperCoordinator:
         self._trust(asked)
         if self._election_changed:
             await self._elect(session)
-        if self._leads and self._members_changed:
+        # Nobody watches the functions of the nodes, so they are read again now and then.
+        if self._leads and (self._members_changed or asked - self._led_at >= CHECK_SECONDS):
+            self._led_at = asked
             await self._lead(session)
         await self._read_cluster(session)
         if self._shards_changed:
@@ -229,6 +234,8 @@ class ZooKeeperCoordinator:
     async def _register(self, session: Session) -> bool:
         """Join with the current session; this node owns nothing any more."""
         self._forget()
+        if self._incarnation_of != session.id:
+            self._incarnation, self._incarnation_of = uuid.uuid4().hex, session.id
         self._started_at_ms = int(self._store.now_ms())
         try:
             await session.call(
@@ -244,13 +251,21 @@ class ZooKeeperCoordinator:
                         self._node,
                     )
                 return False
-        ticket = await session.call(
-            "create", "election/n-", self._node.encode(),
-            ephemeral=True, sequence=True, makepath=True,
-        )  # fmt: skip
-        self._ticket = ticket.rpartition("/")[2]
+        # The answer to a create may have been lost: the ticket has this incarnation's name.
+        mine = [one for one in await self._tickets(session) if one.startswith(self._incarnation)]
+        if not mine:
+            path = await session.call(
+                "create", f"election/{self._incarnation}-", self._node.encode(),
+                ephemeral=True, sequence=True, makepath=True,
+            )  # fmt: skip
+            mine = [path.rpartition("/")[2]]
+        self._ticket = mine[0]
         self._registered, self._refusals = session.id, 0
         return True
+
+    async def _tickets(self, session: Session) -> list[str]:
+        """Return the names of all election nodes, the leader's first."""
+        return sorted(await session.children("election"), key=lambda name: name[-10:])
 
     def _forget(self) -> None:
         """Forget everything that the last session had."""
@@ -259,6 +274,7 @@ class ZooKeeperCoordinator:
         self._leads = False
         self._election_changed = self._members_changed = self._shards_changed = True
         self._assigned = frozenset()
+        self._owners_at = -math.inf
         self._lent = {}
         self._own({})
 
@@ -285,16 +301,19 @@ class ZooKeeperCoordinator:
             self._changed()
 
     def _wake(self, flag: str) -> Callable[[], None]:
+        """Return a callback for watches, always the same: kazoo calls equal ones once."""
+
         def woken() -> None:
             setattr(self, flag, True)
             self._changed()
 
-        return woken
+        return self._wakers.setdefault(flag, woken)
 
     async def _elect(self, session: Session) -> None:
         """Lead if this node's ticket is the smallest, else watch the one before it."""
-        tickets = await session.children("election")
+        tickets = await self._tickets(session)
         if self._ticket not in tickets:
+            self._registered = 0
             raise Unavailable("the session was lost during the election")
         place = tickets.index(self._ticket)
         if place == 0:
@@ -375,13 +394,19 @@ class ZooKeeperCoordinator:
             self._own({one: epoch for one, epoch in self._owned.items() if one in self._assigned})
             await self._store.give_up(surplus)
         now = self._clock.time()
-        if self._assigned == self._owned.keys() and now - self._owners_at < CHECK_SECONDS:
+        able = {**self._cluster, self._node: [*self.functions()]}
+        lends = any(set(theirs) != set(able[self._node]) for theirs in able.values())
+        is_due = now - self._owners_at >= CHECK_SECONDS
+        if self._assigned == self._owned.keys() and not lends and not is_due:
             return False
         self._owners, self._owners_at = await self._store.owners(), now
         mine = {row.shard: row.epoch for row in self._owners if row.owner == self._node}
         self._own({one: epoch for one, epoch in self._owned.items() if mine.get(one) == epoch})
+        # Of an earlier process of this name: the node that they are assigned to waits for them.
+        strays = {one: epoch for one, epoch in mine.items() if one not in self._assigned}
+        if strays:
+            await self._store.give_up(strays)
         await self._take(session)
-        able = {**self._cluster, self._node: [*self.functions()]}
         lent = lent_shards(self._node, able, self._owners)
         if lent != self._lent:
             self._lent = lent

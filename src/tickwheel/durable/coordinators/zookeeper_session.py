@@ -50,6 +50,7 @@ class Session:
         self._clock = SystemClock()
         self._beaten_at = self._clock.time()
         self._closed = threading.Event()
+        self._watchers: dict[Callable[[], None], Callable[[Any], None]] = {}
         self._note_timeout()
 
     def _note_timeout(self) -> None:
@@ -156,7 +157,7 @@ class Session:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(watch)
 
-        return fired
+        return self._watchers.setdefault(watch, fired)
 
     async def _answer(self, call: Callable[[], Any]) -> Any:
         future: asyncio.Future[Any] = self._loop.create_future()
