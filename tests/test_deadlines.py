@@ -62,6 +62,38 @@ def clock():
     return HandClock()
 
 
+class TestInTheMiddleOfAChange:
+    """A destructor may cancel a handle while the same thread changes the wheel in Python."""
+
+    @pytest.fixture
+    def deadlines(self, clock):
+        return load("pure")(0.001, clock)
+
+    def test_a_handle_on_the_wheel_is_cancelled(self, deadlines):
+        seen = []
+        handle = deadlines.call_at(0.005, seen.append, "cancelled")
+        deadlines._wheel._changing = True
+        assert handle.cancel() is True
+        assert handle.state == "cancelled"
+        deadlines._wheel._changing = False
+        deadlines.call_at(0.006, seen.append, "another")
+        assert len(deadlines) == 1
+        deadlines._check()
+
+    def test_a_handle_that_is_due_is_cancelled(self, deadlines, clock):
+        seen = []
+        first = deadlines.call_at(0.001, lambda: seen.append("first"))
+        second = deadlines.call_at(0.001, seen.append, "second")
+        clock.now = 10_000_000
+        deadlines._turn()
+        deadlines._wheel._changing = True
+        assert second.cancel() is True
+        deadlines._wheel._changing = False
+        assert deadlines._run_due(100) == 1
+        assert (seen, len(deadlines), first.state) == (["first"], 0, "done")
+        deadlines._check()
+
+
 class TestRunningWhatIsDue:
     def test_only_due_callbacks_run_by_tick_then_by_order_of_schedule(self, make, clock):
         deadlines, seen = make(0.001, clock), []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.arguments import MAX_TIME, SECOND, check_callback, nanoseconds
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.entry import Entry, sealed
-from tickwheel.errors import OutOfRange, TimerClosed
+from tickwheel.errors import OutOfRange, TimerClosed, WheelBusy
 from tickwheel.wheel import Wheel
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ class Deadlines:
         self._lateness_bins = [0] * LATENESS_BINS
         self._due: deque[tuple[Handle, Entry[Handle]]] = deque()  # off the wheel, not run yet
         self._due_count = 0  # the handles in _due that are still pending
+        self._abandoned: list[Entry[Handle]] = []  # cancelled while the wheel was changing
 
     def __len__(self) -> int:
         return len(self._wheel) + self._due_count
@@ -166,10 +167,27 @@ class Deadlines:
         self._turn()
         handle._when = when
         handle._entry = self._wheel.schedule(when, handle)
+        self._cancel_abandoned()
 
     def _take_off(self, handle: Handle) -> None:
-        if not handle._entry.cancel():
+        try:
+            on_wheel = handle._entry.cancel()
+        except WheelBusy:  # a destructor cancels, in the middle of a change by the same thread
+            on_wheel = all(entry is not handle._entry for _, entry in self._due)
+            self._abandoned.append(handle._entry)
+        if not on_wheel:
             self._due_count -= 1  # it is in _due, and `_run_due` will skip it
+        self._cancel_abandoned()
+
+    def _cancel_abandoned(self) -> None:
+        """Cancel entries for which the wheel was busy; it still is, if this call is inside one."""
+        while self._abandoned:
+            entry = self._abandoned.pop()
+            try:
+                entry.cancel()
+            except WheelBusy:
+                self._abandoned.append(entry)
+                return
 
     def _due_time(self, span: int, given: object) -> int:
         now = self._now()
@@ -221,8 +239,10 @@ class Deadlines:
 
     def _collect_due(self, now: int) -> None:
         for handle in self._wheel.advance(now):
-            self._due.append((handle, handle._entry))
-            self._due_count += 1
+            if handle._state == "pending":  # otherwise it was cancelled during the advance
+                self._due.append((handle, handle._entry))
+                self._due_count += 1
+        self._cancel_abandoned()
 
     def _run_due(self, limit: int, /) -> int:
         """Run up to `limit` handles that are due, excluding new ones; return the number run."""
