@@ -271,9 +271,9 @@ class TestSchedules:
 
     async def test_firings_copy_a_bounded_number_of_bytes_at_a_time(self, store):
         large = schedule(store, "large", body=b"x" * (FIRE_BYTES // 2), missed="all")
-        small = schedule(store, "small", missed="all")
-        await put(store, large, small)
         at = large.fired_until_ms
+        small = schedule(store, "small", missed="all")._replace(fired_until_ms=at)
+        await put(store, large, small)
         fires = [firing(store, large, at + n) for n in (1, 2, 3, 4)]
         fires[2:2] = [firing(store, small, at + 1), Fire(large, at + 1, None)]
         answers = await store.schedules.fire([one.firing for one in fires])

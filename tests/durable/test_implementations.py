@@ -73,5 +73,5 @@ def test_a_store_without_its_driver_names_the_extra_to_install(monkeypatch):
 
 @pytest.mark.parametrize("name", ["postgres", "zookeeper", ""])
 def test_a_coordinator_that_does_not_fit_the_store_is_refused(name):
-    with pytest.raises(ValueError, match="coordinator must be 'solo', or 'postgres' on PostgreSQL"):
+    with pytest.raises(ValueError, match="coordinator must be 'solo', or on PostgreSQL 'postgres'"):
         coordinator_for("sqlite:///tasks.db", name)
