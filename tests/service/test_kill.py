@@ -106,12 +106,12 @@ class Account:
 
     def __init__(self, server, url, submitters, *receivers):
         self._submitters = submitters
-        self._calls = {}
-        for receiver in receivers:
-            self._calls |= receiver.attempts()
         # A retried task may have changed its state between two lists of live tasks.
         wait_until(lambda: not Tables(url).live, "no task is live")
         self._tables = Tables(url)
+        self._calls = {}
+        for receiver in receivers:
+            self._calls |= receiver.attempts()
         self._names = {}  # payloads, each of which is a name
         with server.client() as client:
             for task in client.iterate_backlog(service="work", limit=1000):
