@@ -17,8 +17,11 @@ import pytest
 from durable.ledger import Ledger
 from durable.worker import Worker
 from servers import wait_until
-from tickwheel.durable.stores.sqlite.connection import DRIVERS
+from tickwheel.durable.stores.sqlite import file as sqlite_file
+from tickwheel.durable.stores.sqlite.connection import DRIVERS, ForkSafe
+from tickwheel.durable.stores.sqlite.file import SqliteFile, identity_of
 from tickwheel.durable.stores.sqlite.schema import MIGRATIONS
+from tickwheel.durable.stores.sqlite.writer import Rank
 from web.serving import Served
 
 pytestmark = pytest.mark.usefixtures("watched")
@@ -415,3 +418,44 @@ class TestReadOnly:
         if dispatch:
             ledger.wait(lambda: ledger.done[after], "it goes on")
         worker.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("moment", ["after a close", "while the log is looked at"])
+async def test_a_log_that_a_fork_removes_is_not_reported(path, driver, monkeypatch, moment):
+    """A fork closes one connection after the other, while other threads check the file."""
+    file = SqliteFile(path, DRIVERS[driver], SHARDS)
+    await file.open()
+    threads = [one for one in (file.writer, file.checkpointer, file.reader) if one is not None]
+
+    def fork():
+        for one in threads:
+            one._own._before_fork()
+        for one in threads:
+            one._own._after_fork()
+
+    async def write():
+        await file.write(Rank.PRUNE, lambda connection: connection.run("SELECT 1"))
+
+    fork()
+    await write()  # only the writer has connected again
+    checks = []
+    close = ForkSafe.close
+
+    def close_and_check(self):
+        close(self)
+        file._check()
+        checks.append("passed")
+
+    if moment == "after a close":
+        monkeypatch.setattr(ForkSafe, "close", close_and_check)
+        fork()
+        assert checks == ["passed"] * len(threads)
+    else:
+        monkeypatch.setattr(sqlite_file, "identity_of", lambda path: fork() or identity_of(path))
+        file._check()
+    monkeypatch.undo()
+    assert not Path(f"{path}-wal").exists()
+    await write()
+    assert Path(f"{path}-wal").exists()
+    await file.close()

@@ -167,14 +167,14 @@ class ForkSafe:
     locks: it would find the database locked for ever, or write at the same time as its parent.
 
     - It is used inside `with`, by one thread at a time; a fork waits for the end of that.
-    - `closed()` is called after it was closed for a fork.
+    - `closing()` is called before it is closed for a fork.
     """
 
     def __init__(
-        self, connect: Callable[[], Connection], closed: Callable[[], None] = lambda: None
+        self, connect: Callable[[], Connection], closing: Callable[[], None] = lambda: None
     ) -> None:
         self._connect = connect
-        self._closed = closed
+        self._closing = closing
         self._connection: Connection | None = None
         self._lock = threading.Lock()
         self._paused = False
@@ -214,9 +214,9 @@ class ForkSafe:
     def _before_fork(self) -> None:
         self._paused = self._lock.acquire(timeout=FORK_SECONDS)
         if self._paused:
+            self._closing()
             with suppress(Exception):  # a failed close must not prevent the fork
                 self.close()
-            self._closed()
 
     def _after_fork(self) -> None:
         if self._paused:

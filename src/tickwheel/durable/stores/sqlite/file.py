@@ -389,14 +389,16 @@ class SqliteFile:
         if (there.st_dev, there.st_ino) != self._opened[self.path]:
             raise Replaced(f"SQLite database {self.path}: the file has been replaced")
         log = Path(f"{self.path}-wal")
-        if self._opened[log] is not None and identity_of(log) != self._opened[log]:
+        opened = self._opened[log]
+        changed = opened is not None and identity_of(log) != opened
+        if changed and self._opened[log] == opened:  # else a fork has just closed all connections
             raise Replaced(f"SQLite database {self.path}: the log {log.name} has been removed")
 
     def _forksafe(self, connect: Callable[[], Connection]) -> ForkSafe:
         return ForkSafe(connect, self._forget_log)
 
     def _forget_log(self) -> None:
-        """Forget the log: the last connection that was closed for a fork has removed it."""
+        """Forget the log: the last connection that is closed for a fork removes it."""
         self._opened.update({Path(f"{self.path}{suffix}"): None for suffix in BESIDE})
 
     def _forked(self) -> None:
