@@ -566,6 +566,11 @@ class PgBouncerServer(Server):
         found = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
         return Path(found or self.missing()).parent
 
+    def version(self):
+        """Return major and minor version."""
+        said = subprocess.check_output([self.binaries() / "pgbouncer", "--version"], text=True)
+        return tuple(map(int, said.split()[1].split(".")[:2]))
+
     def argv(self):
         settings = {
             "listen_addr": "127.0.0.1",
