@@ -237,7 +237,11 @@ class TestStart:
     async def test_stored_tasks_survive_a_scheduler(self, stage):
         first, second = stage.app(), stage.app()
         for app in (first, second):
-            app.task(name="note")(lambda what: stage.called(what))
+
+            @app.task(name="note")
+            async def note(what):
+                stage.called(what)
+
         async with first:
             await first.submit_many(
                 [{"service": "note", "payload": n, "delay": 10 + n} for n in range(5)]

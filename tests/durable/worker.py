@@ -31,6 +31,7 @@ class Worker:
         self._answers = []
         self._answered = threading.Condition()
         self._orders = 0
+        self._ended = False
         self._errors = bytearray()
         self._process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", __file__, json.dumps({"url": url} | options)],
@@ -53,7 +54,7 @@ class Worker:
 
     @property
     def alive(self):
-        return not self._ended()
+        return not self._ended
 
     def order(self, do, **words):
         """Give an order, and do not wait."""
@@ -72,7 +73,7 @@ class Worker:
             return next((one for one in self._answers if one["to"] == number), None)
 
         with self._answered:
-            found = self._answered.wait_for(lambda: answer() or self._ended(), seconds)
+            found = self._answered.wait_for(lambda: answer() or self._ended, seconds)
             if not found or not answer():
                 raise RuntimeError(f"no answer to {do!r} from worker {self.pid}:\n{self.said()}")
         if "error" in answer():
@@ -114,9 +115,6 @@ class Worker:
         """The end of what it wrote to its standard error."""
         return self._errors.decode(errors="replace")[-4000:]
 
-    def _ended(self):
-        return not self._readers[0].is_alive()
-
     def _listen(self):
         for line in self._process.stdout:
             note = json.loads(line)
@@ -127,6 +125,7 @@ class Worker:
                 self._answers.append(note)
                 self._answered.notify_all()
         with self._answered:
+            self._ended = True
             self._answered.notify_all()
 
     def _keep_errors(self):
