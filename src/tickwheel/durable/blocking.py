@@ -82,8 +82,8 @@ class Blocking:
         self._check_running()
         if kwargs.get("connection") is None:
             return self._thread.run(self._app.submit(target, *args, **kwargs))
-        submission, connection = self._thread.run(self._app._submission(target, args, kwargs))
         node = self._node()
+        submission, connection = self._thread.run(self._app._submission(node, target, args, kwargs))
         if connection is None:
             return self._thread.run(node.submit.submit(submission))
         return node.submit.task_of(submission, node.store.within_now(connection, submission))

@@ -18,7 +18,7 @@ from tickwheel.values.json.call import Signature
 from tickwheel.values.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from typing import Unpack
 
     from tickwheel.durable.scheduler import Scheduler
@@ -127,13 +127,13 @@ class TaskFunction(Generic[P, R]):
     @overload
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Task: ...
 
-    async def submit(self, *args: Any, **kwargs: Any) -> Task:
+    def submit(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Task]:
         """Submit a call with these arguments, and wait until it is stored.
 
         In addition to the function's arguments it takes the options of `Scheduler.submit`. Type
         checkers accept options after positional arguments; with named arguments use `options(...)`.
         """
-        return await self._app.submit(self, *args, **kwargs)
+        return self._app.submit(self, *args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<TaskFunction {self.name!r}>"
@@ -146,10 +146,10 @@ class Bound(Generic[P, R]):
         self._function = function
         self._options = options
 
-    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Task:
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Task]:
         """Submit a call with these arguments and the options, and wait until it is stored."""
         function = self._function
-        return await function._app.submit(function, *args, **kwargs, **self._options)
+        return function._app.submit(function, *args, **kwargs, **self._options)
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> Request:
         """Return a request for `submit_many`."""

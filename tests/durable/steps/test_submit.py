@@ -353,7 +353,7 @@ class TestShards:
         async with app:
             await stage.settle()
             await app._node.store.take(range(4), "somebody else")
-            submission, _ = await app._submission(note, ("a",), {"delay": 1})
+            submission, _ = await app._submission(app._node, note, ("a",), {"delay": 1})
             stored = await store_submission(app, submission)
             assert stored.task.id != submission.task.id
             assert stored.new

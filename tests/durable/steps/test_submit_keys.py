@@ -197,7 +197,7 @@ class TestKeys:
                 waits = asyncio.ensure_future(note.submit("a", key="held", delay=9))
                 beside = [note.submit(n, key=f"{turn} {n}", delay=9) for n in range(20)]
                 named = {"delay": 9, "idempotency": Idempotency("me", f"r{turn}", "d")}
-                beside.append(app._node.submit.submit(app._build("note", b"1", named)))
+                beside.append(app._node.submit.submit(app._build(app._node, "note", b"1", named)))
                 assert len(await asyncio.gather(*beside)) == 21
                 assert not waits.done()
                 held.set()

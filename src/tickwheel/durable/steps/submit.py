@@ -100,7 +100,8 @@ class Submit:
         now = self._store.latest_ms()
         now_ms = int(now)
         given = task_fields(service, now, **options)
-        check_on_conflict(on_conflict)
+        if on_conflict != "reject":
+            check_on_conflict(on_conflict)
         if len(body) > self._max_body:
             raise ValueError(f"a payload may have {self._max_body} bytes, this one has {len(body)}")
         soon = given.due_at_ms <= now + self._horizon.length_ms

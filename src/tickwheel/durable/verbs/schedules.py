@@ -81,9 +81,8 @@ class ScheduleVerbs(SubmissionVerbs):
             raise ValueError(f"missed must be one of {MISSED}, got {missed!r:.100}")
         if service not in node.services:
             await self._reload_services()
-        built = self._build(
-            service, body, {"priority": priority, "timeout": timeout, "max_attempts": max_attempts}
-        ).task
+        options = {"priority": priority, "timeout": timeout, "max_attempts": max_attempts}
+        built = self._build(node, service, body, options).task
         now = int(node.store.now_ms())
         interval_ms = None if interval is None else _interval_ms(interval)
         wanted = Schedule(

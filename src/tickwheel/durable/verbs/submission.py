@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.steps.node import Node
     from tickwheel.durable.steps.submit import SubmitError
     from tickwheel.durable.verbs.arguments import Progress, Target
     from tickwheel.values.task import Submission
@@ -49,7 +50,7 @@ class SubmissionVerbs(Administration):
         `target` is a task function, with its arguments, or a name with one payload.
         """
         node = self._started()
-        submission, connection = await self._submission(target, args, kwargs)
+        submission, connection = await self._submission(node, target, args, kwargs)
         if connection is None:
             answer = await node.submit.store_one(submission)
         else:
@@ -70,29 +71,33 @@ class SubmissionVerbs(Administration):
         if not node.services.keys() >= set(map(target_name, known)):
             await self._reload_services()
         with show_progress(progress, "submit", len(known)) as show:
-            return await store_submissions(self, self._submissions(known), show)
+            return await store_submissions(self, self._submissions(node, known), show)
 
     async def _submission(
-        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, node: Node, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Submission, Any]:
         """Return the submission, and the user's connection or None."""
         options = {name: kwargs.pop(name) for name in [*kwargs] if name in OPTIONS}
         service, body = self._call(target, args, kwargs)
-        if service not in self._started().services:
+        if service not in node.services:
             await self._reload_services()
-        connection = self._user_connection(options.pop("connection", None))
-        return self._build(service, body, options, hashed=connection is not None), connection
+        connection = options.pop("connection", None)
+        if connection is not None:
+            connection = self._user_connection(connection)
+        return self._build(node, service, body, options, hashed=connection is not None), connection
 
-    def _submissions(self, requests: Iterable[Request | Mapping[str, Any]]) -> Iterator[Submission]:
+    def _submissions(
+        self, node: Node, requests: Iterable[Request | Mapping[str, Any]]
+    ) -> Iterator[Submission]:
         for number, request in enumerate(requests):
             try:
                 if isinstance(request, Request):
-                    yield self._build(*request)
+                    yield self._build(node, *request)
                 else:
                     options = dict(request)
                     service = options.pop("service")
                     payload = options.pop("payload", None)
-                    yield self._build(*self._call(service, (payload,), {}), options)
+                    yield self._build(node, *self._call(service, (payload,), {}), options)
             except (LookupError, TypeError, ValueError) as error:
                 error.add_note(f"in request {number} of submit_many")
                 raise
@@ -118,9 +123,9 @@ class SubmissionVerbs(Administration):
         return target, encode(args[0] if args else None)
 
     def _build(
-        self, service: str, body: bytes, options: Mapping[str, Any], *, hashed: bool = False
-    ) -> Submission:
-        node = self._started()
+        self, node: Node, service: str, body: bytes, options: Mapping[str, Any],
+        *, hashed: bool = False,
+    ) -> Submission:  # fmt: skip
         known = node.directory.get(service)
         if known is None and node.dispatches:
             raise UnknownService(
@@ -129,9 +134,10 @@ class SubmissionVerbs(Administration):
             )
         # The node that calls an unknown service bounds the timeout.
         known = known or Service(service, timeout=None)
-        key = options.get("idempotency_key")
-        if "idempotency_key" in options:
-            options = {name: one for name, one in options.items() if name != "idempotency_key"}
+        if "idempotency_key" not in options:
+            return node.submit.build(known, body, hashed=hashed, **options)
+        options = dict(options)
+        key = options.pop("idempotency_key")
         submission = node.submit.build(known, body, hashed=hashed, **options)
         if key is None:
             return submission

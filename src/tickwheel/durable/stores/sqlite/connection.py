@@ -64,7 +64,7 @@ _inherited: list[Connection] = []  # of a parent process: closing them would dro
 KINDS = {"BUSY": Busy, "READONLY": ReadOnly, "CORRUPT": Damaged, "NOTADB": Damaged}
 
 
-ROWS_AT_ONCE = (250, 50, 5, 1)
+ROWS_AT_ONCE = (250, 50, *range(10, 0, -1))
 VALUES = re.compile(r"(\(\?(?:,\?)*\))")
 
 
