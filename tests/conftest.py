@@ -164,7 +164,7 @@ def postgres_admin(postgres_server):
 def postgres_url(postgres_server, postgres_admin):
     """A fresh database."""
     name = f"test_{next(_databases)}"
-    postgres_admin.execute(f"CREATE DATABASE {name}")
+    postgres_admin.execute(f"CREATE DATABASE {name} STRATEGY file_copy")  # a fifth of the time
     yield postgres_server.url_for(name)
     postgres_admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -235,8 +235,9 @@ class TestPermits:
             assert [what for what, _ in begun] == ["a", "b", "e"]
             await check_both_permits(stage, wait, begun, goes_on)
 
-    async def test_two_plain_functions_with_due_tasks_share_the_threads(self, stage):
-        app = stage.app(threads=4)
+    @pytest.mark.parametrize("threads", [2, 4, 5])
+    async def test_two_plain_functions_with_due_tasks_share_the_threads(self, stage, threads):
+        app = stage.app(threads=threads)
         door = stage.door()
 
         @app.task
@@ -253,28 +254,6 @@ class TestPermits:
             await stage.jump(2)
             assert [name for _, name in stage.calls] == ["quick"]
             door.open()
-
-    @pytest.mark.parametrize("threads", [2, 5])
-    async def test_a_plain_function_with_a_long_queue_leaves_threads_to_the_others(
-        self, stage, threads
-    ):
-        app = stage.app(threads=threads)
-
-        @app.task
-        def slow(number):
-            stage.called("slow")
-
-        @app.task
-        def quick():
-            stage.called("quick")
-
-        async with app:
-            await app.submit_many([slow.request(n, delay=1) for n in range(60)])
-            await quick.submit(delay=1)
-            await stage.jump(2)
-        names = [name for _, name in stage.calls]
-        assert len(names) == 61
-        assert names.index("quick") <= 2 * threads
 
     async def test_free_threads_go_to_the_services_in_turn(self, stage):
         for count in (20, 21):  # of one number it may be the turn by luck

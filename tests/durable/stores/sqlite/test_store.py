@@ -186,7 +186,7 @@ class TestManyRows:
         connection.run = lambda *what: ran.append(what) or run(*what)
         rows = [(number, b"x" * number) for number in range(116)]
         insert_many(connection, "INSERT INTO pair (one, other) VALUES (?,?)", rows)
-        assert [len(values) // 2 for _, values in ran] == [50, 50, 5, 5, 5, 1]
+        assert [len(values) // 2 for _, values in ran] == [50, 50, 10, 6]
         assert run("SELECT one, other FROM pair ORDER BY one") == rows
         connection.close()
 
