@@ -178,6 +178,11 @@ class TestBatch:
         assert {one["status"] for one in first["items"] + again["items"]} == {201}
         assert count(mail) == 5
 
+    def test_a_key_in_the_header_is_refused(self, strict):
+        answer = strict.post("/v1/tasks/batch", [{"service": "mail"}], headers=KEY)
+        answer.refused(400, "bad_request")
+        assert answer.json["detail"] == "in a batch each task has its own idempotency_key"
+
     def test_the_same_twice_in_one_batch_is_one_task(self, mail):
         item = {"service": "mail", "delay": 60, "idempotency_key": "k"}
         found = mail.post("/v1/tasks/batch", [item, item, item], status=200).json["items"]

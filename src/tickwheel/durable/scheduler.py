@@ -254,17 +254,18 @@ class Scheduler(Verbs):
         self._starting = self._stopping = False
 
     def _started(self) -> Node:
+        node = self._node
+        if node is None:
+            raise NotStarted(
+                "the scheduler is not running: use `async with app`, or `with app.blocking()`"
+            )
         running = asyncio._get_running_loop()
-        if self._node is not None and running not in (None, self._node.loop):
+        if running is not node.loop and running is not None:
             raise RuntimeError(
                 "the scheduler runs on another event loop: from a thread use app.run(...), or the"
                 " verbs of app.blocking()"
             )
-        if self._node is None:
-            raise NotStarted(
-                "the scheduler is not running: use `async with app`, or `with app.blocking()`"
-            )
-        return self._node
+        return node
 
 
 def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:

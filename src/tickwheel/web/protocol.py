@@ -40,6 +40,7 @@ UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})  # offers to upgrade
 CONTINUE = b"HTTP/1.1 100 "
 HEAD, BODY, NOTHING = "head", "body", ""
 HEAD_END = b"\r\n\r\n"  # of each head and chunked body; the parser accepts no other
+LINE_ENDS = b"\r\n"
 EMPTY_LINES = re.compile(rb"[\r\n]*")
 VERSIONS = ("1.1", "1.0")
 HEAD_TOO_LARGE = (
@@ -91,7 +92,7 @@ class Flow(FlowControl):
 
     def resume_reading(self) -> None:
         """Resume reading, unless requests wait to be parsed."""
-        if not self.waiting:
+        if self.read_paused and not self.waiting:
             super().resume_reading()
 
 
@@ -140,8 +141,11 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Buffer the data, and parse."""
-        start = max(0, self._position - len(HEAD_END))  # HEAD_END may be split between two reads
-        self._buffer, self._position = self._buffer[start:] + data, self._position - start
+        if self._buffer:
+            start = max(0, self._position - len(HEAD_END))  # HEAD_END may be split between reads
+            self._buffer, self._position = self._buffer[start:] + data, self._position - start
+        else:
+            self._buffer = data
         self._resume()
 
     def _resume(self) -> None:
@@ -163,16 +167,18 @@ class Protocol(HttpToolsProtocol):
         """Parse up to a request that must be answered first; return whether more bytes wait."""
         cost = 0
         while not self.transport.is_closing():
-            if self._awaiting == NOTHING:
-                blank = EMPTY_LINES.match(self._buffer, self._position)
-                self._position = blank.end()  # type: ignore[union-attr]
-                self._head_bytes = 0
             if self._position == len(self._buffer):
-                self._buffer = self._buffer[-len(HEAD_END) :]
+                self._buffer = self._buffer[-len(HEAD_END) :] if self._awaiting else b""
                 self._position = len(self._buffer)
                 return False
-            if self._awaiting == NOTHING and (self._answering() or self._flow.write_paused):
-                return True
+            if self._awaiting == NOTHING:
+                self._head_bytes = 0
+                if self._buffer[self._position] in LINE_ENDS:
+                    blank = EMPTY_LINES.match(self._buffer, self._position)
+                    self._position = blank.end()  # type: ignore[union-attr]
+                    continue
+                if self._answering() or self._flow.write_paused:
+                    return True
             if cost >= SLICE_BYTES:
                 self._connection_limit.large_requests.call(self._resume)
                 return True

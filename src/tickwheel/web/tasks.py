@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,7 @@ MAX_LINES_PER_TASK = 4  # in a batch of lines: all but one may be blank
 
 # The fields that are options of a submit under the same name.
 OPTION_NAMES = [name for name in schemas.SubmitTask.__struct_fields__ if name in OPTIONS]
+options_of = attrgetter(*OPTION_NAMES)
 
 _item = msgspec.json.Decoder(schemas.BatchTask)
 
@@ -39,9 +41,10 @@ async def submit(call: Call, body: schemas.SubmitTask) -> Reply:
     """Submit a task; it is stored when this is answered."""
     named = call.headers.get(b"idempotency-key")
     idempotency = None if named is None else idempotency_of(call, named, call.body)
-    service = await call.scheduler.known_service(call.access.name(body.service))
+    scheduler = call.scheduler
+    service = await scheduler.known_service(call.access.name(body.service))
     submission = await read_submission(call, service, body, idempotency)
-    task, new, repeated = await store_submission(call.scheduler, submission)
+    task, new, repeated = await store_submission(scheduler, submission)
     headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
     if repeated:
         headers.append((b"idempotency-replayed", b"true"))
@@ -66,7 +69,7 @@ async def read_submission(
     if body.delay is not None and body.due_at is not None:
         raise HttpError("invalid", "give delay or due_at, not both")
     payload = await call.payload(body.payload)
-    options: Any = {name: getattr(body, name) for name in OPTION_NAMES}
+    options: Any = dict(zip(OPTION_NAMES, options_of(body), strict=True))
     return build_submission(
         call.scheduler, service, payload, at=body.due_at, idempotency=idempotency, **options
     )
@@ -75,7 +78,7 @@ async def read_submission(
 async def submit_batch(call: Call) -> Reply:
     """Submit many tasks; one that is refused refuses only itself."""
     if b"idempotency-key" in call.headers:
-        raise HttpError("bad_request", "in a batch each task has its own_task_id idempotency_key")
+        raise HttpError("bad_request", "in a batch each task has its own idempotency_key")
     answers: list[Any] = []
     looked = False  # in the store, for services that are unknown here: once per batch
     submissions: list[Submission] = []
