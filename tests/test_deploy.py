@@ -1,0 +1,293 @@
+"""The files in deploy/: their options, variables, paths, names and times are those of the code."""
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from tickwheel.cli.serve import serve
+from tickwheel.config import SETTINGS, load, parse_duration
+from tickwheel.values.zookeeper_url import ZooKeeperUrl
+from tickwheel.web.supervisor import KILL_SECONDS
+
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "deploy"
+UNIT = (DEPLOY / "systemd" / "tickwheel@.service").read_text("utf-8")
+COMPOSE = (DEPLOY / "compose.yaml").read_text("utf-8")
+KUBERNETES = (DEPLOY / "kubernetes" / "tickwheel.yaml").read_text("utf-8")
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8")
+PATHS = json.loads((ROOT / "docs" / "reference" / "openapi.json").read_text("utf-8"))["paths"]
+SECRETS = {"PGPASSWORD", "POSTGRES_PASSWORD", "TICKWHEEL_SECRET_KEY"}
+VARIABLES = {setting.variable for setting in SETTINGS}
+PATIENCE = 60
+EXPOSURE = 20  # tenths; what systemd-analyze calls "OK" ends at 49
+
+
+def configured(command, environ):
+    """Return the configuration of a command line that ends in `serve …`; raise if it is wrong."""
+    name, *words = command
+    assert name == "serve"
+    assert environ.keys() <= VARIABLES | {"PGPASSWORD"}, environ
+    flags = serve.make_context(name, words).params
+    flags.pop("config_file")
+    # A secret and a reference have no value here.
+    known = {name: value for name, value in environ.items() if value and "${" not in value}
+    return load(flags, known, None)[0]
+
+
+def is_pinned(image):
+    """Return whether this is an official image, by its short name and with a version."""
+    return re.fullmatch(r"[a-z]+:[0-9][\w.-]*", image) is not None
+
+
+# systemd
+
+
+def service_of(text):
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str
+    parser.read_string(text)
+    return parser["Service"]
+
+
+def check_unit(text):
+    unit = service_of(text)
+    program, *command = shlex.split(unit["ExecStart"])
+    assert program == "/opt/tickwheel/bin/tickwheel"
+    config = configured(command, {})
+    assert parse_duration(unit["TimeoutStopSec"]) >= config.grace + KILL_SECONDS
+    assert unit["Type"] == "exec"  # the server sends no notification that it is ready
+
+
+def systemd_analyze(*words, text, directory):
+    """Run systemd-analyze on the unit, with the program of this environment; return its output."""
+    assert shutil.which("systemd-analyze"), "install the package systemd"
+    path = directory / "tickwheel@.service"
+    path.write_text(text.replace("/opt/tickwheel/bin/tickwheel", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", *words, path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_unit_is_one_that_systemd_takes_without_a_warning(tmp_path):
+    assert systemd_analyze("verify", text=UNIT, directory=tmp_path) == (0, "")
+    wrong = UNIT.replace("TimeoutStopSec", "TimeoutStopSecs")
+    assert "TimeoutStopSecs" in systemd_analyze("verify", text=wrong, directory=tmp_path)[1]
+
+
+def test_the_unit_is_hardened(tmp_path):
+    words = "security", "--offline=yes", "--no-pager", f"--threshold={EXPOSURE}"
+    code, shown = systemd_analyze(*words, text=UNIT, directory=tmp_path)
+    assert code == 0, shown
+    soft = UNIT.replace("CapabilityBoundingSet=", "").replace("SystemCallFilter", "#")
+    assert systemd_analyze(*words, text=soft, directory=tmp_path)[0] != 0
+
+
+# The compose file
+
+
+def check_compose(text):
+    content = yaml.safe_load(text)
+    services = content["services"]
+    for name, service in services.items():
+        assert is_pinned(service["image"]) or "build" in service, service["image"]
+        assert {*service.get("depends_on", {})} <= {*services}
+        mounted = {volume.partition(":")[0] for volume in service.get("volumes", [])}
+        assert mounted <= {*content["volumes"]}, name
+        for variable, value in service["environment"].items():
+            assert variable not in SECRETS or re.fullmatch(r"\$\{\w+:\?.*\}", value), variable
+    check_ensemble({name: one for name, one in services.items() if name.startswith("zoo")})
+    nodes = {name: one for name, one in services.items() if name.startswith("node")}
+    assert len(nodes) == 3
+    for name, node in nodes.items():
+        check_node(name, node, services)
+    assert len({node["ports"][0] for node in nodes.values()}) == 3
+
+
+def check_ensemble(zookeepers):
+    servers = re.findall(
+        r"server\.(\d)=(\w+):2888:3888;2181", zookeepers["zoo1"]["environment"]["ZOO_SERVERS"]
+    )
+    assert len(servers) == 3
+    assert {(one["environment"]["ZOO_MY_ID"], name) for name, one in zookeepers.items()} == {
+        *servers
+    }
+
+
+def check_node(name, node, services):
+    environ = {variable: value or "" for variable, value in node["environment"].items()}
+    config = configured(node["command"], image_environment() | environ)
+    assert config.node == name
+    assert config.store.startswith("postgresql://tickwheel@postgres/")
+    hosts = ZooKeeperUrl.parse(config.coordinator).hosts.split(",")
+    assert {host.removesuffix(":2181") for host in hosts} <= {*services}
+    assert len(hosts) == 3
+    assert parse_duration(node["stop_grace_period"]) >= config.grace + KILL_SECONDS
+    assert node["ports"][0].endswith(f":{config.listen.port}")
+    (probe,) = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", node["healthcheck"]["test"][-1])
+    assert probe == (str(config.listen.port), "/readyz")
+    assert (DEPLOY / node["build"]["context"] / node["build"]["dockerfile"]).is_file()
+
+
+# Kubernetes
+
+
+def check_kubernetes(text):
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    versions = {kind: one["apiVersion"] for kind, one in found.items()}
+    assert versions == {
+        "Service": "v1",
+        "PodDisruptionBudget": "policy/v1",
+        "Deployment": "apps/v1",
+    }
+    deployment = found["Deployment"]["spec"]
+    pod = deployment["template"]["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    (spread,) = pod["topologySpreadConstraints"]
+    selectors = [
+        found["Service"]["spec"]["selector"],
+        found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        deployment["selector"]["matchLabels"],
+        spread["labelSelector"]["matchLabels"],
+    ]
+    for selector in selectors:
+        assert selector
+        assert selector.items() <= labels.items()
+    assert 0 < found["PodDisruptionBudget"]["spec"]["maxUnavailable"] < deployment["replicas"]
+    (container,) = pod["containers"]
+    (port,) = container["ports"]
+    assert found["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
+    config = configured(container["args"], environment_of(container))
+    assert config.listen.port == port["containerPort"]
+    check_probes(container, port["name"])
+    stop = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert stop[0] == "sleep"
+    assert pod["terminationGracePeriodSeconds"] >= int(stop[1]) + config.grace + KILL_SECONDS
+    assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+    assert {one["name"] for one in container["volumeMounts"]} == {
+        one["name"] for one in pod["volumes"]
+    }
+    assert str(pod["securityContext"]["runAsUser"]) in re.findall(
+        r"^USER (\w+)", DOCKERFILE, re.MULTILINE
+    )
+
+
+def environment_of(container):
+    """Return the container's variables, a reference as "${…}"; secrets must be references."""
+    environ = image_environment()
+    for one in container["env"]:
+        if "value" in one:
+            environ[one["name"]] = one["value"]
+        elif "secretKeyRef" in one["valueFrom"]:
+            assert one["valueFrom"]["secretKeyRef"].keys() == {"name", "key"}
+            environ[one["name"]] = "${secret}"
+        else:
+            assert one["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+            environ[one["name"]] = "${name}"
+    for secret in ("TICKWHEEL_STORE", "TICKWHEEL_SECRET_KEY"):
+        assert environ[secret] == "${secret}"
+    return environ
+
+
+def check_probes(container, port):
+    probes = {"startupProbe": "/healthz", "readinessProbe": "/readyz", "livenessProbe": "/healthz"}
+    for probe, path in probes.items():
+        assert container[probe]["httpGet"] == {"path": path, "port": port}
+        assert path in PATHS
+
+
+# The image
+
+
+def image_environment():
+    (line,) = re.findall(r"^ENV (.*)$", DOCKERFILE, re.MULTILINE)
+    return dict(pair.split("=", 1) for pair in line.split())
+
+
+def check_image(text):
+    for image in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
+        assert is_pinned(image)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (wanted,) = re.findall(r"\.whl\)\[([\w,]+)\]", text)
+    assert {*wanted.split(",")} <= {*extras["optional-dependencies"]}
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    for line in re.findall(r"^COPY (?!--)(.*)$", text, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists()
+            assert f"!{source}" in ignored
+    assert 'ENTRYPOINT ["tickwheel"]' in text
+    (command,) = re.findall(r"^CMD (.*)$", text, re.MULTILINE)
+    configured(json.loads(command), image_environment())
+
+
+FILES = {
+    "unit": (check_unit, UNIT),
+    "compose": (check_compose, COMPOSE),
+    "kubernetes": (check_kubernetes, KUBERNETES),
+    "image": (check_image, DOCKERFILE),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_agrees_with_the_code(name):
+    check, text = FILES[name]
+    check(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("unit", "--grace 30s", "--grase 30s"),
+        ("unit", "--grace 30s", "--grace 40s"),
+        ("unit", "Type=exec", "Type=notify"),
+        ("compose", '"--grace"', '"--grase"'),
+        ("compose", "/readyz", "/ready"),
+        ("compose", "127.0.0.1:7380/", "127.0.0.1:7381/"),
+        ("compose", "TICKWHEEL_COORDINATOR:", "TICKWHEEL_CORDINATOR:"),
+        ("compose", "zookeeper://zoo1", "zookeeper://zoo0"),
+        ("compose", "server.3=zoo3", "server.3=zoo2"),
+        ("compose", "stop_grace_period: 50s", "stop_grace_period: 40s"),
+        ("compose", "${POSTGRES_PASSWORD:?set it in .env}", "secret"),
+        ("compose", "postgres:15", "registry.example.com/postgres:15"),
+        ("kubernetes", '"--grace"', '"--grase"'),
+        ("kubernetes", "path: /readyz", "path: /ready"),
+        ("kubernetes", "livenessProbe", "livenesProbe"),
+        ("kubernetes", "name: TICKWHEEL_LISTEN", "name: TICKWHEEL_LISTN"),
+        ("kubernetes", "selector: {app.kubernetes.io/name: tickwheel}", "selector: {app: other}"),
+        ("kubernetes", "containerPort: 7380", "containerPort: 7381"),
+        ("kubernetes", "targetPort: http", "targetPort: web"),
+        ("kubernetes", "terminationGracePeriodSeconds: 55", "terminationGracePeriodSeconds: 45"),
+        ("kubernetes", "apps/v1", "apps/v1beta1"),
+        ("image", "[server,postgres,", "[server,postgresql,"),
+        ("image", "setup.py", "setup.cfg"),
+    ],
+)
+def test_a_mistake_is_found(name, right, wrong):
+    check, text = FILES[name]
+    assert right in text
+    with pytest.raises((AssertionError, LookupError, ValueError, click.UsageError)):
+        check(text.replace(right, wrong))
+
+
+def test_no_file_has_a_secret():
+    for path in DEPLOY.rglob("*"):
+        if path.is_file():
+            text = path.read_text("utf-8")
+            assert not re.search(
+                r"(?i)(password|secret_key|secret-key)['\"]?[:=] *['\"]?\w{8}", text
+            )
+            assert not re.search(r"://[^@/\s]*:[^@/\s]+@", text), path
