@@ -56,7 +56,7 @@ check: $(READY) ## Run ruff and mypy
 	$(BIN)/mypy --config-file tests/mypy.ini tests benchmarks
 
 .PHONY: bench
-bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable bench-service ## Run all benchmarks
+bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable bench-service bench-scale ## Run all benchmarks
 
 .PHONY: bench-wheel
 bench-wheel: $(READY) ## Compare the wheels with other timers; writes docs/benchmarks
@@ -83,6 +83,11 @@ bench-durable: $(READY) ## Compare durable tasks with other libraries; writes do
 bench-service: $(READY) ## Compare the service over HTTP with others; writes docs/benchmarks
 	@tools/debian-packages $(PACKAGES) beanstalkd
 	$(BIN)/python benchmarks/service.py
+
+.PHONY: bench-scale
+bench-scale: $(READY) ## Simulate a cluster of 1,000 nodes and 10^9 tasks; writes docs/benchmarks
+	@tools/debian-packages $(PACKAGES)
+	$(BIN)/python benchmarks/scale.py
 
 .PHONY: docs
 docs: $(READY) ## Build the documentation into build/docs, warnings as errors
