@@ -140,6 +140,12 @@ def firing_key(name: str, time_ms: int) -> str:
     return f"schedule:{name}\x1f{time_ms}"
 
 
+def schedule_of(key: str) -> str | None:
+    """Return the name of the schedule whose firing has this key, or None for any other key."""
+    prefix, mark, _ = key.rpartition("\x1f")  # a submit refuses a key with this character
+    return prefix.removeprefix("schedule:") if mark else None
+
+
 def firing_keys(name: str) -> tuple[str, str]:
     """Return the half-open range of the keys of a schedule's firings."""
     return f"schedule:{name}\x1f", f"schedule:{name}\x20"

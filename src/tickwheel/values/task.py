@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
 
 from tickwheel.values.json.encode import decode
 
@@ -425,16 +424,6 @@ class Ids:
         self._low += 1 + (self._low & 0xFF)
         low = self._low & (1 << 62) - 1
         return f"{now_ms << 80 | 7 << 76 | shard << 64 | 2 << 62 | low:032x}"
-
-
-def shard_of(task_id: str) -> int:
-    """Return the shard of a task id."""
-    return int(task_id[13:16], 16)
-
-
-def hash_shard(text: str, shards: int) -> int:
-    """Return a shard for `text`, the same on every node."""
-    return crc32(text.encode()) % shards
 
 
 def datetime_of(ms: int) -> datetime:

@@ -5,6 +5,11 @@ import asyncio
 from tickwheel.durable import current_task
 
 
+def shard_in(task_id):
+    """Return the shard inside an id."""
+    return int(task_id[13:16], 16)
+
+
 def waiting_task(app, **options):
     """Return a task function that blocks, its calls so far, and the event that unblocks it."""
     goes_on = asyncio.Event()

@@ -17,7 +17,8 @@ from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.errors import StoreUnavailable, UnknownSchedule, UnknownService
 from tickwheel.values.schedule import LEAD_MS, Timing
-from tickwheel.values.task import Ending, Event, Ids, hash_shard
+from tickwheel.values.shard import hash_shard
+from tickwheel.values.task import Ending, Event, Ids
 
 pytestmark = pytest.mark.asyncio
 

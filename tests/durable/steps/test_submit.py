@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from durable.stage import HOUR, SHARDS, START, away
-from durable.steps.functions import noting_task
+from durable.steps.functions import noting_task, shard_in
 from tickwheel.durable import State, Task, current_task
 from tickwheel.durable.batching.capacity import QUEUE_BYTES
 from tickwheel.durable.steps.submit import MAX_BODY_BYTES
@@ -18,7 +18,6 @@ from tickwheel.errors import (
     StoreUnavailable,
     UnknownService,
 )
-from tickwheel.values.task import shard_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -332,7 +331,7 @@ class TestShards:
             ids = []
             for _ in range(20):
                 task = await note.submit("a", delay=HOUR)
-                assert shard_of(task.id) == task.shard
+                assert shard_in(task.id) == task.shard
                 ids.append(task.id)
                 await stage.advance(0.001)
             assert ids == sorted(ids)
@@ -377,7 +376,7 @@ class TestShards:
             await store.take(range(SHARDS), "somebody else")
             tasks = [await note.submit("a", delay=1) for _ in range(10)]
         assert answered == [answer for task in tasks for answer in ([None], [task])]
-        assert [shard_of(task.id) for task in tasks] == [task.shard for task in tasks]
+        assert [shard_in(task.id) for task in tasks] == [task.shard for task in tasks]
 
     async def test_a_task_knows_itself_while_it_runs(self, stage):
         app = stage.app(node="here")

@@ -15,7 +15,6 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tickwheel.kernel import Wheel
-from tickwheel.values.task import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -171,9 +170,13 @@ class Horizon:
             self._compacted.pop(service, None)
 
     def drop_shards(self, kept: Container[int]) -> None:
-        """Drop the tasks of all shards but these."""
-        for task_id in [task_id for task_id in self.entries if shard_of(task_id) not in kept]:
-            self.remove(task_id)
+        """Drop the tasks of all shards but these; a taken one waits for the answer to its claim."""
+        waiting = [entry.item for entry in self.entries.values() if entry.item is not None]
+        for queue in self._queues.values():
+            waiting += [due for *_, due, entry in queue if self.entries.get(due.id) is entry]
+        for due in waiting:
+            if due.shard not in kept:
+                self.remove(due.id)
 
     def trim(self) -> None:
         """Above the cap, drop tasks: the last ones of the longest queues, then the latest due."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from tickwheel.durable.log import logger
 from tickwheel.values.schedule import LEAD_MS, Firing, Start
-from tickwheel.values.task import datetime_of, hash_shard
+from tickwheel.values.shard import hash_shard
+from tickwheel.values.task import datetime_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

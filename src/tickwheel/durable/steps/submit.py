@@ -16,6 +16,7 @@ from tickwheel.durable.batching.contention import LockedQueue
 from tickwheel.durable.permits.share import Share
 from tickwheel.errors import KeyReused, KeyTaken, Locked, TaskGone
 from tickwheel.values.options import check_on_conflict, task_fields
+from tickwheel.values.shard import key_shard, request_shard
 from tickwheel.values.task import (
     Due,
     Idempotency,
@@ -93,10 +94,14 @@ class Submit:
         *,
         on_conflict: str = "reject",
         idempotency: Idempotency | None = None,
-        hashed: bool = False,
+        any_node: bool = False,
         **options: Unpack[TaskOptions],
     ) -> Submission:
-        """Return a task to store; raise if an option is invalid."""
+        """Return a task to store; raise if an option is invalid.
+
+        A key or an idempotency key decides the shard. Otherwise it is one of this node's if the
+        task is due soon and this node has permits for it, but with `any_node` every one in turn.
+        """
         now = self._store.latest_ms()
         now_ms = int(now)
         given = task_fields(service, now, **options)
@@ -105,8 +110,13 @@ class Submit:
         if len(body) > self._max_body:
             raise ValueError(f"a payload may have {self._max_body} bytes, this one has {len(body)}")
         soon = given.due_at_ms <= now + self._horizon.length_ms
-        hashed = hashed or self._is_spread(service.name, given.due_at_ms, soon=soon)
-        shard = self._choose_shard(own=soon and not hashed)
+        if given.key is not None:
+            shard = key_shard(service.name, given.key, self._store.shards)
+        elif idempotency is not None:
+            shard = request_shard(idempotency, self._store.shards)
+        else:
+            any_node = any_node or self._is_spread(service.name, given.due_at_ms, soon=soon)
+            shard = self._choose_shard(own=soon and not any_node)
         # By position: keywords would double the cost.
         task = Task(
             self._ids.make(now_ms, shard), service.name, body, given.key, State.DELAY,
@@ -279,11 +289,19 @@ class Submit:
     async def _insert(
         self, submissions: Sequence[Submission], *, patient: bool = False
     ) -> list[Stored]:
-        """Store a batch; a task whose shard was lost in the meantime gets a random shard."""
+        """Store a batch; a task whose shard was lost in the meantime gets a random shard.
+
+        A shard that a key has decided stays: no epoch is checked, and no shard is locked while the
+        insert waits for the key.
+        """
         owned = self._coordinator.owned()
         self._own_shard = random.choice(list(owned)) if owned else -1  # noqa: S311
         soon = self._horizon.end_ms()
-        shards = {one.task.shard for one in submissions if one.task.due_at_ms <= soon}
+        shards = {
+            one.task.shard
+            for one in submissions
+            if one.task.due_at_ms <= soon and one.task.key is None and one.idempotency is None
+        }
         epochs = {shard: owned[shard] for shard in shards if shard in owned}
         answers = await self._store.insert(submissions, epochs, patient=patient)
         lost = [index for index, answer in enumerate(answers) if answer is None]

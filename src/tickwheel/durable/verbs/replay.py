@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.store import BATCH, Replay
-from tickwheel.durable.verbs.arguments import service_name, valid_id
+from tickwheel.durable.verbs.arguments import service_name
 from tickwheel.durable.verbs.tasks import TaskVerbs
 from tickwheel.errors import AlreadyReplayed, KeyTaken, UnknownService
 from tickwheel.progress import show_progress
-from tickwheel.values.task import KeyConflict, State, Task, hash_shard
+from tickwheel.values.shard import hash_shard, key_shard
+from tickwheel.values.task import KeyConflict, State, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +31,10 @@ class ReplayVerbs(TaskVerbs):
         force: bool = False,
     ) -> Task:
         """Run a final task again, as a new one; a second time only with `force`."""
-        await self._require_service((await self.get(task_id)).service)
+        old = await self.get(task_id)
+        await self._require_service(old.service)
         due_at_ms = self._due_at_ms(None if at else delay, at)
-        answer = (await self._replay([task_id], due_at_ms, force))[0]
+        answer = (await self._replay([old], due_at_ms, force))[0]
         if isinstance(answer, Task):
             return answer
         old = await self.get(task_id)
@@ -76,13 +78,13 @@ class ReplayVerbs(TaskVerbs):
                     cursor=cursor, limit=BATCH,
                 )  # fmt: skip
                 known = await self._existing({task.service for task in page.items})
-                ids = [
-                    task.id
+                tasks = [
+                    task
                     for task in page.items
                     if task.service in known and (force or task.replayed_as is None)
                 ]
                 now = int(self._started().store.now_ms())
-                count += sum(isinstance(one, Task) for one in await self._replay(ids, now, force))
+                count += sum(isinstance(one, Task) for one in await self._replay(tasks, now, force))
                 show(count)
                 if (cursor := page.next_cursor) is None:
                     return count
@@ -101,15 +103,18 @@ class ReplayVerbs(TaskVerbs):
         return names & node.services.keys()
 
     async def _replay(
-        self, ids: Sequence[str], due_at_ms: int, force: bool
+        self, tasks: Sequence[Task], due_at_ms: int, force: bool
     ) -> Sequence[Task | KeyConflict | None]:
         node = self._started()
         now = int(node.store.now_ms())
         replays = []
-        for task_id in ids:
-            shard = hash_shard(valid_id(task_id), node.store.shards)
-            replays.append(Replay(task_id, node.submit.new_id(now, shard), shard, due_at_ms))
-        answers = await node.store.replay(replays, force=force) if ids else []
+        for task in tasks:
+            if task.key is None:
+                shard = hash_shard(task.id, node.store.shards)
+            else:
+                shard = key_shard(task.service, task.key, node.store.shards)
+            replays.append(Replay(task.id, node.submit.new_id(now, shard), shard, due_at_ms))
+        answers = await node.store.replay(replays, force=force) if tasks else []
         for answer in answers:
             if isinstance(answer, Task):
                 node.submit.announce(answer.id, answer.due_at_ms, answer)

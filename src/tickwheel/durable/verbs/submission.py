@@ -84,7 +84,8 @@ class SubmissionVerbs(Administration):
         connection = options.pop("connection", None)
         if connection is not None:
             connection = self._user_connection(connection)
-        return self._build(node, service, body, options, hashed=connection is not None), connection
+        any_node = connection is not None
+        return self._build(node, service, body, options, any_node=any_node), connection
 
     def _submissions(
         self, node: Node, requests: Iterable[Request | Mapping[str, Any]]
@@ -124,7 +125,7 @@ class SubmissionVerbs(Administration):
 
     def _build(
         self, node: Node, service: str, body: bytes, options: Mapping[str, Any],
-        *, hashed: bool = False,
+        *, any_node: bool = False,
     ) -> Submission:  # fmt: skip
         known = node.directory.get(service)
         if known is None and node.dispatches:
@@ -135,16 +136,18 @@ class SubmissionVerbs(Administration):
         # The node that calls an unknown service bounds the timeout.
         known = known or Service(service, timeout=None)
         if "idempotency_key" not in options:
-            return node.submit.build(known, body, hashed=hashed, **options)
+            return node.submit.build(known, body, any_node=any_node, **options)
         options = dict(options)
         key = options.pop("idempotency_key")
-        submission = node.submit.build(known, body, hashed=hashed, **options)
+        any_node = any_node or key is not None
+        submission = node.submit.build(known, body, any_node=any_node, **options)
         if key is None:
             return submission
+        # The options are valid, so they can be compared with those of other requests.
         # No caller over HTTP has this name: their namespaces have no colon.
         caller = f"{LOCAL}:{namespace_of(service)}"
         idempotency = Idempotency.of(caller, key, request_bytes(service, body, options))
-        return submission._replace(idempotency=idempotency)
+        return node.submit.build(known, body, idempotency=idempotency, **options)
 
     def _user_connection(self, connection: Any) -> Any:
         """Return the user's connection, or None to make the change at once without it.

@@ -1,8 +1,8 @@
 """Changes in the user's own transaction: statements on the user's connection.
 
-- A submitted task exists once that transaction commits. A hash chooses its shard, and no shard row
-  is locked, so the transaction may stay open for long. It holds only the task's key and idempotency
-  key, if it has them.
+- A submitted task exists once that transaction commits. Its shard is that of its key, or any, and
+  no shard row is locked, so the transaction may stay open for long. It holds only the task's key
+  and idempotency key, if it has them.
 - A cancelled or rescheduled task is locked until then: no node claims it.
 - A change is a generator of statements; each one is answered with its first row. `within` and
   `within_now` execute them, on any kind of connection.
