@@ -12,6 +12,7 @@ from tickwheel.durable.store import Replay, Window
 from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.values.schedule import Firing, Schedule, Start, Timing, firing_key
+from tickwheel.values.shard import hash_shard, key_shard
 from tickwheel.values.task import (
     FAILURE_EVENTS,
     Due,
@@ -188,6 +189,26 @@ async def stored_before(store, *tasks):
             marks = ", ".join(f"${number}" for number in range(1, len(values) + 1))
             await store.fetch(f"INSERT INTO task ({columns}) VALUES ({marks})", *values)
     return [*tasks]
+
+
+def keyed_before(store):
+    """Tasks with keys as the version before stored them, in any shard, and one without a key.
+
+    The last ones are firings of a schedule: the shard of their schedule is right.
+    """
+    pairs = [("mail", f"größe:{n}") for n in range(30)] + [("почта", "注文:🛒"), ("bill", "k")]
+    given = [
+        later(store, service=service, key=key, shard=n % SHARDS)
+        for n, (service, key) in enumerate(pairs)
+    ]
+    shard = hash_shard("nightly", SHARDS)
+    firings = [later(store, key=firing_key("nightly", n), shard=shard) for n in range(5)]
+    return [*given, later(store, shard=3), *firings]
+
+
+def right_shard(task):
+    """Return the shard of a task of `keyed_before` after the migration."""
+    return task.shard if task.key is None else key_shard(task.service, task.key, SHARDS)
 
 
 async def execute_sqlite(store, statement, values):

@@ -6,7 +6,17 @@ import re
 
 import pytest
 
-from contracts.stores import claim, later, stored, stored_before, task
+from contracts.stores import (
+    claim,
+    ending,
+    keyed_before,
+    later,
+    right_shard,
+    stored,
+    stored_before,
+    task,
+    wanted,
+)
 from durable.postgres_stage import SHARDS, WAITING, blocked, connected, opened, until
 from tickwheel.durable.stores.postgres import migration as postgres_migration
 from tickwheel.durable.stores.postgres import schema as postgres_schema
@@ -183,6 +193,66 @@ class TestAnIndex:
                     assert bool(index[1]) == (index[2] in made), statement
                     assert not index[1] or len(migration) == 1, statement
             made |= set(re.findall(r"CREATE TABLE (\w+)", " ".join(migration)))
+
+
+@contextlib.asynccontextmanager
+async def node_before(url, monkeypatch):
+    """A node of the version before, whose tasks with keys are in any shard."""
+    node = PostgresStore(url, shards=SHARDS)
+    with monkeypatch.context() as patched:
+        older = MIGRATIONS[: postgres_schema.KEYS_MOVED - 1]
+        patched.setattr(postgres_schema, "MIGRATIONS", older)
+        await node.open()
+    try:
+        yield node
+    finally:
+        await node.close()
+
+
+class TestTasksWithKeys:
+    async def test_move_to_the_shards_of_their_keys(self, postgres_url, monkeypatch):
+        monkeypatch.setattr(postgres_migration, "MOVED_ROWS", 7)
+        async with node_before(postgres_url, monkeypatch) as node:
+            given = keyed_before(node)
+            await stored_before(node, *given)
+            async with opened(postgres_url) as store:
+                found = await store.get([one.id for one in given])
+                assert await finished(store)
+        assert found == [one._replace(shard=right_shard(one)) for one in given]
+
+    async def test_that_run_or_are_locked_keep_their_shards(self, postgres_url, monkeypatch):
+        async with (
+            node_before(postgres_url, monkeypatch) as node,
+            connected(postgres_url) as user,
+        ):
+            running, locked, moved = given = [
+                task(node, key=key, shard=0) for key in ("k-1", "k-2", "k-4")
+            ]
+            assert 0 not in map(right_shard, given)
+            await stored_before(node, *given)
+            (attempt,) = await claim(node, [running], await node.take(range(SHARDS), "n1"))
+            await user.execute(
+                f"BEGIN; SELECT 1 FROM tickwheel.task WHERE id = '{locked.id}' FOR UPDATE"
+            )
+            async with opened(postgres_url) as store:
+                found = await store.get([one.id for one in given])
+            assert [one.shard for one in found] == [0, 0, right_shard(moved)]
+            assert await node.record([ending(attempt)]) == [True]
+
+    async def test_in_the_memory_of_a_node_of_the_version_before_are_run_once(
+        self, postgres_url, monkeypatch
+    ):
+        async with node_before(postgres_url, monkeypatch) as node:
+            given = task(node, key="k-1", shard=0)
+            await stored_before(node, given)
+            epochs = await node.take(range(SHARDS), "n1")
+            async with opened(postgres_url) as store:
+                moved = given._replace(shard=right_shard(given))
+                (attempt,) = await claim(node, [given], epochs)
+                assert (await store.claim([wanted(moved)], "n2", epochs)).tasks == []
+                assert await store.running([moved.shard]) == [attempt._replace(body=b"")]
+                assert await node.renew([attempt.attempt_key]) == [True]
+                assert await node.record([ending(attempt)]) == [True]
 
 
 class TestVersions:

@@ -13,13 +13,16 @@ from contracts.stores import (
     Place,
     everything,
     execute_sqlite,
+    keyed_before,
+    right_shard,
     stored,
     stored_before,
     task,
 )
 from durable.stores.sqlite.helpers import ended_well
+from tickwheel.durable.stores.sqlite import schema as sqlite_schema
 from tickwheel.durable.stores.sqlite.connection import DRIVERS
-from tickwheel.durable.stores.sqlite.schema import MIGRATIONS, NEXT_GENERATION
+from tickwheel.durable.stores.sqlite.schema import KEYS_MOVED, MIGRATIONS, NEXT_GENERATION
 from tickwheel.errors import WrongStore
 from tickwheel.values.task import State
 
@@ -151,6 +154,22 @@ asyncio.run(main())
             assert await store.registry.version() == 0
             await store.close()
             assert schema(place.address)[1] == (len(MIGRATIONS),)
+
+    async def test_tasks_with_keys_move_to_the_shards_of_their_keys(self, place, monkeypatch):
+        monkeypatch.setattr(sqlite_schema, "BATCH", 7)
+        with monkeypatch.context() as patched:
+            patched.setattr(sqlite_schema, "MIGRATIONS", MIGRATIONS[: KEYS_MOVED - 1])
+            store = place.store()
+            await store.open()
+            given = keyed_before(store)
+            await stored_before(store, *given)
+            await execute_sqlite(store, CLAIMED, [given[0].id])
+            await store.close()
+        await store.open()
+        found = await store.get([one.id for one in given])
+        await store.close()
+        assert [one.shard for one in found] == [given[0].shard, *map(right_shard, given[1:])]
+        assert found[1:] == [one._replace(shard=right_shard(one)) for one in given[1:]]
 
     async def test_a_file_of_a_later_generation_is_refused(self, place):
         store = place.store()

@@ -4,6 +4,7 @@
   snapshot.
 - A session that waits for a table blocks all sessions after it. So a migration waits for a table
   only for a moment; then it is rolled back, and retried after a pause.
+- Rows are changed in batches, and locked rows are skipped: a claim never waits for a migration.
 - An index is built CONCURRENTLY, which may wait for long and blocks no session. If its
   process dies, it leaves an invalid index, which the next try drops.
 """
@@ -14,6 +15,7 @@ import asyncio
 import math
 import random
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg  # type: ignore[import-untyped]
@@ -21,7 +23,9 @@ import asyncpg  # type: ignore[import-untyped]
 from tickwheel.durable.log import logger
 from tickwheel.durable.stores.postgres import schema as tables
 from tickwheel.durable.stores.postgres.pool import transaction
+from tickwheel.durable.stores.postgres.statements import by_id
 from tickwheel.errors import StoreUnavailable, WrongStore
+from tickwheel.values.shard import key_shard
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,6 +40,7 @@ WATCH_SECONDS = 0.1  # between two looks for sessions that block
 REPORT_AFTER_SECONDS = 1.0  # of a wait
 REPORT_AGAIN_SECONDS = 10.0
 CALL_SECONDS = 10.0
+MOVED_ROWS = 1_000  # in one transaction
 
 _KEY = "1953063787, hashtext($1)"  # "tick", and one lock for each schema
 LOCK = f"SELECT pg_try_advisory_lock({_KEY})"
@@ -58,6 +63,21 @@ COLUMNS = """
     WHERE n.nspname = $1 AND c.relkind = 'r' AND c.relname = ANY ($2::text[])
         AND NOT a.attisdropped
 """
+KEYED = """
+    SELECT id, service, key, shard FROM task
+    WHERE key IS NOT NULL AND (key, service) > ($1::text, $2::text)
+    ORDER BY key, service LIMIT $3::bigint
+"""
+MOVE = f"""
+    WITH unclaimed AS MATERIALIZED (
+        SELECT t.place, m.shard FROM unnest($1::uuid[], $2::integer[]) AS m (id, shard)
+        CROSS JOIN LATERAL (
+            SELECT t.ctid AS place FROM task t WHERE t.state = 'delay' AND {by_id("m.id")}
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) t
+    )
+    UPDATE task t SET shard = u.shard FROM unclaimed u WHERE t.ctid = u.place
+"""  # noqa: S608
 
 
 async def migrate(
@@ -184,6 +204,8 @@ class Migration:
 
     async def _apply_one(self, number: int) -> None:
         statements = tables.MIGRATIONS[number]
+        if number + 1 == tables.KEYS_MOVED:
+            await self._move_keyed()
         index = CONCURRENTLY.match(statements[0]) if statements else None
         if index is not None:
             await self._build(index[1], statements[0])
@@ -194,6 +216,24 @@ class Migration:
             await put_version(connection, number + 1)
 
         await self._tried(step)
+
+    async def _move_keyed(self) -> None:
+        """Move unclaimed tasks to the shards of their keys; their ids stay.
+
+        A task that runs or is locked keeps its shard. A node of the version before that has a moved
+        task in memory may still claim it: one claim wins, and the lease is that of the winner.
+        """
+        shards = await setting(self._connection, "shards")
+        after = "", ""
+        while rows := await self._connection.fetch(KEYED, *after, MOVED_ROWS):
+            after = rows[-1][2], rows[-1][1]
+            moved = {
+                task_id: right
+                for task_id, service, key, shard in rows
+                if (right := key_shard(service, key, shards)) != shard
+            }
+            if moved:
+                await self._tried(partial(move, moved=moved))
 
     async def _build(self, name: str, statement: str) -> None:
         """Build an index; first drop an unfinished one of another process."""
@@ -258,6 +298,12 @@ class Migration:
         if now >= self._report_at:
             self._report_at = now + REPORT_AGAIN_SECONDS
             self._notify(f"the migration of {self._pool.where} waits for {whom}")
+
+
+async def move(connection: Connection, moved: Mapping[str, int]) -> None:
+    """Move the unclaimed ones of these tasks to other shards."""
+    ids = sorted(moved)
+    await connection.execute(MOVE, ids, [moved[one] for one in ids])
 
 
 def describe_sessions(rows: Sequence[Sequence[Any]]) -> str:

@@ -193,7 +193,9 @@ MIGRATIONS: list[list[str]] = [
         "ALTER TABLE task ADD COLUMN IF NOT EXISTS tags text",
         "ALTER TABLE backlog ADD COLUMN IF NOT EXISTS tags text",
     ],
+    [],  # a mark: tasks with keys were moved to the shards of their keys
 ]
+KEYS_MOVED = 11  # the version with that mark
 LEAST = 1  # the migrations that a program must know to work with these tables
 
 # Up to this version the tables were created in the first schema of the connection's search_path.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.log import logger
+from tickwheel.durable.store import BATCH, STATEMENT_BYTES
+from tickwheel.durable.stores.rows import PageFill
 from tickwheel.durable.stores.sqlite.connection import insert_many
 from tickwheel.errors import WrongStore
+from tickwheel.values.shard import key_shard
 
 if TYPE_CHECKING:
     from tickwheel.durable.stores.sqlite.connection import Connection
@@ -189,7 +193,18 @@ MIGRATIONS: list[list[str]] = [
         "ALTER TABLE task ADD COLUMN tags TEXT",
         "ALTER TABLE backlog ADD COLUMN tags TEXT",
     ],
+    [],  # a mark: tasks with keys were moved to the shards of their keys
 ]
+KEYS_MOVED = 6  # the version with that mark
+KEYED = """
+    SELECT id, service, key, shard, length(payload) FROM task
+    WHERE key IS NOT NULL AND (key, service) > (:key, :service)
+    ORDER BY key, service LIMIT :limit
+"""
+MOVE = """
+    UPDATE task SET shard = m.value ->> 1 FROM json_each(?) m
+    WHERE task.id = m.value ->> 0 AND task.state = 'delay'
+"""
 
 
 def migrate(connection: Connection, shards: int) -> int:
@@ -197,6 +212,8 @@ def migrate(connection: Connection, shards: int) -> int:
 
     Several processes may do so at the same moment: the file's write lock admits one at a time.
     """
+    if 0 < version(connection) < KEYS_MOVED:
+        move_keyed(connection)
     if is_older(connection):
         connection.run("BEGIN IMMEDIATE")
         try:
@@ -210,7 +227,24 @@ def migrate(connection: Connection, shards: int) -> int:
         except BaseException:
             connection.run("ROLLBACK")
             raise
-    return int(connection.run("SELECT value FROM setting WHERE name = 'shards'")[0][0])
+    return stored_shards(connection)
+
+
+def move_keyed(connection: Connection) -> None:
+    """Move unclaimed tasks to the shards of their keys, a batch at a time; their ids stay."""
+    shards = stored_shards(connection)
+    key = service = ""
+    while True:
+        page = PageFill(STATEMENT_BYTES, lambda row: row[4])
+        values = {"key": key, "service": service, "limit": BATCH}
+        rows = connection.run_until(page, KEYED, values)
+        if not rows:
+            return
+        moved = []
+        for task_id, service, key, shard, _ in rows:
+            if (right := key_shard(service, key, shards)) != shard:
+                moved.append((task_id, right))
+        connection.run(MOVE, (json.dumps(moved),))
 
 
 def check(connection: Connection) -> None:
@@ -248,6 +282,11 @@ def version(connection: Connection) -> int:
     """Return how many migrations the file has had."""
     number: int = connection.run("PRAGMA user_version")[0][0]
     return number
+
+
+def stored_shards(connection: Connection) -> int:
+    """Return the number of shards."""
+    return int(connection.run("SELECT value FROM setting WHERE name = 'shards'")[0][0])
 
 
 def write_settings(connection: Connection, shards: int) -> None:
