@@ -192,14 +192,14 @@ async def stored_before(store, *tasks):
 
 
 def keyed_before(store):
-    """Tasks with keys as the version before stored them, in any shard, and one without a key.
+    """Tasks with keys as the version before stored them, in wrong shards, and one without a key.
 
     The last ones are firings of a schedule: the shard of their schedule is right.
     """
     pairs = [("mail", f"größe:{n}") for n in range(30)] + [("почта", "注文:🛒"), ("bill", "k")]
     given = [
-        later(store, service=service, key=key, shard=n % SHARDS)
-        for n, (service, key) in enumerate(pairs)
+        later(store, service=service, key=key, shard=(key_shard(service, key, SHARDS) + 1) % SHARDS)
+        for service, key in pairs
     ]
     shard = hash_shard("nightly", SHARDS)
     firings = [later(store, key=firing_key("nightly", n), shard=shard) for n in range(5)]
