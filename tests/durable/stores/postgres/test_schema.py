@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from contracts.stores import later, stored, stored_before, task
+from contracts.stores import later, right_shard, stored, stored_before, task
 from durable.postgres_stage import connected, opened
 from tickwheel.durable import Scheduler
 from tickwheel.durable.stores.postgres import schema as postgres_schema
@@ -156,14 +156,15 @@ class TestAStoreOfTheVersionBefore:
     @pytest.mark.parametrize("version", range(1, postgres_schema.UNNAMED_VERSION + 1))
     async def test_is_moved_with_all_it_has(self, postgres_url, monkeypatch, caplog, version):
         async with before(postgres_url, monkeypatch, version) as old:
-            given = await stored_before(old, later(old, key="k"), task(old))
+            keyed, plain = await stored_before(old, later(old, key="k"), task(old))
             await old.take(range(4), "n1")
             async with connected(postgres_url) as user:
                 await user.execute("CREATE TABLE public.orders (id integer)")
                 if version == 1:
                     await user.execute("CREATE TABLE public.service (mine integer)")
         async with opened(postgres_url) as store, connected(postgres_url) as user:
-            assert await store.get([one.id for one in given]) == given
+            moved = keyed._replace(shard=right_shard(keyed))
+            assert await store.get([keyed.id, plain.id]) == [moved, plain]
             assert (await store.take([0], "n2")) == {0: 2}
             ((reached,),) = await store.fetch(VERSION)
             assert reached == str(len(postgres_schema.MIGRATIONS))

@@ -27,6 +27,7 @@ from web.serving import Served
 pytestmark = pytest.mark.usefixtures("watched")
 
 SHARDS = 64
+VERSION_BEFORE_TAGS = 4
 EPOCH = 10  # of every shard before a backup is restored
 NOBODY = 65534
 DAMAGED = "the database file is damaged"
@@ -205,8 +206,8 @@ class TestRestored:
         self, path, start, ledger, restore
     ):
         backup, task_id = waiting_in_a_backup(path, start)
-        last = "ALTER TABLE task DROP COLUMN tags", "ALTER TABLE backlog DROP COLUMN tags"
-        changed(backup, *last, f"PRAGMA user_version = {len(MIGRATIONS) - 1}")
+        tags = "ALTER TABLE task DROP COLUMN tags", "ALTER TABLE backlog DROP COLUMN tags"
+        changed(backup, *tags, f"PRAGMA user_version = {VERSION_BEFORE_TAGS}")
         worker = start()
         restore(backup, path)
         ledger.wait(lambda: ledger.done[task_id], "the task of the backup has run")
