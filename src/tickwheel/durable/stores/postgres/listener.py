@@ -4,6 +4,9 @@ It receives notifications on channels of the database. They are lost while there
 Whenever one is made, first or again, every subscriber is called with "": notifications may have
 been lost.
 
+The connection must be to the server that the other nodes write to. So it is closed when its server
+accepts no writes any more, as after a fail-over.
+
 It holds advisory locks, which the server frees at once when the process dies. The locks are shared:
 after a connection is lost that the server still considers open, the next one gets the locks anyway.
 """
@@ -15,6 +18,8 @@ import contextlib
 import logging
 import random
 from typing import TYPE_CHECKING, Any
+
+from tickwheel.durable.stores.postgres.statements import READ_ONLY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -129,7 +134,8 @@ class Listener:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
                     await self._wake.wait()
             async with asyncio.timeout(ANSWER_SECONDS):
-                await connection.fetch("SELECT 1")
+                if (await connection.fetch(READ_ONLY))[0][0]:
+                    raise ConnectionError("the server accepts no writes any more")
 
     async def _lock(self, connection: Connection) -> None:
         """Acquire and release locks until the connection has the wanted ones."""

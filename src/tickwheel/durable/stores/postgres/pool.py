@@ -2,6 +2,7 @@
 
 - Every call ends within bounded time, whatever the server does. A connection that is in the middle
   of something at that moment is closed: nothing waits for a server that hangs.
+- A server that has become read-only, or does not answer, is left: its idle connections are closed.
 - Deadlocks and serialization failures are retried. Failures of the server or the network become
   `StoreUnavailable`, which names host and database and never the password.
 """
@@ -18,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg  # type: ignore[import-untyped]
 
+from tickwheel.durable.stores.postgres.hosts import Hosts, reason_of
 from tickwheel.durable.stores.postgres.session import (
     SHARED,
     address_of,
@@ -112,6 +114,7 @@ class Pool:
     def __init__(self, url: str, size: int = SIZE) -> None:
         self.where = place_of(url)
         self.address = address_of(url)
+        self._hosts = Hosts(self.address, self.where)
         self._size = size
         self._slots = asyncio.Semaphore(size)
         self._reserved = asyncio.Semaphore(RESERVED)
@@ -134,19 +137,14 @@ class Pool:
         except BaseException as error:
             connection.terminate()
             if isinstance(error, Exception) and not isinstance(error, TickwheelError):
-                raise unreachable(error, self.where) from error
+                reason = reason_of(error)
+                raise StoreUnavailable(f"cannot connect to {self.where}: {reason}") from error
             raise
         return connection
 
     async def _greeted(self) -> Connection:
         """Return a connection as the server opens it."""
-        named = {} if "application_name=" in self.address.url else {"application_name": "tickwheel"}
-        try:
-            connection: Connection = await asyncpg.connect(
-                self.address.url, timeout=CONNECT_SECONDS, server_settings=named
-            )
-        except Exception as error:
-            raise unreachable(error, self.where) from error
+        connection: Connection = await self._hosts.connect(CONNECT_SECONDS)
         return connection
 
     async def run(
@@ -166,6 +164,7 @@ class Pool:
             async with asyncio.timeout(None if seconds == math.inf else seconds):
                 return await self._tried(work, slots)
         except TimeoutError as error:
+            self._drop_idle()
             raise StoreUnavailable(f"{self.where} has not answered in {seconds:g} s") from error
 
     async def _tried(
@@ -193,6 +192,8 @@ class Pool:
                 answer = await work(connection)
             except asyncpg.PostgresError as error:
                 self._put_back(connection, fit=not (error.sqlstate or "").startswith(WORLD_ENDS))
+                if error.sqlstate == READ_ONLY:
+                    self._drop_idle()
                 raise
             except BaseException:
                 connection.terminate()  # no caller waits for its statement
@@ -206,6 +207,14 @@ class Pool:
             if not connection.is_closed():
                 return connection
         return None
+
+    def _drop_idle(self) -> None:
+        """Close the connections that nobody uses: their server is not the primary any more.
+
+        Or it may not be, if it did not answer; then each of them would fail one more call.
+        """
+        while self._free:
+            self._free.pop().terminate()
 
     def _put_back(self, connection: Connection, *, fit: bool) -> None:
         if fit and not connection.is_closed() and not connection.is_in_transaction():
@@ -259,7 +268,8 @@ def valid_ids(ids: Iterable[str]) -> list[str]:
 
 
 # After these the connection is useless: shut down, or on a server that is read-only (now).
-WORLD_ENDS = ("08", "57P", "25006", "25P03", "XX")
+READ_ONLY = "25006"
+WORLD_ENDS = ("08", "57P", READ_ONLY, "25P03", "XX")
 
 
 def translate_error(error: Exception, where: str) -> Exception:
@@ -285,16 +295,6 @@ def translate_error(error: Exception, where: str) -> Exception:
     return statements
 
 
-def unreachable(error: Exception, where: str) -> Exception:
-    """Return the error to raise if a connection could not be opened."""
-    text = str(error) or type(error).__name__
-    if isinstance(error, asyncpg.ClientConfigurationError):
-        return ValueError(f"the URL of {where} cannot be used: {text}")
-    if "unsupported startup parameter" in text:
-        text += "; this is PgBouncer: take the parameter out of the URL, or let it ignore that one"
-    return StoreUnavailable(f"cannot connect to {where}: {text}")
-
-
 def place_of(url: str) -> str:
     """Return host and database of a URL for messages, without user and password.
 
@@ -311,7 +311,8 @@ def place_of(url: str) -> str:
     database = parts.path.strip("/") or asked.get("dbname", asked.get("database", [""]))[0]
     beyond = rest[len(parts.netloc) :]  # a "@" here belongs to the password
     odd = "@" in beyond or parts.fragment or UNSHOWN & {*host, *database}
-    if odd or not HOSTS.fullmatch(hosts):
+    empty = "," in hosts and not all(hosts.split(","))
+    if odd or empty or not HOSTS.fullmatch(hosts):
         raise ValueError(
             f"the PostgreSQL URL cannot be parsed: it is {POSTGRES_FORM}, and in a password"
             " @ : / # ? are written as %40 …"

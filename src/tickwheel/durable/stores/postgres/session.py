@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "tickwheel"  # of the tables, unless the URL names another
 PARAMETER = "schema"
+TARGET = "target_session_attrs"
+TARGETS = ("read-write", "primary", "any")  # the driver's others are servers that accept no writes
 IDENTIFIER = re.compile("(?!pg_)[a-z_][a-z0-9_]{0,62}")
 NOTIFY_SECONDS = 5.0  # a session that keeps its LISTEN is notified much sooner
 # A statement was prepared on one server connection and executed on another.
@@ -35,12 +37,14 @@ SHARED = (
 class Address(NamedTuple):
     """A store's URL without the schema, for the driver, and the schema of the tables.
 
-    `named`: whether the URL names the schema.
+    - `named`: whether the URL names the schema.
+    - `target`: which servers may be used, one of `TARGETS`; None: the driver decides.
     """
 
     url: str
     schema: str
     named: bool
+    target: str | None
 
 
 def address_of(url: str) -> Address:
@@ -49,8 +53,9 @@ def address_of(url: str) -> Address:
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "search_path" in given:
         raise ValueError("a store's URL names its schema with ?schema=NAME, not with search_path")
+    target = target_of(parts.netloc.rpartition("@")[2] or given.get("host", ""), given.get(TARGET))
     if PARAMETER not in given:
-        return Address(url, SCHEMA, named=False)
+        return Address(url, SCHEMA, named=False, target=target)
     schema = given[PARAMETER]
     if not IDENTIFIER.fullmatch(schema):
         raise ValueError(
@@ -58,7 +63,20 @@ def address_of(url: str) -> Address:
             f" got {schema!r:.100}"
         )
     rest = [one for one in parts.query.split("&") if one.partition("=")[0] != PARAMETER]
-    return Address(urlunsplit(parts._replace(query="&".join(rest))), schema, named=True)
+    url = urlunsplit(parts._replace(query="&".join(rest)))
+    return Address(url, schema, named=True, target=target)
+
+
+def target_of(hosts: str, given: str | None) -> str | None:
+    """Return which servers may be used: of several, those that accept writes."""
+    if given is None:
+        return TARGETS[0] if "," in hosts else None
+    if given not in TARGETS:
+        raise ValueError(
+            f"a store needs a server that accepts writes: {TARGET} must be one of"
+            f" {', '.join(TARGETS)}, got {given!r:.100}"
+        )
+    return given
 
 
 def script(schema: str, settings: Mapping[str, str]) -> str:

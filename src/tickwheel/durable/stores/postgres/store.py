@@ -104,7 +104,8 @@ class PostgresStore:
     - `shards` counts when the tables are created; afterwards the number in them counts.
     - `clock` is the monotonic clock from which the database's time is computed between two samples.
     - The URL is asyncpg's: it may have several hosts, `sslmode` and settings. `?schema=NAME` names
-      the schema of the tables, "tickwheel" by default.
+      the schema of the tables, "tickwheel" by default. Of several hosts, the one is used that
+      accepts writes.
     - A connection pooler must keep a session for each client.
     - If the server does not answer, a call fails after 10 s; calls work again when the server does.
     """
