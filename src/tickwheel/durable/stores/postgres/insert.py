@@ -61,15 +61,18 @@ async def insert(
     Then `Locked` is raised, and the caller has to insert them one by one.
     """
 
-    async def all_of(connection: Connection) -> Answers:
-        return await insert_keyed(connection, submissions, epochs)
-
-    async def the_rest(connection: Connection) -> Answers:
-        return await insert_rest(connection, submissions, epochs)
+    async def insert_some(connection: Connection) -> Answers:
+        work = insert_rest if again else insert_keyed
+        answers = await work(connection, submissions, epochs)
+        if any(
+            answer is not None and answer is not one.task
+            for answer, one in zip(answers, submissions, strict=True)
+        ):
+            await connection.execute(sql.SYNCED)  # an answer about a task that was found
+        return answers
 
     if again or count_keyed(submissions):
-        work = the_rest if again else all_of
-        return await transaction(connection, work, lock_ms=None if patient else LOCK_MS)
+        return await transaction(connection, insert_some, lock_ms=None if patient else LOCK_MS)
     return await insert_plain(connection, [one.task for one in submissions], epochs)
 
 

@@ -62,6 +62,13 @@ def inserted_rows(first: int) -> str:
 
 
 READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
+# Makes its transaction wait, at the commit, until the synchronous standby has all that went before.
+# A row that was found may be on the primary alone: if that restarts, or an administrator ends a
+# session, while a commit waits for the standby, the row is visible and not replicated.
+SYNCED = """
+    SELECT pg_logical_emit_message(true, 'tickwheel', '')
+    WHERE current_setting('synchronous_standby_names') <> ''
+"""
 CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8"
 # Rounded down to the millisecond: a task due at that time is due.
 _MOMENT = """moment AS MATERIALIZED (

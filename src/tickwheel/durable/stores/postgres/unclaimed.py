@@ -41,6 +41,8 @@ async def verdicts(
             states.update((task_id, found) for task_id, found in rows)
         # Running a moment ago and unclaimed again now: it can still be changed.
         left = [one for one in left if states.get(one) == State.DELAY]
+    if states:
+        await store.fetch(sql.SYNCED)  # the answer says what was found
     return verdicts_on(ids, won, state, states)
 
 
