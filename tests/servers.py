@@ -344,6 +344,14 @@ class PostgresServer(Server):
     def url_for(self, database):
         return f"postgresql://tickwheel@127.0.0.1:{self.port}/{database}"
 
+    def standby(self, **options):
+        """Return a synchronous standby of this server: a commit waits until it has it on disk."""
+        return PostgresStandby(self, **options)
+
+    def promote(self):
+        """Make a standby a primary, and return when it accepts writes."""
+        self.execute(f"SELECT pg_promote(wait_seconds => {PATIENCE:g})")
+
     def execute(self, statement, database="postgres"):
         """Run SQL, and return what it printed: for tests to look behind the driver's back."""
         psql = [self.binaries() / "psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-d"]
@@ -448,6 +456,37 @@ class PostgresServer(Server):
             pass  # another run was faster, or the disk is full
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+class PostgresStandby(PostgresServer):
+    """A copy of a running server, which follows it until `promote`."""
+
+    def __init__(self, primary, **options):
+        super().__init__(**options)
+        self.primary = primary
+
+    def prepare(self, attempt):
+        data = self.directory / "data"
+        if data.exists():
+            return
+        argv = [self.binaries() / "pg_basebackup", "-D", data, "-d", self.primary.url]
+        argv += ["-c", "fast", "-X", "stream", "--write-recovery-conf", "--no-sync"]
+        with (self.directory / "log").open("ab") as log:
+            user = self.user if ROOT else ""
+            made = _spawn([str(part) for part in argv], user, signal.SIGKILL, log)
+        if made.wait(PATIENCE):
+            raise RuntimeError(f"pg_basebackup failed:\n{self.log()}")
+
+    def start(self):
+        """Start it; the first time, return when its primary waits for it at each commit."""
+        first = not self._settled
+        super().start()
+        if first:
+            self.primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            self.primary.execute("SELECT pg_reload_conf()")
+            states = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+            wait_until(lambda: self.primary.execute(states) == "1", "the standby is synchronous")
+        return self
 
 
 class ZooKeeperServer(Server):

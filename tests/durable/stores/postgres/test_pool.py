@@ -224,6 +224,17 @@ class TestThePool:
             shown = await other.fetch("SHOW transaction_isolation")
             assert [row[0] for row in shown] == ["read committed"]
 
+    @pytest.mark.parametrize("value", ["remote_apply", "on", "remote_write", "local"])
+    async def test_its_sessions_wait_for_standbys_as_the_administrator_says(
+        self, store, user, postgres_url, value
+    ):
+        database = postgres_url.rpartition("/")[2]
+        await user.execute(f"ALTER DATABASE {database} SET synchronous_commit = {value}")
+        pool = Pool(postgres_url)
+        shown = await pool.run(lambda connection: connection.fetch("SHOW synchronous_commit"))
+        assert [row[0] for row in shown] == [value]
+        await pool.close()
+
 
 async def in_transaction(connection):
     return connection.is_in_transaction()
