@@ -13,10 +13,12 @@ import pytest_asyncio
 from contracts.stores import Place, stored, task, wanted
 from tickwheel import ManualClock
 from tickwheel.durable.coordinator import ShardRow
+from tickwheel.durable.coordinators import sharing
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
 from tickwheel.durable.coordinators.solo import BACK_OFF_SECONDS, CHECK_SECONDS, SoloCoordinator
 from tickwheel.durable.coordinators.zookeeper import ZooKeeperCoordinator
 from tickwheel.durable.store import Claims
+from tickwheel.errors import StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -242,6 +244,77 @@ class TestSeveral:
         await first.stop()
         await until(lambda: len(second.owned) == SHARDS)
         assert all(second.owned[shard] > before[shard] for shard in range(SHARDS))
+
+
+class TestPreload:
+    """A node that joins reads its future shards first, while the others still have them."""
+
+    @pytest.fixture
+    def kind(self, request):
+        return request.param
+
+    pytestmark = pytest.mark.parametrize("kind", ["postgres", "zookeeper"], indirect=True)
+
+    @pytest_asyncio.fixture
+    async def join_with(self, make):
+        """Starts a member with this way to preload, and stops it in the end."""
+        members = []
+
+        async def join_with(node, preload):
+            coordinator = make(node)
+            coordinator.preload = preload
+            members.append(await Member(coordinator).start())
+            return members[-1]
+
+        yield join_with
+        for member in members:
+            await member.stop()
+
+    async def test_a_node_joins_when_it_has_read_the_shards_that_it_then_gets(
+        self, join, join_with, monkeypatch
+    ):
+        monkeypatch.setattr(sharing, "PRELOAD_SECONDS", TTL)
+        members = [await join(name) for name in "ab"]
+        await until(lambda: [len(one.owned) for one in members] == [4, 4])
+        asked, go_on = asyncio.Event(), asyncio.Event()
+        expected = set()
+
+        async def preload(shards):
+            expected.update(shards)
+            asked.set()
+            await go_on.wait()
+
+        new = await join_with("c", preload)
+        await asked.wait()
+        assert [len(one.owned) for one in members] == [4, 4], "nobody gave up a shard yet"
+        assert "c" not in [node.name for node in await members[0].coordinator.nodes()]
+        go_on.set()
+        await until(lambda: len(new.owned) == len(expected) == SHARDS // 3)
+        assert new.owned.keys() == expected
+
+    async def test_a_node_joins_even_if_it_can_read_nothing(self, join, join_with, monkeypatch):
+        monkeypatch.setattr(sharing, "PRELOAD_SECONDS", 0.01)
+        first = await join("a")
+        await until(lambda: len(first.owned) == SHARDS)
+
+        async def fails(shards):
+            raise StoreUnavailable("the store is away")
+
+        async def hangs(shards):
+            await asyncio.Event().wait()
+
+        failing, hanging = await join_with("b", fails), await join_with("c", hangs)
+        await until(lambda: failing.owned and hanging.owned)
+
+    async def test_free_shards_are_taken_without_reading_them_before(self, join_with):
+        asked = []
+
+        async def preload(shards):
+            asked.append(shards)
+
+        member = await join_with("a", preload)
+        await until(lambda: len(member.owned) == SHARDS)
+        assert asked == []
 
 
 class TestSoloWithoutALock:

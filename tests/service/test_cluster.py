@@ -214,6 +214,31 @@ def test_cancel_and_reschedule_work_on_either(pair, receiver, name):
     assert {first.get(f"/v1/tasks/{one}").json["state"] for one in cancelled} == {"cancelled"}
 
 
+def test_while_one_joins_and_stops_no_call_is_repeated_or_lost(
+    pair, cluster_url, coordinator, tmp_path, receiver, name
+):
+    first, second = pair
+    first.service(name, receiver.watch(f"/{name}"), concurrency=1_000)
+    wait_until(lambda: second.get(f"/v1/services/{name}").status == 200, "both know it")
+    bodies = [{"service": name, "delay": 1 + number / 50} for number in range(150)]
+    answers = [server.post("/v1/tasks/batch", bodies, status=200).json for server in pair]
+    ids = [item["id"] for answer in answers for item in answer["items"]]
+    third = Server(cluster_url, tmp_path / "third", "--coordinator", coordinator, lease=LEASE)
+    third.token = first.token
+    with third:
+        owned = lambda: third.get("/v1/stats", status=200).json["owned"]  # noqa: E731
+        wait_until(lambda: owned() == 64 // 3, "it has its share")
+        third.stop()
+    assert {second.ended(one)["state"] for one in ids} == {"finished"}
+    attempts = receiver.attempts()
+    # A task that was claimed and not sent when its server stopped is claimed again.
+    assert [len(attempts[one]) for one in ids] == [1] * len(ids)
+    wait_for_shares(first, second)
+    # The aim is 250 ms, but this machine may be busy: print the lateness instead.
+    late = sorted(one.late for one in receiver.of(f"/{name}"))
+    print(f"late: half {late[len(late) // 2]:.3f} s, most {late[-1]:.3f} s, of {len(late)}")
+
+
 def test_when_one_is_killed_the_other_takes_over(pair, receiver, name):
     first, second = pair
     endpoint = receiver.watch(f"/{name}", slow)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
 
 class NodeRow(NamedTuple):
@@ -37,6 +37,13 @@ class Coordinator(Protocol):
 
     functions: Callable[[], Collection[str]]
     """Returns the names of the task functions of this node; set before `start`."""
+
+    preload: Callable[[Collection[int]], Awaitable[None]]
+    """Reads the tasks of shards before this node gets them; set before `start`.
+
+    A node that joins calls it with the shards that others are about to give up, and joins when it
+    has returned: until then, the others go on with them.
+    """
 
     async def start(self, changed: Callable[[], None]) -> None:
         """Join the other nodes, and call `changed()` on this loop whenever `owned` changes.

@@ -249,6 +249,42 @@ class TestReading:
             assert f"{name!r}, which is not a service or function here" in text
 
 
+class TestHandover:
+    async def test_preloaded_tasks_stay_in_memory_until_their_shards_are_owned(self, shelf):
+        shelf = await shelf()
+        everything, shelf.owner.epochs = shelf.owner.epochs, {}
+        ids = await shelf.put(1, 50, shard=3)
+        await shelf.put(1, 61, shard=2)
+        await shelf.loader.preload([3])
+        await shelf.loader.step()  # it owns nothing yet
+        assert shelf.horizon.entries.keys() == {*ids}
+        shelf.owner.epochs = {0: everything[0]}  # the other shard follows
+        await shelf.loader.step()
+        assert shelf.horizon.entries.keys() == {*ids}
+        await shelf.loader.step()  # another node has got it
+        shelf.clock.advance(20)
+        await shelf.loader.step()
+        assert not shelf.horizon.entries
+
+    async def test_new_shards_need_not_wait_for_the_scan_of_all(self, shelf):
+        shelf = await shelf()
+        everything, shelf.owner.epochs = shelf.owner.epochs, {0: shelf.owner.epochs[0]}
+        await shelf.loader.step()
+        await shelf.put(-5, 1, 3, shard=3)
+        await shelf.put(1, shard=0)
+        shelf.owner.epochs = everything
+        due, reads = shelf.store.due, []
+
+        async def noted(windows, shards, *rest):
+            reads.append((sorted(shards), shelf.delays()))
+            return await due(windows, shards, *rest)
+
+        shelf.store.due = noted
+        await shelf.loader.step()
+        assert reads == [([1, 2, 3], []), ([0, 1, 2, 3], [-5, 1])]
+        assert shelf.delays() == [-5, 1, 1, 3]
+
+
 class TestStartOfShortReads:
     """On PostgreSQL a read may pass ended tasks that were due after its start."""
 

@@ -34,11 +34,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from tickwheel.clock import BootClock
 from tickwheel.durable.coordinator import NodeRow, ShardRow
-from tickwheel.durable.coordinators.sharing import lent_shards
+from tickwheel.durable.coordinators.sharing import (
+    lent_shards,
+    preload_bounded,
+    preload_nothing,
+)
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from tickwheel.clock import Clock
     from tickwheel.durable.store import Store
@@ -215,6 +219,7 @@ class PostgresCoordinator:
     """
 
     functions: Callable[[], Collection[str]] = tuple
+    preload: Callable[[Collection[int]], Awaitable[None]] = staticmethod(preload_nothing)
 
     def __init__(
         self, store: Store, node: str, *, ttl: float = TTL_SECONDS, clock: Clock | None = None
@@ -291,7 +296,7 @@ class PostgresCoordinator:
             await self._fetch(HEARTBEAT, *self._lease(), session, sorted(self.functions()))
         )
         if not joined:
-            return await self._join()
+            return await self._join([node.name for node in nodes], shards)
         self._trust_lease(requested_at)
         dead = self._dead(nodes, now_ms)
         live = [node.name for node in nodes if node not in dead]
@@ -405,8 +410,11 @@ class PostgresCoordinator:
     def _interval(self) -> float:
         return self._ttl / HEARTBEATS * random.uniform(0.8, 1.0)  # noqa: S311
 
-    async def _join(self) -> float:
-        """Join with a new incarnation; this node owns no shards any more."""
+    async def _join(self, others: Sequence[str], shards: Sequence[ShardRow]) -> float:
+        """Join with a new incarnation; this node owns no shards any more.
+
+        The others give up shards as soon as it has joined: so it reads the tasks of these before.
+        """
         self._own({})
         self._lent = {}
         if self._joined:
@@ -414,6 +422,8 @@ class PostgresCoordinator:
             self._incarnation = uuid.uuid4().hex
             self._joined = False
         held = await self._store.session.hold(self._key, SESSION_SECONDS)
+        if not self._refusals:
+            await preload_bounded(self.preload, shards_to_come(self._node, others, shards))
         self._joined = True  # even if the answer is lost
         channel, names = self._store.channel(CHANNEL), sorted(self.functions())
         if await self._fetch(JOIN, *self._lease(), channel, held, self._refusals > 0, names):
@@ -499,6 +509,16 @@ def parse_heartbeat(
     names = [frozenset(json.loads(one)) for one in functions]
     nodes = [Member._make(row) for row in zip(*columns, names, strict=True)]
     return joined, now_ms, nodes, [ShardRow._make(row[6:]) for row in rows]
+
+
+def shards_to_come(node: str, others: Sequence[str], shards: Sequence[ShardRow]) -> list[int]:
+    """Return the shards that other nodes give up when this node joins: the first of each."""
+    live = [*{*others, node}]
+    found: list[int] = []
+    for name in {*others} - {node}:
+        theirs = sorted(one.shard for one in shards if one.owner == name)
+        found += theirs[: max(0, len(theirs) - share_of(name, live, shards))]
+    return found
 
 
 def share_of(node: str, live: Sequence[str], shards: Sequence[ShardRow]) -> int:

@@ -1,13 +1,33 @@
-"""How nodes share the shards: quotas by weight, as few moves as possible, and lent shards. Pure."""
+"""How nodes share the shards: quotas by weight, few moves, lent shards, and those to preload."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+from tickwheel.errors import StoreUnavailable
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from tickwheel.durable.coordinator import ShardRow
+
+PRELOAD_SECONDS = 1.0  # after which a node joins, whether it has read its future shards or not
+
+
+async def preload_nothing(_: Collection[int]) -> None:
+    """Preload for a coordinator without a loader."""
+
+
+async def preload_bounded(
+    preload: Callable[[Collection[int]], Awaitable[None]], shards: Collection[int]
+) -> None:
+    """Read the tasks of these shards; if that takes too long or fails, they are read later."""
+    if shards:
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(PRELOAD_SECONDS):
+                await preload(shards)
 
 
 def assign(

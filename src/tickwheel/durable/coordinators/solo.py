@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.clock import SystemClock, forkable
 from tickwheel.durable.coordinator import NodeRow
+from tickwheel.durable.coordinators.sharing import preload_nothing
 from tickwheel.durable.log import logger
 from tickwheel.errors import StoreUnavailable
 
@@ -39,7 +40,7 @@ except ImportError:  # on Windows: only one process can dispatch there
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
     from pathlib import Path
 
     from tickwheel.clock import Clock
@@ -57,6 +58,7 @@ class SoloCoordinator:
     """Owns all shards; with `lock`, a path, only while it holds the lock of that file."""
 
     functions: Callable[[], Collection[str]] = tuple
+    preload: Callable[[Collection[int]], Awaitable[None]] = staticmethod(preload_nothing)
 
     def __init__(
         self, store: Store, node: str, lock: Path | None = None, clock: Clock | None = None

@@ -30,13 +30,18 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from tickwheel.clock import BootClock
 from tickwheel.durable.coordinator import NodeRow
-from tickwheel.durable.coordinators.sharing import assign, lent_shards
+from tickwheel.durable.coordinators.sharing import (
+    assign,
+    lent_shards,
+    preload_bounded,
+    preload_nothing,
+)
 from tickwheel.durable.coordinators.zookeeper_session import Session, Unavailable
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.zookeeper_url import ZooKeeperUrl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from tickwheel.clock import Clock
     from tickwheel.durable.coordinator import ShardRow
@@ -63,6 +68,7 @@ class ZooKeeperCoordinator:
     """
 
     functions: Callable[[], Collection[str]] = tuple
+    preload: Callable[[Collection[int]], Awaitable[None]] = staticmethod(preload_nothing)
 
     def __init__(
         self,
@@ -237,6 +243,8 @@ class ZooKeeperCoordinator:
         if self._incarnation_of != session.id:
             self._incarnation, self._incarnation_of = uuid.uuid4().hex, session.id
         self._started_at_ms = int(self._store.now_ms())
+        if not self._refusals:
+            await preload_bounded(self.preload, await self._shards_to_come(session))
         try:
             await session.call(
                 "create", f"nodes/{self._node}", self._about(), ephemeral=True, makepath=True
@@ -262,6 +270,17 @@ class ZooKeeperCoordinator:
         self._ticket = mine[0]
         self._registered, self._refusals = session.id, 0
         return True
+
+    async def _shards_to_come(self, session: Session) -> list[int]:
+        """Return the shards of other nodes that the leader will assign to this node."""
+        others = await self._members(session)
+        others.pop(self._node, None)
+        if not others:
+            return []
+        weights = {name: about["weight"] for name, about in others.items()}
+        current = await self._all_assigned(session)
+        wanted = assign(self._store.shards, {**weights, self._node: self._weight}, current)
+        return wanted[self._node]
 
     async def _tickets(self, session: Session) -> list[str]:
         """Return the names of all election nodes, the leader's first."""
@@ -326,13 +345,15 @@ class ZooKeeperCoordinator:
             self._election_changed = False
 
     async def _begin_to_lead(self, session: Session) -> None:
-        names = await session.children("shards")
-        texts = [await session.data(f"shards/{name}") for name in names]
-        self._assignment = {
-            name: json.loads(text or b"[]") for name, text in zip(names, texts, strict=True)
-        }
+        self._assignment = await self._all_assigned(session)
         self._leads = self._members_changed = True
         logger.info("node %r leads: it assigns the shards", self._node)
+
+    async def _all_assigned(self, session: Session) -> dict[str, list[int]]:
+        """Return the shards that are assigned to each node."""
+        names = await session.children("shards")
+        texts = await asyncio.gather(*(session.data(f"shards/{name}") for name in names))
+        return {name: json.loads(text or b"[]") for name, text in zip(names, texts, strict=True)}
 
     async def _members(
         self, session: Session, watch: Callable[[], None] | None = None

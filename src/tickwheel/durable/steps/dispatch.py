@@ -129,12 +129,16 @@ class Dispatch:
         if pause > 0:
             return pause
         self._horizon.advance(self._is_blocked)
-        if not self._stopping and (batch := self._pick()):
+        if not self._stopping and self._may_claim() and (batch := self._pick()):
             await self._claim(batch)
             return 0.0
         sleep_ms = self._horizon.sleep_ms()
         sleep = self._until_permits()
         return sleep if sleep_ms is None else min(sleep_ms / 1000, sleep)
+
+    def _may_claim(self) -> bool:
+        """Return whether this node has shards; before that, preloaded tasks stay where they are."""
+        return bool(self._coordinator.owned() or self._coordinator.lent())
 
     def _until_permits(self) -> float:
         """Return how long until a queue may move that waits for its rate or for a hold to end."""

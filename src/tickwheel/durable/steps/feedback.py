@@ -20,13 +20,11 @@ from tickwheel.durable.log import logger
 from tickwheel.durable.steps.ending import ending_of, is_accepted, storable_text
 from tickwheel.errors import Locked, StoreUnavailable
 from tickwheel.values.service import Service
-from tickwheel.values.task import Due, Ending, Event, Lease, State
+from tickwheel.values.task import Ending, Event, Lease, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tickwheel.durable.coordinator import Coordinator
-    from tickwheel.durable.steps.horizon import Horizon
     from tickwheel.durable.steps.leases import Leases, Orphans
     from tickwheel.durable.store import Store
     from tickwheel.values.task import Task
@@ -41,20 +39,21 @@ KEPT_BODY_BYTES = 1_024  # larger payloads leave memory before the outcome is wr
 
 
 class Feedback:
-    """Turns answers and feedback into outcomes, and writes them."""
+    """Turns answers and feedback into outcomes, and writes them.
+
+    `announce(id, due_at_ms, task)` tells the owner of its shard, here or elsewhere, of a retry.
+    """
 
     def __init__(
         self,
         store: Store,
-        coordinator: Coordinator,
-        horizon: Horizon,
+        announce: Callable[[str, int, Task], None],
         services: Mapping[str, Service],
         leases: Leases,
         orphans: Orphans,
     ) -> None:
         self._store = store
-        self._coordinator = coordinator
-        self._horizon = horizon
+        self.announce = announce
         self._services = services
         self._leases = leases
         self._orphans = orphans
@@ -124,14 +123,17 @@ class Feedback:
             self._all_written.set()
 
     def finish_attempt(self, task: Task, ending: Ending) -> None:
-        """Count and log a stored outcome; load the retry, or notify the waiters."""
+        """Count and log a stored outcome; announce the retry, or notify the waiters.
+
+        The shard may have another owner by now, which is notified of the retry.
+        """
         self._orphans.unwatch(task.id)
         self.event_counts[ending.event] += 1
         log_ending(task, ending)
         if ending.state is not State.DELAY:
             self.notify_waiters(task.id)
-        elif task.shard in self._coordinator.claimable():
-            self._load(task, ending.due_at_ms)
+        else:
+            self.announce(task.id, ending.due_at_ms, task)
 
     def accept(self, task: Task, after_ms: int) -> None:
         """Leave an accepted task to its callee, until feedback or until `after_ms` have passed."""
@@ -207,10 +209,6 @@ class Feedback:
         """Notify everyone in this process who waits for a task that has ended."""
         for event in self._waiters.get(task_id, ()):
             event.set()
-
-    def _load(self, task: Task, due_at_ms: int) -> None:
-        if due_at_ms <= self._horizon.end_ms():
-            self._horizon.add(Due(task.id, due_at_ms, task.service, task.priority, task.shard))
 
     async def _record(self, endings: list[Ending]) -> Sequence[bool | None]:
         return await self._store.record(endings)

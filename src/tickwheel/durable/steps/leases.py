@@ -14,6 +14,7 @@ this node releases them at once.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.durable.channel import Answer
@@ -47,6 +48,8 @@ SWEEP_SKIPPED_TASKS = 100  # unclaimed tasks of each service that a regular swee
 LOCKED_RETRY_SECONDS = 1.0  # interval for an orphan that another transaction has locked
 SUSPECT_SECONDS = 20.0  # a claim without an answer is committed within this, or never
 SUSPECT_CHECK_SECONDS = 1.0  # interval while there are suspects
+QUICK_SWEEP_SECONDS = 0.05  # a sweep of new shards that took less may take twice as many
+MAX_WATCHED = 100_000  # orphans in memory; with this many, no further shard is swept
 MAX_PAUSE_SECONDS = 5.0  # between two runs of the step
 ANSWER_LOST = "claimed, not sent: the answer to the claim was lost"
 
@@ -160,6 +163,7 @@ class Orphans:
         self._suspects: dict[str, Suspect] = {}
         self._swept: frozenset[tuple[int, int]] = frozenset()
         self._sweep_at = 0.0
+        self._sweep_size = 1  # new shards in one sweep
         self._deadlines: list[tuple[float, str, int]] = []  # when to end which task, by which lease
         self.watched: dict[str, Task] = {}
         self.on_end: Callable[[Task, Ending], None] = lambda *_: None
@@ -246,22 +250,31 @@ class Orphans:
     async def _sweep_if_due(self) -> bool:
         """Sweep for orphans if that is due; return whether it was.
 
-        A sweep of shards that this node has just got reads all running tasks, a regular one a part.
+        A sweep of shards that this node has just got reads all running tasks. So each run of the
+        step sweeps only a few of them, first one, then more while that is quick: no statement is
+        long, and no answer holds the event loop for long. A regular sweep reads a part of the
+        tasks, of all shards.
         """
         owned = dict(self._coordinator.owned())
         shards = frozenset(owned.items())
-        new = sorted(shard for shard, _ in shards - self._swept)
-        if new:
-            await self._sweep(owned, new, None)
-        elif owned and self._clock.time() >= self._sweep_at:
-            await self._sweep(owned, sorted(owned), SWEEP_SKIPPED_TASKS)
-        else:
-            self._swept &= shards
+        self._swept &= shards
+        if not owned or len(self.watched) >= MAX_WATCHED:
             return False
-        self._swept = shards
+        if new := shards - self._swept:
+            few, began = sorted(new)[: self._sweep_size], perf_counter()
+            sweep_at = await self._sweep(owned, [shard for shard, _ in few], None)
+            self._sweep_at = min(self._sweep_at, sweep_at) if self._swept else sweep_at
+            self._swept |= {*few}
+            quick = len(few) < len(new) and perf_counter() - began < QUICK_SWEEP_SECONDS
+            self._sweep_size = 2 * len(few) if quick else 1
+        elif self._clock.time() >= self._sweep_at:
+            self._sweep_at = await self._sweep(owned, sorted(owned), SWEEP_SKIPPED_TASKS)
+        else:
+            return False
         return True
 
-    async def _sweep(self, owned: Mapping[int, int], shards: list[int], skip: int | None) -> None:
+    async def _sweep(self, owned: Mapping[int, int], shards: list[int], skip: int | None) -> float:
+        """Watch the orphans of these shards; return when to sweep them next."""
         now_ms = self._store.now_ms()
         found = await self._store.running(shards, skip, int(now_ms) + SWEEP_AHEAD_MS)
         until = self._clock.time() + SUSPECT_SECONDS
@@ -277,7 +290,7 @@ class Orphans:
         ends = sorted(task.lease_until_ms or 0 for task in found if is_accepted(task))
         if len(ends) >= SWEPT:  # the store may have more, whose leases end after these
             pause = min(pause, max((ends[SWEPT - 1] - now_ms) / 1000, MIN_SWEEP_SECONDS))
-        self._sweep_at = self._clock.time() + pause
+        return self._clock.time() + pause
 
     def _watch(self, task: Task) -> None:
         """Watch an orphan until its lease expires; end it then, unless the lease was renewed.
@@ -323,6 +336,8 @@ class Orphans:
 
     def _pause(self) -> float:
         now = self._clock.time()
+        if self._coordinator.owned().items() - self._swept and len(self.watched) < MAX_WATCHED:
+            return 0.0
         moments = [now + MAX_PAUSE_SECONDS]
         if self._deadlines:
             moments.append(self._deadlines[0][0])

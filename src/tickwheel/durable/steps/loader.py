@@ -1,5 +1,8 @@
 """Step 2: from the store into the horizon, in bounded portions.
 
+A node that joins reads the tasks of its future shards before it joins, while their owner still
+sends them. When it gets them, it reads what they have due soon, and then scans everything.
+
 The horizon is a cache. Each second the loader reads the next two seconds again, from the oldest
 unclaimed task, and each scan period the whole horizon. So a task that another process commits late,
 or a lost notification, costs one second at most. Tasks that are in memory already stay as they are.
@@ -23,7 +26,7 @@ from tickwheel.durable.store import Window
 from tickwheel.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.steps.horizon import Horizon
@@ -70,20 +73,29 @@ class Loader:
         self._scanned_at_ms = -1
         self._scan_interval_ms = self._min_scan_interval_ms  # grows with the duration of a scan
         self._scanned: Reach = frozenset()  # where the last scan has read
+        self._expected: frozenset[int] = frozenset()  # shards that are preloaded, and not owned yet
         self._read_at_ms = -1
         self._read_services: set[str] = set()  # those known at the last read
         self._oldest: dict[str, int] = {}  # by service: when its oldest unclaimed task was due
+        self.on_new_shards: Callable[[], None] = lambda: None  # called when they have been read
         self.seconds = {"near": 0.0, "scan": 0.0}  # duration of the last read of each kind
 
     def rescan(self) -> None:
         """Read the whole horizon with the next step."""
         self._scanned_at_ms = -1
 
+    async def preload(self, shards: Collection[int]) -> None:
+        """Read the tasks of shards that this node is about to own; it cannot claim them yet."""
+        self._expected = frozenset(shards)
+        now = int(self._store.now_ms())
+        for due in await self._read_shards(shards, now, now + self._horizon.length_ms):
+            self._horizon.add(due)
+
     async def step(self) -> float:
         """Read the next two seconds, or the whole horizon if a scan is due; return the pause."""
         shards, lent = self._coordinator.owned(), self._coordinator.lent()
         if not shards and not lent:
-            self._horizon.drop_shards(())
+            self._horizon.drop_shards(self._expected)
             self._scanned = frozenset()
             return INTERVAL_SECONDS
         now, began = int(self._store.now_ms()), perf_counter()
@@ -92,8 +104,12 @@ class Loader:
         full = not scanned or self._scanned != reach
         until = now + (max(NEAR_MS, self._horizon.length_ms) if full else NEAR_MS)
         if full:
-            self._horizon.drop_shards(self._coordinator.claimable())
+            self._horizon.drop_shards(self._expected | self._coordinator.claimable().keys())
+        else:
+            self._expected = frozenset()  # other nodes have got the rest
         try:
+            if self._scanned and full:
+                await self._read_new_shards(reach)
             names = await self._services_to_read(until, full=full)
             windows = self._windows(names, full=full)
             removed = self._horizon.record_removals()
@@ -107,13 +123,37 @@ class Loader:
             self._record_duration(perf_counter() - began, full=full)
         self._record_oldest(windows, found, now)
         cut = self._adapt_limits(windows, found, now)
+        is_new = reach != self._scanned
         if full and not cut:
             self._scanned_at_ms, self._scanned = now, reach
         for due in found:
             if due.id not in removed:
                 self._horizon.add(due)
         self._horizon.trim()
+        if is_new:
+            self.on_new_shards()
         return 0.0 if cut else INTERVAL_SECONDS
+
+    async def _read_new_shards(self, reach: Reach) -> None:
+        """Read what is due soon in shards that this node has just got.
+
+        These tasks need not wait for the scan of all shards, which may be long.
+        """
+        new = {shard for name, shard, _ in reach - self._scanned if name is None}
+        if not new:
+            return
+        removed = self._horizon.record_removals()
+        now = int(self._store.now_ms())
+        for due in await self._read_shards(new, now, now + NEAR_MS):
+            if due.id not in removed:
+                self._horizon.add(due)
+
+    async def _read_shards(self, shards: Collection[int], now: int, until: int) -> list[Due]:
+        """Read the tasks of some shards, whoever owns them: overdue, and due up to `until`."""
+        names = {*self._services}
+        if len(names) > READ_ALL_SERVICES:
+            names &= {*await self._store.services(until)}
+        return await self._store.due(self._windows(names, full=True), [*shards], now, until)
 
     async def read(self, windows: Sequence[Window], now: int, until: int) -> list[Due]:
         """Read these windows in the shards that this node owns or borrows for a function."""
@@ -139,6 +179,7 @@ class Loader:
         if self._scanned != reach:
             self._read_at_ms, self._oldest = now - SKIPPED_SCAN_MS, {}
             self._read_services = {*self._services}
+            self.on_new_shards()
         self._scanned_at_ms, self._scanned = now, reach
 
     async def _services_to_read(self, until: int, *, full: bool) -> set[str]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.store import Store
     from tickwheel.values.service import Service
 
+FIRST_STEPS = ("coordinator", "loader", "dispatch")  # the others wait until tasks are loaded
 STOP_SECONDS = 2.0  # for a statement that runs when the node stops
 
 
@@ -80,9 +81,7 @@ class Node:
         self.submit = Submit(store, coordinator, self.horizon, services, max_body=max_body)
         self.leases = Leases(store, coordinator, clock or BootClock())
         self.orphans = Orphans(store, coordinator, self.leases, services, steps, name)
-        self.feedback = Feedback(
-            store, coordinator, self.horizon, services, self.leases, self.orphans
-        )
+        self.feedback = Feedback(store, self.submit.announce, services, self.leases, self.orphans)
         self.directory = Directory(store.registry, services, vault, channels, store.now_ms)
         self._holds = Holds(store, coordinator)
         self.dispatch = Dispatch(
@@ -115,6 +114,8 @@ class Node:
         ):
             steps.add(step_name, work)
         # These parts are built before those that they call back.
+        coordinator.preload = self.loader.preload
+        self.loader.on_new_shards = self._wake_others
         self.orphans.on_end = self.feedback.finish_attempt
         self.leases.on_lost = self.dispatch.lose
         self.leases.on_unproven = self.dispatch.give_up
@@ -161,8 +162,14 @@ class Node:
         if self.coordinator.claimable():
             wake = self._steps["loader"].wake
             self.store.notifications.subscribe_due(wake, self.coordinator.claimable)
+        for name in FIRST_STEPS:
+            self._steps.wake(name)
+
+    def _wake_others(self) -> None:
+        """Run the other steps: the due tasks of new shards are in memory."""
         for step in self._steps:
-            step.wake()
+            if step.name not in FIRST_STEPS:
+                step.wake()
 
     def forget(self, task_id: str) -> None:
         """Drop a cancelled task from memory, and notify those who wait for its end."""
@@ -187,13 +194,17 @@ class Node:
 
     async def _leave(self) -> None:
         kept = {"directory", "leases", "unproven leases"}  # for running calls
-        steps = [step for step in self._steps if step.name not in kept]
-        await asyncio.gather(*(step.stop(STOP_SECONDS) for step in steps))
+        await self._steps["coordinator"].stop(STOP_SECONDS)
+        others = [step for step in self._steps if step.name not in {*kept, "coordinator"}]
+        # Nothing is sent any more, so the shards do not wait for a long read of another step.
+        stopping = asyncio.gather(*(step.stop(STOP_SECONDS) for step in others))
         try:
             await self.coordinator.stop()  # outcomes need no shards
             self._joined = False
         except ConnectionError as error:
             logger.warning("the shards could not be given up: %s", error)
+        finally:
+            await stopping
 
     async def stop(self, grace: float) -> None:
         """Leave, and finish or release running tasks within `grace` seconds."""
@@ -211,6 +222,7 @@ class Node:
                 await self.feedback.drain()
                 with contextlib.suppress(ConnectionError):
                     await self.orphans.release_unsent()
+                await self.submit.drain()  # the notifications of retries
         except TimeoutError:
             left = len(self.feedback.unrecorded)
             logger.warning("stopped with %d outcomes not written: their leases will expire", left)
