@@ -104,6 +104,10 @@ def test_an_unknown_setting_is_named_with_the_nearest_known_one():
         ("submit_only = 1", "submit_only must be true or false; got 1"),
         ("submit_only = 'yes'", "got 'yes'"),
         ("listen = 7380", "listen must be HOST:PORT"),
+        ("weight = 0", "weight must be a number from 0.01 to 1000; got 0"),
+        ("advertise = 'ftp://a'", "advertise must be an http:// or https:// URL without a path"),
+        ("advertise = 'http://a/b'", "URL without a path"),
+        ("advertise = 'http://u:p@a'", "URL without a path"),
         ("allow_target = '10.0.0.0/8'", "allow_target must be networks"),
         ("allow_target = [10]", "allow_target must be networks"),
         ("horizon = nan", "horizon must be a duration"),
@@ -191,6 +195,8 @@ def test_the_file_may_have_every_setting_except_secrets():
         listen = "0.0.0.0:80"
         coordinator = "postgres"
         node = "a"
+        weight = 2
+        advertise = "https://a.example:7380/"
         shards = 8
         workers = 2
         submit_only = true
@@ -218,6 +224,7 @@ def test_the_file_may_have_every_setting_except_secrets():
     config, origins = load_config()
     assert {name for name, origin in origins.items() if origin == "default"} == {"secret_key"}
     assert config.open_access
+    assert (config.weight, config.advertise) == (2.0, "https://a.example:7380")
     assert config.tls_cert == Path("c.pem")
     assert (config.retention, config.audit_retention) == (86_400, 86_400)
     assert Config().audit_retention is None
@@ -301,6 +308,7 @@ def test_a_repeated_flag_is_a_list_and_an_empty_list_is_not_given():
         ({"tls_key": Path("k")}, "tls_key is set and tls_cert is not"),
         ({"workers": 2}, "more than one worker needs a store on PostgreSQL"),
         ({"coordinator": "postgres"}, "it must be solo"),
+        ({"weight": 2.0}, "weight is 2 and the coordinator is solo: one node owns every shard"),
         ({"max_payload": 2 << 20, "max_body": 1024}, "max_payload is 2MiB and max_body is 1KiB"),
     ],
 )

@@ -63,10 +63,11 @@ EXPORTED = {
         problem_of""",
     "receiver": """Accepted BadDelivery Delivery Gone InProgress InvalidSignature MemorySeen
         Receiver Reply Retry Seen""",
-    "durable": """AlreadyReplayed Attempt AttemptOver Backoff Blocking Breaker Fail KeyReused
-        KeyTaken NotStarted Overloaded Page Request Retry Schedule Scheduler Service ServiceChanged
-        ServiceInUse Snooze State StoreUnavailable TargetRefused Task TaskFunction TaskGone
-        UnknownSchedule UnknownService UnknownTask Verdict WrongStore current_task""",
+    "durable": """AlreadyReplayed Attempt AttemptOver Backoff Blocking Breaker CannotDrain Fail
+        KeyReused KeyTaken NotStarted Overloaded Page Request Retry Schedule Scheduler Service
+        ServiceChanged ServiceInUse Snooze State StoreUnavailable TargetRefused Task TaskFunction
+        TaskGone UnknownNode UnknownSchedule UnknownService UnknownTask Verdict WrongStore
+        current_task""",
     "overflow_buffers": "PostgresBuffer RedisBuffer SqliteBuffer",
     "durable.buffers": "PostgresBuffer RedisBuffer SqliteBuffer",
 }

@@ -239,6 +239,13 @@ def _parse_endpoint(text: str) -> str:
     return text
 
 
+def _parse_address(text: str) -> str:
+    parts = urlsplit(_parse_endpoint(_parse_text(text)))
+    if parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError
+    return f"{parts.scheme}://{parts.netloc}"
+
+
 def _string(
     expected: str, parse: Callable[[str], Any], metavar: str, *, many: bool = False
 ) -> Kind:
@@ -304,6 +311,7 @@ NETWORKS = _string("networks like 10.0.0.0/8 or fd00::/8", _parse_network, "CIDR
 FILE_NAME = _string("the name of a file", _parse_path, "FILE")
 NAME = _string("1 or more printable characters", _parse_text, "NAME")
 KEYS = _string("keys of 16 or more characters each, separated by commas", _parse_keys, "KEYS")
+ADDRESS = _string("an http:// or https:// URL without a path", _parse_address, "URL")
 ENDPOINT = _string("an http:// or https:// URL", _parse_endpoint, "URL")
 
 
@@ -336,6 +344,13 @@ class Config:
     node: str | None = _setting(
         None, NAME, "This node's name in the cluster; by default host, process and a random part."
     )
+    weight: float = _setting(
+        1.0, _number(0.01, 1000), "This node's part of the shards, relative to the other nodes'."
+    )
+    advertise: str | None = _setting(
+        None, ADDRESS,
+        "The URL at which other nodes reach this one; by default the address that it listens on.",
+    )  # fmt: skip
     shards: int = _setting(
         64, _whole(1, 4096), "The number of shards; fixed when the store is created."
     )
@@ -426,6 +441,10 @@ class Config:
                 f"max_payload is {_format_size(self.max_payload)} and max_body is"
                 f" {_format_size(self.max_body)}: max_body must be at least max_payload"
             )
+        if self.weight != 1 and self._has_one_node():
+            raise ConfigError(
+                f"weight is {self.weight:g} and the coordinator is solo: one node owns every shard"
+            )
         if not self.store.startswith("sqlite:"):
             return
         if self.workers > 1:
@@ -438,6 +457,9 @@ class Config:
                 f"coordinator is {self.coordinator!r} and the store is SQLite: a file has only one"
                 " node, so it must be solo"
             )
+
+    def _has_one_node(self) -> bool:
+        return self.coordinator == "solo" or self.store.startswith("sqlite:")
 
 
 def _setting_of(of: Field[Any]) -> Setting:
@@ -553,7 +575,9 @@ def _parse(setting: Setting, source: str, value: Any, read: Callable[[Any], Any]
         return read(value)
     except (ValueError, TypeError, OverflowError):
         # An invalid URL is not shown: its password may be anywhere in it.
-        hidden = setting.kind in (STORE, COORDINATOR, ENDPOINT) and re.search(r"[@=\s]", str(value))
+        hidden = setting.kind in (STORE, COORDINATOR, ADDRESS, ENDPOINT) and re.search(
+            r"[@=\s]", str(value)
+        )
         got = "" if hidden else f"; got {setting.masked(value)!r:.100}"
         raise ConfigError(f"{source} must be {setting.kind.expected}{got}") from None
 

@@ -133,6 +133,18 @@ class AlreadyReplayed(TickwheelError, ValueError):
     code = "already_replayed"
 
 
+class UnknownNode(TickwheelError, LookupError):
+    """No registered node has this name."""
+
+    code = "unknown_node"
+
+
+class CannotDrain(TickwheelError, ValueError):
+    """No other node could take the shards of the node that is to be drained."""
+
+    code = "cannot_drain"
+
+
 class NotStarted(TickwheelError, RuntimeError):
     """The scheduler is not running: use `async with app` or `with app.blocking()`."""
 

@@ -61,6 +61,8 @@ ANSWERS = {
     "put_schedule": schedule(),
     "delete_schedule": None,
     "nodes": [],
+    "drain_node": None,
+    "undrain_node": None,
     "shards": [],
     "audit": Page([], None),
 }

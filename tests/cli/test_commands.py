@@ -67,6 +67,8 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
           {"interval": 30.0, "missed": "skip", "enabled": False})),
         (["schedules", "delete", "n"], ("delete_schedule", ("n",), {})),
         (["nodes", "list"], ("nodes", (), {})),
+        (["nodes", "drain", "n-1"], ("drain_node", ("n-1",), {})),
+        (["nodes", "drain", "n-1", "--undo"], ("undrain_node", ("n-1",), {})),
         (["shards"], ("shards", (), {})),
         (["audit", "--limit", "5"], ("audit", (), {"limit": 5})),
     ],

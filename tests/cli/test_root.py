@@ -49,7 +49,7 @@ def test_the_list_of_subcommands():
         "backlog": {"list", "replay"},
         "schedules": {"list", "show", "put", "delete"},
         "tokens": {"create", "list", "revoke"},
-        "nodes": {"list"},
+        "nodes": {"list", "drain"},
     }
 
 

@@ -23,6 +23,8 @@ STORED = Reply(201, TASK)
         ("unknown_task", 404, errors.UnknownTask),
         ("unknown_service", 422, errors.UnknownService),
         ("unknown_schedule", 404, errors.UnknownSchedule),
+        ("unknown_node", 404, errors.UnknownNode),
+        ("cannot_drain", 409, errors.CannotDrain),
         ("service_in_use", 409, errors.ServiceInUse),
         ("service_changed", 412, errors.ServiceChanged),
         ("attempt_over", 409, errors.AttemptOver),

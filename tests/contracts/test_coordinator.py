@@ -6,19 +6,20 @@ Every test runs on each kind: `solo` alone and with a lock file, `postgres`, `zo
 import asyncio
 import contextlib
 import logging
+import math
 
 import pytest
 import pytest_asyncio
 
 from contracts.stores import Place, stored, task, wanted
-from tickwheel import ManualClock
-from tickwheel.durable.coordinator import ShardRow
+from tickwheel import ManualClock, __version__
+from tickwheel.durable.coordinator import NodeRow, ShardRow
 from tickwheel.durable.coordinators import sharing
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
 from tickwheel.durable.coordinators.solo import BACK_OFF_SECONDS, CHECK_SECONDS, SoloCoordinator
 from tickwheel.durable.coordinators.zookeeper import ZooKeeperCoordinator
 from tickwheel.durable.store import Claims
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import CannotDrain, StoreUnavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -95,13 +96,14 @@ def make(kind, store, tmp_path, request):
     """Makes coordinators of one cluster."""
     url = request.getfixturevalue("zookeeper_url") if kind == "zookeeper" else ""
 
-    def make(node):
+    def make(node, **about):
+        about = {"address": f"http://{node}:1"} | about
         if kind == "zookeeper":
-            return ZooKeeperCoordinator(store, node, url=url, session=TTL)
+            return ZooKeeperCoordinator(store, node, url=url, session=TTL, **about)
         if kind == "postgres":
-            return PostgresCoordinator(store, node, ttl=TTL)
+            return PostgresCoordinator(store, node, ttl=TTL, **about)
         lock = tmp_path / "lock" if kind == "solo-lock" else None
-        return SoloCoordinator(store, node, lock)
+        return SoloCoordinator(store, node, lock, **about)
 
     return make
 
@@ -111,8 +113,8 @@ async def join(make):
     """Starts members of one cluster, and stops those that are left."""
     members = []
 
-    async def join(node):
-        members.append(await Member(make(node)).start())
+    async def join(node, **about):
+        members.append(await Member(make(node, **about)).start())
         return members[-1]
 
     yield join
@@ -187,21 +189,29 @@ class TestNodesAndShards:
         assert await coordinator.nodes() == []
         assert await coordinator.shards() == [ShardRow(shard, None, 0) for shard in range(SHARDS)]
 
-    async def test_each_owner_is_a_node_with_its_shards(self, join):
+    async def test_each_owner_is_a_node_with_its_shards(self, join, store):
         member = await join("a")
         await until(lambda: len(member.owned) == SHARDS)
         (node,) = await member.coordinator.nodes()
-        assert (node.name, node.shards) == ("a", SHARDS)
+        assert (node.name, node.shards, node.state) == ("a", SHARDS, "active")
+        assert (node.address, node.version) == ("http://a:1", __version__)
+        assert (node.weight, len(node.incarnation)) == (1.0, 32)
+        assert abs(node.started_at_ms - store.now_ms()) < 3_600_000
         assert await member.coordinator.shards() == [
             ShardRow(shard, "a", epoch) for shard, epoch in sorted(member.owned.items())
         ]
 
-    async def test_one_that_was_never_started_shows_the_others(self, join, make):
+    async def test_one_that_was_never_started_shows_the_others(self, join, make, kind):
         """So a process that only submits can be asked, too."""
         member = await join("a")
         await until(lambda: len(member.owned) == SHARDS)
         observer = make("b")
-        assert await observer.nodes() == await member.coordinator.nodes()
+        shown = [await one.nodes() for one in (observer, member.coordinator)]
+        known = [row._replace(lease_until_ms=None) for rows in shown for row in rows]
+        if kind == "solo":  # without a lock file, no other process knows more than the name
+            assert known == [NodeRow("a", SHARDS), known[1]]
+        else:
+            assert known[0] == known[1]
         assert await observer.shards() == await member.coordinator.shards()
 
     async def test_one_that_was_never_started_owns_nothing(self, make):
@@ -315,6 +325,159 @@ class TestPreload:
         member = await join_with("a", preload)
         await until(lambda: len(member.owned) == SHARDS)
         assert asked == []
+
+
+class TestWeights:
+    @pytest.fixture
+    def kind(self, request):
+        return request.param
+
+    pytestmark = pytest.mark.parametrize("kind", ["postgres", "zookeeper"], indirect=True)
+
+    async def test_they_decide_how_many_shards_a_node_gets(self, join):
+        members = [await join("a", weight=3.0), await join("b")]
+        await until(lambda: [len(one.owned) for one in members] == [6, 2])
+        rows = await members[1].coordinator.nodes()
+        assert [(row.name, row.weight, row.shards) for row in rows] == [("a", 3, 6), ("b", 1, 2)]
+
+    @pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan")])
+    async def test_they_are_above_zero(self, make, weight):
+        with pytest.raises(ValueError, match="weight must be more than 0"):
+            make("a", weight=weight)
+
+
+class TestADrain:
+    @pytest.fixture
+    def kind(self, request):
+        return request.param
+
+    pytestmark = pytest.mark.parametrize("kind", ["postgres", "zookeeper"], indirect=True)
+
+    @pytest_asyncio.fixture
+    async def three(self, join):
+        """Three members that share the shards."""
+        members = [await join(name) for name in "abc"]
+        await until(lambda: sorted(len(one.owned) for one in members) == [2, 3, 3])
+        return members
+
+    async def test_moves_the_shards_of_one_node_and_no_others(self, three):
+        a, b, c = three
+        before = [*map(dict, (b.owned, c.owned))]
+        assert await a.coordinator.drain("a")
+        await until(lambda: [len(one.owned) for one in three] == [0, 4, 4])
+        for old, member in zip(before, (b, c), strict=True):
+            assert old.items() <= member.owned.items()
+        await until(lambda: {one.coordinator.node_count() for one in (b, c)} == {2})
+
+    async def test_is_shown_to_every_node_and_can_be_undone(self, three, make):
+        a, b, c = three
+        observer = make("d")
+        assert await observer.drain("c")
+        await until(lambda: not c.owned and len(a.owned) == len(b.owned) == 4)
+        states = [(row.name, row.state, row.shards) for row in await observer.nodes()]
+        assert states == [("a", "active", 4), ("b", "active", 4), ("c", "drained", 0)]
+        assert await observer.drain("c", undo=True)
+        await until(lambda: sorted(len(one.owned) for one in three) == [2, 3, 3])
+        assert {row.state for row in await observer.nodes()} == {"active"}
+
+    async def test_is_shown_while_the_node_still_has_shards(self, three):
+        a, b, c = three
+        await c.halt()
+        assert await a.coordinator.drain("c")
+        (row,) = [row for row in await b.coordinator.nodes() if row.name == "c"]
+        assert (row.state, row.shards) == ("draining", len(c.owned))
+
+    async def test_of_an_unknown_node_is_refused(self, three):
+        assert not await three[0].coordinator.drain("x")
+        assert not await three[0].coordinator.drain("x", undo=True)
+
+    async def test_of_the_last_active_node_is_refused(self, three):
+        a, _, c = three
+        for name in "bc":
+            assert await a.coordinator.drain(name)
+        with pytest.raises(CannotDrain, match="no other active node could take the shards of 'a'"):
+            await c.coordinator.drain("a")
+        await until(lambda: len(a.owned) == SHARDS)
+
+    async def test_ends_with_the_process(self, three, join):
+        a, _, c = three
+        await a.coordinator.drain("c")
+        await until(lambda: not c.owned)
+        await c.stop()
+        again = await join("c")
+        await until(lambda: len(again.owned) in (2, 3))
+        assert {row.state for row in await a.coordinator.nodes()} == {"active"}
+
+    async def test_ends_with_a_process_that_was_killed(self, three, join):
+        a, _, c = three
+        await a.coordinator.drain("c")
+        await until(lambda: not c.owned)
+        await c.halt()
+        await lose_registration(c.coordinator, for_ever=True)
+        again = await join("c")
+        await until(lambda: len(again.owned) in (2, 3))
+
+    async def test_outlives_a_lost_registration(self, three):
+        a, b, c = three
+        await a.coordinator.drain("c")
+        await until(lambda: not c.owned and len(a.owned) == len(b.owned) == 4)
+        await lose_registration(c.coordinator)
+        c._changed()
+        names = lambda rows: [row.name for row in rows if row.state == "drained"]  # noqa: E731
+        async with asyncio.timeout(40):
+            while names(await a.coordinator.nodes()) != ["c"]:
+                await asyncio.sleep(0.01)
+        assert not c.owned
+
+    async def test_is_ignored_while_every_live_node_is_draining(self, three):
+        """Tasks must run somewhere."""
+        a, b, c = three
+        for name in "bc":
+            await a.coordinator.drain(name)
+        await until(lambda: len(a.owned) == SHARDS)
+        await a.stop()
+        await until(lambda: len(b.owned) == len(c.owned) == 4)
+
+    async def test_takes_lent_shards_away(self, three):
+        """A draining node runs nothing for the others either."""
+        a, b, c = three
+        for member in three:
+            member.coordinator.functions = lambda: ()
+        for member in (b, c):
+            member.coordinator.functions = lambda: ("f",)
+            member._changed()
+        lent = lambda *members: [len(m.coordinator.lent().get("f", ())) for m in members]  # noqa: E731
+        await until_stepped(three, lambda: 0 not in lent(b, c))
+        await a.coordinator.drain("c")
+        await until_stepped(three, lambda: lent(b, c) == [len(a.owned), 0] == [4, 0])
+
+
+async def lose_registration(coordinator, *, for_ever=False):
+    """Remove a node's registration, as when its lease or its session has run out."""
+    if isinstance(coordinator, ZooKeeperCoordinator):
+        await coordinator._session.call("delete", f"nodes/{coordinator._node}")
+        if for_ever:
+            await coordinator._session.close()
+    else:
+        await coordinator._fetch("DELETE FROM node WHERE name = $1", coordinator._node)
+
+
+async def until_stepped(members, condition):
+    """Step members until the condition holds: no event reports a change of functions."""
+    async with asyncio.timeout(40):
+        while not condition():
+            for member in members:
+                if isinstance(member.coordinator, ZooKeeperCoordinator):
+                    member.coordinator._led_at = -math.inf
+                member._changed()
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["solo", "solo-lock"], indirect=True)
+async def test_a_solo_node_cannot_be_drained(join):
+    member = await join("a")
+    with pytest.raises(CannotDrain, match="one node owns every shard"):
+        await member.coordinator.drain("a")
 
 
 class TestSoloWithoutALock:

@@ -186,8 +186,9 @@ class Submitters:
     - A name is an idempotency key; some are submitted twice.
     """
 
-    def __init__(self, urls, service="work", *, seed=0, threads=2, tasks=4, pause=0.01):
+    def __init__(self, urls, service="work", *, seed=0, threads=2, tasks=4, pause=0.01, token=None):
         self._urls = urls
+        self._options = {"timeout": 60, "retries": 100, "token": token}
         self._service = service
         self._chance = random.Random(seed)
         self._numbers = count()
@@ -234,7 +235,7 @@ class Submitters:
 
     def _plain(self, number):
         url = self._urls[number % len(self._urls)]
-        with Client(url, timeout=60, retries=100) as client:
+        with Client(url, **self._options) as client:
             while not self._stop.wait(self._pause):
                 if self._chance.random() < 0.1:
                     self._bulk(client)
@@ -271,7 +272,7 @@ class Submitters:
                 group.create_task(self._async(self._urls[number % len(self._urls)]))
 
     async def _async(self, url):
-        async with AsyncClient(url, timeout=60, retries=100) as client:
+        async with AsyncClient(url, **self._options) as client:
             while not self._stop.is_set():
                 await asyncio.sleep(self._pause)
                 name, options = self._next()
@@ -279,7 +280,7 @@ class Submitters:
                     self._note(name, (await client.submit(**options)).id)
 
     def _next(self):
-        name = f"n-{next(self._numbers)}"
+        name = f"{self._service}-{next(self._numbers)}"
         delay = self._chance.choice((0, 0, self._chance.uniform(0, 1)))
         return name, {
             "service": self._service, "payload": name, "delay": delay, "idempotency_key": name,

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from receivers import answering, slow
-from service.harness import QUICK, Server, working
+from service.harness import QUICK, Server, Submitters, working
 from web.serving import create_token, on_store, revoked, wait_until
 
 SOON = 2.0  # seconds within which a revoked token must be refused everywhere
@@ -237,6 +237,71 @@ def test_while_one_joins_and_stops_no_call_is_repeated_or_lost(
     # The aim is 250 ms, but this machine may be busy: print the lateness instead.
     late = sorted(one.late for one in receiver.of(f"/{name}"))
     print(f"late: half {late[len(late) // 2]:.3f} s, most {late[-1]:.3f} s, of {len(late)}")
+
+
+def test_a_drained_server_owns_nothing_and_goes_on_answering(pair, receiver, name):
+    first, second = pair
+    first.service(name, receiver.watch(f"/{name}"))
+    first.service(f"{name}-slow", receiver.watch(f"/{name}/slow", slow))
+    (claimed,) = first.now(f"{name}-slow")
+    receiver.wait(lambda: receiver.ids(f"/{name}/slow") == {claimed})
+    node = this_node(first)["name"]
+    due = [pair[n % 2].submit(name, n, delay=0.3 + n / 40)["id"] for n in range(60)]
+    second.post(f"/v1/nodes/{node}/drain", status=204)
+    drained = lambda: this_node(first)["state"] == "drained"  # noqa: E731
+    wait_until(drained, "it has given up its shards")
+    assert this_node(first)["shards"] == 0
+    wait_until(lambda: second.get("/v1/stats").json["owned"] == 64, "the other has taken them")
+    before = second.calls(name)
+    after = [*first.now(name, 10), *(first.submit(name, delay=0.5)["id"] for _ in range(10))]
+    assert {first.ended(one)["state"] for one in due + after} == {"finished"}
+    assert second.calls(name) - before >= len(after), "the drained one calls nothing new"
+    receiver.release()
+    assert first.ended(claimed)["state"] == "finished"
+    check_called_once(receiver, {*due, *after, claimed})
+    print_lateness("drain", receiver.of(f"/{name}"))
+    first.delete(f"/v1/nodes/{node}/drain", status=204)
+    wait_for_shares(first, second)
+    lines = first.get("/v1/audit", status=200).json["items"]
+    audited = [(line["action"], line["target"]) for line in lines]
+    assert audited[:2] == [("node.undrain", node), ("node.drain", node)]
+
+
+def test_a_rolling_restart_loses_and_repeats_nothing(pair, receiver, name):
+    first, second = pair
+    first.service(name, receiver.watch(f"/{name}"), backoff=QUICK)
+    urls = [server.url for server in pair]
+    with Submitters(urls, name, token=first.token) as load:
+        for server in pair:
+            load.wait(50)
+            assert server.stop() == 0
+            server.process.stdout.close()
+            server.start()
+            wait_for_shares(first, second)
+        load.wait(50)
+    assert not load.errors
+    ids = {one for found in load.stored.values() for one in found} - load.cancelled
+    assert {first.ended(one)["state"] for one in ids} == {"finished"}
+    check_called_once(receiver, ids)
+    print_lateness("rolling restart", receiver.of(f"/{name}"))
+
+
+def this_node(server):
+    """Return the entry of a server in the list of nodes."""
+    return next(one for one in server.get("/v1/nodes", status=200).json["items"] if one["this"])
+
+
+def check_called_once(receiver, ids):
+    """A claim that was given back unsent is an attempt without a call."""
+    attempts = receiver.attempts()
+    others = {one: attempts.get(one) for one in ids if len(attempts.get(one, ())) != 1}
+    assert not others, f"{len(others)} of {len(ids)} not called exactly once"
+
+
+def print_lateness(what, arrivals):
+    """Print it: this machine may be busy, so that it decides nothing."""
+    late = sorted(one.late for one in arrivals)
+    print(f"{what}: {len(late)} calls, p99 {late[len(late) * 99 // 100] * 1000:.0f} ms late")
 
 
 def test_when_one_is_killed_the_other_takes_over(pair, receiver, name):

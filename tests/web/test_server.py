@@ -16,6 +16,8 @@ from datetime import datetime
 import pytest
 
 import servers
+from tickwheel.config import Config, Listen
+from tickwheel.web.server import address_of
 from web.serving import PATIENCE, SECRET, Served, ended, wait_until
 
 
@@ -524,6 +526,24 @@ class TestLogs:
         server.service(secret=SECRET)
         server.stop()
         assert server.log() == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise", "address"),
+    [
+        ("127.0.0.1", None, "http://127.0.0.1:{port}"),
+        ("::1", None, "http://[::1]:{port}"),
+        ("0.0.0.0", None, None),
+        ("::", None, None),
+        ("0.0.0.0", "https://a.example", "https://a.example"),
+        ("127.0.0.1", "https://a.example", "https://a.example"),
+    ],
+)
+def test_a_node_is_known_by_its_advertised_or_its_own_address(host, advertise, address):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = Config(listen=Listen(host, 0), advertise=advertise)
+        port = listener.getsockname()[1]
+        assert address_of(config, listener) == (address and address.format(port=port))
 
 
 def test_a_line_of_the_log_has_its_node_and_its_subject(serve, receiver):

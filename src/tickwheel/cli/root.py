@@ -56,7 +56,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
     },
     "Inspection": {
         "top": Lazy("top", "top", "Watch the service: wheels, rates, lateness, services, nodes."),
-        "nodes": Lazy("cluster", "nodes", "List the nodes of the cluster."),
+        "nodes": Lazy("cluster", "nodes", "List and drain the nodes of the cluster."),
         "shards": Lazy("cluster", "shards", "List the shards and their owners."),
         "audit": Lazy("cluster", "audit", "List the audit log, newest first."),
         "bench": Lazy("bench", "bench", "Measure a running server."),

@@ -227,7 +227,7 @@ def services(snapshot: Snapshot) -> Table:
 
 def nodes(snapshot: Snapshot) -> Table:
     """Return the nodes and how many shards each owns; a single node has no lease."""
-    titles = {"name": "node", "shards": "shards", "started_at": "started"}
+    titles = {"name": "node", "state": "", "shards": "shards", "started_at": "started"}
     titles |= {"lease_until": "lease until"}
     known = [name for name in titles if any(node.get(name) is not None for node in snapshot.nodes)]
     table = _table(*(titles[name] for name in known))

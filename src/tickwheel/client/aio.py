@@ -282,6 +282,8 @@ class AsyncClient:
     put_schedule = awaitable(operations.put_schedule)
     delete_schedule = awaitable(operations.delete_schedule)
     nodes = awaitable(operations.nodes)
+    drain_node = awaitable(operations.drain_node)
+    undrain_node = awaitable(operations.undrain_node)
     shards = awaitable(operations.shards)
     wheel = awaitable(operations.wheel)
     stats = awaitable(operations.stats)

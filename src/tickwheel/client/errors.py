@@ -67,6 +67,7 @@ _CLASSES: dict[str, type[TickwheelError]] = {
     for error in (
         errors.AlreadyReplayed,
         errors.AttemptOver,
+        errors.CannotDrain,
         errors.KeyReused,
         errors.Locked,
         errors.OutOfRange,
@@ -75,6 +76,7 @@ _CLASSES: dict[str, type[TickwheelError]] = {
         errors.StoreUnavailable,
         errors.TargetRefused,
         errors.TaskGone,
+        errors.UnknownNode,
         errors.UnknownSchedule,
         errors.UnknownService,
         errors.UnknownTask,

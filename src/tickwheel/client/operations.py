@@ -453,6 +453,19 @@ def nodes() -> Call[list[Node]]:
     return Call(Request("GET", "/v1/nodes"), list_reader(Node.of))
 
 
+def drain_node(name: str) -> Call[None]:
+    """Move the shards of a node to the others; it finishes its calls and keeps running.
+
+    This holds until `undrain_node`, or until the node's process ends.
+    """
+    return Call(Request("POST", f"/v1/nodes/{path_segment(name)}/drain"), read_nothing)
+
+
+def undrain_node(name: str) -> Call[None]:
+    """Let a draining node have shards again."""
+    return Call(Request("DELETE", f"/v1/nodes/{path_segment(name)}/drain"), read_nothing)
+
+
 def shards() -> Call[list[Shard]]:
     """Return all shards."""
     return Call(Request("GET", "/v1/shards"), list_reader(Shard.of))

@@ -196,6 +196,8 @@ class Client:
     put_schedule = blocking(operations.put_schedule)
     delete_schedule = blocking(operations.delete_schedule)
     nodes = blocking(operations.nodes)
+    drain_node = blocking(operations.drain_node)
+    undrain_node = blocking(operations.undrain_node)
     shards = blocking(operations.shards)
     wheel = blocking(operations.wheel)
     stats = blocking(operations.stats)

@@ -239,12 +239,21 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the service, and how many shards it owns."""
+    """A node of the service, and how many shards it owns.
+
+    - `state`: "active", "draining", "drained", or "unregistered": an owner that is not alive.
+    - `address`: the URL of its API. `incarnation`: a new one for each start.
+    """
 
     name: str
+    state: str
+    shards: int
+    weight: float | None
+    address: str | None
+    version: str | None
+    incarnation: str | None
     started_at: datetime | None
     lease_until: datetime | None
-    shards: int
     this: bool  # whether this node answered
     document: Document = field(repr=False, compare=False)
 
@@ -253,9 +262,14 @@ class Node:
         """Read a node."""
         return cls(
             document["name"],
+            document.get("state", ""),
+            document.get("shards", 0),
+            document.get("weight"),
+            document.get("address"),
+            document.get("version"),
+            document.get("incarnation"),
             moment_or_none(document.get("started_at")),
             moment_or_none(document.get("lease_until")),
-            document.get("shards", 0),
             bool(document.get("this")),
             document,
         )

@@ -22,6 +22,7 @@ from tickwheel.errors import (
     ServiceChanged,
     ServiceInUse,
     StoreUnavailable,
+    UnknownNode,
     UnknownService,
 )
 from tickwheel.values.service import check_name
@@ -143,6 +144,21 @@ class Administration(ABC):
     async def nodes(self) -> list[NodeRow]:
         """Return the nodes of the service, by name."""
         return await self._started().coordinator.nodes()
+
+    async def drain_node(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
+        """Move the shards of a node to the others; it finishes its calls and keeps running.
+
+        This holds until `undrain_node`, or until the node's process ends.
+        """
+        if not await self._started().coordinator.drain(name):
+            raise UnknownNode(f"no node is named {name!r:.100}")
+        await self.note("node.drain", name, actor=actor, request=request)
+
+    async def undrain_node(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
+        """Let a draining node have shards again."""
+        if not await self._started().coordinator.drain(name, undo=True):
+            raise UnknownNode(f"no node is named {name!r:.100}")
+        await self.note("node.undrain", name, actor=actor, request=request)
 
     async def shards(self) -> list[ShardRow]:
         """Return the shards with their owners."""

@@ -166,6 +166,8 @@ class Blocking:
     known_service = blocking(Verbs.known_service)
     note = blocking(Verbs.note)
     nodes = blocking(Verbs.nodes)
+    drain_node = blocking(Verbs.drain_node)
+    undrain_node = blocking(Verbs.undrain_node)
     shards = blocking(Verbs.shards)
     audit = blocking(Verbs.audit)
     counts = blocking(Verbs.counts)

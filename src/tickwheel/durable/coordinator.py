@@ -9,19 +9,57 @@ is lent to a node that has it, which claims the function's tasks there with the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+import math
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from tickwheel.errors import CannotDrain
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+
+
+NodeState = Literal["active", "draining", "drained", "unregistered"]
 
 
 class NodeRow(NamedTuple):
-    """A node of the service, as all nodes see it."""
+    """A node of the service, as all nodes see it.
+
+    An owner of shards that is not registered has a name and shards only: it has died, or the
+    coordinator does not know it.
+    """
 
     name: str
-    started_at_ms: int | None
-    lease_until_ms: int | None
     shards: int  # the number that it owns
+    address: str | None = None  # the URL of its API
+    version: str | None = None
+    incarnation: str | None = None  # a new one for each start
+    weight: float | None = None
+    draining: bool = False
+    started_at_ms: int | None = None
+    lease_until_ms: int | None = None  # each heartbeat renews it
+
+    @property
+    def state(self) -> NodeState:
+        """What it does: a drained node has given up all its shards."""
+        if self.incarnation is None:
+            return "unregistered"
+        if self.draining:
+            return "draining" if self.shards else "drained"
+        return "active"
+
+
+def check_weight(weight: float) -> float:
+    """Return a node's weight; raise if it is not above 0."""
+    if not 0 < weight < math.inf:
+        raise ValueError(f"weight must be more than 0, got {weight!r}")
+    return weight
+
+
+def require_others(node: str, rows: Iterable[NodeRow]) -> None:
+    """Raise CannotDrain if a node is registered, and no other one is active."""
+    states = {row.name: row.state for row in rows}
+    if states.pop(node, "unregistered") != "unregistered" and "active" not in states.values():
+        raise CannotDrain(f"no other active node could take the shards of {node!r:.100}")
 
 
 class ShardRow(NamedTuple):
@@ -76,7 +114,10 @@ class Coordinator(Protocol):
         """
 
     def node_count(self) -> int:
-        """Return how many nodes are alive, as of the last step; at least 1, this node."""
+        """Return how many nodes share the shards, as of the last step; at least 1.
+
+        Draining nodes do not count.
+        """
 
     async def nodes(self) -> list[NodeRow]:
         """Return all known nodes by name: those with a lease, and all owners of shards.
@@ -86,6 +127,18 @@ class Coordinator(Protocol):
 
     async def shards(self) -> list[ShardRow]:
         """Return all shards by number, each with its owner and epoch."""
+
+    async def drain(self, node: str, *, undo: bool = False) -> bool:
+        """Move the shards of a node away, or with `undo` let it have shards again.
+
+        - The request is stored until the node's process ends: no message can be lost. A process
+          that starts again is not draining.
+        - A draining node gives up its shards in its next step, and finishes its running attempts.
+        - If every live node is draining, they share the shards as if none were.
+
+        Return False if no such node is registered. Raise `CannotDrain` if no other active node is:
+        see `require_others`.
+        """
 
     async def step(self) -> float:
         """Renew the lease, take free shards, or give up surplus ones.

@@ -56,8 +56,11 @@ def _postgres_store(url: str, shards: int, clock: Clock | None) -> Store:
 STORES = {SQLITE: _sqlite_store, POSTGRES: _postgres_store}
 
 
-def coordinator_for(url: str, name: str | None) -> Callable[[Store, str], Coordinator]:
-    """Return the factory of a coordinator; None names the first that fits the store."""
+def coordinator_for(url: str, name: str | None) -> Callable[..., Coordinator]:
+    """Return the factory of a coordinator; None names the first that fits the store.
+
+    It takes the store, the node's name, and as keywords its weight and address.
+    """
     fitting = COORDINATORS[kind_of(url)]
     if name is None:
         name = next(iter(fitting))
@@ -70,21 +73,21 @@ def coordinator_for(url: str, name: str | None) -> Callable[[Store, str], Coordi
     return fitting[kind](name if is_url else url)
 
 
-def _solo(url: str) -> Callable[[Store, str], Coordinator]:
+def _solo(url: str) -> Callable[..., Coordinator]:
     return SoloCoordinator
 
 
-def _solo_with_lock(url: str) -> Callable[[Store, str], Coordinator]:
+def _solo_with_lock(url: str) -> Callable[..., Coordinator]:
     return functools.partial(SoloCoordinator, lock=Path(f"{sqlite_path(url)}-lock"))
 
 
-def _postgres(url: str) -> Callable[[Store, str], Coordinator]:
+def _postgres(url: str) -> Callable[..., Coordinator]:
     from tickwheel.durable.coordinators.postgres import PostgresCoordinator  # noqa: PLC0415
 
     return PostgresCoordinator
 
 
-def _zookeeper(url: str) -> Callable[[Store, str], Coordinator]:
+def _zookeeper(url: str) -> Callable[..., Coordinator]:
     try:
         from tickwheel.durable.coordinators.zookeeper import (  # noqa: PLC0415
             ZooKeeperCoordinator,

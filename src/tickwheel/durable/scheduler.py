@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import forkable
 from tickwheel.durable.blocking import Blocking
+from tickwheel.durable.coordinator import check_weight
 from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.function import TaskFunction
 from tickwheel.durable.implementations import channels_for, coordinator_for, store_at
@@ -51,6 +52,8 @@ class Scheduler(Verbs):
     - `retention`: how long to keep final tasks; `audit_retention`: how long to keep the audit log,
       None for ever; `grace`: how long `stop` waits for functions.
     - `shards`: applies only when the store is created.
+    - `weight`: this node's part of the shards, relative to the others'; with "solo" one node has
+      all. `address`: the URL of an API that this process serves, shown to the other nodes.
     - `max_body`: the largest payload, in bytes.
     - For services that are called over HTTP: `allow_private_targets`, or networks in
       `allow_targets`, permit private addresses; `own_port`, on which this process itself listens,
@@ -72,6 +75,8 @@ class Scheduler(Verbs):
         grace: float = 10.0,
         shards: int = SHARDS,
         node: str | None = None,
+        weight: float = 1.0,
+        address: str | None = None,
         clock: Clock | None = None,
         allow_private_targets: bool = False,
         allow_targets: Sequence[str] = (),
@@ -100,6 +105,7 @@ class Scheduler(Verbs):
         self._grace = grace
         self._clock = clock
         self._name = node
+        self._about = {"weight": check_weight(weight), "address": address}
         self._functions: dict[str, TaskFunction[..., Any]] = {}
         self._make_channels = functools.partial(
             channels_for, self._functions, threads=threads, allow_private=allow_private_targets,
@@ -181,7 +187,7 @@ class Scheduler(Verbs):
         try:
             await store.open()
             name = self._name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-            coordinator = self._coordinator(store, name)
+            coordinator = self._coordinator(store, name, **self._about)
             coordinator.functions = self._functions.keys
             self._node = Node(
                 store, coordinator, self._services, self._make_channels(store.now_ms),

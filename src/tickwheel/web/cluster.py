@@ -11,10 +11,11 @@ import msgspec
 from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
 from tickwheel.web.metrics import Family, collect_families, exposition, merge_families
+from tickwheel.web.problems import HttpError
 from tickwheel.web.route import Call, Reply, Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from tickwheel.web.worker_metrics import WorkerMetrics
 
@@ -27,6 +28,25 @@ async def nodes(call: Call) -> Reply:
     rows = await call.scheduler.nodes()
     here = call.app.node.name
     return Reply(schemas.NodePage([views.node_view(row, here) for row in rows]))
+
+
+async def drain_node(call: Call) -> Reply:
+    """Move the shards of a node to the others; it finishes its calls and keeps running."""
+    return await change_drain(call, call.scheduler.drain_node)
+
+
+async def undrain_node(call: Call) -> Reply:
+    """Let a draining node have shards again."""
+    return await change_drain(call, call.scheduler.undrain_node)
+
+
+async def change_drain(call: Call, change: Callable[..., Awaitable[None]]) -> Reply:
+    """Change whether a node is draining, for callers who may act on every namespace."""
+    if call.access.confined:
+        raise HttpError("forbidden", "this needs a token that is valid for every namespace")
+    name = call.params["name"]
+    await change(name, **call.audit_fields)
+    return Reply(None, 204)
 
 
 async def shards(call: Call) -> Reply:
@@ -120,6 +140,10 @@ JsonObject = dict[str, Any]
 
 ROUTES = [
     Route("GET", "/v1/nodes", nodes, scope="read", gives={200: schemas.NodePage}),
+    Route("POST", "/v1/nodes/{name}/drain", drain_node, scope="admin", gives={204: None},
+          problems=(404, 409)),
+    Route("DELETE", "/v1/nodes/{name}/drain", undrain_node, scope="admin", gives={204: None},
+          problems=(404, 409)),
     Route("GET", "/v1/shards", shards, scope="read", gives={200: schemas.ShardPage}),
     Route("GET", "/v1/wheel", wheel, scope="read", gives={200: schemas.Wheel}),
     Route("GET", "/v1/stats", stats, scope="read", gives={200: JsonObject}),

@@ -20,6 +20,7 @@ STATUS = {
     "not_found": 404,
     "unknown_task": 404,
     "unknown_schedule": 404,
+    "unknown_node": 404,
     "unknown_service": 422,  # in a body; for one in a path the handler sets 404
     "method_not_allowed": 405,
     "timeout": 408,
@@ -28,6 +29,7 @@ STATUS = {
     "attempt_over": 409,
     "already_replayed": 409,
     "service_in_use": 409,
+    "cannot_drain": 409,
     "service_changed": 412,
     "too_large": 413,
     "unsupported_media_type": 415,

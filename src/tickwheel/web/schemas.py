@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from tickwheel.durable.coordinator import NodeState  # noqa: TC001 - msgspec reads it
+
 # These end in `\Z`: `$` would also match before a final line feed.
 NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*\Z"  # not dots alone: URLs are normalised
 CENTURY = 3_200_000_000.0  # in seconds: the longest delay
@@ -384,9 +386,14 @@ class Node(Output, frozen=True):
     """A node of the service."""
 
     name: str
+    state: NodeState
+    shards: int
+    weight: float | None
+    address: str | None
+    version: str | None
+    incarnation: str | None
     started_at: Time | None
     lease_until: Time | None
-    shards: int
     this: bool
 
 

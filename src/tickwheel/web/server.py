@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvicorn
 
 from tickwheel.clock import SystemClock
+from tickwheel.config import Listen
 from tickwheel.durable.permits import descriptors
 from tickwheel.durable.scheduler import Scheduler
 from tickwheel.errors import TickwheelError, WrongStore
@@ -45,6 +46,7 @@ KEEP_ALIVE_SECONDS = 75
 # The store's threads take the interpreter lock several times per statement, and each time wait this
 # long for a busy event loop. Python's default of 5 ms would add up to tenths of a second.
 SWITCH_SECONDS = 0.000_2
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 INHERITED_VARIABLE = "TICKWHEEL_INHERITED"
 EXIT_REFUSED = 2
 EXIT_FAILED = 1
@@ -150,7 +152,8 @@ async def serve(
         config.store, dispatch=not config.submit_only, coordinator=config.coordinator,
         horizon=config.horizon, cap=config.cap, retention=config.retention,
         audit_retention=config.audit_retention, grace=config.grace,
-        shards=config.shards, node=config.node, secret_key=config.secret_key,
+        shards=config.shards, node=config.node, weight=config.weight,
+        address=address_of(config, listener), secret_key=config.secret_key,
         allow_private_targets=config.allow_private_targets, allow_targets=config.allow_target,
         own_port=listener.getsockname()[1], max_calls=config.max_calls, max_body=config.max_payload,
     )  # fmt: skip
@@ -213,12 +216,22 @@ def uvicorn_config(app: App, connection_limit: ConnectionLimit) -> uvicorn.Confi
     )  # fmt: skip
 
 
+def url_of(config: Config, listener: socket.socket) -> str:
+    """Return the URL of the API, without a path."""
+    scheme = "https" if config.tls_cert else "http"
+    return f"{scheme}://{Listen(config.listen.host, listener.getsockname()[1])}"
+
+
+def address_of(config: Config, listener: socket.socket) -> str | None:
+    """Return the URL at which other nodes reach this one; None for a wildcard address."""
+    if config.advertise is not None or config.listen.host in WILDCARDS:
+        return config.advertise
+    return url_of(config, listener)
+
+
 def announce(config: Config, listener: socket.socket) -> None:
     """Print the URL, for people and for programs that started it on a free port."""
-    port = listener.getsockname()[1]
-    scheme = "https" if config.tls_cert else "http"
-    host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
-    print(f"tickwheel: {scheme}://{host}:{port}/", flush=True)  # noqa: T201
+    print(f"tickwheel: {url_of(config, listener)}/", flush=True)  # noqa: T201
 
 
 class Server(uvicorn.Server):

@@ -122,7 +122,10 @@ def schedule_view(schedule: Schedule, now_ms: float) -> schemas.Schedule:
 def node_view(node: NodeRow, here: str) -> schemas.Node:
     """Return the view of a node; `here` is the name of this one."""
     started, until = optional_time(node.started_at_ms), optional_time(node.lease_until_ms)
-    return schemas.Node(node.name, started, until, node.shards, node.name == here)
+    return schemas.Node(
+        node.name, node.state, node.shards, node.weight, node.address, node.version,
+        node.incarnation, started, until, node.name == here,
+    )  # fmt: skip
 
 
 def shard_view(row: ShardRow) -> schemas.Shard:

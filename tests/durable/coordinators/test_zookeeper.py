@@ -191,11 +191,6 @@ class TestSharing:
         first, second = await join("a"), await join("b")
         await until(lambda: all_owned(first, second) and len(first.owned) == 6)
 
-    async def test_weights_decide_how_many_shards_a_node_gets(self, join):
-        members = [await join("a"), await join("b", weight=2.0)]
-        await until(lambda: all_owned(*members))
-        await until(lambda: [len(member.owned) for member in members] == [4, 8])
-
     async def test_one_that_joins_moves_few_shards(self, join):
         members = [await join(name) for name in "ab"]
         await until(lambda: all_owned(*members) and all(len(one.owned) == 6 for one in members))

@@ -29,15 +29,17 @@ import logging
 import math
 import random
 import uuid
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from tickwheel import __version__
 from tickwheel.clock import BootClock
-from tickwheel.durable.coordinator import NodeRow, ShardRow
+from tickwheel.durable.coordinator import NodeRow, ShardRow, check_weight, require_others
 from tickwheel.durable.coordinators.sharing import (
+    effective_weights,
     lent_shards,
     preload_bounded,
     preload_nothing,
+    quotas_of,
 )
 from tickwheel.errors import StoreUnavailable
 
@@ -78,11 +80,16 @@ _SILENT = """(n.session AND NOT EXISTS (
 # $6: another node had the name at the last try, too.
 JOIN = f"""
     WITH {_MOMENT}, {_SESSIONS}, joined AS (
-        INSERT INTO node AS n (name, incarnation, started_at_ms, lease_until_ms, session, functions)
-        SELECT $1, $2::uuid, now_ms, now_ms + $3::bigint, $5::boolean, $7::text[] FROM moment
+        INSERT INTO node AS n (name, incarnation, started_at_ms, lease_until_ms, session, functions,
+            draining, weight, address, version)
+        SELECT $1, $2::uuid, now_ms, now_ms + $3::bigint, $5::boolean, $7::text[],
+            $8::boolean, $9::double precision, $10::text, $11::text
+        FROM moment
         ON CONFLICT (name) DO UPDATE SET incarnation = EXCLUDED.incarnation,
             started_at_ms = EXCLUDED.started_at_ms, lease_until_ms = EXCLUDED.lease_until_ms,
-            session = EXCLUDED.session, functions = EXCLUDED.functions
+            session = EXCLUDED.session, functions = EXCLUDED.functions,
+            draining = EXCLUDED.draining, weight = EXCLUDED.weight,
+            address = EXCLUDED.address, version = EXCLUDED.version
         WHERE n.lease_until_ms < {_NOW}
             OR ($6::boolean AND ({_SILENT} OR n.lease_until_ms > {_NOW} + 2 * $3::bigint))
         RETURNING n.name
@@ -101,19 +108,26 @@ HEARTBEAT = f"""
         ARRAY(SELECT name FROM node ORDER BY name),
         ARRAY(SELECT incarnation FROM node ORDER BY name),
         ARRAY(SELECT lease_until_ms FROM node ORDER BY name),
+        ARRAY(SELECT weight FROM node ORDER BY name),
+        ARRAY(SELECT draining FROM node ORDER BY name),
         ARRAY(SELECT to_json(functions)::text FROM node ORDER BY name),
         s.shard, s.owner, s.epoch
     FROM shard s ORDER BY s.shard
 """  # noqa: S608
 NODES = """
-    SELECT k.name, n.started_at_ms, n.lease_until_ms,
-        (SELECT count(*) FROM shard s WHERE s.owner = k.name)
+    SELECT k.name, (SELECT count(*) FROM shard s WHERE s.owner = k.name),
+        n.address, n.version, replace(n.incarnation::text, '-', ''), n.weight,
+        coalesce(n.draining, false), n.started_at_ms, n.lease_until_ms
     FROM (
         SELECT name FROM node
         UNION SELECT owner COLLATE "C" FROM shard WHERE owner IS NOT NULL
     ) k
     LEFT JOIN node n ON n.name = k.name
     ORDER BY k.name
+"""
+DRAIN = """
+    WITH updated AS (UPDATE node SET draining = $2::boolean WHERE name = $1 RETURNING name)
+    SELECT pg_notify($3, '') FROM updated
 """
 MISSING_SESSIONS = f"""
     WITH {_SESSIONS} SELECT n.name, n.incarnation FROM node n WHERE n.name <> $1 AND {_SILENT}
@@ -205,7 +219,9 @@ class Member(NamedTuple):
     name: str
     incarnation: str
     lease_until_ms: int
-    functions: frozenset[str] = frozenset()
+    weight: float
+    draining: bool
+    functions: frozenset[str]
 
 
 class PostgresCoordinator:
@@ -213,7 +229,8 @@ class PostgresCoordinator:
 
     - The others notice a process that dies within a second, a host that dies after `ttl` seconds,
       and a node that stops at once.
-    - Shares differ by at most one; as few shards as possible move when a node comes or goes.
+    - `weight`: this node's part of the shards, relative to the others'. With equal weights, shares
+      differ by at most one; as few shards as possible move when a node comes or goes.
     - While another live process has the same name, this one waits and owns nothing.
     - If nodes lack a function, the nodes that have it divide its tasks in their shards.
     """
@@ -222,7 +239,14 @@ class PostgresCoordinator:
     preload: Callable[[Collection[int]], Awaitable[None]] = staticmethod(preload_nothing)
 
     def __init__(
-        self, store: Store, node: str, *, ttl: float = TTL_SECONDS, clock: Clock | None = None
+        self,
+        store: Store,
+        node: str,
+        *,
+        ttl: float = TTL_SECONDS,
+        weight: float = 1.0,
+        address: str | None = None,
+        clock: Clock | None = None,
     ) -> None:
         if not hasattr(store, "take_over"):
             raise TypeError(f"this coordinator needs a store on PostgreSQL, got {store!r:.100}")
@@ -231,6 +255,9 @@ class PostgresCoordinator:
         self._store = cast("PostgresTables", store)
         self._node = node
         self._ttl = ttl
+        self._weight = check_weight(weight)
+        self._address = address
+        self._draining = False
         self._clock = clock or BootClock()
         self._incarnation = uuid.uuid4().hex
         self._owned: dict[int, int] = {}
@@ -277,7 +304,7 @@ class PostgresCoordinator:
         return False
 
     def node_count(self) -> int:
-        """Return how many nodes had a lease at the last step."""
+        """Return how many nodes had a lease at the last step, without draining ones."""
         return self._live
 
     async def nodes(self) -> list[NodeRow]:
@@ -288,6 +315,12 @@ class PostgresCoordinator:
         """Return all shards by number."""
         return await self._store.owners()
 
+    async def drain(self, node: str, *, undo: bool = False) -> bool:
+        """Note it in the node's row, which every node reads with each heartbeat."""
+        if not undo:
+            require_others(node, await self.nodes())
+        return bool(await self._fetch(DRAIN, node, not undo, self._store.channel(CHANNEL)))
+
     async def step(self) -> float:
         """Renew the lease, remove dead nodes, give up surplus shards or take free ones."""
         requested_at = self._clock.time()
@@ -296,16 +329,17 @@ class PostgresCoordinator:
             await self._fetch(HEARTBEAT, *self._lease(), session, sorted(self.functions()))
         )
         if not joined:
-            return await self._join([node.name for node in nodes], shards)
+            return await self._join([node for node in nodes if node.name != self._node], shards)
         self._trust_lease(requested_at)
         dead = self._dead(nodes, now_ms)
-        live = [node.name for node in nodes if node not in dead]
-        self._live = max(1, len(live))
+        live = [node for node in nodes if node not in dead]
+        weights = self._weights(live)
+        self._live = max(1, sum(weight > 0 for weight in weights.values()))
         if dead:
             await self._remove(dead)
             return 0.0
-        self._borrow([node for node in nodes if node not in dead], shards)
-        return TAKE_RETRY_SECONDS if await self._share(live, shards) else self._interval()
+        self._borrow([node for node in live if weights[node.name]], shards)
+        return TAKE_RETRY_SECONDS if await self._share(weights, shards) else self._interval()
 
     async def stop(self) -> None:
         """Leave, so that the others take over at once."""
@@ -329,6 +363,14 @@ class PostgresCoordinator:
         """The key of this node's lock: the first half of its incarnation."""
         key = int(self._incarnation[:16], 16)
         return key - (1 << 64) if key >= 1 << 63 else key
+
+    def _weights(self, live: Sequence[Member]) -> dict[str, float]:
+        """Return the weights of the live nodes, and note whether this one is draining."""
+        draining = {node.name for node in live if node.draining}
+        if self._draining != (self._node in draining):
+            self._draining = not self._draining
+            logger.info("node %r %s", self._node, "drains" if self._draining else "drains no more")
+        return effective_weights({node.name: node.weight for node in live}, draining)
 
     async def _fetch(self, statement: str, *values: Any) -> list[Sequence[Any]]:
         return await self._store.fetch(
@@ -394,7 +436,7 @@ class PostgresCoordinator:
 
     async def _remove(self, dead: Sequence[Member]) -> None:
         """Delete dead nodes and free their shards."""
-        names, incarnations, leases, _ = zip(*dead, strict=True)
+        names, incarnations, leases, *_ = zip(*dead, strict=True)
         leases = tuple(
             None if node[:2] in self._gone else lease
             for node, lease in zip(dead, leases, strict=True)
@@ -410,7 +452,7 @@ class PostgresCoordinator:
     def _interval(self) -> float:
         return self._ttl / HEARTBEATS * random.uniform(0.8, 1.0)  # noqa: S311
 
-    async def _join(self, others: Sequence[str], shards: Sequence[ShardRow]) -> float:
+    async def _join(self, others: Sequence[Member], shards: Sequence[ShardRow]) -> float:
         """Join with a new incarnation; this node owns no shards any more.
 
         The others give up shards as soon as it has joined: so it reads the tasks of these before.
@@ -423,10 +465,17 @@ class PostgresCoordinator:
             self._joined = False
         held = await self._store.session.hold(self._key, SESSION_SECONDS)
         if not self._refusals:
-            await preload_bounded(self.preload, shards_to_come(self._node, others, shards))
+            weights = {node.name: node.weight for node in others} | {self._node: self._weight}
+            draining = {node.name for node in others if node.draining}
+            if self._draining:
+                draining.add(self._node)
+            weights = effective_weights(weights, draining)
+            await preload_bounded(self.preload, shards_to_come(self._node, weights, shards))
         self._joined = True  # even if the answer is lost
         channel, names = self._store.channel(CHANNEL), sorted(self.functions())
-        if await self._fetch(JOIN, *self._lease(), channel, held, self._refusals > 0, names):
+        values = *self._lease(), channel, held, self._refusals > 0, names
+        about = self._draining, self._weight, self._address, __version__
+        if await self._fetch(JOIN, *values, *about):
             self._refusals = 0
             return 0.0
         self._joined = False
@@ -456,29 +505,30 @@ class PostgresCoordinator:
             self._owned = owned
             self._changed()
 
-    async def _share(self, live: Sequence[str], shards: Sequence[ShardRow]) -> bool:
+    async def _share(self, weights: Mapping[str, float], shards: Sequence[ShardRow]) -> bool:
         """Take or give up shards until this node has its share; return whether to retry soon."""
         mine = {one.shard: one.epoch for one in shards if one.owner == self._node}
         self._own(
             {shard: epoch for shard, epoch in self._owned.items() if mine.get(shard) == epoch}
         )
-        share = share_of(self._node, live, shards)
+        share = share_of(self._node, weights, shards)
         if len(mine) > share:
             await self._release(mine, len(mine) - share)
             return False
         # A shard of this node that is unknown here: the answer to a take was lost.
         wanted = {shard: epoch for shard, epoch in mine.items() if shard not in self._owned}
-        free = [one for one in shards if one.owner != self._node and one.owner not in live]
+        free = [one for one in shards if one.owner != self._node and one.owner not in weights]
         chosen = random.sample(free, min(len(free), share - len(mine)))
         wanted |= {one.shard: one.epoch for one in chosen}
         return len(await self._take(wanted)) < len(wanted)
 
     def _borrow(self, live: Sequence[Member], shards: Sequence[ShardRow]) -> None:
-        """Find the shards that are lent to this node, by function."""
+        """Find the shards that are lent to this node, by function; `live` share the shards."""
         others = (node.functions for node in live if node.name != self._node)
         self._elsewhere = frozenset().union(*others)
         able = {node.name: node.functions for node in live}
-        able[self._node] = frozenset(self.functions())
+        if self._node in able:
+            able[self._node] = frozenset(self.functions())
         lent = lent_shards(self._node, able, shards)
         if lent.keys() - self._lent.keys():
             logger.info("other nodes lack %s: this node runs their tasks as well", sorted(lent))
@@ -505,28 +555,24 @@ def parse_heartbeat(
     rows: Sequence[Sequence[Any]],
 ) -> tuple[bool, int, list[Member], list[ShardRow]]:
     """Return whether this node has joined, the database's time, all nodes and all shards."""
-    joined, now_ms, *columns, functions = rows[0][:6]
+    joined, now_ms, *columns, functions = rows[0][:8]
     names = [frozenset(json.loads(one)) for one in functions]
     nodes = [Member._make(row) for row in zip(*columns, names, strict=True)]
-    return joined, now_ms, nodes, [ShardRow._make(row[6:]) for row in rows]
+    return joined, now_ms, nodes, [ShardRow._make(row[8:]) for row in rows]
 
 
-def shards_to_come(node: str, others: Sequence[str], shards: Sequence[ShardRow]) -> list[int]:
+def share_of(node: str, weights: Mapping[str, float], shards: Sequence[ShardRow]) -> int:
+    """Return how many shards this node should own; all nodes compute the same."""
+    has = {name: [one.shard for one in shards if one.owner == name] for name in weights}
+    return quotas_of(len(shards), weights, has)[node]
+
+
+def shards_to_come(
+    node: str, weights: Mapping[str, float], shards: Sequence[ShardRow]
+) -> list[int]:
     """Return the shards that other nodes give up when this node joins: the first of each."""
-    live = [*{*others, node}]
     found: list[int] = []
-    for name in {*others} - {node}:
+    for name in weights.keys() - {node}:
         theirs = sorted(one.shard for one in shards if one.owner == name)
-        found += theirs[: max(0, len(theirs) - share_of(name, live, shards))]
+        found += theirs[: max(0, len(theirs) - share_of(name, weights, shards))]
     return found
-
-
-def share_of(node: str, live: Sequence[str], shards: Sequence[ShardRow]) -> int:
-    """Return how many shards this node should own; all nodes compute the same.
-
-    The nodes that own the most get the odd ones, so that the fewest shards move.
-    """
-    has = Counter(one.owner for one in shards)
-    least, more = divmod(len(shards), len(live))
-    first = sorted(live, key=lambda name: (-has[name], name))[:more]
-    return least + (node in first)

@@ -54,6 +54,16 @@ def assign(
     return kept
 
 
+def effective_weights(weights: Mapping[str, float], draining: Collection[str]) -> dict[str, float]:
+    """Return the weights with 0 for draining nodes, unless every node is draining.
+
+    Tasks must run somewhere, so the shards then stay with draining nodes.
+    """
+    if all(name in draining for name in weights):
+        return dict(weights)
+    return {name: 0.0 if name in draining else weight for name, weight in weights.items()}
+
+
 def quotas_of(
     shards: int, weights: Mapping[str, float], has: Mapping[str, Collection[int]]
 ) -> dict[str, int]:
@@ -78,12 +88,12 @@ def lent_shards(
 ) -> dict[str, dict[int, int]]:
     """Return the shards that are lent to a node, by task function, with their epochs.
 
-    `functions` has those of every live node. Each shard whose owner lacks a function is lent to one
-    of the nodes that have it; all nodes compute the same.
+    `functions` has those of every node that shares the shards. Each shard whose owner lacks a
+    function is lent to one of the nodes that have it; all nodes compute the same.
     """
     rows = [one for one in shards if one.owner in functions]
     lent: dict[str, dict[int, int]] = {}
-    for name in functions[node]:
+    for name in functions.get(node, ()):
         if all(name in theirs for theirs in functions.values()):
             continue
         having = sorted(one for one, theirs in functions.items() if name in theirs)

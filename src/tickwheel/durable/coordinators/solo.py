@@ -10,8 +10,9 @@ On other stores nothing prevents a second process, and the last one to start get
 other process notices, logs an error, and takes them back after a while: so shards never stay
 without an owner, whichever of the two was the mistake.
 
-The owner writes the names of its task functions into the lock file. A process that stands by and
-has other functions claims the tasks of those, with the owner's epochs.
+The owner writes its name and address and the names of its task functions into the lock file. A
+process that stands by shows these, and claims the tasks of functions that the owner lacks, with the
+owner's epochs.
 
 Every few seconds the owner checks whether the store still has its epochs: after a restored backup
 they are gone, and it takes the shards again. If the lock file was removed, it locks a new one.
@@ -25,14 +26,16 @@ import json
 import os
 import threading
 import time
+import uuid
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tickwheel import __version__
 from tickwheel.clock import SystemClock, forkable
-from tickwheel.durable.coordinator import NodeRow
+from tickwheel.durable.coordinator import NodeRow, check_weight
 from tickwheel.durable.coordinators.sharing import preload_nothing
 from tickwheel.durable.log import logger
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import CannotDrain, StoreUnavailable
 
 try:
     import fcntl
@@ -61,10 +64,21 @@ class SoloCoordinator:
     preload: Callable[[Collection[int]], Awaitable[None]] = staticmethod(preload_nothing)
 
     def __init__(
-        self, store: Store, node: str, lock: Path | None = None, clock: Clock | None = None
+        self,
+        store: Store,
+        node: str,
+        lock: Path | None = None,
+        clock: Clock | None = None,
+        *,
+        weight: float = 1.0,
+        address: str | None = None,
     ) -> None:
         self._store = store
         self._node = node
+        self._weight = check_weight(weight)  # only shown: a node owns everything or nothing
+        self._address = address
+        self._incarnation = uuid.uuid4().hex
+        self._started_at_ms = 0
         self._lock = FileLock(lock) if lock is not None and fcntl is not None else None
         self._unlocked = lock if self._lock is None else None
         self._owned: dict[int, int] = {}
@@ -80,6 +94,7 @@ class SoloCoordinator:
     async def start(self, changed: Callable[[], None]) -> None:
         """Take the shards now, or when the process that owns them ends."""
         self._changed = changed
+        self._started_at_ms = int(self._store.now_ms())
         if self._unlocked is not None:
             logger.warning(
                 "this system has no file locks: let only one process dispatch from %s, "
@@ -119,11 +134,33 @@ class SoloCoordinator:
     async def nodes(self) -> list[NodeRow]:
         """Return the owner of the shards; nodes that stand by are unknown."""
         shards = Counter(row.owner for row in await self.shards() if row.owner is not None)
-        return [NodeRow(name, None, None, count) for name, count in sorted(shards.items())]
+        note = self._lock.read_note() if self._lock is not None and not self._owned else None
+        owner = self._about() if self._owned else (note or {}).get("node") or {}
+        return [
+            NodeRow(**{**owner, "shards": count})
+            if name == owner.get("name")
+            else NodeRow(name, count)
+            for name, count in sorted(shards.items())
+        ]
+
+    def _about(self) -> dict[str, Any]:
+        """Return this node's fields of a `NodeRow`, except for its shards."""
+        return {
+            "name": self._node, "address": self._address, "version": __version__,
+            "incarnation": self._incarnation, "weight": self._weight,
+            "started_at_ms": self._started_at_ms,
+        }  # fmt: skip
 
     async def shards(self) -> list[ShardRow]:
         """Return all shards by number."""
         return await self._store.owners()
+
+    async def drain(self, node: str, *, undo: bool = False) -> bool:
+        """Raise: no other node could take the shards."""
+        raise CannotDrain(
+            "with the coordinator 'solo' one node owns every shard, and no other can take them:"
+            " stop the node instead"
+        )
 
     async def step(self) -> float:
         """Check that this node still owns the shards, or take them if it may."""
@@ -132,7 +169,7 @@ class SoloCoordinator:
             return CHECK_SECONDS
         await self._keep_lock()
         if self._lock is not None and self._may_own:
-            self._lock.write_note(self.functions())
+            self._lock.write_note({"functions": sorted(self.functions()), "node": self._about()})
         if self._owned:
             return await self._check_epochs()
         if not self._may_own:
@@ -165,8 +202,8 @@ class SoloCoordinator:
 
     async def _borrow(self) -> None:
         """Find the functions of this node that the owner lacks: it claims their tasks."""
-        theirs = self._lock.read_note() if self._lock is not None else None
-        lacking = {*self.functions()} - theirs if theirs is not None else set()
+        note = self._lock.read_note() if self._lock is not None else None
+        lacking = {*self.functions()} - {*note["functions"]} if note is not None else set()
         lent: dict[str, dict[int, int]] = {}
         if lacking:
             shards = {row.shard: row.epoch for row in await self._store.owners()}
@@ -247,13 +284,13 @@ class FileLock:
 
     - The child of a fork closes the file. Otherwise it would keep the lock when its parent dies.
     - The lock of a removed file is worthless: the next process creates another file.
-    - The holder may write a note into the file, a list of names, for the processes that wait.
+    - The holder may write a note into the file, a JSON object, for the processes that wait.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = -1
-        self._note: list[str] | None = None
+        self._note: Mapping[str, Any] | None = None
         self._released = False
         self._waiting = False
         self._guard = threading.Lock()
@@ -282,23 +319,23 @@ class FileLock:
         with self._guard:
             return not self._waiting and (self._file < 0 or not self._is_at_path(self._file))
 
-    def write_note(self, names: Collection[str]) -> None:
-        """Write these names into the locked file; ignore a failure."""
-        wanted = sorted(names)
-        if wanted == self._note or self._file < 0:
+    def write_note(self, note: Mapping[str, Any]) -> None:
+        """Write the note into the locked file; ignore a failure."""
+        if note == self._note or self._file < 0:
             return
         with contextlib.suppress(OSError):
-            text = json.dumps(wanted).encode()
+            text = json.dumps(note).encode()
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, text, 0)
-            self._note = wanted
+            self._note = note
 
-    def read_note(self) -> set[str] | None:
-        """Return the names in the file; None if there is no complete note."""
+    def read_note(self) -> dict[str, Any] | None:
+        """Return the note in the file; None if there is no complete one."""
         try:
-            return {*json.loads(self.path.read_bytes())}
+            note = json.loads(self.path.read_bytes())
         except (OSError, ValueError):
             return None
+        return note if isinstance(note, dict) else None
 
     def release(self) -> None:
         """Release the lock; a thread that still waits will not keep it."""

@@ -1,10 +1,12 @@
 """The coordinator on ZooKeeper: it elects and remembers, and the database decides every claim.
 
-- `nodes/NAME` is ephemeral: a node that is alive. `election/INCARNATION-NUMBER` is ephemeral
-  and sequential: the smallest number leads, and each other node watches only the one before it.
-- The leader watches `nodes`. It writes `shards/NAME`, the shards of each node, and `cluster`, the
-  list of nodes, in one transaction with a check of its own election node: a leader that has lost
-  its session writes nothing.
+- `nodes/NAME` is ephemeral: a node that is alive. `election/SESSION-NUMBER` is ephemeral and
+  sequential: the smallest number leads, and each other node watches only the one before it.
+- `drain/NAME` is persistent and has the incarnation of the process that is to give up its shards:
+  it outlives a lost session, and means nothing to a later process of that name.
+- The leader watches `nodes` and `drain`. It writes `shards/NAME`, the shards of each node, and
+  `cluster`, the nodes that are not draining, in one transaction with a check of its own election
+  node: a leader that has lost its session writes nothing.
 - Each node watches its own `shards/NAME`. It gives up a shard here first, and then in the store. It
   takes a shard once the store shows that it is free, or that its owner has no session any more.
   Each take raises the epoch.
@@ -28,10 +30,12 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
+from tickwheel import __version__
 from tickwheel.clock import BootClock
-from tickwheel.durable.coordinator import NodeRow
+from tickwheel.durable.coordinator import NodeRow, check_weight, require_others
 from tickwheel.durable.coordinators.sharing import (
     assign,
+    effective_weights,
     lent_shards,
     preload_bounded,
     preload_nothing,
@@ -78,21 +82,20 @@ class ZooKeeperCoordinator:
         url: str,
         session: float = SESSION_SECONDS,
         weight: float = 1.0,
+        address: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if not 0 < weight < math.inf:
-            raise ValueError(f"weight must be more than 0, got {weight!r}")
         self._store = store
         self._node = node
         self._url = ZooKeeperUrl.parse(url)
         self._seconds = session
-        self._weight = weight
+        self._weight = check_weight(weight)
+        self._address = address
         self._clock = clock or BootClock()
         self._session: Session | None = None
         self._registered = 0  # the id of the session that has this node's ephemeral nodes
         self._started_at_ms = 0
-        self._incarnation = ""  # one for each session
-        self._incarnation_of = 0  # the id of the session
+        self._incarnation = uuid.uuid4().hex
         self._ticket = ""  # the name of this node's election node
         self._leads = False
         self._election_changed = self._members_changed = self._shards_changed = True
@@ -100,7 +103,7 @@ class ZooKeeperCoordinator:
         self._assigned: frozenset[int] = frozenset()
         self._owned: dict[int, int] = {}
         self._lent: dict[str, dict[int, int]] = {}
-        self._cluster: dict[str, list[str]] = {}  # the task functions of each node
+        self._cluster: dict[str, list[str]] = {}  # the task functions of nodes that do not drain
         self._cluster_text = b""
         self._owners: list[ShardRow] = []
         self._owners_at = -math.inf
@@ -141,7 +144,7 @@ class ZooKeeperCoordinator:
         return False
 
     def node_count(self) -> int:
-        """Return how many nodes there were at the last step."""
+        """Return how many nodes there were at the last step, without draining ones."""
         return max(1, len(self._cluster))
 
     async def nodes(self) -> list[NodeRow]:
@@ -152,14 +155,38 @@ class ZooKeeperCoordinator:
                 counts[row.owner] = counts.get(row.owner, 0) + 1
         async with self._any_session() as session:
             found = await self._members(session)
-        rows = {name: NodeRow(name, None, None, count) for name, count in counts.items()}
+            draining = await self._draining(session, found)
+        rows = {name: NodeRow(name, count) for name, count in counts.items()}
         for name, about in found.items():
-            rows[name] = NodeRow(name, about["started_at_ms"], None, counts.get(name, 0))
+            rows[name] = NodeRow(
+                name, counts.get(name, 0), about.get("address"), about.get("version"),
+                about["incarnation"], about["weight"], name in draining,
+                about["started_at_ms"], about.get("lease_until_ms"),
+            )  # fmt: skip
         return [rows[name] for name in sorted(rows)]
 
     async def shards(self) -> list[ShardRow]:
         """Return all shards by number."""
         return await self._store.owners()
+
+    async def drain(self, node: str, *, undo: bool = False) -> bool:
+        """Create or delete the node `drain/NAME`, which wakes the leader."""
+        if not undo:
+            require_others(node, await self.nodes())
+        path = f"drain/{node}"
+        async with self._any_session() as session:
+            about = (await self._members(session)).get(node)
+            if about is None:
+                return False
+            incarnation = about["incarnation"].encode()
+            known = await session.data(path)
+            if known is not None and (undo or known != incarnation):
+                with contextlib.suppress(NoNodeError):
+                    await session.call("delete", path)
+            if not undo and known != incarnation:
+                with contextlib.suppress(NodeExistsError):
+                    await session.call("create", path, incarnation, makepath=True)
+        return True
 
     async def step(self) -> float:
         """Confirm the session, lead if it is this node's turn, give up shards and take others."""
@@ -191,6 +218,9 @@ class ZooKeeperCoordinator:
                 await self._store.give_up(owned)
         session, self._session = self._session, None
         if session is not None:
+            if self._node not in self._cluster:
+                with contextlib.suppress(StoreUnavailable):  # the next of this name deletes it
+                    await self._forget_drain(session, self._incarnation.encode())
             await session.close()
 
     def _interval(self) -> float:
@@ -225,6 +255,8 @@ class ZooKeeperCoordinator:
         about = {
             "incarnation": self._incarnation, "started_at_ms": self._started_at_ms,
             "weight": self._weight, "functions": sorted(self.functions()),
+            "address": self._address, "version": __version__,
+            "lease_until_ms": int(self._store.now_ms() + self._seconds * 1000),
         }  # fmt: skip
         return json.dumps(about).encode()
 
@@ -240,8 +272,6 @@ class ZooKeeperCoordinator:
     async def _register(self, session: Session) -> bool:
         """Join with the current session; this node owns nothing any more."""
         self._forget()
-        if self._incarnation_of != session.id:
-            self._incarnation, self._incarnation_of = uuid.uuid4().hex, session.id
         self._started_at_ms = int(self._store.now_ms())
         if not self._refusals:
             await preload_bounded(self.preload, await self._shards_to_come(session))
@@ -259,11 +289,13 @@ class ZooKeeperCoordinator:
                         self._node,
                     )
                 return False
-        # The answer to a create may have been lost: the ticket has this incarnation's name.
-        mine = [one for one in await self._tickets(session) if one.startswith(self._incarnation)]
+        await self._forget_drain(session)
+        # The answer to a create may have been lost: the ticket has this session's name.
+        prefix = f"{session.id:x}-"
+        mine = [one for one in await self._tickets(session) if one.startswith(prefix)]
         if not mine:
             path = await session.call(
-                "create", f"election/{self._incarnation}-", self._node.encode(),
+                "create", f"election/{prefix}", self._node.encode(),
                 ephemeral=True, sequence=True, makepath=True,
             )  # fmt: skip
             mine = [path.rpartition("/")[2]]
@@ -273,14 +305,20 @@ class ZooKeeperCoordinator:
 
     async def _shards_to_come(self, session: Session) -> list[int]:
         """Return the shards of other nodes that the leader will assign to this node."""
-        others = await self._members(session)
-        others.pop(self._node, None)
-        if not others:
+        members = await self._members(session)
+        members[self._node] = json.loads(self._about())
+        if len(members) == 1:
             return []
-        weights = {name: about["weight"] for name, about in others.items()}
+        weights = weights_of(members, await self._draining(session, members))
         current = await self._all_assigned(session)
-        wanted = assign(self._store.shards, {**weights, self._node: self._weight}, current)
-        return wanted[self._node]
+        return assign(self._store.shards, weights, current)[self._node]
+
+    async def _forget_drain(self, session: Session, own: bytes | None = None) -> None:
+        """Delete `drain/NAME` if it names another process of this name, or `own`."""
+        known = await session.data(f"drain/{self._node}")
+        if known is not None and (known == own or known != self._incarnation.encode()):
+            with contextlib.suppress(NoNodeError):
+                await session.call("delete", f"drain/{self._node}")
 
     async def _tickets(self, session: Session) -> list[str]:
         """Return the names of all election nodes, the leader's first."""
@@ -346,6 +384,7 @@ class ZooKeeperCoordinator:
 
     async def _begin_to_lead(self, session: Session) -> None:
         self._assignment = await self._all_assigned(session)
+        await session.call("ensure_path", "drain")
         self._leads = self._members_changed = True
         logger.info("node %r leads: it assigns the shards", self._node)
 
@@ -366,13 +405,30 @@ class ZooKeeperCoordinator:
             if text is not None
         }
 
+    async def _draining(
+        self,
+        session: Session,
+        members: Mapping[str, Mapping[str, Any]],
+        watch: Callable[[], None] | None = None,
+    ) -> set[str]:
+        """Return the nodes that are to give up their shards."""
+        names = [name for name in await session.children("drain", watch) if name in members]
+        texts = await asyncio.gather(*(session.data(f"drain/{name}") for name in names))
+        return {
+            name
+            for name, text in zip(names, texts, strict=True)
+            if text == members[name]["incarnation"].encode()
+        }
+
     async def _lead(self, session: Session) -> None:
         """Assign the shards to the nodes that live, and write the assignments that change."""
         self._members_changed = False
-        members = await self._members(session, self._wake("_members_changed"))
-        weights = {name: about["weight"] for name, about in members.items()}
+        wake = self._wake("_members_changed")
+        members = await self._members(session, wake)
+        draining = await self._draining(session, members, wake)
+        weights = weights_of(members, draining)
         wanted = assign(self._store.shards, weights, self._assignment)
-        cluster = {name: about["functions"] for name, about in members.items()}
+        cluster = {name: members[name]["functions"] for name in members if weights[name]}
         text = json.dumps(cluster, sort_keys=True).encode()
         if wanted == self._assignment and text == self._cluster_text:
             return
@@ -415,8 +471,10 @@ class ZooKeeperCoordinator:
             self._own({one: epoch for one, epoch in self._owned.items() if one in self._assigned})
             await self._store.give_up(surplus)
         now = self._clock.time()
-        able = {**self._cluster, self._node: [*self.functions()]}
-        lends = any(set(theirs) != set(able[self._node]) for theirs in able.values())
+        able = {**self._cluster}
+        if self._node in able:
+            able[self._node] = [*self.functions()]
+        lends = len({frozenset(theirs) for theirs in able.values()}) > 1
         is_due = now - self._owners_at >= CHECK_SECONDS
         if self._assigned == self._owned.keys() and not lends and not is_due:
             return False
@@ -442,3 +500,10 @@ class ZooKeeperCoordinator:
         free = [row.shard for row in missing if row.owner not in alive]
         if free and self._clock.time() < self._trusted_until:
             self._own(self._owned | await self._store.take(free, self._node))
+
+
+def weights_of(
+    members: Mapping[str, Mapping[str, Any]], draining: Collection[str]
+) -> dict[str, float]:
+    """Return the weights by which the shards are divided."""
+    return effective_weights({name: about["weight"] for name, about in members.items()}, draining)

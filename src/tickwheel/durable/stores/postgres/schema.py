@@ -194,6 +194,15 @@ MIGRATIONS: list[list[str]] = [
         "ALTER TABLE backlog ADD COLUMN IF NOT EXISTS tags text",
     ],
     [],  # a mark: tasks with keys were moved to the shards of their keys
+    [
+        # The URL of the node's API; its part of the shards; whether it is to give them up.
+        """
+        ALTER TABLE node ADD COLUMN IF NOT EXISTS address text,
+            ADD COLUMN IF NOT EXISTS version text,
+            ADD COLUMN IF NOT EXISTS weight double precision NOT NULL DEFAULT 1,
+            ADD COLUMN IF NOT EXISTS draining boolean NOT NULL DEFAULT false
+        """,
+    ],
 ]
 KEYS_MOVED = 11  # the version with that mark
 LEAST = 1  # the migrations that a program must know to work with these tables
