@@ -87,7 +87,7 @@ PACKAGES = {
     "durable": {"http", "overflow_buffers", "values"},
     "client": {"http", "values"},
     "receiver": {"values"},
-    "web": {"config", "durable", "values"},
+    "web": {"config", "durable", "http", "values"},
     "cli": {"client", "config", "durable", "http", "values", "web"},
 }
 

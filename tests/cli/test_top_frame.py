@@ -1,7 +1,9 @@
 """The frame of `top`: drawn from two snapshots, whatever they lack."""
 
+import functools
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console
@@ -188,8 +190,8 @@ def test_top_continues_while_the_server_is_unreachable(client, monkeypatch):
         return step == "leave"
 
     monkeypatch.setattr(top_command, "console", lambda: Console(file=io.StringIO()))
-    first = top_command.take_snapshot(client, lambda: 0.0)
-    top_command.watch(client, first, 1.0, lambda: 1.0, pressed)
+    snapshot = functools.partial(top_command.take_snapshot, client, lambda: 1.0, cluster=False)
+    top_command.watch("http://fake", snapshot, snapshot(), 1.0, pressed)
     assert frames == [(), ("",), ("away",), ("",)]
 
 
@@ -198,3 +200,15 @@ def test_in_a_pipe_top_prints_one_frame(run, client, monkeypatch):
     monkeypatch.setattr(top_command.time, "sleep", lambda _: None)
     assert set(run("top", "--json").json) >= {"rates", "lateness", "wheel", "services", "nodes"}
     assert "tickwheel top  http://fake" in run("top", "--once", "--table").out
+
+
+def test_top_shows_the_whole_cluster(run, client, monkeypatch):
+    by_node = [{"name": "n-1", "held": 11, "error": None}, {"name": "n-2", "error": "it is away"}]
+    nodes = [{"name": name, "state": "active", "shards": 32} for name in ("n-1", "n-2")]
+    client.answers |= {"stats": {"by_node": by_node}, "wheel": {"levels": []}, "nodes": nodes}
+    monkeypatch.setattr(top_command.time, "sleep", lambda _: None)
+    frame = run("top", "--cluster", "--once", "--table").out
+    assert re.search(r"n-1 +active +32 +11", frame)
+    assert re.search(r"n-2 +active +32 +it is away", frame.replace("–", " "))
+    scopes = [call[2] for call in client.calls if call[0] in ("stats", "wheel")]
+    assert scopes == [{"cluster": True}] * 4

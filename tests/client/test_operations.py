@@ -144,6 +144,8 @@ def test_every_operation_sends_the_right_request(client, server):
         ),
         (lambda: client.delete_schedule("n"), "DELETE", "/v1/schedules/n", None),
         (lambda: client.nodes(), "GET", "/v1/nodes", None),
+        (lambda: client.stats(cluster=True), "GET", "/v1/stats?scope=cluster", None),
+        (lambda: client.wheel(cluster=True), "GET", "/v1/wheel?scope=cluster", None),
         (lambda: client.drain_node("n 1"), "POST", "/v1/nodes/n%201/drain", None),
         (lambda: client.undrain_node("n-1"), "DELETE", "/v1/nodes/n-1/drain", None),
         (lambda: client.shards(), "GET", "/v1/shards", None),

@@ -286,6 +286,36 @@ def test_a_rolling_restart_loses_and_repeats_nothing(pair, receiver, name):
     print_lateness("rolling restart", receiver.of(f"/{name}"))
 
 
+def test_any_server_shows_the_figures_of_all(pair, receiver, name):
+    first, second = pair
+    first.service(name, receiver.watch(f"/{name}"), enabled=False)
+    nodes = [this_node(server) for server in pair]
+    assert [node["address"] for node in nodes] == [server.url for server in pair]
+    ids = [server.submit(name, delay=30)["id"] for server in pair]
+    held = lambda: sum(server.get("/v1/wheel").json["held"] for server in pair) >= 2  # noqa: E731
+    wait_until(held, "both have loaded theirs")
+    for server in pair:
+        stats = server.get("/v1/stats?scope=cluster", status=200).json
+        assert {row["name"]: row["owned"] for row in stats["by_node"]} == {
+            node["name"]: 32 for node in nodes
+        }
+        assert (stats["owned"], stats["services"][name]["enabled"]) == (64, False)
+        wheel = server.get("/v1/wheel?scope=cluster", status=200).json
+        assert wheel["held"] >= 2
+    second.pause()
+    try:
+        stats = first.get("/v1/stats?scope=cluster", status=200).json
+    finally:
+        second.resume()
+    rows = {row["name"]: row for row in stats["by_node"]}
+    assert "did not answer" in rows[nodes[1]["name"]]["error"]
+    assert (stats["owned"], rows[nodes[0]["name"]]["owned"]) == (32, 32)
+    submitter = create_token(first.arguments[1], "submit")
+    assert first.get("/v1/stats?scope=cluster", token=submitter).status == 403
+    for one in ids:
+        first.post(f"/v1/tasks/{one}/cancel", status=200)
+
+
 def this_node(server):
     """Return the entry of a server in the list of nodes."""
     return next(one for one in server.get("/v1/nodes", status=200).json["items"] if one["this"])

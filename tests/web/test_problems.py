@@ -75,7 +75,7 @@ def test_only_the_log_has_the_address_of_the_store_once_a_second(api, monkeypatc
     async def counts():
         raise StoreUnavailable("SQLite database /var/lib/secret-place.db: database is locked")
 
-    monkeypatch.setattr(api.scheduler, "stats", counts)
+    monkeypatch.setattr(api.scheduler, "counts", counts)
     answers = [api.get("/v1/stats") for _ in range(50)]
     for answer in answers:
         assert "place" not in str(answer.refused(503, "store_unavailable"))

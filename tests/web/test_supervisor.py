@@ -236,6 +236,17 @@ def test_metrics_of_the_store_appear_once(make_crew):
         assert [one.labels for one in families["tickwheel_nodes"].samples] == [{}]
         tasks = {one.labels["state"]: one.value for one in families["tickwheel_tasks"].samples}
         assert tasks == {"live": 1, "final": 0}
+    # All workers have one address, and whichever accepts a request asks the others.
+    listed = lambda: crew.server.get("/v1/nodes", status=200).json["items"]  # noqa: E731
+    wait_until(lambda: len(listed()) == 2, "both have joined")
+    nodes = listed()
+    assert [node["address"] for node in nodes] == [crew.server.url] * 2
+    for scope in ("server", "cluster"):
+        found = crew.server.get(f"/v1/stats?scope={scope}", status=200).json
+        assert found["submitted"] == 1
+        assert {row["name"]: row["error"] for row in found["by_node"]} == {
+            node["name"]: None for node in nodes
+        }
 
 
 def test_a_killed_worker_is_omitted_until_it_is_replaced(make_crew):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +27,9 @@ TEMPORARY = (exit_codes.UNAVAILABLE, exit_codes.RATE_LIMITED)
 
 @click.command(
     epilog=examples(
-        "tickwheel top", "tickwheel top --interval 5", "tickwheel top --once --json | jq .rates"
+        "tickwheel top",
+        "tickwheel top --cluster --interval 5",
+        "tickwheel top --once --json | jq .rates",
     )
 )
 @click.option(
@@ -34,56 +37,61 @@ TEMPORARY = (exit_codes.UNAVAILABLE, exit_codes.RATE_LIMITED)
     help="Seconds between two refreshes.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Print one frame and stop; the default in a pipe.")
+@click.option(
+    "--cluster", is_flag=True, help="Show all nodes together, not only the node that answers."
+)
 @with_output
 @with_client
-def top(*, client: Client, out: Output, interval: float, once: bool) -> int:
+def top(*, client: Client, out: Output, interval: float, once: bool, cluster: bool) -> int:
     """Watch the service: wheels, rates, lateness, services, nodes.
 
     Rates and lateness are those since the last refresh. The figures are those of the node that
-    answers. Press q to leave.
+    answers, or with --cluster those of all nodes. Press q to leave.
     """
     now = SystemClock().time
-    before = take_snapshot(client, now)
+    snapshot = partial(take_snapshot, client, now, cluster=cluster)
+    before = snapshot()
     if once or out.as_json or not sys.stdout.isatty():
         time.sleep(min(interval, 1.0))
-        after = take_snapshot(client, now)
+        after = snapshot()
         if out.as_json:
             out.value(after.document(before))
         else:
             console().print(draw_frame(client.server, before, after))
         return exit_codes.OK
     with quit_keys() as pressed:
-        watch(client, before, interval, now, pressed)
+        watch(client.server, snapshot, before, interval, pressed)
     return exit_codes.OK
 
 
-def take_snapshot(client: Client, now: Callable[[], float]) -> Snapshot:
+def take_snapshot(client: Client, now: Callable[[], float], *, cluster: bool) -> Snapshot:
     """Ask the server for everything that a frame shows."""
-    stats, wheel = client.stats(), client.wheel()
+    scope = {"cluster": True} if cluster else {}
+    stats, wheel = client.stats(**scope), client.wheel(**scope)
     services: list[dict[str, Any]] = to_plain(client.services())
     nodes: list[dict[str, Any]] = to_plain(client.nodes())
     return Snapshot(now(), stats, wheel, services, nodes)
 
 
 def watch(
-    client: Client,
+    server: str,
+    snapshot: Callable[[], Snapshot],
     before: Snapshot,
     interval: float,
-    now: Callable[[], float],
     pressed: Callable[[float], bool],
 ) -> None:
     """Draw frames until the user leaves; an unreachable server is asked again."""
     from rich.live import Live  # noqa: PLC0415 - only on a terminal
 
     screen, after, trouble = console(), before, ""
-    first = draw_frame(client.server, before, before)
+    first = draw_frame(server, before, before)
     with Live(first, console=screen, screen=True, auto_refresh=False) as live:
         while not pressed(interval):
             try:
-                before, after = after, take_snapshot(client, now)
+                before, after = after, snapshot()
                 trouble = ""
             except TickwheelError as error:
                 if exit_codes.exit_code(error) not in TEMPORARY:
                     raise
                 before, trouble = after, str(error)
-            live.update(draw_frame(client.server, before, after, trouble), refresh=True)
+            live.update(draw_frame(server, before, after, trouble), refresh=True)

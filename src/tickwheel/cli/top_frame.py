@@ -228,10 +228,14 @@ def services(snapshot: Snapshot) -> Table:
 def nodes(snapshot: Snapshot) -> Table:
     """Return the nodes and how many shards each owns; a single node has no lease."""
     titles = {"name": "node", "state": "", "shards": "shards", "started_at": "started"}
-    titles |= {"lease_until": "lease until"}
-    known = [name for name in titles if any(node.get(name) is not None for node in snapshot.nodes)]
+    titles |= {"lease_until": "lease until", "held": "held", "waiting": "waiting"}
+    titles |= {"running": "running", "error": ""}
+    figures = snapshot.stats.get("by_node")
+    by_name = {one.get("name"): one for one in figures} if isinstance(figures, list) else {}
+    rows = [{**by_name.get(node.get("name"), {}), **node} for node in snapshot.nodes]
+    known = [name for name in titles if any(row.get(name) is not None for row in rows)]
     table = _table(*(titles[name] for name in known))
-    for node in snapshot.nodes:
+    for node in rows:
         table.add_row(*(cell(node.get(name)) for name in known))
     return table
 

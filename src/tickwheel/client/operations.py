@@ -471,14 +471,26 @@ def shards() -> Call[list[Shard]]:
     return Call(Request("GET", "/v1/shards"), list_reader(Shard.of))
 
 
-def wheel() -> Call[Document]:
-    """Return the wheel of the node that answers: its levels, and how many tasks it holds."""
-    return Call(Request("GET", "/v1/wheel"), read_document)
+def wheel(*, cluster: bool = False) -> Call[Document]:
+    """Return the wheel of the node that answers: its levels, and how many tasks it holds.
+
+    With `cluster`, the sum of all nodes' wheels; `by_node` has each node, and those that could not
+    be asked with their `error`.
+    """
+    return Call(Request("GET", figures_path("/v1/wheel", cluster=cluster)), read_document)
 
 
-def stats() -> Call[Document]:
-    """Return the figures of the node that answers: what it holds and has done."""
-    return Call(Request("GET", "/v1/stats"), read_document)
+def stats(*, cluster: bool = False) -> Call[Document]:
+    """Return the figures of the node that answers: what it holds and has done.
+
+    With `cluster`, those of all nodes together; see `wheel`.
+    """
+    return Call(Request("GET", figures_path("/v1/stats", cluster=cluster)), read_document)
+
+
+def figures_path(path: str, *, cluster: bool) -> str:
+    """Return the path for the figures of one node or of all."""
+    return path_with_query(path, {"scope": "cluster"}) if cluster else path
 
 
 def audit(*, cursor: str | None = None, limit: int = 100) -> Call[Page[Audit]]:

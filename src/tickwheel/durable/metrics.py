@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,13 @@ class Histogram:
         self.count += 1
         self.sum += seconds
 
+    def add(self, cumulative: Sequence[int], total: float) -> None:
+        """Add the counts of a histogram with the same bounds, as `cumulative` has them."""
+        for at, (below, count) in enumerate(pairwise((0, *cumulative))):
+            self._counts[at] += count - below
+        self.count += cumulative[-1]
+        self.sum += total
+
     def cumulative(self) -> list[tuple[float, int]]:
         """Return each bound with the number of durations up to it; the last is infinity."""
         return list(zip((*self.bounds, math.inf), accumulate(self._counts), strict=True))
@@ -67,3 +74,18 @@ class Histogram:
 
     def __repr__(self) -> str:
         return f"<Histogram count={self.count} sum={self.sum:.3f}>"
+
+
+def summary(histogram: Histogram | None) -> dict[str, Any]:
+    """Return a histogram as a dict; the last bucket counts everything and has no bound."""
+    if histogram is None:
+        return {"count": 0, "sum": 0.0, "p50": None, "p99": None, "buckets": []}
+    return {
+        "count": histogram.count,
+        "sum": histogram.sum,
+        "p50": histogram.quantile(0.5),
+        "p99": histogram.quantile(0.99),
+        "buckets": [
+            [None if bound == math.inf else bound, count] for bound, count in histogram.cumulative()
+        ],
+    }

@@ -27,6 +27,7 @@ from tickwheel.web.bodies import ENVELOPE_BYTES, LARGE_BYTES, Bodies, Disconnect
 from tickwheel.web.failed_logins import FailedLogins
 from tickwheel.web.landing_page import landing_page
 from tickwheel.web.openapi import openapi_document
+from tickwheel.web.peers import Peers
 from tickwheel.web.problems import HttpError, problem_of, with_local_names
 from tickwheel.web.route import JSON, Call, Reply, Router
 
@@ -90,6 +91,7 @@ class App:
         *,
         loopback_only: bool = True,
         tracing: Tracing | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.node = scheduler.node
@@ -103,6 +105,7 @@ class App:
         self.bodies = Bodies()
         self.batches = asyncio.Semaphore(MAX_BATCHES)
         self.failed_logins = FailedLogins(scheduler.note)
+        self.peers = peers or Peers(local=loopback_only, https=False)
         self._here_only = loopback_only
         self._tracing = tracing
         self._router = Router(ROUTES)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
+from tickwheel.web.figures import Stats, Wheel, merge, stats_of, wheel_of
 from tickwheel.web.metrics import Family, collect_families, exposition, merge_families
 from tickwheel.web.problems import HttpError
 from tickwheel.web.route import Call, Reply, Route
@@ -17,6 +18,8 @@ from tickwheel.web.route import Call, Reply, Route
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from tickwheel.web.app import App
+    from tickwheel.web.figures import Figures
     from tickwheel.web.worker_metrics import WorkerMetrics
 
 COUNT_SECONDS = 1.0
@@ -56,21 +59,58 @@ async def shards(call: Call) -> Reply:
 
 
 async def wheel(call: Call) -> Reply:
-    """Return the wheel of this node, level by level."""
-    horizon = call.app.node.horizon
-    levels = horizon.wheel.snapshot()
-    return Reply(schemas.Wheel(levels, len(horizon.entries), horizon.all_waiting()))
+    """Return the wheel of this node, level by level, or the sum of several nodes' wheels."""
+    if call.query.scope == "node":
+        return Reply(own_wheel(call.app))
+    return Reply(await merged_figures(call, Wheel))
 
 
 async def stats(call: Call) -> Reply:
-    """Return the statistics of this node, and the numbers of tasks in the store."""
-    found = await call.scheduler.stats()
+    """Return the statistics of one or several nodes, and the numbers of tasks in the store."""
+    if call.query.scope == "server":  # for other nodes: one of them reads the store
+        return Reply(await merged_figures(call, Stats))
+    store = await call.scheduler.counts()
+    if call.query.scope == "node":
+        return Reply({**own_stats(call.app, call.access.namespace), "store": store})
+    found = msgspec.structs.asdict(await merged_figures(call, Stats))
+    return Reply({**found, "store": store})
+
+
+def own_wheel(app: App) -> schemas.Wheel:
+    """Return the wheel of this process."""
+    horizon = app.node.horizon
+    return schemas.Wheel(horizon.wheel.snapshot(), len(horizon.entries), horizon.all_waiting())
+
+
+def own_stats(app: App, namespace: str) -> dict[str, Any]:
+    """Return the statistics of this process, with the services of one namespace."""
+    found = app.node.stats()
     found["services"] = {
         views.local_name(name): figures
         for name, figures in found["services"].items()
-        if namespace_of(name) == call.access.namespace
+        if namespace_of(name) == namespace
     }
-    return Reply({**found, "uptime": call.app.uptime(), "version": call.app.version})
+    return {**found, "uptime": app.uptime(), "version": app.version}
+
+
+def own_figures(app: App, kind: str, namespace: str) -> Stats | Wheel:
+    """Return the figures of this process, to be merged with others."""
+    if kind == Wheel.__name__:
+        return wheel_of(app.node.name, own_wheel(app))
+    return stats_of(own_stats(app, namespace))
+
+
+async def merged_figures(call: Call, kind: type[Figures]) -> Figures:
+    """Return the figures of this server's workers, or of the whole cluster."""
+    namespace = call.access.namespace
+    own = [cast("Figures", own_figures(call.app, kind.__name__, namespace))]
+    if call.app.worker_metrics is not None:
+        decoder = msgspec.json.Decoder(kind)
+        own += await call.app.worker_metrics.figures_of_others(kind.__name__, namespace, decoder)
+    if call.query.scope == "server":
+        return merge(own)
+    path = f"/v1/{kind.__name__.lower()}"
+    return await call.app.peers.collect(call, merge(own), path, await call.scheduler.nodes())
 
 
 async def audit(call: Call) -> Reply:
@@ -145,8 +185,10 @@ ROUTES = [
     Route("DELETE", "/v1/nodes/{name}/drain", undrain_node, scope="admin", gives={204: None},
           problems=(404, 409)),
     Route("GET", "/v1/shards", shards, scope="read", gives={200: schemas.ShardPage}),
-    Route("GET", "/v1/wheel", wheel, scope="read", gives={200: schemas.Wheel}),
-    Route("GET", "/v1/stats", stats, scope="read", gives={200: JsonObject}),
+    Route("GET", "/v1/wheel", wheel, scope="read", query=schemas.ReadFigures,
+          gives={200: schemas.Wheel}),
+    Route("GET", "/v1/stats", stats, scope="read", query=schemas.ReadFigures,
+          gives={200: JsonObject}),
     Route("GET", "/v1/audit", audit, scope="admin", query=schemas.ListAudit,
           gives={200: schemas.AuditPage}),
     Route("GET", "/healthz", healthz, scope=None, gives={200: schemas.Status}),

@@ -228,6 +228,12 @@ class ListAudit(Input, kw_only=True, frozen=True):
     limit: Limit = 100
 
 
+class ReadFigures(Input, kw_only=True, frozen=True):
+    """The query of figures: of the process that answers, of its server with all workers, or all."""
+
+    scope: Literal["node", "server", "cluster"] = "node"
+
+
 class Task(Output, frozen=True):
     """A task, live or final."""
 
@@ -438,12 +444,28 @@ class AuditPage(Output, frozen=True):
     next_cursor: int | None
 
 
+class NodeFigures(Output, frozen=True):
+    """One node in the figures of several: its main figures, or the reason why there are none."""
+
+    name: str
+    error: str | None = None
+    version: str | None = None
+    uptime: float | None = None
+    owned: int | None = None
+    held: int | None = None
+    waiting: int | None = None
+    running: int | None = None
+    submitted: int | None = None
+    sent: int | None = None
+
+
 class Wheel(Output, frozen=True):
-    """The wheel of this node: one dictionary for each level."""
+    """The wheel of one node, or the sum of several: one dictionary for each level."""
 
     levels: list[dict[str, Any]]
     held: int
     waiting: int
+    by_node: list[NodeFigures] | UnsetType = UNSET
 
 
 class Status(Output, frozen=True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -26,9 +25,11 @@ from tickwheel.durable.scheduler import Scheduler
 from tickwheel.errors import TickwheelError, WrongStore
 from tickwheel.web.access import Guard
 from tickwheel.web.app import App, Limits
+from tickwheel.web.cluster import own_figures
 from tickwheel.web.connection_limit import ConnectionLimit, allowed_connections
 from tickwheel.web.logs import set_node_name, set_up_logging
 from tickwheel.web.metrics import collect_families
+from tickwheel.web.peers import Peers, is_loopback
 from tickwheel.web.protocol import Protocol
 from tickwheel.web.tls import Certificate, Listener
 from tickwheel.web.tracing import Tracing
@@ -133,16 +134,6 @@ def bind_listener(config: Config) -> socket.socket:
         raise OSError(f"{config.listen}: {error.strerror or error}") from error
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 async def serve(
     config: Config, listener: socket.socket, inherited: Inherited | None = None
 ) -> None:
@@ -166,7 +157,9 @@ async def serve(
                       rate=config.token_rate)  # fmt: skip
         check_tokens(config, guard)
         limits = Limits(config.max_body, config.max_batch, config.max_payload)
-        app = App(scheduler, guard, limits, loopback_only=local, tracing=tracing)
+        https = config.tls_cert is not None
+        peers = Peers(local=local, https=https)
+        app = App(scheduler, guard, limits, loopback_only=local, tracing=tracing, peers=peers)
         if tracing is not None:
             tracing.follow(scheduler.node.channels)
         certificate = None
@@ -180,6 +173,7 @@ async def serve(
             with server.signals():
                 await server.serve([listener])
                 await app.failed_logins.close()
+                await peers.close()
                 await scheduler.stop(server.grace_left())
     except BaseException:
         if scheduler.running:
@@ -292,8 +286,9 @@ class Server(uvicorn.Server):
         _, lifeline, number, workers, directory = inherited
         app = self._app
         metrics = WorkerMetrics(
-            number, workers, directory, lambda within: collect_families(app, None, within, number)
-        )
+            number, workers, directory, lambda within: collect_families(app, None, within, number),
+            lambda kind, namespace: own_figures(app, kind, namespace),
+        )  # fmt: skip
         asyncio.get_running_loop().add_reader(lifeline, self.on_supervisor_gone, lifeline)
         await metrics.open()
         app.worker_metrics = metrics

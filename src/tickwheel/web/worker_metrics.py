@@ -1,8 +1,9 @@
-"""Metrics of several workers: each collects those of the others, so that any can show all.
+"""Metrics and figures of several workers: each collects those of the others, and can show all.
 
 Each worker listens on a Unix socket, named by its number, in a directory that only this user can
-enter. A request is a line of JSON: a namespace, or null for all. The response is the families of
-that process as JSON, up to the end of the stream; a truncated one is ignored.
+enter. A request is a line of JSON: a namespace, or null for all, asks for the families of metrics;
+an object asks for figures. The response is JSON, up to the end of the stream; a truncated one is
+ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -24,14 +25,26 @@ from tickwheel.web.metrics import Family
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from msgspec.json import Decoder
+
+T = TypeVar("T")
+
 logger = logging.getLogger("tickwheel.web")
 
 TIMEOUT_SECONDS = 1.0  # for all other workers together: a scrape must not wait for one that hangs
 MAX_PATH_BYTES = 103  # of a Unix socket's path; 107 on Linux
 LISTEN_BACKLOG = 128
 
+
+class FiguresRequest(msgspec.Struct):
+    """Asks for figures of one kind, and of the services of one namespace."""
+
+    kind: str
+    namespace: str
+
+
 encode = msgspec.json.Encoder().encode
-request_decoder = msgspec.json.Decoder(str | None)
+request_decoder = msgspec.json.Decoder(str | None | FiguresRequest)
 response_decoder = msgspec.json.Decoder(list[Family])
 
 
@@ -55,9 +68,10 @@ def socket_directory() -> Iterator[str]:
 class WorkerMetrics:
     """Exchanges metrics between one worker and the others.
 
-    - `own` returns the families of this process, for one namespace or for all.
-    - `collect` leaves out a worker that is gone, hangs or sends garbage: it never raises, and
-      takes a second at most.
+    - `own` returns the families of this process, for one namespace or for all; `figures` returns
+      its figures of one kind.
+    - `collect` and `figures_of_others` leave out a worker that is gone, hangs or sends garbage.
+      They never raise, and take a second at most.
     - `open` replaces the socket of an earlier worker with this number.
     """
 
@@ -67,11 +81,13 @@ class WorkerMetrics:
         workers: int,
         directory: str,
         own: Callable[[str | None], list[Family]],
+        figures: Callable[[str, str], Any] | None = None,
     ) -> None:
         self.number = number
         self.workers = workers
         self._directory = Path(directory)
         self._own = own
+        self._figures = figures
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -100,33 +116,52 @@ class WorkerMetrics:
 
     async def collect(self, within: str | None) -> dict[int, list[Family]]:
         """Return the families of each other worker that responds, by its number."""
-        others = [number for number in range(self.workers) if number != self.number]
-        found = await asyncio.gather(*(self._request(number, within) for number in others))
-        return {n: one for n, one in zip(others, found, strict=True) if one is not None}
+        return await self._request_all(within, response_decoder)
 
-    async def _request(self, number: int, within: str | None) -> list[Family] | None:
+    async def figures_of_others(self, kind: str, namespace: str, decoder: Decoder[T]) -> list[T]:
+        """Return the figures of each other worker that responds."""
+        question = FiguresRequest(kind, namespace)
+        return [*(await self._request_all(question, decoder)).values()]
+
+    async def _request_all(self, question: object, decoder: Decoder[T]) -> dict[int, T]:
+        others = [number for number in range(self.workers) if number != self.number]
+        answers = await asyncio.gather(*(self._request(number, question) for number in others))
+        found: dict[int, T] = {}
+        for number, answer in zip(others, answers, strict=True):
+            with contextlib.suppress(msgspec.DecodeError):
+                found[number] = decoder.decode(answer)
+        return found
+
+    async def _request(self, number: int, question: object) -> bytes:
+        """Return the answer of another worker; nothing if it is gone or hangs."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 reader, writer = await asyncio.open_unix_connection(self._path(number))
                 try:
-                    writer.write(encode(within) + b"\n")
-                    return response_decoder.decode(await reader.read())
+                    writer.write(encode(question) + b"\n")
+                    return await reader.read()
                 finally:
                     writer.close()
-        except (OSError, msgspec.DecodeError):  # TimeoutError is an OSError
-            return None
+        except OSError:  # TimeoutError is one
+            return b""
 
     async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                within = request_decoder.decode(await reader.readline())
-                families = [one for one in self._own(within) if not one.shared]
-                writer.write(encode(families))
+                question = request_decoder.decode(await reader.readline())
+                writer.write(encode(self._response(question)))
                 await writer.drain()
         except (OSError, ValueError, msgspec.DecodeError):
             writer.transport.abort()  # the other end is gone, or sent garbage
         else:
             writer.close()
+
+    def _response(self, question: str | FiguresRequest | None) -> Any:
+        if not isinstance(question, FiguresRequest):
+            return [one for one in self._own(question) if not one.shared]
+        if self._figures is None:
+            raise ValueError("this worker has no figures")
+        return self._figures(question.kind, question.namespace)
 
     def _path(self, number: int) -> Path:
         return self._directory / str(number)

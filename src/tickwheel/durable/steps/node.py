@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.aio import AsyncTimer
 from tickwheel.clock import BootClock
 from tickwheel.durable.directory.directory import Directory
 from tickwheel.durable.log import logger
+from tickwheel.durable.metrics import summary
 from tickwheel.durable.permits.holds import Holds
 from tickwheel.durable.steps.dispatch import Dispatch
 from tickwheel.durable.steps.expiry import Expiry
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tickwheel.durable.channel import Channel
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.directory.vault import Vault
-    from tickwheel.durable.metrics import Histogram
     from tickwheel.durable.steps.dispatch import Running
     from tickwheel.durable.store import Store
     from tickwheel.values.service import Service
@@ -271,18 +270,3 @@ class Node:
             "waiting": self.horizon.waiting(name),
             "latency": summary(latency),
         }
-
-
-def summary(histogram: Histogram | None) -> dict[str, Any]:
-    """Return a histogram as a dict; the last bucket counts everything and has no bound."""
-    if histogram is None:
-        return {"count": 0, "sum": 0.0, "p50": None, "p99": None, "buckets": []}
-    return {
-        "count": histogram.count,
-        "sum": histogram.sum,
-        "p50": histogram.quantile(0.5),
-        "p99": histogram.quantile(0.99),
-        "buckets": [
-            [None if bound == math.inf else bound, count] for bound, count in histogram.cumulative()
-        ],
-    }
