@@ -425,6 +425,20 @@ class TestRoutes:
         assert stats["services"]["mail"]["breaker"] == "closed"
         assert api.get("/", status=200).media == "text/html"
 
+    def test_the_only_node_cannot_be_drained(self, either_api, store_url):
+        api = either_api
+        api.until(lambda: len(api.node.coordinator.owned()) == 64)
+        problem = api.post(f"/v1/nodes/{api.node.name}/drain").refused(409, "cannot_drain")
+        alone = store_url.startswith("sqlite")
+        why = "one node owns every shard" if alone else "no other active node"
+        assert why in problem["detail"]
+        if not alone:
+            api.post("/v1/nodes/nobody/drain").refused(404, "unknown_node")
+            api.delete("/v1/nodes/nobody/drain").refused(404, "unknown_node")
+            api.delete(f"/v1/nodes/{api.node.name}/drain", status=204)
+        for token in (api.token("read", "submit"), api.token("admin", namespace="shop")):
+            api.post(f"/v1/nodes/{api.node.name}/drain", token=token).refused(403, "forbidden")
+
     def test_readyz_is_503_while_it_stops(self, api):
         api.app.stopping = True
         assert api.get("/readyz", status=503).json["status"] == "stopping"

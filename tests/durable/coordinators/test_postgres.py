@@ -541,6 +541,17 @@ class TestANode:
         after = cluster.nodes["a"].owned()
         assert all(after[shard] == epoch + 1 for shard, epoch in before.items())
 
+    async def test_whose_namesake_died_while_it_was_draining_is_active(self, cluster, store):
+        await cluster.join("a", "b")
+        await cluster.nodes["a"].drain("b")
+        await cluster.settle()
+        assert cluster.shares == [0, SHARDS]
+        del cluster.nodes["b"]
+        await store.fetch("UPDATE node SET lease_until_ms = 1 WHERE name = 'b'")
+        await cluster.join("b")
+        await cluster.settle()  # the first did not know of any change
+        assert cluster.shares == [SHARDS // 2] * 2
+
     async def test_whose_take_was_not_answered_takes_again(self, cluster, monkeypatch):
         await cluster.join("a")
         before = dict(cluster.nodes["a"].owned())

@@ -191,6 +191,24 @@ class TestSharing:
         first, second = await join("a"), await join("b")
         await until(lambda: all_owned(first, second) and len(first.owned) == 6)
 
+    async def test_a_drain_is_of_one_process_and_leaves_nothing_behind(
+        self, join, admin, zookeeper_url
+    ):
+        first, second = await join("a"), await join("b")
+        await until(lambda: all_owned(first, second) and len(first.owned) == 6)
+        drain = f"{root(zookeeper_url)}/drain"
+        admin.create(f"{drain}/b", b"an earlier process")
+        assert {row.state for row in await first.coordinator.nodes()} == {"active"}
+        await second.stop()
+        second = await join("b")
+        await until(lambda: all_owned(first, second) and len(second.owned) == 6)
+        assert admin.get_children(drain) == []
+        await first.coordinator.drain("b")
+        await until(lambda: all_owned(first))
+        assert admin.get_children(drain) == ["b"]
+        await second.stop()
+        assert admin.get_children(drain) == []
+
     async def test_one_that_joins_moves_few_shards(self, join):
         members = [await join(name) for name in "ab"]
         await until(lambda: all_owned(*members) and all(len(one.owned) == 6 for one in members))
