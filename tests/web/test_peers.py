@@ -37,10 +37,11 @@ def asked(api, path="/v1/stats", **options):
     return found, {one["name"]: one["error"] for one in found["by_node"]}
 
 
-def figures(api, path, node):
-    """Return what a server with one node of this name answers."""
+def figures(api, path, *nodes):
+    """Return what a server with nodes of these names answers."""
     found = api.get(f"{path}?scope=server", status=200).json
-    found["by_node"][0]["name"] = node
+    (row,) = found["by_node"]
+    found["by_node"] = [row | {"name": node} for node in nodes]
     return json.dumps(found).encode()
 
 
@@ -89,10 +90,13 @@ def test_a_server_that_does_not_answer_well_is_listed_and_never_waited_for(
         "odd": answering(200, json.dumps(odd).encode()),
         "here": answering(200, figures(api, "/v1/stats", api.node.name)),
         "well": answering(200, figures(api, "/v1/stats", "well")),
+        "with here": answering(200, figures(api, "/v1/stats", "with here", api.node.name)),
+        "with well": answering(200, figures(api, "/v1/stats", "with well", "well")),
     }
     for name, behaviour in behaviours.items():
-        receiver.on(f"/{name}/v1/stats", behaviour)
-        cluster.append(row(name, receiver.url(f"/{name}")))
+        path = f"/{name.replace(' ', '-')}"
+        receiver.on(f"{path}/v1/stats", behaviour)
+        cluster.append(row(name, receiver.url(path)))
     cluster.append(row("closed", "http://127.0.0.1:1"))
     began = time.monotonic()
     found, errors = asked(api)
@@ -104,6 +108,7 @@ def test_a_server_that_does_not_answer_well_is_listed_and_never_waited_for(
         "hangs": "did not answer", "garbage": "did not answer", "closed": "did not answer",
         "large": "more than 10000 bytes", "refuses": "status 401", "moved": "status 302",
         "another": "another node answers", "here": "another node answers", "odd": "other bounds",
+        "with here": "another node answers", "with well": "another node answers",
     }  # fmt: skip
     assert errors.keys() == texts.keys()
     for name, text in texts.items():
@@ -129,9 +134,7 @@ def test_no_more_servers_are_asked_than_one_answer_covers(api, cluster, receiver
 
 
 def test_workers_on_one_address_are_asked_once(api, cluster, receiver):
-    both = json.loads(figures(api, "/v1/stats", "w-0"))
-    both["by_node"].append(both["by_node"][0] | {"name": "w-1"})
-    receiver.on("/v1/stats", answering(200, json.dumps(both).encode()))
+    receiver.on("/v1/stats", answering(200, figures(api, "/v1/stats", "w-0", "w-1")))
     cluster += [row(f"w-{number}", receiver.url("")) for number in range(3)]
     _, errors = asked(api)
     assert len(receiver.requests) == 1

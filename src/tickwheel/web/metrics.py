@@ -180,7 +180,10 @@ def add_tasks(metrics: Collector, app: App, counts: Mapping[str, int] | None) ->
         [({}, len(node.coordinator.owned()))],
     )  # fmt: skip
     metrics.add_shared(
-        "gauge", "tickwheel_nodes", "Nodes that live.", [({}, node.coordinator.node_count())]
+        "gauge",
+        "tickwheel_nodes",
+        "Nodes that live and are not draining.",
+        [({}, node.coordinator.node_count())],
     )
     metrics.add_shared(
         "gauge", "tickwheel_sqlite_log_bytes", "Size of the log (WAL) of the SQLite file.",

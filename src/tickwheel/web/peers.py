@@ -1,8 +1,8 @@
 """The other servers of the cluster: asks each for its figures, with the caller's own token.
 
-A token goes only to an address that a registered node has given, never to one from a request. It
-goes over HTTPS only if this server itself is reached by HTTPS, and to a loopback address only from
-a server that listens on loopback itself.
+A token goes only to an address that a registered node has given, never to one from a request. A
+server that is reached by HTTPS sends tokens over HTTPS only, and only a server that listens on
+loopback sends them to a loopback address.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Peers:
             found = {row.name for row in answer.by_node}
             if covered.isdisjoint(found) and not found.isdisjoint(names):
                 parts.append(answer)
+                covered |= found
                 errors |= dict.fromkeys(set(names) - found, "its server does not list it")
             else:
                 errors |= dict.fromkeys(names, "another node answers at its address")
