@@ -162,13 +162,14 @@ def load_of(shards: int, nodes: int, services: int) -> Load:
 def heartbeat_bytes(shards: int, nodes: int) -> int:
     """Return the size of the answer to one heartbeat, in PostgreSQL's binary format.
 
-    It has a row for each shard, and each row has four arrays with an element for each node: name,
-    incarnation, lease, functions (here none: "[]"). A value has a length of 4 bytes before it.
+    It is one row with an array for each column of the nodes: name, incarnation, lease, weight,
+    draining, functions (here none: "[]"); and of the shards: number, owner, epoch. A value has a
+    length of 4 bytes before it.
     """
     name = len(NAME.format(0, 0))
-    node = (4 + name) + (4 + 16) + (4 + 8) + (4 + 2)
-    columns = (4 + 1) + (4 + 8) + 4 * (4 + 20) + (4 + 4) + (4 + name) + (4 + 8)
-    return shards * (7 + columns + nodes * node)
+    node = (4 + name) + (4 + 16) + (4 + 8) + (4 + 8) + (4 + 1) + (4 + 2)
+    shard = (4 + 4) + (4 + name) + (4 + 8)
+    return 7 + (4 + 1) + (4 + 8) + 9 * (4 + 20) + nodes * node + shards * shard
 
 
 def most_nodes(shards: int, limit: float, services: int) -> int:

@@ -23,8 +23,9 @@ NETWORK_BYTES = 125_000_000
 """Of a network of 1 Gbit/s, per second: the limit that is drawn."""
 
 MAX_BALANCE = 1.25
-FIXED = heartbeat_bytes(1, 0)
-PER_NODE = heartbeat_bytes(1, 1) - FIXED
+FIXED = heartbeat_bytes(0, 0)
+PER_NODE = heartbeat_bytes(0, 1) - FIXED
+PER_SHARD = heartbeat_bytes(1, 0) - FIXED
 
 PICTURE = """\
 ![Balance, moved shards and answers to heartbeats, by the number of nodes](scale.svg)
@@ -53,10 +54,9 @@ METHOD = f"""\
 
 - The simulation is deterministic: `--seed` chooses the joins and leaves, and the machine plays no
   role. Weights are 1, 2 or 4 with equal chance.
-- A node sends a heartbeat to PostgreSQL every {HEARTBEAT_SECONDS:g} s on average. The answer has a
-  row for each shard, and each row has the list of all nodes: with n nodes, s shards and names of 26
-  characters {FIXED} · s + {PER_NODE} · n · s bytes. Counted on the wire, for up to 101 nodes and
-  256 shards, it was that and at most 27 bytes.
+- A node sends a heartbeat to PostgreSQL every {HEARTBEAT_SECONDS:g} s on average. The answer
+  lists all nodes and all shards: with n nodes, s shards and names of 26 characters
+  {FIXED} + {PER_NODE} · n + {PER_SHARD} · s bytes.
 - A check of a node's health, every {health.INTERVAL_SECONDS:g} s, makes four statements, and reads
   all shards and all nodes. With ZooKeeper it reads the entry of each node there, one by one.
 - A loader looks every {loader.INTERVAL_SECONDS:g} s; a look probes the index of due tasks twice for

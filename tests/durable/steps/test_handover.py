@@ -9,7 +9,8 @@ from durable.stage import HOUR, SHARDS
 from durable.steps.leasing import noting_task, waiting_task
 from tickwheel.durable import State
 from tickwheel.durable.steps import leases
-from tickwheel.durable.steps.leases import LEASE_SECONDS
+from tickwheel.durable.steps.leases import LEASE_SECONDS, SWEEP_SECONDS
+from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import Due
 
 pytestmark = pytest.mark.asyncio
@@ -165,6 +166,28 @@ class TestNewOwner:
             await stage.advance(2 * LEASE_SECONDS)
             assert len(stage.calls) == 1 + SHARDS
             goes_on.set()
+
+    async def test_a_sweep_of_new_shards_that_fails_is_made_again_at_once(self, stage):
+        app = stage.app(node="new")
+        note = noting_task(stage, app)
+        stage.expects_errors = True
+        async with app:
+            await orphans(app, note, stage, shards=[0])
+            node, running = app._node, app._node.store.running
+            failures = [StoreUnavailable("the store is away")]
+
+            async def fails_once(*args):
+                if failures:
+                    raise failures.pop()
+                return await running(*args)
+
+            node.store.running = fails_once
+            node.orphans._swept = frozenset({*node.coordinator.owned().items()} - {(0, 2)})
+            node.orphans._sweep_at = node.orphans._clock.time() + SWEEP_SECONDS
+            node._steps.wake("orphans")
+            await stage.advance(5)
+            assert not failures
+            assert {task.shard for task in node.orphans.watched.values()} == {0}
 
     async def test_with_many_orphans_in_memory_no_further_shard_is_swept(self, stage, monkeypatch):
         monkeypatch.setattr(leases, "MAX_WATCHED", 3)

@@ -111,8 +111,9 @@ HEARTBEAT = f"""
         ARRAY(SELECT weight FROM node ORDER BY name),
         ARRAY(SELECT draining FROM node ORDER BY name),
         ARRAY(SELECT to_json(functions)::text FROM node ORDER BY name),
-        s.shard, s.owner, s.epoch
-    FROM shard s ORDER BY s.shard
+        ARRAY(SELECT shard FROM shard ORDER BY shard),
+        ARRAY(SELECT owner FROM shard ORDER BY shard),
+        ARRAY(SELECT epoch FROM shard ORDER BY shard)
 """  # noqa: S608
 NODES = """
     SELECT k.name, (SELECT count(*) FROM shard s WHERE s.owner = k.name),
@@ -555,10 +556,10 @@ def parse_heartbeat(
     rows: Sequence[Sequence[Any]],
 ) -> tuple[bool, int, list[Member], list[ShardRow]]:
     """Return whether this node has joined, the database's time, all nodes and all shards."""
-    joined, now_ms, *columns, functions = rows[0][:8]
+    joined, now_ms, *columns, functions, shards, owners, epochs = rows[0]
     names = [frozenset(json.loads(one)) for one in functions]
     nodes = [Member._make(row) for row in zip(*columns, names, strict=True)]
-    return joined, now_ms, nodes, [ShardRow._make(row[8:]) for row in rows]
+    return joined, now_ms, nodes, [*map(ShardRow, shards, owners, epochs)]
 
 
 def share_of(node: str, weights: Mapping[str, float], shards: Sequence[ShardRow]) -> int:
