@@ -116,7 +116,7 @@ HEARTBEAT = f"""
         ARRAY(SELECT epoch FROM shard ORDER BY shard)
 """  # noqa: S608
 NODES = """
-    SELECT k.name, (SELECT count(*) FROM shard s WHERE s.owner = k.name),
+    SELECT k.name, coalesce(s.shards, 0),
         n.address, n.version, replace(n.incarnation::text, '-', ''), n.weight,
         coalesce(n.draining, false), n.started_at_ms, n.lease_until_ms
     FROM (
@@ -124,6 +124,7 @@ NODES = """
         UNION SELECT owner COLLATE "C" FROM shard WHERE owner IS NOT NULL
     ) k
     LEFT JOIN node n ON n.name = k.name
+    LEFT JOIN (SELECT owner, count(*) AS shards FROM shard GROUP BY owner) s ON s.owner = k.name
     ORDER BY k.name
 """
 DRAIN = """
