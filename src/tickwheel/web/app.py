@@ -228,7 +228,7 @@ class App:
             if self.stopping and route.creates_tasks:
                 raise HttpError("not_started", STOPPING_DETAIL)
         query = None
-        if not route.ignores_query:
+        if not route.ignores_query and (route.query is not None or scope["query_string"]):
             query = route.read_query(parse_query(scope["query_string"]))
         call = Call(self, access, params, query, headers, request_id)  # type: ignore[arg-type]
         try:

@@ -61,6 +61,8 @@ class Call:
             raise HttpError(
                 "too_large", f"a {what} may have {most} bytes, this one has {len(payload)}"
             )
+        if len(payload) <= MAX_DEPTH:
+            return payload  # it has no more brackets than bytes
         for number, most_deep in enumerate(slice_depths(payload)):
             if most_deep > MAX_DEPTH:
                 raise HttpError(

@@ -42,7 +42,8 @@ async def submit(call: Call, body: schemas.SubmitTask) -> Reply:
     named = call.headers.get(b"idempotency-key")
     idempotency = None if named is None else idempotency_of(call, named, call.body)
     scheduler = call.scheduler
-    service = await scheduler.known_service(call.access.name(body.service))
+    name = call.access.name(body.service)
+    service = call.app.directory.get(name) or await scheduler.known_service(name)
     submission = await read_submission(call, service, body, idempotency)
     task, new, repeated = await store_submission(scheduler, submission)
     headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
