@@ -24,7 +24,7 @@ WEIGHTS = (1.0, 2.0, 4.0)
 NAME = "tickwheel-{:010x}-{:05}"
 """The name of a node, as long as that of a pod."""
 
-CONNECTIONS = pool.SIZE + pool.RESERVED + 1
+CONNECTIONS = pool.MAX_CONNECTIONS + pool.RESERVED_CONNECTIONS + 1
 """The most connections of one process: its pool, those reserved for leases, and the listener."""
 
 HEARTBEAT_SECONDS = postgres.TTL_SECONDS / postgres.HEARTBEATS * 0.9

@@ -11,8 +11,10 @@ CHUNK = 4096  # bytes that are forwarded at a time
 
 
 class Proxy:
-    """Forwards connections to `port` of this machine, on a thread, while it is entered.
+    """Forwards connections to a port, on a thread, while it is entered.
 
+    - `target`: the address that it forwards to; `host`: the address that it listens on.
+    - `delays`: the seconds that each piece waits on its way to the server, and back.
     - `rate`: bytes per second from the server to all clients together; None: no limit.
     - `loses`: the share of lost answers: the request has reached the server, but the connection is
       closed instead of answered. An answer is what arrives in one piece.
@@ -20,13 +22,15 @@ class Proxy:
     - `passed`: the bytes received from the server so far.
     """
 
-    def __init__(self, port, *, seed=0):
+    def __init__(self, port, *, seed=0, target="127.0.0.1", host="127.0.0.1"):
+        self.host = host
+        self.delays = (0.0, 0.0)
         self.rate = None
         self.loses = 0.0
         self.silent = False
         self.passed = 0
         self.port = 0
-        self._target = port
+        self._target = (target, port)
         self._chance = random.Random(seed)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -50,12 +54,12 @@ class Proxy:
         """Return a server's URL with the address of the proxy."""
         parts = urlsplit(url)
         user = parts.netloc.rpartition("@")[0]
-        place = f"127.0.0.1:{self.port}"
+        place = f"{self.host}:{self.port}"
         return parts._replace(netloc=f"{user}@{place}" if user else place).geturl()
 
     def heal(self):
         """End all faults; open connections stay open."""
-        self.rate, self.loses, self.silent = None, 0.0, False
+        self.rate, self.loses, self.silent, self.delays = None, 0.0, False, (0.0, 0.0)
 
     def cut(self):
         """Close all connections."""
@@ -66,7 +70,7 @@ class Proxy:
 
     async def _listen(self):
         self._turn = asyncio.Lock()
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, self.host, 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self):
@@ -84,7 +88,7 @@ class Proxy:
     async def _accept(self, reader, writer):
         self._tasks.add(asyncio.current_task())
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+            there, back = await asyncio.open_connection(*self._target)
         except OSError:
             writer.transport.abort()
             return
@@ -116,11 +120,13 @@ class Proxy:
             return
 
     async def _request(self, _):
+        await asyncio.sleep(self.delays[0])
         return False
 
     async def _answer(self, size):
         """Wait for the time that the bytes take; return whether they are lost."""
         self.passed += size
+        await asyncio.sleep(self.delays[1])
         if self.rate is not None:
             async with self._turn:
                 await asyncio.sleep(size / self.rate)

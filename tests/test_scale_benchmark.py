@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-PATIENCE = 60
+PATIENCE = 240
 
 
 @pytest.fixture
@@ -76,3 +76,12 @@ def test_the_load_follows_the_constants_of_the_code(bench, monkeypatch):
     monkeypatch.setattr(loader, "INTERVAL_SECONDS", 0.5)
     assert load_of(64, 10, 16).health_rows == ten.health_rows / 2
     assert load_of(64, 10, 16).index_probes == 2 * ten.index_probes
+
+
+def test_a_small_run_of_the_cluster_benchmark_prints_its_table():
+    program = [sys.executable, BENCHMARKS / "cluster.py", "--count", "200", "--nodes", "2"]
+    program += ["--rounds", "1"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "200 tasks due at once" in done.stdout
+    assert "\n| 2 | " in done.stdout

@@ -447,6 +447,7 @@ def holds(which, task, at):
         and which.service in (None, task.service)
         and which.key in (None, task.key)
         and (which.due_before_ms is None or task.due_at_ms < which.due_before_ms)
+        and (which.due_after_ms is None or task.due_at_ms >= which.due_after_ms)
         and in_namespace(which.namespace, task.service)
     )
 

@@ -34,15 +34,16 @@ class Server(Served):
 
     - `lease`: the duration of its leases in seconds, instead of 30.
     - `ttl`: the seconds after which other nodes consider it dead, instead of 10.
+    - `session`: the timeout of its ZooKeeper session in seconds, instead of 6.
     """
 
-    def __init__(self, store, directory, *arguments, lease=None, ttl=None, **options):
+    def __init__(self, store, directory, *arguments, lease=None, ttl=None, session=None, **options):
         directory.mkdir(exist_ok=True)
         port = servers.free_port()
         given = ("--store", store, "--allow-private-targets", "--log-format", "json", *arguments)
         super().__init__(*given, cwd=directory, listen=f"127.0.0.1:{port}", **options)
         self.environment |= {"PYTHONPATH": PATCHED}
-        for name, seconds in (("LEASE", lease), ("TTL", ttl)):
+        for name, seconds in (("LEASE", lease), ("TTL", ttl), ("SESSION", session)):
             if seconds is not None:
                 self.environment[f"TEST_{name}_SECONDS"] = str(seconds)
 

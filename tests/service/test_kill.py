@@ -1,5 +1,6 @@
-"""The kill test of the service: servers are killed and paused under load. In the end, what clients
-and receivers saw is compared with the tables.
+"""Servers are killed and paused under load: they lose, repeat and invent nothing.
+
+In the end, what clients and receivers saw is compared with the tables.
 
 `make chaos` runs the long form; TICKWHEEL_KILL_ROUNDS and TICKWHEEL_KILL_SEED change it.
 """

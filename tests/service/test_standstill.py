@@ -1,5 +1,6 @@
-"""The log explains every long standstill, whatever is between a node and its database: a slow
-network, lost answers, silence, or a database whose clock jumps.
+"""The log explains every long standstill between a node and its database.
+
+Causes are a slow network, lost answers, silence, and a database whose clock jumps.
 
 `make chaos` runs the long form; TICKWHEEL_KILL_ROUNDS and TICKWHEEL_KILL_SEED change it.
 """

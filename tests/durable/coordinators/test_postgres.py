@@ -21,7 +21,7 @@ from tickwheel.durable.coordinators.postgres import PostgresCoordinator, share_o
 from tickwheel.durable.store import Claims
 from tickwheel.durable.stores.postgres import pool as postgres_pool
 from tickwheel.durable.stores.postgres.listener import Listener
-from tickwheel.durable.stores.postgres.statements import GIVE_UP, HELD, TAKE
+from tickwheel.durable.stores.postgres.statements import GIVE_UP, OWNED, TAKE
 from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.errors import Locked, StoreUnavailable
 
@@ -231,7 +231,7 @@ class TestALease:
         sessions = [await asyncpg.connect(postgres_url) for _ in range(2)]
         for session in sessions:
             await session.execute("SET idle_in_transaction_session_timeout = 0; BEGIN")
-            assert len(await session.fetch(HELD, *held)) == len(held[0])
+            assert len(await session.fetch(OWNED, *held)) == len(held[0])
         await sessions[0].prepare("SELECT name FROM node WHERE name = $1")  # and nothing after it
         await cluster.lapse("b")
         await cluster.settle()
@@ -252,7 +252,7 @@ class TestALease:
 
         async def work():
             async with session.transaction():
-                await session.fetch(HELD, *held)
+                await session.fetch(OWNED, *held)
                 locked.set()
                 await session.fetch("SELECT pg_sleep(1.2)")
 
@@ -638,19 +638,19 @@ class TestNews:
     @pytest.mark.parametrize("news", ["join", "stop"])
     async def test_who_comes_or_goes_is_heard_of_at_once(self, cluster, news):
         await cluster.join("a", "b")
-        heard = asyncio.Event()
+        received = asyncio.Event()
         third = cluster.nodes["c"] = cluster.make("c")
-        await third.start(heard.set)
+        await third.start(received.set)
         async with asyncio.timeout(30):
-            await heard.wait()  # the connection itself
-            heard.clear()
+            await received.wait()  # the connection itself
+            received.clear()
             if news == "join":
                 fourth = cluster.nodes["d"] = cluster.make("d")
                 await fourth.start(lambda: None)
                 await fourth.step()
             else:
                 await cluster.nodes.pop("b").stop()
-            await heard.wait()
+            await received.wait()
 
 
 class TestADeadServer:

@@ -496,9 +496,9 @@ class PostgresCoordinator:
         if self._expiry is not None:
             self._expiry.cancel()
         left = self._trusted_until - self._clock.time()
-        self._expiry = asyncio.get_running_loop().call_later(max(left, 0), self._expired)
+        self._expiry = asyncio.get_running_loop().call_later(max(left, 0), self._on_expiry)
 
-    def _expired(self) -> None:
+    def _on_expiry(self) -> None:
         if self._owned and not self.owned():
             self._changed()
 

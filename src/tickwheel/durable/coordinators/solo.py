@@ -101,9 +101,9 @@ class SoloCoordinator:
                 "and start the others with dispatch=False", self._unlocked,
             )  # fmt: skip
         if self._lock is not None:
-            self._lock.acquire(asyncio.get_running_loop(), self._acquired)
+            self._lock.acquire(asyncio.get_running_loop(), self._on_acquired)
 
-    def _acquired(self) -> None:
+    def _on_acquired(self) -> None:
         self._may_own = True
         self._changed()
 
@@ -189,7 +189,7 @@ class SoloCoordinator:
         if owned:
             await self._store.give_up(owned)  # the next owner must not assume that this one is dead
         self._lock.release()
-        self._lock.acquire(asyncio.get_running_loop(), self._acquired)
+        self._lock.acquire(asyncio.get_running_loop(), self._on_acquired)
 
     def _stand_by(self) -> float:
         if not self._waited:
@@ -387,7 +387,7 @@ class FileLock:
         except FileNotFoundError:
             return False
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """In the child of a fork: close the file; the parent keeps its lock."""
         self._guard = threading.Lock()
         if self._file >= 0:

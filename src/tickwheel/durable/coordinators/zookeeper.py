@@ -15,6 +15,13 @@ A node trusts its session by its own clock, which counts suspension. Each heartb
 which needs a majority of the servers. When one is answered, the servers know of the heartbeat
 before it. So a node trusts its session from the moment when it *asked* for the last heartbeat but
 one. The states that kazoo reports decide nothing.
+
+A session that answers nothing for a while is replaced: kazoo's thread may hang. The new session
+removes the entry of the old one, which has the same incarnation.
+
+A node that reaches ZooKeeper but not the store can claim nothing, so it must own nothing. It ends
+its session when the store has failed for as long as a session lasts, and joins again only after the
+store has answered.
 """
 
 from __future__ import annotations
@@ -60,6 +67,7 @@ CONNECT_SECONDS = 5.0
 TAKE_RETRY_SECONDS = 0.05  # while another node has a shard that is assigned to this one
 CHECK_SECONDS = 10.0  # between two reads of the owners in the store, when nothing has changed
 NAMESAKE_SECONDS = 0.5  # until the next try of a node whose name is in use
+SILENT_TIMEOUTS = 3  # without an answer, after which a session is replaced
 
 
 class ZooKeeperCoordinator:
@@ -110,13 +118,15 @@ class ZooKeeperCoordinator:
         self._led_at = -math.inf
         self._asked_before = -math.inf
         self._trusted_until = -math.inf
+        self._answered_at = -math.inf
         self._expiry: asyncio.TimerHandle | None = None
+        self._store_failed_at: float | None = None  # the first failure since it answered
         self._refusals = 0
         self._changed: Callable[[], None] = lambda: None
         self._wakers: dict[str, Callable[[], None]] = {}
 
     async def start(self, changed: Callable[[], None]) -> None:
-        """Remember whom to call; the first step connects."""
+        """Set the callback for changes; the first step connects."""
         self._changed = changed
 
     def owned(self) -> Mapping[int, int]:
@@ -190,9 +200,11 @@ class ZooKeeperCoordinator:
 
     async def step(self) -> float:
         """Confirm the session, lead if it is this node's turn, give up shards and take others."""
-        session = await self._connected()
+        session = await self._open_session()
         asked = self._clock.time()
-        if not await self._heartbeat(session):
+        registered = await self._heartbeat(session)
+        self._answered_at = asked
+        if not registered:
             return NAMESAKE_SECONDS if self._refusals <= 1 else self._interval()
         self._trust(asked)
         if self._election_changed:
@@ -204,7 +216,15 @@ class ZooKeeperCoordinator:
         await self._read_cluster(session)
         if self._shards_changed:
             await self._read_assignment(session)
-        unsettled = await self._share(session) or self._clock.time() >= self._trusted_until
+        try:
+            unsettled = await self._share(session)
+        except Unavailable:
+            raise
+        except StoreUnavailable:
+            await self._leave_without_store(session)
+            raise
+        self._store_failed_at = None
+        unsettled = unsettled or self._clock.time() >= self._trusted_until
         return TAKE_RETRY_SECONDS if unsettled else self._interval()
 
     async def stop(self) -> None:
@@ -223,10 +243,24 @@ class ZooKeeperCoordinator:
                     await self._forget_drain(session, self._incarnation.encode())
             await session.close()
 
+    async def _leave_without_store(self, session: Session) -> None:
+        """End the session if the store has failed for so long: another node may reach it."""
+        now = self._clock.time()
+        self._owners_at = -math.inf  # the next step asks the store again
+        if self._store_failed_at is None:
+            self._store_failed_at = now
+        elif now - self._store_failed_at >= self._seconds:
+            self._session = None
+            self._forget()
+            await session.close()
+
     def _interval(self) -> float:
         return self._seconds / HEARTBEATS * random.uniform(0.8, 1.0)  # noqa: S311
 
-    async def _connected(self) -> Session:
+    async def _open_session(self) -> Session:
+        silent = self._clock.time() - self._answered_at > self._seconds * SILENT_TIMEOUTS
+        if self._session is not None and silent:
+            self._session.abandon()
         if self._session is None or self._session.closed:
             session = Session(self._url, self._seconds)
             try:
@@ -234,14 +268,14 @@ class ZooKeeperCoordinator:
             except BaseException:
                 await session.close()
                 raise
-            self._session = session
+            self._session, self._answered_at = session, self._clock.time()
         self._session.beat()
         return self._session
 
     @contextlib.asynccontextmanager
     async def _any_session(self) -> Any:
         """Give this node's session, or a short one if it has none."""
-        if self._session is not None:
+        if self._session is not None and not self._session.closed:
             yield self._session
             return
         session = Session(self._url, self._seconds)
@@ -272,23 +306,17 @@ class ZooKeeperCoordinator:
     async def _register(self, session: Session) -> bool:
         """Join with the current session; this node owns nothing any more."""
         self._forget()
+        await self._store.owners()  # a node that the store does not answer must not get shards
         self._started_at_ms = int(self._store.now_ms())
         if not self._refusals:
             await preload_bounded(self.preload, await self._shards_to_come(session))
-        try:
-            await session.call(
-                "create", f"nodes/{self._node}", self._about(), ephemeral=True, makepath=True
-            )
-        except NodeExistsError:
-            stat = await session.call("exists", f"nodes/{self._node}")
-            if stat is None or stat.ephemeralOwner != session.id:
-                self._refusals += 1
-                if self._refusals == 2:
-                    logger.warning(
-                        "another process has the node name %r: this one waits until it ends",
-                        self._node,
-                    )
-                return False
+        if not await self._enter(session):
+            self._refusals += 1
+            if self._refusals == 2:
+                logger.warning(
+                    "another process has the node name %r: this one waits until it ends", self._node
+                )
+            return False
         await self._forget_drain(session)
         # The answer to a create may have been lost: the ticket has this session's name.
         prefix = f"{session.id:x}-"
@@ -302,6 +330,22 @@ class ZooKeeperCoordinator:
         self._ticket = mine[0]
         self._registered, self._refusals = session.id, 0
         return True
+
+    async def _enter(self, session: Session) -> bool:
+        """Create this node's entry, and return whether this session has it now."""
+        path = f"nodes/{self._node}"
+        for _ in range(2):
+            with contextlib.suppress(NodeExistsError):
+                await session.call("create", path, self._about(), ephemeral=True, makepath=True)
+                return True
+            with contextlib.suppress(NoNodeError):
+                data, stat = await session.call("get", path)
+                if stat.ephemeralOwner == session.id:
+                    return True  # the answer to the create was lost
+                if json.loads(data).get("incarnation") != self._incarnation:
+                    return False
+                await session.call("delete", path, version=stat.version)
+        return False
 
     async def _shards_to_come(self, session: Session) -> list[int]:
         """Return the shards of other nodes that the leader will assign to this node."""
@@ -346,9 +390,9 @@ class ZooKeeperCoordinator:
         if self._expiry is not None:
             self._expiry.cancel()
         left = self._trusted_until - self._clock.time()
-        self._expiry = asyncio.get_running_loop().call_later(max(left, 0), self._expired)
+        self._expiry = asyncio.get_running_loop().call_later(max(left, 0), self._on_expiry)
 
-    def _expired(self) -> None:
+    def _on_expiry(self) -> None:
         if self._owned and not self.owned():
             self._changed()
 
@@ -453,7 +497,7 @@ class ZooKeeperCoordinator:
         self._assignment = wanted
 
     async def _read_cluster(self, session: Session) -> None:
-        """Read which nodes there are; nobody watches this, so that a change wakes few nodes."""
+        """Read which nodes there are; without a watch, so that a change wakes few nodes."""
         text = await session.data("cluster")
         if text is not None and text != self._cluster_text:
             self._cluster_text, self._cluster = text, json.loads(text)

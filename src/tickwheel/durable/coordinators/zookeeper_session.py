@@ -13,7 +13,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+)
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_digest_acl
 
@@ -43,12 +48,13 @@ class Session:
         user, _, password = url.credentials.partition(":")
         acl = [make_digest_acl(user, password, all=True)] if user else None
         self._client = KazooClient(
-            url.hosts, timeout=seconds, default_acl=acl, use_ssl=url.tls,
+            url.hosts, timeout=seconds, default_acl=acl, use_ssl=url.tls, check_hostname=url.tls,
             auth_data=[("digest", url.credentials)] if user else None, **url.files,
         )  # fmt: skip
         self.seconds = seconds
         self._clock = SystemClock()
         self._beaten_at = self._clock.time()
+        self._id = 0
         self._closed = threading.Event()
         self._watchers: dict[Callable[[], None], Callable[[Any], None]] = {}
         self._note_timeout()
@@ -100,9 +106,13 @@ class Session:
 
     @property
     def id(self) -> int:
-        """The id of the current session, which owns its ephemeral nodes; 0: there is none."""
-        client_id = self._client.client_id
-        return client_id[0] if client_id else 0
+        """The id of the current session, which owns its ephemeral nodes; 0: there was none yet.
+
+        Without a connection it is the last one: kazoo then tells none, but it may live on.
+        """
+        if client_id := self._client.client_id:
+            self._id = client_id[0]
+        return self._id
 
     def path(self, name: str) -> str:
         """Return the full path of a name below the root."""
@@ -152,6 +162,12 @@ class Session:
         if not self.closed:
             await asyncio.to_thread(self._close)
 
+    def abandon(self) -> None:
+        """Close it without waiting: its threads may hang."""
+        if not self.closed:
+            self._closed.set()
+            threading.Thread(target=self._close, name="tickwheel-zookeeper", daemon=True).start()
+
     def _watcher(self, watch: Callable[[], None]) -> Callable[[Any], None]:
         def fired(event: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -181,6 +197,7 @@ class Session:
         except (NoNodeError, NodeExistsError):
             raise
         except (KazooException, KazooTimeoutError, TimeoutError) as error:
-            raise Unavailable(
-                f"ZooKeeper at {self._url.hosts}: {error or type(error).__name__}"
-            ) from error
+            if isinstance(error, ConnectionClosedError):
+                self.abandon()  # kazoo's thread has ended
+            reason = str(error) or type(error).__name__
+            raise Unavailable(f"ZooKeeper at {self._url.hosts}: {reason}") from error

@@ -17,69 +17,69 @@ LINE = Audit(1, "local", "", "service.put", "mail")
 
 class TestListening:
     @pytest.fixture
-    def heard(self):
+    def received(self):
         return asyncio.Queue()
 
-    async def listening(self, store, heard):
+    async def listening(self, store, received):
         """Have it listen, and be past the first call, which the connection itself makes."""
-        store.notifications.subscribe_due(lambda: heard.put_nowait("heard"))
-        await heard.get()
+        store.notifications.subscribe_due(lambda: received.put_nowait("received"))
+        await received.get()
 
-    async def test_a_hold_that_another_process_tells_of_is_heard(self, store, other, heard):
-        store.notifications.subscribe_holds(lambda *words: heard.put_nowait(words))
-        store.subscribe("hold", lambda words: words or heard.put_nowait("begun"))
-        assert await heard.get() == "begun"
+    async def test_a_hold_of_another_process_is_received(self, store, other, received):
+        store.notifications.subscribe_holds(lambda *words: received.put_nowait(words))
+        store.subscribe("hold", lambda words: words or received.put_nowait("begun"))
+        assert await received.get() == "begun"
         await other.notifications.notify_hold("a/mail of ours ✓", 1_700_000_000_123)
-        assert await heard.get() == ("a/mail of ours ✓", 1_700_000_000_123)
+        assert await received.get() == ("a/mail of ours ✓", 1_700_000_000_123)
 
     async def test_a_schedule_that_another_process_puts_or_deletes_is_heard_of(
-        self, store, other, heard
+        self, store, other, received
     ):
-        store.notifications.subscribe_changes(lambda: heard.put_nowait("heard"))
-        await heard.get()
+        store.notifications.subscribe_changes(lambda: received.put_nowait("received"))
+        await received.get()
         made = Schedule("s", "mail", b"1", None, 1_000, "UTC", "once", 0, 0)
         await other.schedules.put(made, LINE)
-        assert await heard.get() == "heard"
+        assert await received.get() == "received"
         await other.schedules.delete("s", LINE)
-        assert await heard.get() == "heard"
+        assert await received.get() == "received"
 
-    async def test_a_word_of_another_process_is_heard(self, store, other, heard):
-        await self.listening(store, heard)
+    async def test_a_notification_of_another_process_is_received(self, store, other, received):
+        await self.listening(store, received)
         await other.notifications.notify_due([3])
-        assert await heard.get() == "heard"
+        assert await received.get() == "received"
 
-    async def test_what_concerns_other_shards_wakes_nobody(self, store, other, heard):
-        await self.listening(store, heard)
-        store.notifications.subscribe_due(lambda: heard.put_nowait("heard"), lambda: {1, 2})
-        store.subscribe("due", heard.put_nowait)  # a second ear, which hears everything
-        assert await heard.get() == ""
+    async def test_what_concerns_other_shards_wakes_nobody(self, store, other, received):
+        await self.listening(store, received)
+        store.notifications.subscribe_due(lambda: received.put_nowait("received"), lambda: {1, 2})
+        store.subscribe("due", received.put_nowait)  # a second subscriber, for all shards
+        assert await received.get() == ""
         await other.notifications.notify_due([3, 4])
         await other.notifications.notify_due([0, 2])
-        assert [await heard.get() for _ in range(3)] == ["3,4", "heard", "0,2"]
+        assert [await received.get() for _ in range(3)] == ["3,4", "received", "0,2"]
 
-    async def test_more_shards_than_a_word_can_name_are_all(self, store, other, heard):
-        store.subscribe("due", heard.put_nowait)
-        await heard.get()
+    async def test_more_shards_than_a_notification_can_name_mean_all(self, store, other, received):
+        store.subscribe("due", received.put_nowait)
+        await received.get()
         await other.notifications.notify_due(range(4096))
-        assert await heard.get() == "*"
+        assert await received.get() == "*"
 
-    async def test_who_listens_anew_takes_the_place_of_who_did(self, store, other, heard):
-        await self.listening(store, heard)
-        store.notifications.subscribe_due(lambda: heard.put_nowait("second"))
+    async def test_a_second_subscription_replaces_the_first(self, store, other, received):
+        await self.listening(store, received)
+        store.notifications.subscribe_due(lambda: received.put_nowait("second"))
         await other.notifications.notify_due([1])
-        assert await heard.get() == "second"
-        assert heard.empty()
+        assert await received.get() == "second"
+        assert received.empty()
 
-    async def test_after_a_lost_connection_it_looks_again(self, store, other, user, heard):
-        await self.listening(store, heard)
+    async def test_after_a_lost_connection_it_looks_again(self, store, other, user, received):
+        await self.listening(store, received)
         await user.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
         )
-        assert await heard.get() == "heard"
+        assert await received.get() == "received"
         await other.notifications.notify_due([1])
-        assert await heard.get() == "heard"
+        assert await received.get() == "received"
 
-    async def test_a_connection_that_is_silent_is_given_up(self, server, heard, monkeypatch):
+    async def test_a_connection_that_is_silent_is_given_up(self, server, received, monkeypatch):
         for name in ("HEARTBEAT_SECONDS", "ANSWER_SECONDS"):
             monkeypatch.setattr(f"tickwheel.durable.stores.postgres.listener.{name}", 0.1)
         made = []
@@ -91,8 +91,8 @@ class TestListening:
                 return made[-1]
 
             listener = Listener(connect)
-            listener.subscribe("x", heard.put_nowait)
-            await heard.get()
+            listener.subscribe("x", received.put_nowait)
+            await received.get()
             server.pause()
 
             async def given_up():
@@ -100,7 +100,7 @@ class TestListening:
 
             await until(given_up)
             server.resume()
-            assert await heard.get() == ""
+            assert await received.get() == ""
             await listener.close()
 
     async def test_words_that_come_while_one_is_said_are_said_together(self, store, monkeypatch):
@@ -119,8 +119,10 @@ class TestListening:
         await first
         assert said == ["1", "2,3,5"]
 
-    async def test_a_word_that_cannot_be_said_is_no_error(self, store, other, monkeypatch, heard):
-        await self.listening(store, heard)
+    async def test_a_notification_that_cannot_be_sent_is_no_error(
+        self, store, other, monkeypatch, received
+    ):
+        await self.listening(store, received)
 
         async def fetch(*_):
             raise StoreUnavailable("gone")
@@ -129,4 +131,4 @@ class TestListening:
             broken.setattr(other, "fetch", fetch)
             await other.notifications.notify_due([1])
         await other.notifications.notify_due([2])
-        assert await heard.get() == "heard"
+        assert await received.get() == "received"

@@ -53,12 +53,12 @@ async def test_its_sessions_have_the_settings_of_any_other(postgres_url, pooler)
             assert found == value
         ((path,),) = await store.fetch("SELECT current_setting('search_path')")
         assert path == "tickwheel, pg_temp"
-        heard = asyncio.Event()
-        store.notifications.subscribe_due(heard.set)
-        await heard.wait()
-        heard.clear()
+        received = asyncio.Event()
+        store.notifications.subscribe_due(received.set)
+        await received.wait()
+        received.clear()
         await store.notifications.notify_due([0])
-        await heard.wait()
+        await received.wait()
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ STATEMENTS = {
     "audit": postgres_registry.AUDIT,
     "audit_of": postgres_registry.AUDIT_OF,
     **{
-        f"unclaimed_{name}": filters.unclaimed(which, 0, 9, filters.Place())[0]
+        f"unclaimed_{name}": filters.select_unclaimed(which, 0, 9, filters.Place())[0]
         for name, which in FILTERS.items()
     },
     "still_unclaimed": sql.still_unclaimed("true"),

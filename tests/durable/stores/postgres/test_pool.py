@@ -183,12 +183,12 @@ class TestThePool:
         (running,) = await claim(store, await stored(store, task(store)), epochs)
         at_work = [
             asyncio.create_task(store.fetch("SELECT pg_sleep(3600)", seconds=3600))
-            for _ in range(2 * postgres_pool.SIZE)
+            for _ in range(2 * postgres_pool.MAX_CONNECTIONS)
         ]
         sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
 
         async def all_sleep():
-            return await user.fetchval(sleeping) == postgres_pool.SIZE
+            return await user.fetchval(sleeping) == postgres_pool.MAX_CONNECTIONS
 
         try:
             await until(all_sleep)

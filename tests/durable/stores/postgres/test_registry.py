@@ -59,7 +59,7 @@ class TestTheRegistry:
             await store.registry.delete_service("mail", self.LINE)
         assert await store.fetch(backend) == before
 
-    async def test_a_word_that_cannot_be_said_is_no_error(self, store, monkeypatch):
+    async def test_a_notification_that_cannot_be_sent_is_no_error(self, store, monkeypatch):
         real = store.fetch
 
         async def fetch(statement, *values, **options):
@@ -71,15 +71,15 @@ class TestTheRegistry:
         assert await store.registry.put_service("mail", "{}", self.LINE) is not None
 
     async def test_what_changed_nothing_is_not_told(self, store, other):
-        heard = asyncio.Queue()
-        store.subscribe("registry", heard.put_nowait)
-        assert await heard.get() == ""
+        received = asyncio.Queue()
+        store.subscribe("registry", received.put_nowait)
+        assert await received.get() == ""
         await other.registry.delete_service("nobody", self.LINE)
         await other.registry.note(self.LINE)
         await other.registry.put_service("mail", "{}", self.LINE)
-        await heard.get()
+        await received.get()
         await other.fetch(sql.NOTIFY, other.channel("registry"), "the next")
-        assert await heard.get() == "the next"
+        assert await received.get() == "the next"
 
     async def test_the_words_of_a_line_may_hold_anything(self, store):
         await store.registry.note(self.LINE._replace(detail="a\0b\ud800"))

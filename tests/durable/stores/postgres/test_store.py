@@ -201,14 +201,14 @@ class TestStatements:
     ):
         given = [later(store, shard=n % SHARDS) for n in range(1_000)]
         assert await store.insert([*map(Submission, given)], epochs) == given
-        assert said == ["BEGIN", "task", sql.HELD, "COMMIT"]
+        assert said == ["BEGIN", "task", sql.OWNED, "COMMIT"]
 
     async def test_a_copy_into_a_shard_that_was_lost_is_undone(self, store, epochs, said):
         await store.take([3], "n2")
         given = [later(store, shard=n % SHARDS) for n in range(1_000)]
         answers = await store.insert([*map(Submission, given)], epochs)
         assert answers == [None if one.shard == 3 else one for one in given]
-        assert said[-5:] == ["BEGIN", "task", sql.HELD, "ROLLBACK", sql.INSERT]
+        assert said[-5:] == ["BEGIN", "task", sql.OWNED, "ROLLBACK", sql.INSERT]
         assert (await store.counts())["live"] == 875
 
     async def test_a_takeover_does_not_wait_for_a_copy(self, store, user, epochs):
