@@ -4,19 +4,24 @@ import asyncio
 import json
 import threading
 
+import grpc
+
+from callees import Callee, aborting, accepting, finishing
 from contracts.stores import PATIENCE
 from receivers import Receiver, answering, resetting, slow
-from tickwheel.durable import Fail, Retry, Scheduler, Snooze
+from tickwheel.durable import Fail, Retry, Scheduler, Snooze, current_task
+from tickwheel.durable.channels.grpc.channel import GrpcChannel
 from tickwheel.durable.channels.http.channel import HttpChannel
 from tickwheel.durable.channels.http.target import Targets
 from tickwheel.durable.channels.local import LocalChannel
+from tickwheel.durable.permits.semaphore import Semaphore
 from tickwheel.values.service import Service
 from tickwheel.values.task import Ids, State, Task
 
-KINDS = ["local-coroutine", "local-plain", "http"]
+KINDS = ["local-coroutine", "local-plain", "http", "grpc"]
 LOCAL = ["local-coroutine", "local-plain"]
-REMOTE = ["http"]
-INTERRUPTIBLE = ["local-coroutine", "http"]
+REMOTE = ["http", "grpc"]
+INTERRUPTIBLE = ["local-coroutine", "http", "grpc"]
 
 START_MS = 1_800_000_000_000
 BODY = '{"order":"ö-7"}'.encode()
@@ -58,6 +63,7 @@ class LocalPeer(Peer):
 
     def __init__(self, path, *, plain):
         self.payloads = []
+        self.bodies = []
         self.interrupted = 0
         self._behave = lambda: None
         self._hangs = False
@@ -66,15 +72,15 @@ class LocalPeer(Peer):
         app = Scheduler(f"sqlite:///{path}/tasks.db")
 
         @app.task(name="orders")
-        def plain_orders(order):
-            self.payloads.append({"order": order})
+        def plain_orders(order, price=None):
+            self._note(order)
             if self._hangs:
                 self._released.wait(PATIENCE)
             self.completed += 1
             return self._behave()
 
-        async def coroutine_orders(order):
-            self.payloads.append({"order": order})
+        async def coroutine_orders(order, price=None):
+            self._note(order)
             try:
                 while self._hangs and not self._released.is_set():
                     await asyncio.sleep(0.001)
@@ -89,6 +95,10 @@ class LocalPeer(Peer):
             app.task(name="orders")(coroutine_orders)
         self.service = app._functions["orders"].service
         self.channel = LocalChannel(app._functions, 2)
+
+    def _note(self, order):
+        self.payloads.append({"order": order})
+        self.bodies.append(current_task().body)
 
     def finishes(self, value=None):
         self._behave = lambda: value
@@ -139,6 +149,10 @@ class HttpPeer(Peer):
         return [json.loads(request.body) for request in self._receiver.requests]
 
     @property
+    def bodies(self):
+        return [request.body for request in self._receiver.requests]
+
+    @property
     def interrupted(self):
         return self._receiver.hang_ups
 
@@ -175,8 +189,61 @@ class HttpPeer(Peer):
         self._receiver.on("/orders", behaviour)
 
 
+class GrpcPeer(Peer):
+    """A real gRPC server on loopback."""
+
+    def __init__(self):
+        self._callee = Callee().__enter__()
+        self.service = Service("orders", "grpc", endpoint=self._callee.endpoint)
+        self.channel = GrpcChannel(
+            Targets(allow_private=True), lambda: float(START_MS), Semaphore(10, fair=True)
+        )
+
+    @property
+    def payloads(self):
+        return [json.loads(request.payload) for request in self._callee.requests]
+
+    @property
+    def bodies(self):
+        return [request.payload.encode() for request in self._callee.requests]
+
+    @property
+    def interrupted(self):
+        return self._callee.interrupted
+
+    def finishes(self, value=None):
+        self._callee.behave = finishing("" if value is None else json.dumps(value))
+
+    def fails(self, text):
+        self._callee.behave = aborting(grpc.StatusCode.INTERNAL, text)
+
+    def breaks_off(self):
+        def behave(request, context):
+            raise RuntimeError("broken")
+
+        self._callee.behave = behave
+
+    def asks_for_a_retry_after(self, seconds):
+        self._callee.behave = aborting(grpc.StatusCode.UNAVAILABLE, retry_after=seconds)
+
+    def accepts(self):
+        self._callee.behave = accepting
+
+    def hangs(self):
+        self._callee.hangs()
+
+    def release(self):
+        self._callee.release()
+
+    async def close(self):
+        await self.channel.close()
+        await asyncio.to_thread(self._callee.__exit__, None, None, None)
+
+
 def peer_of(kind, path):
     """Return the peer for one of KINDS."""
+    if kind == "grpc":
+        return GrpcPeer()
     if kind == "http":
         return HttpPeer()
     return LocalPeer(path, plain=kind == "local-plain")

@@ -65,6 +65,7 @@ filters = st.builds(
     service=st.sampled_from([None, *SERVICES]),
     key=st.sampled_from([None, None, "a", "b"]),
     due_before_ms=st.none(),
+    due_after_ms=st.none() | st.integers(-2 * HOUR, 2 * HOUR).map(round(START * 1000).__add__),
     namespace=st.sampled_from([None, None, "", "acme"]),
     tags=st.just(()),  # the model has none: see the tests of tags
 )

@@ -1,5 +1,6 @@
 """Implementations by name: what is chosen, and what is said when a package is missing."""
 
+import subprocess
 import sys
 
 import pytest
@@ -14,8 +15,9 @@ URL = "https://example.org/hook"
 
 def channels():
     return channels_for(
-        {}, lambda: 0.0, threads=1, allow_private=False, allow=(), own_port=None, max_calls=10
-    )
+        {}, lambda: 0.0, threads=1, allow_private=False, allow=(), own_port=None, max_calls=10,
+        own={},
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -28,7 +30,30 @@ def without_httptools(monkeypatch):
 
 
 def test_every_protocol_has_a_channel():
-    assert channels().keys() == {"local", "http"}
+    assert channels().keys() == {
+        "local", "http", "rabbitmq", "redis", "celery", "kafka", "nats", "grpc",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ["grpc", "google.protobuf.message", "google.rpc.status_pb2"])
+def test_without_one_of_the_packages_of_grpc_its_services_are_refused(monkeypatch, package):
+    monkeypatch.delitem(sys.modules, "tickwheel.durable.channels.grpc.calls", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r"protocol 'grpc' .*pip install 'tickwheel\[grpc\]'"):
+        channels()["grpc"].check(Service("mail", "grpc", endpoint="grpc://example.org:443"))
+
+
+def test_a_scheduler_that_calls_nothing_over_grpc_does_not_load_it(tmp_path):
+    program = (
+        "import asyncio, sys\n"
+        "from tickwheel.durable import Scheduler\n"
+        "async def main():\n"
+        f"    async with Scheduler('sqlite:///{tmp_path}/tasks.db'):\n"
+        "        print('grpc' in sys.modules)\n"
+        "asyncio.run(main())\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert found.stdout == b"False\n"
 
 
 @pytest.mark.usefixtures("without_httptools")

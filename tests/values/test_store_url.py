@@ -1,10 +1,11 @@
 """The URL of a store: which database it names, and what is said about a wrong one."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from tickwheel.values.store_url import POSTGRES, SQLITE, kind_of, sqlite_path
+from tickwheel.values.store_url import POSTGRES, SQLITE, kind_of, split_url, sqlite_path
 
 
 @pytest.mark.parametrize(
@@ -14,6 +15,7 @@ from tickwheel.values.store_url import POSTGRES, SQLITE, kind_of, sqlite_path
         ("SQLite:////var/tasks.db", SQLITE),
         ("postgresql://h/d", POSTGRES),
         ("postgres://u:p@h:5432/d?schema=s", POSTGRES),
+        ("postgresql://one:1,[::1]:2/d", POSTGRES),
     ],
 )
 def test_the_scheme_names_the_database(url, kind):
@@ -27,6 +29,13 @@ def test_another_url_is_refused_and_not_shown(url):
     with pytest.raises(ValueError, match=r"sqlite:///PATH or postgresql://") as refused:
         kind_of(url)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("hosts", ["", "u:p@one", "one:1,[::1]:2", "u@[::1]:1,[::2]"])
+@pytest.mark.parametrize("rest", ["", "/d", "?host=a/b", "//d?a=1#b"])
+def test_a_url_is_split_whatever_its_hosts_are(hosts, rest):
+    expected = urlsplit(f"postgresql://one{rest}")._replace(netloc=hosts)
+    assert split_url(f"postgresql://{hosts}{rest}") == expected
 
 
 def test_a_url_is_a_str():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from tickwheel.values.service import Service
 from tickwheel.values.task import Event, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tickwheel.durable.metrics import Histogram
     from tickwheel.durable.permits.semaphore import Semaphore
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Answer(NamedTuple):
     """The outcome of an attempt: FINISH, RETRY, FAIL, SNOOZE, RELEASE or ACCEPT, and its details.
 
-    - `healthy`: whether the service works, for its breaker; None when the call does not tell.
+    - `healthy`: whether the service works, for its breaker; None if the call shows neither.
     - `hold_ms`: send nothing to the service for this long.
     - `gone`: the service no longer exists; disable it.
     """
@@ -46,6 +46,19 @@ class CallTrace(NamedTuple):
 
 Tracer = Callable[[Task, Service], AbstractContextManager[CallTrace]]
 """A channel enters `tracer(task, service)` around each call, and calls `end` with its answer."""
+
+
+class Delivery(NamedTuple):
+    """One task of a batch, which the channel ends with an answer of its own.
+
+    - `may_send()`: as in `Channel.send`; also False after the attempt has timed out.
+    - `end(answer)`: give the answer, and the permits of the task. Later answers are ignored.
+    """
+
+    task: Task
+    service: Service
+    may_send: Callable[[], bool]
+    end: Callable[[Answer], None]
 
 
 class Channel(Protocol):
@@ -86,3 +99,18 @@ class Channel(Protocol):
 
     async def close(self) -> None:
         """Release all resources. A call under way ends with an answer, or runs to its end."""
+
+
+@runtime_checkable
+class BatchChannel(Channel, Protocol):
+    """A channel that sends several tasks at once: one round trip for a batch."""
+
+    async def send_many(self, deliveries: Sequence[Delivery]) -> None:
+        """Send tasks of one service that were claimed together, and end each of them.
+
+        - The channel asks each `may_send` just before it sends the task.
+        - A task that times out keeps its permits until the channel ends it: a full or stuck
+          receiver holds no more tasks than its services have permits. If cancelling ends the calls
+          (`interruptible`), a batch is cancelled when all of its tasks have timed out.
+        - A task that is not ended when this returns or raises is retried.
+        """

@@ -6,22 +6,27 @@ This is the only module that names them. Each one is imported when it is needed.
 from __future__ import annotations
 
 import functools
+import importlib
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.channels.local import LocalChannel
-from tickwheel.durable.channels.missing import MissingChannel
+from tickwheel.durable.channels.missing import MissingChannel, MissingPackage
 from tickwheel.durable.coordinators.solo import SoloCoordinator
 from tickwheel.durable.log import logger
 from tickwheel.durable.permits import descriptors
 from tickwheel.values.store_url import POSTGRES, SQLITE, kind_of, sqlite_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from importlib.metadata import EntryPoint
+    from os import PathLike
     from typing import Any
 
     from tickwheel.clock import Clock
     from tickwheel.durable.channel import Channel
+    from tickwheel.durable.channels.broker import Broker
     from tickwheel.durable.coordinator import Coordinator
     from tickwheel.durable.function import TaskFunction
     from tickwheel.durable.store import Store
@@ -105,6 +110,18 @@ COORDINATORS = {
 }
 
 
+ENTRY_POINTS = "tickwheel.channels"
+
+# By protocol, which is also the extra to install: the module and the class of a `Broker`.
+BROKERS: dict[str, tuple[str, str]] = {
+    "rabbitmq": ("tickwheel.durable.channels.rabbitmq", "RabbitMQ"),
+    "celery": ("tickwheel.durable.channels.celery", "Kombu"),
+    "redis": ("tickwheel.durable.channels.redis", "RedisStreams"),
+    "kafka": ("tickwheel.durable.channels.kafka", "KafkaTopics"),
+    "nats": ("tickwheel.durable.channels.nats", "JetStream"),
+}
+
+
 def channels_for(
     functions: Mapping[str, TaskFunction[..., Any]],
     now_ms: Callable[[], float],
@@ -114,10 +131,46 @@ def channels_for(
     allow: tuple[str, ...],
     own_port: int | None,
     max_calls: int,
+    own: Mapping[str, Channel],
+    grpc_tls: Sequence[str | PathLike[str] | None] | None = None,
 ) -> dict[str, Channel]:
-    """Return the channels by protocol; one without its package refuses every service."""
+    """Return the channels by protocol; one without its package refuses every service.
+
+    `own` has the user's channels. These come before the channels of installed packages, which are
+    entry points of the group `tickwheel.channels`; neither can replace a channel of this package.
+    """
+    channels = built_in_channels(
+        functions, now_ms, threads=threads, allow_private=allow_private, allow=allow,
+        own_port=own_port, max_calls=max_calls, grpc_tls=grpc_tls,
+    )  # fmt: skip
+    for protocol in own:
+        if protocol in channels:
+            raise ValueError(f"the protocol {protocol!r} has a channel already: choose a new name")
+    offered = {
+        entry.name: _package_channel(entry)
+        for entry in _entry_points()
+        if entry.name not in channels and entry.name not in own
+    }
+    return {**channels, **offered, **own}
+
+
+def built_in_channels(
+    functions: Mapping[str, TaskFunction[..., Any]],
+    now_ms: Callable[[], float],
+    *,
+    threads: int,
+    allow_private: bool,
+    allow: tuple[str, ...],
+    own_port: int | None,
+    max_calls: int,
+    grpc_tls: Sequence[str | PathLike[str] | None] | None,
+) -> dict[str, Channel]:
+    """Return the channels of this package."""
     channels: dict[str, Channel] = {"local": LocalChannel(functions, threads)}
     try:
+        from tickwheel.durable.channels.broker import BrokerChannel  # noqa: PLC0415
+        from tickwheel.durable.channels.grpc.channel import GrpcChannel  # noqa: PLC0415
+        from tickwheel.durable.channels.grpc.endpoint import tls_files  # noqa: PLC0415
         from tickwheel.durable.channels.http.channel import HttpChannel  # noqa: PLC0415
         from tickwheel.durable.channels.http.lookups import (  # noqa: PLC0415
             MAX_HUNG_LOOKUPS,
@@ -126,7 +179,12 @@ def channels_for(
         )
         from tickwheel.durable.channels.http.target import Targets  # noqa: PLC0415
     except ImportError as missing:
-        return {**channels, "http": MissingChannel("http", "client", missing)}
+        extras = {"http": "client", "grpc": "grpc"} | {protocol: protocol for protocol in BROKERS}
+        absent = {
+            protocol: MissingChannel(MissingPackage.of(protocol, extra, missing))
+            for protocol, extra in extras.items()
+        }
+        return {**channels, **absent}
     calls = descriptors.within(descriptors.CALLS_SHARE, max_calls)
     if calls < max_calls:
         logger.info(
@@ -137,4 +195,39 @@ def channels_for(
         descriptors.within(descriptors.LOOKUPS_SHARE, MAX_PROMPT_LOOKUPS + MAX_HUNG_LOOKUPS)
     )
     targets = Targets(allow_private=allow_private, allow=allow, own_port=own_port, lookup=lookups)
-    return {**channels, "http": HttpChannel(targets, now_ms, max_calls=calls)}
+    brokers = {
+        protocol: BrokerChannel(functools.partial(_broker, protocol), targets, now_ms)
+        for protocol in BROKERS
+    }
+    http = HttpChannel(targets, now_ms, max_calls=calls)
+    grpc = GrpcChannel(targets, now_ms, http.calls, tls=tls_files(grpc_tls))
+    return {**channels, **brokers, "http": http, "grpc": grpc}
+
+
+def _broker(protocol: str) -> Broker:
+    """Import the technology of a protocol, or name its extra."""
+    module, name = BROKERS[protocol]
+    try:
+        return getattr(importlib.import_module(module), name)()  # type: ignore[no-any-return]
+    except ImportError as missing:
+        raise MissingPackage.of(protocol, protocol, missing) from missing
+
+
+@functools.cache
+def _entry_points() -> tuple[EntryPoint, ...]:
+    """Return the channels that installed packages offer; finding them takes milliseconds."""
+    return tuple(entry_points(group=ENTRY_POINTS))
+
+
+def _package_channel(entry: EntryPoint) -> Channel:
+    """Return the channel that a package offers; one that cannot be made refuses every service."""
+    try:
+        return entry.load()()  # type: ignore[no-any-return]
+    except Exception as error:  # noqa: BLE001
+        logger.exception("the channel %r (%s) cannot be used", entry.name, entry.value)
+        return MissingChannel(
+            MissingPackage(
+                f"services of protocol {entry.name!r} cannot be used: {entry.value} could not be"
+                f" loaded ({type(error).__name__}: {error})"
+            )
+        )

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PLACEHOLDER = "********"  # shown in place of a secret
+CONFIRMED = ("finished", "running")
+CLOUDEVENTS = ("binary", "structured")
 NO_TIMEOUT_MS = 60_000  # the lease of a task without a timeout, renewed while it runs
 
 
@@ -97,6 +99,10 @@ class Service:
     - `concurrency` and `rate` (calls per second) apply to all nodes together.
     - `version`: of the stored configuration; 0 if it is not stored.
     - `gone_at_ms`: when it answered that it is gone for good, and was disabled.
+    - `password`: that of the endpoint, which has a placeholder in its place; never shown.
+    - For message brokers: `confirmed` says what a message that the broker has confirmed means for
+      its task: it is "finished", or "running" until feedback. `cloudevents` sends each message as
+      a CloudEvent, "binary" or "structured".
     """
 
     name: str
@@ -114,6 +120,9 @@ class Service:
     breaker: Breaker | None = None
     version: int = 0
     gone_at_ms: int | None = None
+    password: str = field(default="", repr=False)
+    confirmed: str = CONFIRMED[0]
+    cloudevents: str | None = None
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
@@ -127,6 +136,15 @@ class Service:
             raise ValueError("feedback_timeout must be more than 0 seconds")
         if self.rate is not None and not 0.001 <= self.rate <= 1_000_000:
             raise ValueError(f"rate must be from 0.001 to 1000000 per second, got {self.rate!r}")
+        if self.confirmed not in CONFIRMED:
+            raise ValueError(
+                f"confirmed must be one of {', '.join(CONFIRMED)}, got {self.confirmed!r:.100}"
+            )
+        if self.cloudevents is not None and self.cloudevents not in CLOUDEVENTS:
+            raise ValueError(
+                f"cloudevents must be None or one of {', '.join(CLOUDEVENTS)},"
+                f" got {self.cloudevents!r:.100}"
+            )
         bounded("max_attempts", self.max_attempts, 1, 10_000)
         bounded("concurrency", self.concurrency, 1, 100_000)
 
@@ -144,6 +162,14 @@ class Service:
             return self.timeout
         own = own_ms / 1000
         return own if self.timeout is None else min(own, self.timeout)
+
+
+def refuse_message_options(service: Service) -> None:
+    """Raise ValueError for options that only message brokers have."""
+    if service.confirmed != CONFIRMED[0] or service.cloudevents is not None:
+        raise ValueError(
+            f"confirmed and cloudevents are for message brokers, not for {service.protocol!r:.100}"
+        )
 
 
 def check_name(what: str, name: object) -> None:

@@ -1,8 +1,8 @@
 """The shard of a task that has a key, or whose request has one. Pure.
 
-Whatever must be unique is decided within one shard: a key among the live tasks of its service, an
-idempotency key among the requests of its caller. So a hash of it chooses the shard, the same one in
-every process and version. An id has the shard that its task had when it was stored; only the
+One shard decides whether a key is unique: a task's key among the live tasks of its service, an
+idempotency key among the requests of its caller. So a hash of the key chooses the shard, the same
+one in every process and version. An id has the shard that its task had when it was stored; only the
 column `shard` is sure.
 """
 

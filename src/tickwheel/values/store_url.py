@@ -5,11 +5,13 @@ No message shows a URL that is wrong: any part of it may be a password.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 SQLITE, POSTGRES = "sqlite", "postgres"
 KINDS = {"sqlite": SQLITE, "postgresql": POSTGRES, "postgres": POSTGRES}  # by scheme
+NO_BRACKETS = str.maketrans("", "", "[]")
 SQLITE_FORM = "sqlite:///PATH"
 POSTGRES_FORM = "postgresql://USER:PASSWORD@HOST/DATABASE"
 
@@ -20,13 +22,24 @@ def kind_of(url: str) -> str:
         raise TypeError(f"a store's URL must be a str, got a {type(url).__name__}")
     form = f"a store's URL is {SQLITE_FORM} or {POSTGRES_FORM}"
     try:
-        scheme = urlsplit(url).scheme
+        scheme = split_url(url).scheme
     except ValueError:
         raise ValueError(f"{form}; the one given cannot be parsed") from None
     if scheme not in KINDS:
         got = f", got {scheme!r}://" if "://" in url else ""  # else it may be anything
         raise ValueError(f"{form}{got}")
     return KINDS[scheme]
+
+
+def split_url(url: str) -> SplitResult:
+    """Split a URL that may name several hosts.
+
+    `urlsplit` refuses an IPv6 address that is not the first host, in newer releases of Python.
+    """
+    scheme, colon, rest = url.partition("://")
+    hosts = re.match("[^/?#]*", rest)[0]  # type: ignore[index]
+    urlsplit("//" + hosts.translate(NO_BRACKETS))  # refuses letters that would become separators
+    return urlsplit(f"{scheme}{colon}{rest[len(hosts) :]}")._replace(netloc=hosts)
 
 
 def sqlite_path(url: str) -> Path:

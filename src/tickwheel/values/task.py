@@ -376,6 +376,37 @@ class Filter(NamedTuple):
     unchanged_since_ms: int | None = None  # last written before this time
     namespace: str | None = None  # "" selects tasks without a namespace
     tags: tuple[str, ...] = ()  # a task must have all of them
+    due_after_ms: int | None = None  # due at this time or later
+
+
+class DueSpans(NamedTuple):
+    """`number` equal times in a row, of `step_ms` each, from `start_ms`."""
+
+    start_ms: int
+    step_ms: int
+    number: int
+
+    @property
+    def end_ms(self) -> int:
+        """The end of the last one."""
+        return self.start_ms + self.number * self.step_ms
+
+    def place(self, at_ms: int) -> int:
+        """Return which of them a time is in."""
+        return (at_ms - self.start_ms) // self.step_ms
+
+    def bounds(self, parts: int = 1) -> list[tuple[int, int]]:
+        """Return the beginning and end of each, or of `parts` equal parts of each."""
+        step = self.step_ms // parts
+        starts = range(self.start_ms, self.end_ms, step)
+        return [(start, start + step) for start in starts]
+
+
+class DueCount(NamedTuple):
+    """How many tasks are due in some time; estimated if they are more than were read."""
+
+    tasks: int
+    estimated: bool = False
 
 
 class Page(NamedTuple):

@@ -16,7 +16,7 @@ class Others:
     """A store that records notifications, and a coordinator with `nodes` nodes."""
 
     def __init__(self, nodes=2):
-        self.told = []
+        self.notified = []
         self.at_ms = START_MS
         self.away = False
         self.goes_on = asyncio.Event()
@@ -37,7 +37,7 @@ class Others:
         await self.goes_on.wait()
         if self.away:
             raise StoreUnavailable("away")
-        self.told.append((service, until_ms - START_MS))
+        self.notified.append((service, until_ms - START_MS))
 
 
 async def test_the_other_nodes_are_notified_of_the_end_of_a_hold():
@@ -46,7 +46,7 @@ async def test_the_other_nodes_are_notified_of_the_end_of_a_hold():
     holds.notify("a", 30_000)
     holds.notify("b", 5_000)
     await holds.drain()
-    assert sorted(others.told) == [("a", 30_000), ("b", 5_000)]
+    assert sorted(others.notified) == [("a", 30_000), ("b", 5_000)]
 
 
 async def test_a_single_node_notifies_nobody():
@@ -54,7 +54,7 @@ async def test_a_single_node_notifies_nobody():
     holds = Holds(others, others)
     holds.notify("a", 30_000)
     await holds.drain()
-    assert others.told == []
+    assert others.notified == []
 
 
 async def test_repeated_holds_are_published_once_per_second():
@@ -64,11 +64,11 @@ async def test_repeated_holds_are_published_once_per_second():
         others.at_ms = START_MS + late_ms
         holds.notify("a", 30_000)
         await holds.drain()
-    assert others.told == [("a", 30_000)]
+    assert others.notified == [("a", 30_000)]
     others.at_ms = START_MS + 1_000
     holds.notify("a", 30_000)
     await holds.drain()
-    assert others.told == [("a", 30_000), ("a", 31_000)]
+    assert others.notified == [("a", 30_000), ("a", 31_000)]
 
 
 async def test_a_shorter_hold_after_a_longer_one_is_not_published():
@@ -77,7 +77,7 @@ async def test_a_shorter_hold_after_a_longer_one_is_not_published():
     holds.notify("a", 30_000)
     holds.notify("a", 5_000)
     await holds.drain()
-    assert others.told == [("a", 30_000)]
+    assert others.notified == [("a", 30_000)]
 
 
 async def test_a_hold_that_comes_during_a_notification_is_published_after_it():
@@ -89,7 +89,7 @@ async def test_a_hold_that_comes_during_a_notification_is_published_after_it():
     holds.notify("b", 5_000)
     others.goes_on.set()
     await holds.drain()
-    assert others.told == [("a", 30_000), ("b", 5_000)]
+    assert others.notified == [("a", 30_000), ("b", 5_000)]
 
 
 async def test_an_unavailable_store_is_ignored_and_the_next_hold_is_published():
@@ -101,4 +101,4 @@ async def test_an_unavailable_store_is_ignored_and_the_next_hold_is_published():
     others.away = False
     holds.notify("b", 5_000)
     await holds.drain()
-    assert others.told == [("b", 5_000)]
+    assert others.notified == [("b", 5_000)]

@@ -244,17 +244,17 @@ class TestServices:
     async def test_the_other_nodes_are_notified_of_a_pause(self, stage):
         app, _ = calling(stage, REFUSED._replace(least_ms=30_000, hold_ms=30_000))
         async with app:
-            told = []
+            notified = []
             app._node.coordinator.node_count = lambda: 2
 
             async def notify_hold(*words):
-                told.append(words)
+                notified.append(words)
 
             app._node.store.notifications.notify_hold = notify_hold
             await app.put_service("s", endpoint=URL)
             await app.submit_many([{"service": "s"} for _ in range(10)])
             await stage.settle()
-            assert told == [("s", START_MS + 30_000)]
+            assert notified == [("s", START_MS + 30_000)]
 
     async def test_a_refusal_without_a_pause_delays_no_other_task(self, stage):
         app, callee = calling(stage, lambda task, _: REFUSED if task.payload == "bad" else OK)

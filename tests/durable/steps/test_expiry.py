@@ -91,7 +91,7 @@ class TestWhatItWaitsFor:
         async with app:
             task = await off.submit(deadline=5)
             waiting = asyncio.ensure_future(app.wait(task.id))
-            with app._node.end_event(task.id) as ended:
+            with app._node.change_event(task.id) as ended:
                 await stage.advance(6.1)
                 assert ended.is_set()
             assert (await waiting).state is State.FAILED

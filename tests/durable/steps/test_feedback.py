@@ -475,9 +475,9 @@ class TestWriting:
             await until(lambda: len(asked) > 20)
             store.record = record
             await until(lambda: not app._node.feedback.unrecorded)
-        (told,) = [one for one in stage.logged if one.levelno == logging.WARNING]
-        assert task.id in told.getMessage()
-        assert "another transaction has locked the task" in told.getMessage()
+        (warning,) = [one for one in stage.logged if one.levelno == logging.WARNING]
+        assert task.id in warning.getMessage()
+        assert "another transaction has locked the task" in warning.getMessage()
 
     async def test_outcomes_are_written_in_batches(self, stage):
         app = stage.app()
@@ -648,7 +648,10 @@ class TestWaiters:
 
         async with app:
             ran, cancelled = [await work.submit(delay=1) for _ in range(2)]
-            with app._node.end_event(ran.id) as ended, app._node.end_event(cancelled.id) as gone:
+            with (
+                app._node.change_event(ran.id) as ended,
+                app._node.change_event(cancelled.id) as gone,
+            ):
                 await app.cancel(cancelled.id)
                 assert (ended.is_set(), gone.is_set()) == (False, True)
                 await stage.advance(1)

@@ -147,7 +147,7 @@ class TestUnsent:
     async def test_a_task_is_not_released_while_its_claim_may_be_answered(self, stage):
         """That holds whatever the clock says, and for every sweep."""
         app = stage.app()
-        committed, heard = asyncio.Event(), asyncio.Event()
+        committed, received = asyncio.Event(), asyncio.Event()
         note = noting_task(stage, app)
         async with app:
             await stage.settle()
@@ -157,7 +157,7 @@ class TestUnsent:
             async def claim_slowly(*args):
                 answer = await claim(*args)
                 committed.set()
-                await heard.wait()
+                await received.wait()
                 return answer
 
             node.store.claim = claim_slowly
@@ -168,7 +168,7 @@ class TestUnsent:
                 sweep_all(app)
                 await stage.advance(5)
             assert (await app.get(task.id)).attempt == 1
-            heard.set()
+            received.set()
             await stage.advance(5)
             assert await outcome(app, task) == (State.FINISHED, 1, 0)
         assert len(stage.calls) == 1

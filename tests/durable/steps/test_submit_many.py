@@ -140,11 +140,11 @@ class TestMany:
     async def test_progress_is_reported_after_each_chunk(self, stage):
         app = stage.app()
         note = noting_task(stage, app)
-        told = []
+        reported = []
         async with app:
             requests = [note.request(n, delay=HOUR) for n in range(2_500)]
-            await app.submit_many(requests, progress=told.append)
-        assert told == [1_000, 2_000, 2_500]
+            await app.submit_many(requests, progress=reported.append)
+        assert reported == [1_000, 2_000, 2_500]
 
     async def test_tasks_due_soon_run_on_time(self, stage):
         app = stage.app()

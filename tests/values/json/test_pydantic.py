@@ -1,4 +1,4 @@
-"""Covers durable.encoding and durable.restoring: pydantic models as arguments and results."""
+"""Covers values.json.encode and values.json.restore: pydantic models as arguments and results."""
 
 from datetime import UTC, datetime
 from decimal import Decimal

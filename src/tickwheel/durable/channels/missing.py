@@ -14,18 +14,27 @@ if TYPE_CHECKING:
     from tickwheel.values.task import Task
 
 
+class MissingPackage(ImportError, ValueError):
+    """Services of a protocol cannot be used: its package is not installed."""
+
+    @classmethod
+    def of(cls, protocol: str, extra: str, error: ImportError) -> MissingPackage:
+        """Return the error for services of a protocol; it names the extra to install."""
+        return cls(
+            f"services of protocol {protocol!r} need a package that is not installed ({error}):"
+            f" pip install 'tickwheel[{extra}]'"
+        )
+
+
 class MissingChannel:
     """Refuses every service, and names the extra to install."""
 
     remote = True
 
-    def __init__(self, protocol: str, extra: str, error: ImportError) -> None:
+    def __init__(self, missing: MissingPackage) -> None:
         self.latencies: dict[str, Histogram] = {}
         self.trace: Tracer | None = None
-        self._message = (
-            f"services of protocol {protocol!r} need a package that is not installed ({error}):"
-            f" pip install 'tickwheel[{extra}]'"
-        )
+        self._missing = missing
 
     def semaphore(self, service: Service) -> Semaphore | None:
         """Return None: `check` refuses every service."""
@@ -37,11 +46,11 @@ class MissingChannel:
 
     def check(self, service: Service) -> NoReturn:
         """Raise for every service."""
-        raise ImportError(self._message)
+        raise self._missing
 
     async def send(self, task: Task, service: Service, may_send: Callable[[], bool]) -> Answer:
         """Raise: `check` refuses every service."""
-        raise ImportError(self._message)
+        raise self._missing
 
     def forget(self, name: str) -> None:
         """Do nothing: the channel has no state."""

@@ -130,7 +130,7 @@ class Flow:
         assert self.under_way >= 0
 
     def record(self, healthy: bool | None, now: float, call_round: int) -> None:
-        """Record whether a call found the service healthy; None when it does not tell."""
+        """Record whether a call found the service healthy; None if the call shows neither."""
         if call_round != self._round:
             return  # the call started before the breaker opened
         if self._half_open:

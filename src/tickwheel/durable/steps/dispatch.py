@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.batching.capacity import AdaptiveLimit
-from tickwheel.durable.channel import UNSENT, Answer
+from tickwheel.durable.channel import UNSENT, Answer, BatchChannel, Delivery
 from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.flow import BreakerState, Flow
@@ -23,7 +23,7 @@ from tickwheel.durable.store import BATCH
 from tickwheel.values.task import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from tickwheel import AsyncTimer, Entry, Handle
     from tickwheel.durable.channel import Channel
@@ -47,10 +47,11 @@ LOCKED_RETRY_SECONDS = 0.02  # interval for a due task that another transaction 
 LOCKED_RETRY_MS = 200  # for how long; then the loader finds it, each second
 WARN_SECONDS = 60.0  # between two warnings that calls wait for others
 LOCKED_MEMORY_SECONDS = 5.0  # for which a task counts as locked after a claim found it locked
+BATCH_DIVISOR = 8  # an eighth of a service's permits makes a batch
 HOLD_SLACK_SECONDS = 1.0  # ignore a hold that extends the current one by less than this
 
 
-WAIT_FOR_CALLS = "calls of %s wait: it has %d running, and of %d (max_calls) %d are free"
+WAIT_FOR_CALLS = "calls of %s wait: it has %d running, and of %d shared permits %d are free"
 WAIT_FOR_BYTES = "calls of %s wait: it has %d running, and the payloads of all calls are %d bytes"
 
 
@@ -104,6 +105,11 @@ class Dispatch:
         self._holds = holds
         self._services = services
         self._channels = channels
+        self._batch_channels = {
+            protocol: channel
+            for protocol, channel in channels.items()
+            if isinstance(channel, BatchChannel)
+        }
         self._steps = steps
         self._timer = timer
         self._node = node
@@ -118,7 +124,7 @@ class Dispatch:
         self.flows: dict[str, Flow] = {}
         self._locked_at: dict[str, float] = {}  # when a claim last found these tasks locked
         self._stopping = False
-        self._jobs: dict[asyncio.Task[None], Running] = {}
+        self._jobs: dict[asyncio.Task[None], Collection[Running]] = {}
         self.running = running
         self.sent = 0
         self.lateness = Histogram()
@@ -272,9 +278,15 @@ class Dispatch:
         self._rearm(batch, claims.later)
         self._retry_locked(claims.locked)
         now_ms = self._store.now_ms()
+        batches: dict[str, list[Running]] = {}
         for attempt in attempts:
             self.lateness.observe((now_ms - attempt.task.due_at_ms) / 1000)
-            self._send(attempt)
+            if attempt.service.protocol in self._batch_channels:
+                batches.setdefault(attempt.service.name, []).append(attempt)
+            else:
+                self._send(attempt)
+        for together in batches.values():
+            self._send_many(together)
 
     async def _claims(self, batch: list[Picked]) -> Claims:
         """Claim a batch in the store; if that fails, all of it waits again."""
@@ -339,35 +351,103 @@ class Dispatch:
 
     def _send(self, attempt: Running) -> None:
         """Start an attempt that was claimed."""
+        if not self._begin(attempt):
+            return
+        attempt.job = asyncio.get_running_loop().create_task(self._run(attempt))
+        self._jobs[attempt.job] = (attempt,)
+        attempt.job.add_done_callback(partial(self._on_returned, attempt))
+        self.sent += 1
+
+    def _send_many(self, attempts: list[Running]) -> None:
+        """Start attempts of one service that were claimed together, as one call of its channel."""
+        under_way: set[Running] = set()
+        deliveries: list[Delivery] = []
+        for attempt in attempts:
+            if not self._begin(attempt):
+                continue
+            refused = self._refusal_of(attempt)
+            if refused is not None:
+                self._end(attempt, refused)
+                self._leave(attempt)
+                continue
+            self._start_deadline(attempt)
+            under_way.add(attempt)
+            may_send = partial(self._may_send, attempt)
+            end = partial(self._end_delivery, attempt, under_way)
+            deliveries.append(Delivery(attempt.task, attempt.service, may_send, end))
+        if not deliveries:
+            return
+        channel = self._batch_channels[attempts[0].service.protocol]
+        job = asyncio.get_running_loop().create_task(self._run_many(channel, deliveries))
+        self._jobs[job] = under_way
+        job.add_done_callback(partial(self._on_returned_many, under_way))
+        for attempt in under_way:
+            attempt.job = job
+        self.sent += len(deliveries)
+
+    def _begin(self, attempt: Running) -> bool:
+        """Count a claimed attempt as running; hand it back if the node stops."""
         self.running[attempt.task.id] = attempt
+        self._feedback.notify_waiters(attempt.task.id)
         self.payloads.take(attempt.task)
         if self._stopping:
             self._end(attempt, Answer(Event.RELEASE, error="claimed, not sent: the node stopped"))
             self._leave(attempt)
-            return
-        attempt.job = asyncio.get_running_loop().create_task(self._run(attempt))
-        self._jobs[attempt.job] = attempt
-        attempt.job.add_done_callback(partial(self._returned, attempt))
-        self.sent += 1
+        return not self._stopping
 
-    async def _run(self, attempt: Running) -> None:
-        task, service = attempt.task, attempt.service
-        refused = self._refused(attempt)
-        if refused is not None:
-            self._end(attempt, refused)
-            return
-        timeout = service.timeout_of(task.timeout_ms)
+    def _start_deadline(self, attempt: Running) -> None:
+        timeout = attempt.service.timeout_of(attempt.task.timeout_ms)
         if timeout is not None:
             attempt.deadline = self._timer.call_later(
                 timeout, self._home.call, self._time_out, attempt, timeout
             )
+
+    async def _run_many(self, channel: BatchChannel, deliveries: list[Delivery]) -> None:
+        answer = Answer(Event.RETRY, error="its channel gave no answer")
+        try:
+            await channel.send_many(deliveries)
+        except asyncio.CancelledError:
+            answer = self._answer_to_cancel()
+        except Exception as error:  # noqa: BLE001
+            logger.exception("sending %d tasks failed", len(deliveries))
+            answer = Answer(Event.RETRY, error=f"{type(error).__name__}: {error}")
+        for delivery in deliveries:
+            delivery.end(answer)
+
+    def _answer_to_cancel(self) -> Answer:
+        if self._stopping:
+            return Answer(Event.RELEASE, error="stopped before it had finished")
+        return Answer(Event.RETRY, error="asyncio.CancelledError: it cancelled itself")
+
+    def _may_send(self, attempt: Running) -> bool:
+        return not attempt.ended and self._leases.is_proven(attempt.key)
+
+    def _end_delivery(self, attempt: Running, under_way: set[Running], answer: Answer) -> None:
+        """End one attempt of a batch, and free its permits; ignore a second answer.
+
+        Claim more when a part of the service's permits is free: a claim for each confirm would cost
+        more than the message.
+        """
+        if attempt in under_way:
+            under_way.remove(attempt)
+            self._end(attempt, answer)
+            self._free(attempt)
+            limit = attempt.flow.limit
+            if limit - attempt.flow.under_way >= limit // BATCH_DIVISOR:
+                self._steps.wake("dispatch")
+
+    async def _run(self, attempt: Running) -> None:
+        task, service = attempt.task, attempt.service
+        refused = self._refusal_of(attempt)
+        if refused is not None:
+            self._end(attempt, refused)
+            return
+        self._start_deadline(attempt)
         try:
             may_send = partial(self._leases.is_proven, attempt.key)
             answer = await self._channels[service.protocol].send(task, service, may_send)
         except asyncio.CancelledError:
-            answer = Answer(Event.RELEASE, error="stopped before it had finished")
-            if not self._stopping:
-                answer = Answer(Event.RETRY, error="asyncio.CancelledError: it cancelled itself")
+            answer = self._answer_to_cancel()
         except Exception as error:  # noqa: BLE001
             logger.exception("sending %s failed", task.id)
             answer = Answer(Event.RETRY, error=f"{type(error).__name__}: {error}")
@@ -376,7 +456,7 @@ class Dispatch:
             raise  # an interrupt is meant for the whole program
         self._end(attempt, answer)
 
-    def _refused(self, attempt: Running) -> Answer | None:
+    def _refusal_of(self, attempt: Running) -> Answer | None:
         """Return an answer if the task must not be sent: its lease or its deadline is over."""
         if not self._leases.is_proven(attempt.key):
             return UNSENT
@@ -392,9 +472,12 @@ class Dispatch:
         self._interrupt(attempt)
 
     def _interrupt(self, attempt: Running) -> None:
-        """Cancel the call if its channel can do that."""
-        if attempt.job is not None and self._interruptible(attempt):
-            attempt.job.cancel()
+        """Cancel the call if its channel can do that, and a batch once all of it is over."""
+        job = attempt.job
+        if job is None or not self._interruptible(attempt):
+            return
+        if all(one.ended for one in self._jobs.get(job, ())):
+            job.cancel()
 
     def _interruptible(self, attempt: Running) -> bool:
         return self._channels[attempt.service.protocol].interruptible(attempt.service)
@@ -476,18 +559,29 @@ class Dispatch:
         if until > (flow.next_at(now) or now) + HOLD_SLACK_SECONDS:
             flow.hold(until)
 
-    def _returned(self, attempt: Running, job: asyncio.Task[None]) -> None:
+    def _on_returned(self, attempt: Running, job: asyncio.Task[None]) -> None:
         """Free the permits of an attempt whose call has returned or was never begun."""
         del self._jobs[job]
         self._end(attempt, Answer(Event.RELEASE, error="stopped before it had begun"))
         self._leave(attempt)
 
+    def _on_returned_many(self, under_way: set[Running], job: asyncio.Task[None]) -> None:
+        """Free the permits of a batch that was never begun."""
+        del self._jobs[job]
+        for attempt in list(under_way):
+            answer = Answer(Event.RELEASE, error="stopped before it had begun")
+            self._end_delivery(attempt, under_way, answer)
+
     def _leave(self, attempt: Running) -> None:
+        self._free(attempt)
+        self._steps.wake("dispatch")
+
+    def _free(self, attempt: Running) -> None:
+        """Give back the permits of an attempt."""
         self.payloads.give(attempt.task)
         attempt.flow.give(attempt.turn)
         if attempt.shared is not None:
             attempt.shared.give()
-        self._steps.wake("dispatch")
 
     def quit(self) -> None:
         """Send no more tasks, and hand back those of a claim that is under way."""
@@ -500,13 +594,14 @@ class Dispatch:
         leases.
         """
         if self._jobs:
-            logger.info("waiting for tasks to end: %d, for up to %.1f s", len(self._jobs), grace)
+            logger.info("waiting for tasks to end: %d, for up to %.1f s", len(self.running), grace)
             await asyncio.wait(self._jobs, timeout=grace)
         left = list(self._jobs.items())
-        for job, attempt in left:
-            channel = self._channels[attempt.service.protocol]
-            if channel.remote or not self._interruptible(attempt):
-                self._abandon(attempt)
+        for job, attempts in left:
+            for attempt in attempts:
+                channel = self._channels[attempt.service.protocol]
+                if channel.remote or not self._interruptible(attempt):
+                    self._abandon(attempt)
             job.cancel()
         if left:
             await asyncio.wait([job for job, _ in left], timeout=CANCELLED_SECONDS)

@@ -41,7 +41,7 @@ KEPT_BODY_BYTES = 1_024  # larger payloads leave memory before the outcome is wr
 class Feedback:
     """Turns answers and feedback into outcomes, and writes them.
 
-    `announce(id, due_at_ms, task)` tells the owner of its shard, here or elsewhere, of a retry.
+    `announce(id, due_at_ms, task)` passes a retry to the node that owns its shard.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Feedback:
         """Complete an outcome that is in the store, or write it again after a pause."""
         if won is None or isinstance(won, Exception):
             if not self._closed:
-                self._write_later(task, ending, tries, won or locked())
+                self._write_later(task, ending, tries, won or locked_error())
             return
         self._store_unavailable = False
         self._mark_recorded(task)
@@ -123,16 +123,15 @@ class Feedback:
             self._all_written.set()
 
     def finish_attempt(self, task: Task, ending: Ending) -> None:
-        """Count and log a stored outcome; announce the retry, or notify the waiters.
+        """Count and log a stored outcome; notify the waiters, and announce a retry.
 
         The shard may have another owner by now, which is notified of the retry.
         """
         self._orphans.unwatch(task.id)
         self.event_counts[ending.event] += 1
         log_ending(task, ending)
-        if ending.state is not State.DELAY:
-            self.notify_waiters(task.id)
-        else:
+        self.notify_waiters(task.id)
+        if ending.state is State.DELAY:
             self.announce(task.id, ending.due_at_ms, task)
 
     def accept(self, task: Task, after_ms: int) -> None:
@@ -150,7 +149,7 @@ class Feedback:
     ) -> None:
         if won is None or isinstance(won, Exception):
             if not self._closed:
-                pause = pause_seconds(won or locked(), tries)
+                pause = pause_seconds(won or locked_error(), tries)
                 loop = asyncio.get_running_loop()
                 loop.call_later(pause, self._write_accept, task, lease, tries + 1)
             return
@@ -158,6 +157,7 @@ class Feedback:
         if won:  # otherwise feedback came first, or the lease was lost
             self.event_counts[Event.ACCEPT] += 1
             self._orphans.watch_feedback(task, lease.until_ms)
+            self.notify_waiters(task.id)
 
     async def record_feedback(self, task: Task, event: Event, **what: Any) -> Ending | None:
         """Write a callee's feedback for the running attempt of `task`; None: it is too late.
@@ -192,9 +192,14 @@ class Feedback:
                 return started_ms + round(timeout * 1000) + self._leases.milliseconds
         return 0
 
+    @property
+    def waiters(self) -> int:
+        """How many tasks somebody in this process waits for."""
+        return len(self._waiters)
+
     @contextmanager
-    def end_event(self, task_id: str) -> Iterator[asyncio.Event]:
-        """Give an event that is set when the task ends in this process."""
+    def change_event(self, task_id: str) -> Iterator[asyncio.Event]:
+        """Give an event that is set when this process changes the task."""
         event = asyncio.Event()
         self._waiters.setdefault(task_id, set()).add(event)
         try:
@@ -206,7 +211,7 @@ class Feedback:
                 self._waiters.pop(task_id, None)
 
     def notify_waiters(self, task_id: str) -> None:
-        """Notify everyone in this process who waits for a task that has ended."""
+        """Notify everyone in this process who waits for a change of a task."""
         for event in self._waiters.get(task_id, ()):
             event.set()
 
@@ -224,7 +229,7 @@ class Feedback:
             await self._all_written.wait()
 
 
-def locked() -> Locked:
+def locked_error() -> Locked:
     """Return the error for an outcome that the store answers with None."""
     return Locked("another transaction has locked the task")
 

@@ -175,9 +175,9 @@ class Node:
         self.horizon.remove(task_id)
         self.feedback.notify_waiters(task_id)
 
-    def end_event(self, task_id: str) -> AbstractContextManager[asyncio.Event]:
-        """Give an event that is set when the task ends in this process."""
-        return self.feedback.end_event(task_id)
+    def change_event(self, task_id: str) -> AbstractContextManager[asyncio.Event]:
+        """Give an event that is set when this process changes the task."""
+        return self.feedback.change_event(task_id)
 
     def schedules_changed(self) -> None:
         """Read the schedules that have changed."""

@@ -93,7 +93,7 @@ class Signature:
         self._check(args, kwargs)
         if self._plans:
             with errors_for(f"{self.name}(): "):
-                args, kwargs = self._restored(args, kwargs)
+                args, kwargs = self._restore(args, kwargs)
         return tuple(args), kwargs
 
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -139,9 +139,7 @@ class Signature:
         kinds = inspect.Parameter
         return names.get(kinds.VAR_POSITIONAL, ""), names.get(kinds.VAR_KEYWORD, "")
 
-    def _restored(
-        self, args: list[Any], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], dict[str, Any]]:
+    def _restore(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         plans, (more, others) = self._plans, self._rest
         names = [p.name for p in self._positions]
         named = [

@@ -6,33 +6,35 @@ text that names the host, without any secret, header or query.
 
 from __future__ import annotations
 
-import html
 import json
 import math
-import re
 from collections import defaultdict
-from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import urlsplit
 
-from tickwheel import __version__
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.channels.http.target import host_of
+from tickwheel.durable.channels.message import (
+    check_secrets,
+    headers_of,
+    hidden_in,
+    redact,
+    service_headers,
+)
 from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.semaphore import Semaphore
 from tickwheel.errors import TargetRefused
 from tickwheel.http import HttpError, NoRoom, NotSent, Pool
 from tickwheel.values.json.encode import exceeds_depth
-from tickwheel.values.service import PLACEHOLDER
-from tickwheel.values.signature import check_secret, sign
-from tickwheel.values.task import Event, datetime_of, namespace_of
+from tickwheel.values.service import refuse_message_options
+from tickwheel.values.task import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from tickwheel.durable.channel import Tracer
     from tickwheel.durable.channels.http.target import Targets
@@ -46,30 +48,6 @@ MAX_HOLD_MS = 24 * 3600 * 1000  # that a callee may ask for
 MAX_CALLS = 10_000  # under way at once, of all services
 MAX_PLANS = 10_000
 NO_ROOM_DELAY_MS = 1000  # before the next try when this process has no file descriptor left
-
-MAX_HEADERS, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 50, 100, 4096
-RESERVED_HEADERS = frozenset(
-    {"content-type", "content-encoding", "user-agent", "traceparent", "tracestate"}
-)
-RESERVED_PREFIXES = ("webhook-", "tickwheel-")
-CONNECTION_HEADERS = frozenset(
-    {
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "http2-settings",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/\\]{43,}=")
-_VISIBLE = re.compile(r"[!-~](?:[ -~]*[!-~])?|")
 
 
 class Plan(NamedTuple):
@@ -126,9 +104,8 @@ class HttpChannel:
     def check(self, service: Service) -> None:
         """Raise when the endpoint, a header or a secret of the service is not valid."""
         self._targets.check_endpoint(service.endpoint)
-        check_headers(service.headers)
-        for secret in service.secrets:
-            check_secret(secret)
+        check_secrets(service)
+        refuse_message_options(service)
 
     async def send(
         self, task: Task, service: Service, may_send: Callable[[], bool] = lambda: True
@@ -158,7 +135,7 @@ class HttpChannel:
             response = await self._open_pool().request(
                 "POST",
                 service.endpoint,
-                headers=headers_of(task, plan, timestamp) + extra,
+                headers=headers_of(task, service, plan.headers, timestamp) + extra,
                 body=task.body,
                 may_send=may_send,
             )
@@ -216,60 +193,10 @@ class HttpChannel:
         return plan
 
 
-def check_headers(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
-    """Raise ValueError unless a service may add these headers; no message shows a value."""
-    pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
-    if len(pairs) > MAX_HEADERS:
-        raise ValueError(f"a service may have {MAX_HEADERS} headers, this one has {len(pairs)}")
-    seen: set[str] = set()
-    for name, value in pairs:
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError("the names and values of headers must be str")
-        lower = name.lower()
-        if len(name) > MAX_NAME_CHARACTERS or not _TOKEN.fullmatch(name):
-            raise ValueError(
-                f"a header's name must be 1 to {MAX_NAME_CHARACTERS} letters, digits or"
-                f" -_.!#$%&'*+^`|~, got {name!r:.120}"
-            )
-        if lower in RESERVED_HEADERS | CONNECTION_HEADERS or lower.startswith(RESERVED_PREFIXES):
-            raise ValueError(f"the header {lower} is reserved: tickwheel sets it for every call")
-        if lower in seen:
-            raise ValueError(f"the header {lower} is given twice: join the values with commas")
-        if len(value) > MAX_VALUE_CHARACTERS or not _VISIBLE.fullmatch(value):
-            raise ValueError(
-                f"the value of the header {lower} must be up to {MAX_VALUE_CHARACTERS} printable"
-                " ASCII characters, without spaces at its ends"
-            )
-        seen.add(lower)
-
-
 def plan_for(service: Service, latency: Histogram) -> Plan:
     """Return the parts of a call that are the same for every call of a service."""
-    name = service.name.removeprefix(f"{namespace_of(service.name)}/")
-    headers = (
-        ("content-type", "application/json"),
-        ("user-agent", f"tickwheel/{__version__}"),
-        ("tickwheel-service", quote(name, safe="!#$&'()*+,/:;=?@[]^`{|}~\"<>\\ ")),
-        *((name.lower(), value) for name, value in service.headers),
-    )
-    return Plan(service, host_of(service.endpoint), headers, hidden_in(service), latency)
-
-
-def headers_of(task: Task, plan: Plan, timestamp: int) -> list[tuple[str, str]]:
-    """Return the headers of one call."""
-    due_at = datetime_of(task.due_at_ms).isoformat(timespec="milliseconds")
-    headers = [
-        ("webhook-id", task.id),
-        ("webhook-timestamp", str(timestamp)),
-        ("tickwheel-attempt", str(task.attempt)),
-        ("tickwheel-due-at", due_at.replace("+00:00", "Z")),
-        ("tickwheel-epoch", str(task.epoch)),
-        *plan.headers,
-    ]
-    secrets = plan.service.secrets
-    if secrets:
-        headers.append(("webhook-signature", sign(secrets, task.id, timestamp, task.body)))
-    return headers
+    hidden = hidden_in(service, query=urlsplit(service.endpoint).query)
+    return Plan(service, host_of(service.endpoint), service_headers(service), hidden, latency)
 
 
 def answer_to(response: Response, plan: Plan, now_ms: float) -> Answer:
@@ -309,17 +236,22 @@ def message_of(error: HttpError, plan: Plan) -> str:
 
 
 def result_of(response: Response) -> str | None:
-    """Return the body if it is JSON and small enough to store."""
-    if not response.whole or not 0 < len(response.body) <= MAX_RESULT_BYTES:
+    """Return the body if it is whole, JSON and small enough to store."""
+    return result_in(response.body) if response.whole else None
+
+
+def result_in(body: bytes) -> str | None:
+    """Return a text if it is JSON and small enough to store."""
+    if not 0 < len(body) <= MAX_RESULT_BYTES:
         return None
     try:
-        text = response.body.decode()
+        text = body.decode()
         value = _JSON.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # raises for a lone surrogate
     except (ValueError, RecursionError):
         return None
-    return None if exceeds_depth(response.body) else text.strip()
+    return None if exceeds_depth(body) else text.strip()
 
 
 def _refuse_constant(text: str) -> None:
@@ -380,25 +312,3 @@ def detail_of(text: str) -> str:
         if isinstance(detail, str) and detail:
             return detail
     return text
-
-
-def redact(text: str, hidden: tuple[str, ...]) -> str:
-    """Replace hidden texts: a callee may echo its request."""
-    for one in hidden:
-        text = text.replace(one, PLACEHOLDER)
-    return _SIGNATURE.sub(PLACEHOLDER, text)
-
-
-def hidden_in(service: Service) -> tuple[str, ...]:
-    """Return the secret texts of a service, in every escaping that a response may use."""
-    query = urlsplit(service.endpoint).query
-    found = {query, *(value for _, value in parse_qsl(query))}
-    for secret in service.secrets:
-        found |= {secret, secret.removeprefix("whsec_")}
-    for _, value in service.headers:
-        found |= {value, *(part for part in value.split() if len(part) >= 8)}  # "Bearer …"
-    found |= {quote(one) for one in found} | {html.escape(one) for one in found}
-    found |= {json.dumps(one)[1:-1] for one in found}
-    found |= {one.replace("/", r"\/") for one in found}  # some JSON encoders escape slashes
-    # Shorter texts are not secret, and would blank out parts of ordinary words.
-    return tuple(sorted((one for one in found if len(one) >= 4), key=len, reverse=True))

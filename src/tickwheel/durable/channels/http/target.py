@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import re
 import socket
+from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,13 +38,14 @@ Resolved = tuple[str, int]  # an address as text, and its family
 MAX_URL_CHARACTERS = 2048
 FRESH_SECONDS = 5.0  # use the addresses of a name this long without another lookup
 STALE_SECONDS = 3600.0  # and this long afterwards, while no DNS server answers
-PORTS = {"http": 80, "https": 443}
+Schemes = Mapping[str, int | None]  # and their usual ports
+PORTS: Schemes = {"http": 80, "https": 443}
 METADATA_SERVICE = "a cloud's metadata service"
 ITSELF = "this server itself"
 NEVER_ALLOWED = (METADATA_SERVICE, ITSELF)
 LOOPBACKS = (ip_address("127.0.0.1"), ip_address("::1"))
 
-_URL = re.compile(r"(https?)://([^/?#]*)(?:[/?][^#]*)?", re.IGNORECASE)
+_URL = re.compile(r"([a-z]+)://([^/?#]*)(?:[/?][^#]*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[^\[\]@]*\]|[^\[\]@:]*)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # a last label like this makes it an address
@@ -101,7 +103,11 @@ class Targets:
 
         The message names the host, never the rest of the URL.
         """
-        host, port = authority_of(url)
+        self.check_host(*authority_of(url))
+
+    def check_host(self, host: str, port: int) -> None:
+        """Raise TargetRefused unless a host may be called, as far as it shows without DNS."""
+        host = normalize_host(host)
         literal = literal_of(host)
         if literal is not None:
             with contextlib.suppress(OSError):  # no file descriptor: the call checks it again
@@ -179,7 +185,7 @@ class Targets:
         if not permitted:
             if not refused:
                 raise OSError(f"{host} has no address")
-            # Without the address, which would tell a stranger about the internal network.
+            # Without the address, which would reveal the internal network.
             reason = with_hint(refused[0])
             raise TargetRefused(f"{host} must not be called: its address is {reason}")
         addresses = list(permitted)
@@ -245,7 +251,7 @@ def host_of(url: str) -> str:
     return authority_of(url)[0]
 
 
-def authority_of(url: str) -> tuple[str, int]:
+def authority_of(url: str, schemes: Schemes = PORTS) -> tuple[str, int]:
     """Return an endpoint's host, normalized, and port; TargetRefused for an invalid endpoint."""
     if not isinstance(url, str):
         raise TypeError(f"an endpoint must be a str, got {type(url).__name__}")
@@ -260,8 +266,9 @@ def authority_of(url: str) -> tuple[str, int]:
     if "#" in url:
         raise TargetRefused("an endpoint must have no fragment: it would not be sent")
     whole = _URL.fullmatch(url)
-    if whole is None:
-        raise TargetRefused("an endpoint must start with http:// or https://, and a host")
+    if whole is None or whole[1].lower() not in schemes:
+        starts = " or ".join(f"{scheme}://" for scheme in schemes)
+        raise TargetRefused(f"an endpoint must start with {starts}, and a host")
     if "@" in whole[2]:
         raise TargetRefused("an endpoint must have no user or password: use a header")
     parts = _AUTHORITY.fullmatch(whole[2])
@@ -271,11 +278,18 @@ def authority_of(url: str) -> tuple[str, int]:
     host = normalize_host(parts[1])
     if bracketed != (":" in host):
         raise TargetRefused("an endpoint must have an IPv6 address, and nothing else, in brackets")
-    port = PORTS[whole[1].lower()] if parts[2] is None else int(parts[2])
-    if not 1 <= port <= 65535:
-        raise TargetRefused(f"{host}: the port must be from 1 to 65535, got {parts[2]}")
     literal_of(host)
-    return host, port
+    return host, port_of(host, schemes[whole[1].lower()], parts[2])
+
+
+def port_of(host: str, usual: int | None, given: str | None) -> int:
+    """Return the port of an endpoint: the one that is given, or the usual one of its scheme."""
+    port = usual if given is None else int(given)
+    if port is None:
+        raise TargetRefused(f"{host}: an endpoint of this scheme must have a port")
+    if not 1 <= port <= 65535:
+        raise TargetRefused(f"{host}: the port must be from 1 to 65535, got {given}")
+    return port
 
 
 def normalize_host(host: str) -> str:

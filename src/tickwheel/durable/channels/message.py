@@ -1,0 +1,149 @@
+"""The message of a delivery: headers that identify a task, sign it and hide its secrets. Pure.
+
+Every channel that leaves the process sends the same headers, as HTTP headers or as the properties
+of a message, so that a callee reads them the same way.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, quote, unquote
+
+from tickwheel import __version__
+from tickwheel.values.service import PLACEHOLDER
+from tickwheel.values.signature import check_secret, sign
+from tickwheel.values.task import datetime_of, namespace_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tickwheel.values.service import Service
+    from tickwheel.values.task import Task
+
+MAX_HEADERS, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 50, 100, 4096
+RESERVED_HEADERS = frozenset(
+    {"content-type", "content-encoding", "user-agent", "traceparent", "tracestate"}
+)
+RESERVED_PREFIXES = ("webhook-", "tickwheel-")
+NAME_CHARACTERS = "!#$&'()*+,/:;=?@[]^`{|}~\"<>\\ "  # of a service, sent as they are
+CONNECTION_HEADERS = frozenset(
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/\\]{43,}=")
+_VISIBLE = re.compile(r"[!-~](?:[ -~]*[!-~])?|")
+
+
+def check_secrets(service: Service) -> None:
+    """Raise when a header or a secret of the service is not valid."""
+    check_headers(service.headers)
+    for secret in service.secrets:
+        check_secret(secret)
+
+
+def check_headers(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+    """Raise ValueError unless a service may add these headers; no message shows a value."""
+    pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
+    if len(pairs) > MAX_HEADERS:
+        raise ValueError(f"a service may have {MAX_HEADERS} headers, this one has {len(pairs)}")
+    seen: set[str] = set()
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError("the names and values of headers must be str")
+        lower = name.lower()
+        if len(name) > MAX_NAME_CHARACTERS or not _TOKEN.fullmatch(name):
+            raise ValueError(
+                f"a header's name must be 1 to {MAX_NAME_CHARACTERS} letters, digits or"
+                f" -_.!#$%&'*+^`|~, got {name!r:.120}"
+            )
+        if lower in RESERVED_HEADERS | CONNECTION_HEADERS or lower.startswith(RESERVED_PREFIXES):
+            raise ValueError(f"the header {lower} is reserved: tickwheel sets it for every call")
+        if lower in seen:
+            raise ValueError(f"the header {lower} is given twice: join the values with commas")
+        if len(value) > MAX_VALUE_CHARACTERS or not _VISIBLE.fullmatch(value):
+            raise ValueError(
+                f"the value of the header {lower} must be up to {MAX_VALUE_CHARACTERS} printable"
+                " ASCII characters, without spaces at its ends"
+            )
+        seen.add(lower)
+
+
+def local_name(service: Service) -> str:
+    """Return the name of a service without its namespace."""
+    return service.name.removeprefix(f"{namespace_of(service.name)}/")
+
+
+def service_headers(service: Service) -> tuple[tuple[str, str], ...]:
+    """Return the headers that are the same for every call of a service."""
+    return (
+        ("content-type", "application/json"),
+        ("user-agent", f"tickwheel/{__version__}"),
+        ("tickwheel-service", quote(local_name(service), safe=NAME_CHARACTERS)),
+        *((name.lower(), value) for name, value in service.headers),
+    )
+
+
+@lru_cache(maxsize=256)  # tasks of a burst are due together
+def format_time(at_ms: int) -> str:
+    """Return a time as in RFC 3339, in UTC with milliseconds."""
+    return datetime_of(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def headers_of(
+    task: Task, service: Service, always: Iterable[tuple[str, str]], timestamp: int
+) -> list[tuple[str, str]]:
+    """Return the headers of one call; `always` has those of `service_headers`."""
+    headers = [
+        ("webhook-id", task.id),
+        ("webhook-timestamp", str(timestamp)),
+        ("tickwheel-attempt", str(task.attempt)),
+        ("tickwheel-due-at", format_time(task.due_at_ms)),
+        ("tickwheel-epoch", str(task.epoch)),
+        *always,
+    ]
+    if service.secrets:
+        signature = sign(service.secrets, task.id, timestamp, task.body)
+        headers.append(("webhook-signature", signature))
+    return headers
+
+
+def redact(text: str, hidden: tuple[str, ...]) -> str:
+    """Replace hidden texts: a callee may echo its request."""
+    for one in hidden:
+        text = text.replace(one, PLACEHOLDER)
+    return _SIGNATURE.sub(PLACEHOLDER, text)
+
+
+def hidden_in(service: Service, *, query: str = "") -> tuple[str, ...]:
+    """Return the secret texts of a service, in every escaping that a response may use.
+
+    `query`: of an endpoint that may have a secret in it.
+    """
+    found = {query, *(value for _, value in parse_qsl(query))}
+    found |= {service.password, unquote(service.password)}
+    for secret in service.secrets:
+        found |= {secret, secret.removeprefix("whsec_")}
+    for _, value in service.headers:
+        found |= {value, *(part for part in value.split() if len(part) >= 8)}  # "Bearer …"
+    found |= {quote(one) for one in found} | {html.escape(one) for one in found}
+    found |= {json.dumps(one)[1:-1] for one in found}
+    found |= {one.replace("/", r"\/") for one in found}  # some JSON encoders escape slashes
+    # Shorter texts are not secret, and would blank out parts of ordinary words.
+    return tuple(sorted((one for one in found if len(one) >= 4), key=len, reverse=True))
