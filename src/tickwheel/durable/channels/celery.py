@@ -1,0 +1,389 @@
+"""Celery: a task is a message that a Celery app has stored, and is published as Celery would.
+
+`tickwheel.celery.messages` describes the stored form. kombu publishes it, in a thread of the
+connection, because kombu blocks. What a confirm means depends on the broker:
+
+- RabbitMQ: the publisher confirm. A message that no queue takes is returned, and retried.
+- Redis: the answer to the push. Whether a confirmed message survives a crash of Redis depends on
+  its configuration (`appendfsync`).
+
+    amqp://user:password@host/vhost      redis://user:password@host/0?global_keyprefix=shop:
+
+The queues of a message are declared first, as Celery does, once for each connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from amqp.exceptions import ChannelError, FrameSyntaxError
+from kombu import Connection, Exchange, Producer, Queue, binding
+from kombu.utils import json as kombu_json
+
+from tickwheel.clock import WallClock
+from tickwheel.durable.channels.broker import STUCK_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tickwheel.durable.channels.broker import Address, Message
+    from tickwheel.values.endpoint import Endpoint
+
+MAX_MESSAGES = 500  # published before their confirms are awaited
+MAX_HEADERS_CHARACTERS = 100_000  # RabbitMQ closes a connection at 131,072
+CONNECT_SECONDS = 4  # for each address
+INVALID = (AttributeError, LookupError, TypeError, ValueError)  # the errors of a wrong payload
+REDIS_OPTIONS = ("global_keyprefix", "priority_steps", "sep")
+
+
+class Stored(NamedTuple):
+    """A message as `tickwheel.celery` has stored it."""
+
+    body: bytes
+    exchange: str
+    routing_key: str
+    declare: list[list[Any]]  # "queue" or "exchange", and its fields
+    options: dict[str, Any]  # of `Producer.publish`: headers, properties and the rest
+
+    @property
+    def place(self) -> dict[str, str]:
+        """Where the message goes."""
+        return {"exchange": self.exchange, "routing_key": self.routing_key}
+
+
+class Kombu:
+    """The brokers of Celery apps, by kombu."""
+
+    schemes: Mapping[str, int] = {"amqp": 5672, "amqps": 5671, "redis": 6379, "rediss": 6379}
+    event_prefix = None
+
+    def split(self, endpoint: Endpoint) -> tuple[Endpoint, None]:
+        """Return the endpoint; a message itself says which queue it goes to."""
+        endpoint.allow_options(REDIS_OPTIONS if is_redis(endpoint) else ())
+        transport_options(endpoint)
+        return endpoint, None
+
+    async def connect(self, endpoint: Endpoint, addresses: Sequence[Address]) -> KombuConnection:
+        """Connect to the first address that answers, in the thread that will use the connection."""
+        thread = ThreadPoolExecutor(1, "tickwheel-celery")
+        loop = asyncio.get_running_loop()
+        try:
+            publisher = await loop.run_in_executor(thread, publisher_for, endpoint, addresses)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return KombuConnection(publisher, thread)
+
+
+class KombuConnection:
+    """A connection, used by one thread."""
+
+    def __init__(self, publisher: Publisher, thread: ThreadPoolExecutor) -> None:
+        self._publisher = publisher
+        self._thread = thread
+
+    async def publish(self, route: None, messages: Sequence[Message]) -> None:
+        """Publish messages, some hundred at a time, and end each of them."""
+        loop = asyncio.get_running_loop()
+        for begin in range(0, len(messages), MAX_MESSAGES):
+            chunk = messages[begin : begin + MAX_MESSAGES]
+            bodies = [message.task.body for message in chunk]
+            results = await loop.run_in_executor(self._thread, publish, self._publisher, bodies)
+            for message, result in zip(chunk, results, strict=True):
+                if isinstance(result, str):
+                    message.refuse(result, healthy=None)
+                else:
+                    message.confirm(result.place)
+
+    async def close(self) -> None:
+        """Close the connection after the call under way; that ends when its socket times out."""
+        self._thread.submit(self._publisher.close)
+        self._thread.shutdown(wait=False)
+
+
+def publish(publisher: Publisher, bodies: Iterable[bytes]) -> list[Stored | str]:
+    """Publish stored messages; return each that is confirmed, or why it is not."""
+    now = WallClock().time()
+    results = [parse(body, now) for body in bodies]
+    stored = {number: one for number, one in enumerate(results) if isinstance(one, Stored)}
+    errors = publisher.publish([*stored.values()])
+    for number, error in zip(stored, errors, strict=True):
+        if error is not None:
+            results[number] = error
+    return results
+
+
+def parse(body: bytes, now: float) -> Stored | str:
+    """Return a stored message as it is published now, or why it cannot be published."""
+    try:
+        # kombu's JSON restores dates, bytes and the like, and is slower.
+        stored = kombu_json.loads(body) if b"__type__" in body else json.loads(body)
+        headers, options = stored["headers"], dict(stored["properties"])
+        options |= {
+            "headers": headers,
+            "content_type": stored["content_type"],
+            "content_encoding": stored["content_encoding"],
+        }
+        # A worker must see a message that has expired, and records it as revoked.
+        if stored.get("expires_at", 0) > now:
+            options["expiration"] = stored["expires_at"] - now
+        if len(body) > MAX_HEADERS_CHARACTERS < len(str(headers)):
+            return f"the headers have more than {MAX_HEADERS_CHARACTERS:,} characters"
+        return Stored(
+            base64.b64decode(stored["body"], validate=True),
+            "" + stored["exchange"],
+            "" + stored["routing_key"],
+            [["" + kind, dict(fields)] for kind, fields in stored["declare"]],
+            options,
+        )
+    except INVALID as error:
+        return f"the payload is not a message that tickwheel.celery has stored: {error!r:.200}"
+
+
+class Publisher:
+    """Publishes with kombu, and blocks; what both brokers have in common."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._declared: set[str] = set()  # queues and exchanges, as JSON
+
+    def publish(self, messages: Sequence[Stored]) -> list[str | None]:
+        """Publish messages; return for each None if it is confirmed, or why it is not.
+
+        An exception means that the connection is of no use any more.
+        """
+        errors = self._declare(messages)
+        ready = [number for number, error in enumerate(errors) if error is None]
+        for number, error in zip(ready, self._confirm([messages[i] for i in ready]), strict=True):
+            errors[number] = error
+        return errors
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.collect(socket_timeout=1)
+
+    def _confirm(self, messages: Sequence[Stored]) -> list[str | None]:
+        """Publish messages whose queues exist, and wait for the confirms."""
+        raise NotImplementedError
+
+    def _declare(self, messages: Sequence[Stored]) -> list[str | None]:
+        """Declare what the messages need; return for each why that is not possible, or None."""
+        failed: dict[str, str] = {}
+        return [self._declare_one(message, failed) for message in messages]
+
+    def _declare_one(self, message: Stored, failed: dict[str, str]) -> str | None:
+        try:
+            needed = [*message.declare, *self._further_needs(message)]
+        except INVALID as error:
+            return f"its declarations are not valid: {error!r:.200}"
+        for kind, fields in needed:
+            text = json.dumps([kind, fields], default=str)
+            if text not in self._declared and text not in failed:
+                try:
+                    self._declare_entity(entity_of(kind, fields))
+                    self._declared.add(text)
+                except (ChannelError, *INVALID) as error:
+                    failed[text] = f"{kind} {fields.get('name')!r:.100}: {error!s:.300}"
+            if text in failed:
+                return failed[text]
+        return None
+
+    def _further_needs(self, message: Stored) -> list[list[Any]]:
+        """Return what must exist for a message, besides what it declares."""
+        return []
+
+    def _declare_entity(self, entity: Queue | Exchange) -> None:
+        """Declare on a channel of its own: a broker closes it when it refuses."""
+        with self._connection.channel() as channel:
+            entity(channel).declare()
+
+    def _send(self, producer: Producer, message: Stored, **options: Any) -> str | None:
+        """Publish a message; return why kombu cannot encode it, or None."""
+        try:
+            producer.publish(
+                message.body,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                **message.options,
+                **options,
+            )
+        except (FrameSyntaxError, struct.error, *INVALID) as error:
+            return f"it cannot be published: {error!r:.300}"
+        return None
+
+
+class AmqpPublisher(Publisher):
+    """Publishes to RabbitMQ, with publisher confirms."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._channel = connection.channel()
+        self._channel.confirm_select()
+        self._producer = Producer(self._channel, auto_declare=False)
+        self._tag = 0  # of the last message; the broker counts the same way
+        self._waiting: dict[int, int] = {}  # by tag: the message's number
+        self._errors: list[str | None] = []
+        self._numbers: dict[tuple[str, str, str | None], list[int]] = {}
+        self._channel.events["basic_ack"].add(self._on_ack)
+        self._channel.events["basic_nack"].add(self._on_nack)
+        self._channel.events["basic_return"].add(self._on_return)
+
+    def _confirm(self, messages: Sequence[Stored]) -> list[str | None]:
+        self._notice_end()
+        self._errors, self._numbers = [None] * len(messages), {}
+        for number, message in enumerate(messages):
+            key = (message.exchange, message.routing_key, message.options.get("correlation_id"))
+            self._numbers.setdefault(key, []).append(number)
+            error = self._send(self._producer, message, mandatory=True)
+            if error is None:
+                self._tag += 1
+                self._waiting[self._tag] = number
+            else:
+                self._errors[number] = error
+        while self._waiting:
+            self._connection.drain_events(timeout=STUCK_SECONDS)
+        return self._errors
+
+    def _further_needs(self, message: Stored) -> list[list[Any]]:
+        """Return the exchange: RabbitMQ closes the channel of all messages if it is missing."""
+        declared = set().union(*(exchanges_of(*one) for one in message.declare))
+        if not message.exchange or message.exchange in declared:
+            return []
+        return [["exchange", {"name": message.exchange, "passive": True}]]
+
+    def _notice_end(self) -> None:
+        """Raise if the broker has closed the connection since the last message."""
+        with contextlib.suppress(TimeoutError):
+            self._connection.drain_events(timeout=0.000_001)
+
+    def _on_ack(self, tag: int, multiple: bool) -> None:
+        self._end(tag, multiple, None)
+
+    def _on_nack(self, tag: int, multiple: bool) -> None:
+        self._end(tag, multiple, "the broker has refused it")
+
+    def _end(self, tag: int, multiple: bool, error: str | None) -> None:
+        tags = [one for one in self._waiting if one <= tag] if multiple else [tag]
+        for one in tags:
+            number = self._waiting.pop(one)
+            self._errors[number] = self._errors[number] or error
+
+    def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        """Note that no queue took a message: this comes before its confirm."""
+        key = (exchange, routing_key, message.properties.get("correlation_id"))
+        for number in self._numbers.get(key, ()):
+            self._errors[number] = f"no queue takes it: {error!s:.300}"
+        self._declared.clear()  # its queue was deleted
+
+
+class RedisPublisher(Publisher):
+    """Publishes to Redis, in pipelines."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._producer = Producer(connection.default_channel, auto_declare=False)
+        # Before version 5.7 kombu has no pipelines, and publishes one message at a time.
+        self._batch = getattr(self._producer, "batch", lambda _: contextlib.nullcontext())
+
+    def _confirm(self, messages: Sequence[Stored]) -> list[str | None]:
+        # One pipeline for each queue: a failure of one leaves the others alone.
+        errors: list[str | None] = [None] * len(messages)
+        queues: dict[tuple[str, str], list[int]] = {}
+        for number, message in enumerate(messages):
+            queues.setdefault((message.exchange, message.routing_key), []).append(number)
+        for numbers in queues.values():
+            with self._batch(MAX_MESSAGES):
+                for number in numbers:
+                    errors[number] = self._send(self._producer, messages[number])
+        return errors
+
+
+def publisher_for(endpoint: Endpoint, addresses: Sequence[Address]) -> Publisher:
+    """Connect to the first address that answers; the last error is raised if none does."""
+    failure: Exception = OSError("no address to connect to")
+    for address in addresses:
+        connection = connection_to(endpoint, address)
+        try:
+            connection.connect()
+            return RedisPublisher(connection) if is_redis(endpoint) else AmqpPublisher(connection)
+        except Exception as error:  # noqa: BLE001
+            connection.collect(socket_timeout=1)
+            failure = error
+    raise failure
+
+
+def connection_to(endpoint: Endpoint, address: Address) -> Connection:
+    """Return a connection that is not open yet."""
+    tls = endpoint.scheme in ("amqps", "rediss")
+    options: Any = False
+    if tls and is_redis(endpoint):
+        options = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
+    elif tls:
+        options = {
+            "context": {"purpose": ssl.Purpose.SERVER_AUTH},
+            "check_hostname": True,
+            "server_hostname": address.name,
+        }
+    return Connection(
+        # redis-py checks the certificate against the host that it connects to.
+        hostname=address.name if tls and is_redis(endpoint) else address.ip,
+        port=address.port,
+        userid=endpoint.user or None,
+        password=endpoint.password or None,
+        virtual_host=endpoint.path or ("0" if is_redis(endpoint) else "/"),
+        transport="redis" if is_redis(endpoint) else "pyamqp",
+        ssl=options,
+        connect_timeout=CONNECT_SECONDS,
+        transport_options=transport_options(endpoint),
+    )
+
+
+def transport_options(endpoint: Endpoint) -> dict[str, Any]:
+    """Return the options of kombu's transport; raise ValueError for an invalid one."""
+    if not is_redis(endpoint):
+        return {"read_timeout": STUCK_SECONDS, "write_timeout": STUCK_SECONDS}
+    options: dict[str, Any] = dict(endpoint.options)
+    steps = options.get("priority_steps")
+    if steps is not None:
+        try:
+            options["priority_steps"] = [int(one) for one in steps.split(",")]
+        except ValueError:
+            raise ValueError(
+                f"priority_steps must be numbers such as 0,3,6,9, got {steps!r:.100}"
+            ) from None
+    timeouts = {"socket_timeout": STUCK_SECONDS, "socket_connect_timeout": CONNECT_SECONDS}
+    return options | timeouts
+
+
+def is_redis(endpoint: Endpoint) -> bool:
+    """Return whether the broker is Redis; the other kind is RabbitMQ."""
+    return endpoint.scheme.startswith("redis")
+
+
+def entity_of(kind: str, fields: dict[str, Any]) -> Queue | Exchange:
+    """Return a queue or an exchange as it was when the message was stored."""
+    if kind == "exchange":
+        return Exchange(**fields)
+    fields = dict(fields)
+    exchange, bindings = fields.pop("exchange", None), fields.pop("bindings", ())
+    return Queue(
+        exchange=Exchange(**exchange) if exchange else None,
+        bindings=[binding(**one | {"exchange": Exchange(**one["exchange"])}) for one in bindings],
+        **fields,
+    )
+
+
+def exchanges_of(kind: str, fields: dict[str, Any]) -> set[str]:
+    """Return the names of the exchanges that a declaration makes."""
+    if kind == "exchange":
+        return {fields["name"]}
+    bindings = fields.get("bindings") or ()
+    found = [fields.get("exchange"), *(one["exchange"] for one in bindings)]
+    return {one.get("name", "") for one in found if one}
