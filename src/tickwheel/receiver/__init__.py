@@ -8,7 +8,8 @@
     app = Starlette(routes=[Route("/hook", receiver.starlette(close_order), methods=["POST"])])
 
 For FastAPI `app.post("/hook")(receiver.starlette(close_order))`, for Flask
-`app.post("/hook")(receiver.flask(close_order))`; anything else: `receiver.answer(...)`.
+`app.post("/hook")(receiver.flask(close_order))`; anything else: `receiver.answer(...)`. For the
+messages of a queue: `receiver.consume(...)`.
 """
 
 from tickwheel.receiver.core import (
@@ -21,6 +22,7 @@ from tickwheel.receiver.core import (
     Reply,
 )
 from tickwheel.receiver.dedupe import MemorySeen, Seen
+from tickwheel.receiver.messages import Settlement
 from tickwheel.values.outcome import Retry
 from tickwheel.values.signature import InvalidSignature
 
@@ -36,4 +38,5 @@ __all__ = [
     "Reply",
     "Retry",
     "Seen",
+    "Settlement",
 ]

@@ -19,6 +19,13 @@ from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import Clock, WallClock
 from tickwheel.errors import TickwheelError
 from tickwheel.receiver.dedupe import PendingAnswer, Seen, make_seen
+from tickwheel.receiver.messages import (
+    Attempt,
+    Settlement,
+    failure_report,
+    feedback_failed,
+    settlement_of,
+)
 from tickwheel.values.json.encode import decode, encode
 from tickwheel.values.outcome import Retry
 from tickwheel.values.signature import InvalidSignature, check_secret, verify
@@ -34,7 +41,10 @@ MAX_BODY_BYTES = 16 << 20
 MAX_RESULT_BYTES = 64 << 10  # the server stores no longer result
 JSON = ("content-type", "application/json")
 
-Headers = Mapping[str, str] | Iterable[tuple[str, str]]
+CLOUD_EVENT = "application/cloudevents+json"
+
+Text = str | bytes  # some brokers' clients do not decode headers
+Headers = Mapping[Any, Any] | Iterable[tuple[Text, Text]]
 Handler = Callable[["Delivery"], Any]
 
 _background_tasks: set[asyncio.Task[Any]] = set()  # a loop holds only weak references to its tasks
@@ -97,7 +107,8 @@ class Receiver:
 
     - `secrets`: the service's secret, or several during a rotation. `unsigned=True` accepts every
       call without a secret, for first experiments on one machine.
-    - `tolerance`: the largest difference between both clocks, in seconds.
+    - `tolerance`: the largest difference between both clocks, in seconds. None accepts a signature
+      of any age, for messages that may wait in a queue.
     - `dedupe`: how many done tasks to remember in this process; or a function that takes a task id
       and returns whether the task is done; or your own `Seen`.
 
@@ -117,7 +128,7 @@ class Receiver:
         self,
         secrets: str | Sequence[str] = (),
         *,
-        tolerance: float = 300.0,
+        tolerance: float | None = 300.0,
         dedupe: int | Seen | Callable[[str], Any] = 10_000,
         unsigned: bool = False,
         max_body: int = MAX_BODY_BYTES,
@@ -130,8 +141,9 @@ class Receiver:
             raise ValueError(
                 "give the service's secret, or unsigned=True without a secret to accept any call"
             )
-        nanoseconds("tolerance", tolerance)
-        self._tolerance = tolerance
+        if tolerance is not None:
+            nanoseconds("tolerance", tolerance)
+        self._tolerance = math.inf if tolerance is None else tolerance
         self._seen = make_seen(dedupe)
         self._clock = clock or WallClock()
         self.max_body = bounded("max_body", max_body, 1, 1 << 40)
@@ -141,8 +153,7 @@ class Receiver:
 
     def read(self, headers: Headers, body: bytes) -> Delivery:
         """Verify a call and return it, without using `dedupe`."""
-        pairs = headers.items() if isinstance(headers, Mapping) else headers
-        pairs = [(name.lower(), value) for name, value in pairs]
+        pairs = header_pairs(headers)
         if self._secrets:
             now = self._clock.time()
             verify(self._secrets, pairs, body, now=now, tolerance=self._tolerance)
@@ -151,6 +162,8 @@ class Receiver:
             payload = decode(body) if body else None
         except ValueError as error:
             raise BadDelivery(str(error)) from None
+        if found.get("content-type", "").startswith(CLOUD_EVENT) and isinstance(payload, dict):
+            payload = payload.get("data")
         return Delivery(
             require_header(found, "webhook-id"),
             require_header(found, "tickwheel-service"),
@@ -227,6 +240,59 @@ class Receiver:
         seen = self._seen
         await finish_mark(seen.done(task_id, reply.body) if is_done else seen.forget(task_id))
         return reply
+
+    def consume(
+        self,
+        headers: Headers,
+        body: bytes,
+        handler: Handler,
+        *,
+        feedback: Callable[..., Any] | None = None,
+    ) -> Settlement:
+        """Verify and handle the message of a queue; return what to do with the message.
+
+        `feedback`: `client.feedback`, if the service has `confirmed: running`; then the outcome is
+        reported before the message is acknowledged, an exception of the handler as well. Without
+        it, the exception is raised.
+        """
+        try:
+            settlement, report = settlement_of(self.answer(headers, body, handler))
+        except Exception as error:
+            if feedback is None:
+                raise
+            report = failure_report(error)
+        if feedback is None or report is None:
+            return settlement
+        attempt = attempt_of(headers)
+        try:
+            require_result(report.send(feedback, attempt))
+        except Exception as error:  # noqa: BLE001
+            return feedback_failed(error, attempt)
+        return Settlement.ACKNOWLEDGE
+
+    async def consume_async(
+        self,
+        headers: Headers,
+        body: bytes,
+        handler: Callable[[Delivery], Awaitable[Any]],
+        *,
+        feedback: Callable[..., Any] | None = None,
+    ) -> Settlement:
+        """Do the same on an event loop; the functions may be coroutine functions."""
+        try:
+            settlement, report = settlement_of(await self.answer_async(headers, body, handler))
+        except Exception as error:
+            if feedback is None:
+                raise
+            report = failure_report(error)
+        if feedback is None or report is None:
+            return settlement
+        attempt = attempt_of(headers)
+        try:
+            await await_result(report.send(feedback, attempt))
+        except Exception as error:  # noqa: BLE001
+            return feedback_failed(error, attempt)
+        return Settlement.ACKNOWLEDGE
 
     def starlette(self, handler: Handler) -> Any:
         """Return an endpoint for Starlette and FastAPI; a plain function runs on a thread."""
@@ -345,6 +411,24 @@ def is_coroutine_function(handler: Handler) -> bool:
     """Return whether a handler, a function or a callable object, must be awaited."""
     call = getattr(handler, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+
+
+def header_pairs(headers: Headers) -> list[tuple[str, str]]:
+    """Return headers as text, with lower-case names."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return [(header_text(name).lower(), header_text(value)) for name, value in pairs]
+
+
+def header_text(value: object) -> str:
+    """Return the name or value of a header as text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def attempt_of(headers: Headers) -> Attempt:
+    """Return which attempt a message is; its headers are verified already."""
+    found = dict(header_pairs(headers))
+    number, epoch = (number_header(found, f"tickwheel-{name}") for name in ("attempt", "epoch"))
+    return Attempt(require_header(found, "webhook-id"), number, epoch)
 
 
 def require_header(headers: Mapping[str, str], name: str) -> str:

@@ -101,7 +101,7 @@ class MemorySeen:
     def __len__(self) -> int:
         return len(self._done)
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """In the child of a fork, forget tasks in progress: the parent runs them."""
         self._lock = threading.Lock()
         self._running = set()

@@ -1,0 +1,1 @@
+"""The sources: one module for each kind of broker."""
