@@ -1,0 +1,1 @@
+"""The gRPC channel: `channel` needs no package, `calls` needs grpcio."""

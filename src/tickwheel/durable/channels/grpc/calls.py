@@ -1,0 +1,257 @@
+"""Calls of `CallbackService`: connections to checked addresses, and the meaning of a status."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+from tickwheel import __version__
+from tickwheel.durable.channel import Answer
+from tickwheel.durable.channels.grpc.endpoint import origin_of
+from tickwheel.durable.channels.http.channel import (
+    MAX_HOLD_MS,
+    answer_to_error,
+    excerpt_of,
+    result_in,
+)
+from tickwheel.v1.callback_pb2 import CallRequest, CallResponse
+from tickwheel.values.task import Event
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tickwheel.durable.channels.grpc.endpoint import Origin, TlsFiles
+    from tickwheel.durable.channels.http.channel import Plan
+    from tickwheel.durable.channels.http.target import Targets
+    from tickwheel.http import Address
+    from tickwheel.values.task import Task
+
+Code = grpc.StatusCode
+METHOD = "/tickwheel.v1.CallbackService/Call"
+DETAILS = "grpc-status-details-bin"  # the metadata with a google.rpc.Status
+MAX_RESPONSE_BYTES = 1 << 20  # a larger response fails the attempt
+RECONNECT_MS = 100, 1000  # the first and the longest pause after a failed connect
+# As 4xx over HTTP: the service works, and refuses this task.
+HEALTHY = {
+    Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.PERMISSION_DENIED,
+    Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION, Code.ABORTED, Code.OUT_OF_RANGE,
+    Code.RESOURCE_EXHAUSTED,
+}  # fmt: skip
+# As 429 and 503 over HTTP: with a delay, nothing is sent to the service until it has passed.
+HOLDING = {Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE}
+PENDING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+_ADDRESS = re.compile(r"ipv[46]:\S*: ")  # would tell a stranger about the internal network
+_CONNECT = re.compile(r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?")
+
+
+class Connection:
+    """One HTTP/2 connection to checked addresses; it closes after its last call, once retired."""
+
+    def __init__(
+        self, origin: Origin, addresses: list[Address], credentials: grpc.ChannelCredentials | None
+    ) -> None:
+        self.addresses = addresses
+        self.users = 0
+        self._origin = origin
+        options: list[tuple[str, Any]] = [
+            ("grpc.default_authority", str(origin)),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),  # `may_send` must be asked before each
+            ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
+            ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
+            ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.primary_user_agent", f"tickwheel/{__version__}"),
+            ("grpc.service_config_disable_resolution", 1),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        target = target_of(addresses)
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(target, options)
+        else:
+            options.append(("grpc.ssl_target_name_override", origin.host))
+            self._channel = grpc.aio.secure_channel(target, credentials, options)
+        self._call = self._channel.unary_unary(
+            METHOD,
+            request_serializer=CallRequest.SerializeToString,
+            response_deserializer=CallResponse.FromString,
+        )
+
+    async def until_connected(self) -> None:
+        """Return when the connection is open, or could not be opened."""
+        state = self._channel.get_state(try_to_connect=True)
+        while state in PENDING:
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
+
+    async def call(
+        self, task: Task, plan: Plan, metadata: list[tuple[str, str]], timeout: float | None
+    ) -> Answer:
+        """Call the service, and return the meaning of its status."""
+        request = request_of(task)
+        try:
+            response = await self._call(request, metadata=metadata, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            return answer_to_status(error, task, plan, self._origin)
+        except asyncio.CancelledError:
+            task_now = asyncio.current_task()
+            if task_now is None or task_now.cancelling():
+                raise
+            return answer_to_error(f"{plan.host}: the connection was closed during the call")
+        return answer_to_response(response, plan)
+
+    async def close(self) -> None:
+        """Close it, and end its calls."""
+        await self._channel.close()
+
+
+class Calls:
+    """The connections of this process, by origin: at most `limit`, the last used ones.
+
+    A connection leads to the addresses that were checked when it was opened. When a name leads
+    elsewhere, new calls get a new connection, and the old one closes after its last call.
+    """
+
+    def __init__(self, tls: TlsFiles, limit: int) -> None:
+        self._credentials: grpc.ChannelCredentials | None = None
+        self._tls = tls
+        self._limit = limit
+        self._connections: dict[Origin, Connection] = {}
+        self._retired: set[Connection] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        if tls != (None, None, None):
+            self._credentials = credentials_of(tls)  # raises now for files that are not valid
+
+    @asynccontextmanager
+    async def connection(self, endpoint: str, targets: Targets) -> AsyncIterator[Connection]:
+        """Give a connection to a checked address of the endpoint, open or failed."""
+        origin = origin_of(endpoint)
+        addresses = await targets.resolve(origin.host, origin.port)
+        connection = self._open(origin, addresses)
+        connection.users += 1
+        try:
+            await connection.until_connected()
+            yield connection
+        finally:
+            connection.users -= 1
+            if not connection.users and connection in self._retired:
+                self._close(connection)
+
+    def _open(self, origin: Origin, addresses: list[Address]) -> Connection:
+        known = self._connections.pop(origin, None)
+        if known is not None and known.addresses == addresses:
+            self._connections[origin] = known  # now the last used one
+            return known
+        if known is not None:
+            self._retire(known)
+        elif len(self._connections) >= self._limit:
+            self._retire(self._connections.pop(next(iter(self._connections))))
+        connection = Connection(origin, addresses, self._credentials_for(origin.scheme))
+        self._connections[origin] = connection
+        return connection
+
+    def _credentials_for(self, scheme: str) -> grpc.ChannelCredentials | None:
+        if scheme == "grpc":
+            return None
+        if self._credentials is None:
+            self._credentials = credentials_of(self._tls)
+        return self._credentials
+
+    def _retire(self, connection: Connection) -> None:
+        self._retired.add(connection)
+        if not connection.users:
+            self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        self._retired.discard(connection)
+        closing = asyncio.get_running_loop().create_task(connection.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Close all connections, and end their calls."""
+        connections = [*self._connections.values(), *self._retired]
+        self._connections.clear()
+        self._retired.clear()
+        await asyncio.gather(*(one.close() for one in connections), *self._closing)
+
+
+def target_of(addresses: list[Address]) -> str:
+    """Return gRPC's name for numeric addresses of one family: that of the first one."""
+    family = addresses[0].family
+    same = [one for one in addresses if one.family == family]
+    if ":" in same[0].host:
+        return "ipv6:" + ",".join(f"[{one.host}]:{one.port}" for one in same)
+    return "ipv4:" + ",".join(f"{one.host}:{one.port}" for one in same)
+
+
+def credentials_of(tls: TlsFiles) -> grpc.ChannelCredentials:
+    """Return the credentials for calls with TLS."""
+    ca, cert, key = (None if path is None else path.read_bytes() for path in tls)
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def request_of(task: Task) -> CallRequest:
+    """Return the request for a task."""
+    request = CallRequest(
+        task_id=task.id,
+        service=task.service.rpartition("/")[2],
+        payload=task.body.decode(),
+        attempt=task.attempt,
+        epoch=task.epoch,
+    )
+    request.due_at.FromMilliseconds(task.due_at_ms)
+    return request
+
+
+def answer_to_response(response: CallResponse, plan: Plan) -> Answer:
+    """Return the answer for a call that succeeded."""
+    if response.accepted:
+        feedback_ms = max(1, round(plan.service.feedback_timeout * 1000))
+        return Answer(Event.ACCEPT, after_ms=feedback_ms, healthy=True)
+    return Answer(Event.FINISH, result_in(response.result.encode()), healthy=True)
+
+
+def answer_to_status(error: grpc.aio.AioRpcError, task: Task, plan: Plan, origin: Origin) -> Answer:
+    """Return the answer for a status other than OK."""
+    code = error.code()
+    timeout = plan.service.timeout_of(task.timeout_ms)
+    if code is Code.DEADLINE_EXCEEDED and timeout is not None:
+        return answer_to_error(f"timed out after {timeout:g} s")  # as dispatch says
+    details = _ADDRESS.sub("", error.details() or "")
+    text = excerpt_of(details.encode("utf-8", "replace"), plan.hidden)
+    if _CONNECT.match(text):
+        return answer_to_error(f"cannot connect to {origin}: {_CONNECT.sub('', text)}")
+    after_ms = retry_after_ms(error)
+    return Answer(
+        Event.RETRY,
+        error=f"{plan.host} answered {code.name}" + (f": {text}" if text else ""),
+        least_ms=after_ms,
+        healthy=code in HEALTHY,
+        hold_ms=after_ms if code in HOLDING else None,
+    )
+
+
+def retry_after_ms(error: grpc.aio.AioRpcError) -> int | None:
+    """Return the delay in a status's google.rpc.RetryInfo, at most a day; None without one."""
+    for name, value in error.trailing_metadata() or ():
+        if name != DETAILS or not isinstance(value, bytes):
+            continue
+        try:
+            details = Status.FromString(value).details
+            for one in details:
+                info = RetryInfo()
+                if one.Unpack(info):
+                    wait_ms = int(info.retry_delay.ToMilliseconds())
+                    return min(max(0, wait_ms), MAX_HOLD_MS)
+        except DecodeError:
+            return None
+    return None

@@ -1,0 +1,182 @@
+"""Messages of `tickwheel.v1`, from the scheduler's values and to the schemas of requests. Pure.
+
+A request becomes one of the types that validate a request over HTTP, so that both have the same
+bounds and the same error messages.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from tickwheel.v1 import tasks_pb2 as pb
+from tickwheel.web.problems import HttpError
+from tickwheel.web.validation_messages import describe_bad_json, describe_error
+from tickwheel.web.views import local_name
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from tickwheel.values.task import Task
+    from tickwheel.web import schemas
+
+T = TypeVar("T")
+M = TypeVar("M", bound="Message")
+
+STATES = {name.removeprefix("STATE_").lower(): number for name, number in pb.State.items()}
+STATE_NAMES = {number: name for name, number in STATES.items() if number}
+CONFLICTS: dict[int, str] = {pb.ON_CONFLICT_REJECT: "reject", pb.ON_CONFLICT_REPLACE: "replace"}
+CONFLICTS[pb.ON_CONFLICT_KEEP] = "keep"
+OUTCOMES: dict[int, str] = {pb.OUTCOME_FINISHED: "finished", pb.OUTCOME_FAILED: "failed"}
+OUTCOMES[pb.OUTCOME_PROGRESS] = "progress"
+
+_json = msgspec.json.Decoder(msgspec.Raw)
+
+
+def decode(kind: type[M], message: bytes) -> M:
+    """Return a decoded message; raise if the bytes are invalid."""
+    try:
+        return kind.FromString(message)  # type: ignore[no-any-return]
+    except DecodeError:
+        name = kind.DESCRIPTOR.name
+        raise HttpError("bad_request", f"the message is not a {name}") from None
+
+
+def convert(values: dict[str, Any], kind: type[T]) -> T:
+    """Return the values of a request as one of the schemas; raise if one is invalid."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise HttpError("invalid", describe_error(error, kind, values, query=True)) from None
+
+
+def given(message: Message, *names: str) -> dict[str, Any]:
+    """Return those of the optional fields that a message has."""
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+def times(message: Message, *names: str) -> dict[str, Any]:
+    """Return those of the times that a message has, as datetimes."""
+    found: dict[str, Any] = {}
+    for name in names:
+        if message.HasField(name):
+            try:
+                found[name] = getattr(message, name).ToDatetime(UTC)
+            except (ValueError, OverflowError):
+                raise HttpError(
+                    "invalid", f"{name} must be a time in the years 1 to 9999"
+                ) from None
+    return found
+
+
+def durations(message: Message, *names: str) -> dict[str, float]:
+    """Return those of the durations that a message has, in seconds."""
+    return {
+        name: getattr(message, name).ToNanoseconds() / 1e9
+        for name in names
+        if message.HasField(name)
+    }
+
+
+def json_text(text: str, what: str) -> msgspec.Raw:
+    """Return JSON text, unchanged; an empty text is null. Raise if it is not JSON."""
+    body = text.encode()
+    if not body:
+        return msgspec.Raw(b"null")
+    try:
+        _json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        code, why = describe_bad_json(error, body)
+        raise HttpError(code, f"{what} cannot be read: {why}") from None
+    return msgspec.Raw(body)
+
+
+def submit_values(request: pb.SubmitRequest) -> dict[str, Any]:
+    """Return the fields of a task to submit."""
+    return {
+        "service": request.service,
+        "payload": json_text(request.payload, "payload"),
+        "on_conflict": choice(CONFLICTS, request.on_conflict, "on_conflict", "reject"),
+        "priority": request.priority,
+        "tags": list(request.tags) or None,
+        **given(request, "key", "max_attempts", "idempotency_key"),
+        **times(request, "due_at", "deadline"),
+        **durations(request, "delay", "timeout"),
+    }
+
+
+def choice(names: dict[int, str], number: int, what: str, default: str | None = None) -> str | None:
+    """Return the name of an enum's value; 0 is the default."""
+    if number == 0 and default is not None:
+        return default
+    name = names.get(number)
+    if name is None:
+        raise HttpError(
+            "invalid", f"{what} must be one of {', '.join(names.values())}, got {number}"
+        )
+    return name
+
+
+def list_values(request: pb.ListRequest) -> dict[str, Any]:
+    """Return the fields of a query for tasks."""
+    values = {**given(request, "service", "key"), **times(request, "due_before")}
+    if request.state:
+        values["state"] = choice(STATE_NAMES, request.state, "state")
+    if request.tags:
+        values["tag"] = list(request.tags)
+    if request.cursor:
+        values["cursor"] = request.cursor
+    if request.limit:
+        values["limit"] = request.limit
+    return values
+
+
+def task_message(task: Task) -> pb.Task:
+    """Return a task as a message; the caller has redacted it."""
+    message = pb.Task(
+        id=task.id,
+        service=local_name(task.service),
+        payload=task.body.decode(),
+        key=task.key,
+        state=STATES[task.state],
+        shard=task.shard,
+        attempt=task.attempt,
+        failures=task.failures,
+        max_attempts=task.max_attempts,
+        result=task.result_body,
+        error=task.error,
+        priority=task.priority,
+        tags=task.tags,
+        replay_of=task.replay_of,
+        replayed_as=task.replayed_as,
+        node=task.node,
+        epoch=task.epoch,
+    )
+    message.due_at.FromMilliseconds(task.due_at_ms)
+    message.created_at.FromMilliseconds(task.created_at_ms)
+    message.updated_at.FromMilliseconds(task.updated_at_ms)
+    if task.timeout_ms is not None:
+        message.timeout.FromMilliseconds(task.timeout_ms)
+    if task.deadline_at_ms is not None:
+        message.deadline.FromMilliseconds(task.deadline_at_ms)
+    return message
+
+
+def add_item(response: pb.SubmitBatchResponse, item: schemas.BatchItem) -> None:
+    """Add the result of one task to those of a batch."""
+    if item.problem is not None:
+        problem = item.problem
+        response.items.add().problem.MergeFrom(
+            pb.Problem(code=problem.code, detail=problem.detail, holder=problem.holder)
+        )
+        response.refused += 1
+        return
+    assert item.id is not None
+    assert item.state is not None
+    stored = response.items.add().task
+    stored.id, stored.state = item.id, STATES[item.state]
+    stored.due_at.FromJsonString(item.due_at)
+    response.stored += 1
