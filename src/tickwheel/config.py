@@ -117,7 +117,7 @@ class Setting(NamedTuple):
         """The name in the environment."""
         return f"{PREFIX}{self.name.upper()}"
 
-    def masked(self, value: object) -> Any:
+    def mask(self, value: object) -> Any:
         """Return a value for output, also as JSON, without secrets."""
         if self.secret:
             return None if value is None else MASK
@@ -129,7 +129,7 @@ class Setting(NamedTuple):
 
     def format(self, value: object) -> str | None:
         """Return a value as a user would type it, without secrets; None if it is not set."""
-        masked = self.masked(value)
+        masked = self.mask(value)
         if masked in (None, []):
             return None
         if isinstance(masked, bool):
@@ -337,6 +337,9 @@ class Config:
     listen: Listen = _setting(  # noqa: RUF009
         Listen("127.0.0.1", 7380), LISTEN, "The address to listen on; port 0 is any free port."
     )
+    grpc_listen: Listen | None = _setting(  # noqa: RUF009
+        None, LISTEN, "The address of the gRPC API; by default there is none."
+    )
     coordinator: str | None = _setting(
         None, COORDINATOR,
         "What assigns shards to nodes; by default the coordinator that fits the store.",
@@ -373,6 +376,17 @@ class Config:
     tls_key: Path | None = _setting(  # noqa: RUF009
         None, FILE_NAME, "The certificate's private key in PEM form."
     )
+    grpc_client_ca: Path | None = _setting(  # noqa: RUF009
+        None, FILE_NAME,
+        "The certificate authority that clients of the gRPC API need a certificate of.",
+    )  # fmt: skip
+    grpc_ca: Path | None = _setting(  # noqa: RUF009
+        None, FILE_NAME, "The certificate authorities that calls to grpcs:// endpoints trust."
+    )
+    grpc_cert: Path | None = _setting(  # noqa: RUF009
+        None, FILE_NAME, "The certificate chain that calls to grpcs:// endpoints show."
+    )
+    grpc_key: Path | None = _setting(None, FILE_NAME, "The private key of grpc_cert.")  # noqa: RUF009
     open_access: bool = _setting(
         False, SWITCH, "Allow everything without a token to anyone who can reach the address.",
         name="insecure_without_tokens",
@@ -384,7 +398,7 @@ class Config:
     max_connections: int = _setting(
         10_000, _whole(1, 1_000_000),
         "The most open connections of one process; never more than three fifths of its file"
-        " descriptors.",
+        " descriptors. With grpc_listen, half of them are for gRPC.",
     )  # fmt: skip
     max_calls: int = _setting(
         10_000, _whole(1, 1_000_000),
@@ -428,13 +442,17 @@ class Config:
     )
 
     def __repr__(self) -> str:
-        fields = (f"{s.field}={s.masked(getattr(self, s.field))!r}" for s in SETTINGS)
+        fields = (f"{s.field}={s.mask(getattr(self, s.field))!r}" for s in SETTINGS)
         return f"Config({', '.join(fields)})"
 
     def __post_init__(self) -> None:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            given, other = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
-            raise ConfigError(f"{given} is set and {other} is not: HTTPS needs both")
+        for pair, what in ((("tls_cert", "tls_key"), "HTTPS"), (("grpc_cert", "grpc_key"), "mTLS")):
+            given = [name for name in pair if getattr(self, name) is not None]
+            if len(given) == 1:
+                (other,) = {*pair} - {*given}
+                raise ConfigError(f"{given[0]} is set and {other} is not: {what} needs both")
+        if self.grpc_client_ca is not None and (self.grpc_listen is None or self.tls_cert is None):
+            raise ConfigError("grpc_client_ca is set: it needs grpc_listen, tls_cert and tls_key")
         # A smaller body limit silently overrides the default payload limit.
         if self.max_body < self.max_payload != DEFAULT_MAX_PAYLOAD:
             raise ConfigError(
@@ -578,7 +596,7 @@ def _parse(setting: Setting, source: str, value: Any, read: Callable[[Any], Any]
         hidden = setting.kind in (STORE, COORDINATOR, ADDRESS, ENDPOINT) and re.search(
             r"[@=\s]", str(value)
         )
-        got = "" if hidden else f"; got {setting.masked(value)!r:.100}"
+        got = "" if hidden else f"; got {setting.mask(value)!r:.100}"
         raise ConfigError(f"{source} must be {setting.kind.expected}{got}") from None
 
 

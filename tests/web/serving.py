@@ -324,7 +324,7 @@ class Served(Verbs):
 
     def __init__(
         self, *arguments, cwd, listen="127.0.0.1:0", environment=None, ca=None, errors=False,
-        descriptors=None, constants=None,
+        descriptors=None, constants=None, namespace="",
     ):  # fmt: skip
         self.directory = Path(cwd)
         self.arguments = [*map(str, arguments), *(["--listen", listen] if listen else [])]
@@ -334,6 +334,7 @@ class Served(Verbs):
         self.ca = ca
         self.errors = errors  # whether it may log errors
         self.descriptors = descriptors  # the limit of its file descriptors, or None
+        self.namespace = namespace  # the path of its network namespace; empty: this one
         self.url = None
         self.token = None  # for requests without one of their own
         self.stderr = None  # a file descriptor to use instead of the log
@@ -347,23 +348,16 @@ class Served(Verbs):
         if self.descriptors is not None:
             limit = f'ulimit -n {self.descriptors}; exec "$@"'
             command = ["/bin/sh", "-c", limit, "sh", *command]
-        launch = [
-            sys.executable,
-            "-ISc",
-            servers.LAUNCH,
-            str(os.getpid()),
-            str(int(signal.SIGKILL)),
-        ]
         kept = {
             name: value
             for name, value in servers.clean_environment().items()
             if not name.startswith(("TICKWHEEL_", "OTEL_"))
         }
         with (self.directory / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*launch, "", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            self.process = servers.launch(
+                command, namespace=self.namespace, stdout=subprocess.PIPE,
                 stderr=log if self.stderr is None else self.stderr, cwd=self.directory,
-                env=kept | self.environment, start_new_session=True,
+                env=kept | self.environment,
             )  # fmt: skip
         return self
 

@@ -26,6 +26,7 @@ GUARDED = [route for route in ROUTES if route.scope is not None]
 OPEN = [route for route in ROUTES if route.scope is None]
 SCOPES = ("submit", "read", "admin")
 BODIES = {
+    "/v1/tokens": {"name": "new", "scopes": ["read"]},
     "/v1/tasks": {"service": "mail"},
     "/v1/tasks/batch": [],
     "/v1/tasks/cancel": {"service": "mail"},
@@ -42,7 +43,7 @@ def named(routes):
 
 def ask(api, route, *, task_id=UNKNOWN_ID, name="mail", **options):
     """Make a valid request of a route."""
-    path = route.path.replace("{id}", task_id).replace("{name}", name)
+    path = route.path.replace("{id}", task_id).replace("{name}", name).replace("{token}", "0" * 12)
     body = BODIES.get(route.path) if route.method in ("POST", "PUT") else None
     return api.request(route.method, path, body, **options)
 
@@ -64,24 +65,31 @@ class TestTokens:
             assert answer.headers["www-authenticate"].startswith("Bearer")
 
     def test_public_routes_need_no_token(self, guarded):
-        assert {ask(guarded, route).status for route in OPEN} == {200}
+        signing = [route for route in OPEN if route.path == "/v1/session"]
+        assert {ask(guarded, route).status for route in OPEN if route not in signing} == {200}
 
-    def test_only_health_the_page_and_openapi_are_public(self):
-        assert {route.path for route in OPEN} == {"/healthz", "/readyz", "/openapi.json", "/"}
+    def test_only_health_openapi_and_signing_in_and_out_are_public(self):
+        assert {(route.method, route.path) for route in OPEN} == {
+            ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/openapi.json"),
+            ("POST", "/v1/session"), ("DELETE", "/v1/session"),
+        }  # fmt: skip
 
     @pytest.mark.parametrize("scope", SCOPES)
     def test_a_scope_allows_its_own_routes_and_admin_all(self, guarded, scope):
         for route in GUARDED:
             answer = ask(guarded, route, token=guarded.tokens[scope], name="unknown")
-            if scope in (route.scope, "admin"):
+            if scope in (route.scope, "admin") or route.scope == "":
                 assert answer.status not in (401, 403), (route.path, answer)
             else:
                 assert repr(route.scope) in answer.refused(403, "forbidden")["detail"], route.path
 
     def test_every_read_under_v1_needs_read_or_admin_and_tasks_are_changed_by_submit(self):
         for route in GUARDED:
-            if route.method == "GET":
-                assert route.scope == ("admin" if route.path == "/v1/audit" else "read")
+            if route.path == "/v1/session":
+                assert route.scope == ""
+            elif route.method == "GET":
+                admins = ("/v1/audit", "/v1/tokens")
+                assert route.scope == ("admin" if route.path in admins else "read")
             elif route.path.startswith(("/v1/tasks", "/v1/backlog")):
                 assert route.scope == "submit"
             else:

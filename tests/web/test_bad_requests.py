@@ -1,5 +1,6 @@
-"""Ten thousand bad requests of every kind: each gets an error message, the server keeps its memory
-and latency, and no secret is shown.
+"""Ten thousand bad requests of every kind: each gets an error message that shows no secret.
+
+The server keeps its memory and latency.
 
 TICKWHEEL_BAD_REQUESTS=100000 sends that many.
 """

@@ -44,6 +44,7 @@ OPERATIONS = [
     pytest.param(route, mode, id=f"{mode} {route.method} {route.path}")
     for mode in MODES
     for route in ROUTES
+    if route.path != "/v1/live"  # it does not end; see test_live
     if mode == "valid" or route.takes or route.query or "{" in route.path
 ]
 SETTINGS = settings(

@@ -393,12 +393,12 @@ class TestRoutes:
         assert answer.headers["allow"] == allowed
 
     def test_a_valid_request_id_is_kept_and_another_is_replaced(self, api):
-        def told(given):
+        def echoed(given):
             return api.get("/healthz", headers={"x-request-id": given}).headers["x-request-id"]
 
-        assert told("abc-1.2:3_4") == "abc-1.2:3_4"
+        assert echoed("abc-1.2:3_4") == "abc-1.2:3_4"
         for odd in ("", "a b", "x" * 101, "a\r\nset-cookie: a=b", "é", '"><script>'):
-            assert re.fullmatch(r"[0-9a-f]+-[0-9a-f]+", told(odd))
+            assert re.fullmatch(r"[0-9a-f]+-[0-9a-f]+", echoed(odd))
 
     def test_request_ids_differ(self, api):
         ids = {api.get("/healthz").headers["x-request-id"] for _ in range(100)}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import click
 
+from tickwheel.cli.messages import print_line
 from tickwheel.cli.output import examples
 from tickwheel.cli.types import DURATION
 
 
 @click.command(
     epilog=examples(
-        "tickwheel lab", "tickwheel lab --size 8 --rate 100", "tickwheel lab --once --seed 7"
+        "tickwheel lab",
+        "tickwheel lab --size 8 --rate 100",
+        "tickwheel lab --once --seed 7",
+        "tickwheel lab --web",
     )
 )
 @click.option("--seconds", type=DURATION, help="Stop after this time.")
@@ -24,14 +28,28 @@ from tickwheel.cli.types import DURATION
     help="Ticks per second.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random timers.")
+@click.option("--web", is_flag=True, help="Serve the lab as a web page, with scenes to play.")
+@click.option(
+    "--listen", default="127.0.0.1:7381", show_default=True, help="HOST:PORT of the web page."
+)
 def lab(
-    *, seconds: float | None, frames: int | None, once: bool, size: int, rate: float, seed: int
+    *,
+    seconds: float | None,
+    frames: int | None,
+    once: bool,
+    size: int,
+    rate: float,
+    seed: int,
+    web: bool,
+    listen: str,
 ) -> int:
-    """Watch a wheel turn in the terminal.
+    """Watch a wheel turn, in the terminal or in a browser.
 
     It needs no server. Press q to leave. If the output is not a terminal, it writes a plain frame
     each second.
     """
+    if web:
+        return serve_page(listen)
     from tickwheel.lab import FOREVER, watch  # noqa: PLC0415 - not for --help
 
     return watch(
@@ -41,3 +59,20 @@ def lab(
         frames=1 if once else frames or FOREVER,
         seconds=FOREVER if seconds is None else seconds,
     )
+
+
+def serve_page(listen: str) -> int:
+    """Serve the lab until Ctrl-C."""
+    import uvicorn  # noqa: PLC0415
+
+    from tickwheel.config import LISTEN  # noqa: PLC0415
+    from tickwheel.web.lab import LabApp  # noqa: PLC0415
+
+    try:
+        address = LISTEN.parse(listen)
+    except ValueError:
+        message = f"must be {LISTEN.expected}, got {listen!r:.100}"
+        raise click.BadParameter(message, param_hint="--listen") from None
+    print_line(f"the lab is at http://{address}/lab (Ctrl-C to stop)", err=True)
+    uvicorn.run(LabApp(), host=address.host, port=address.port, log_level="warning")
+    return 0

@@ -36,6 +36,7 @@ class Lazy(NamedTuple):
 SECTIONS: dict[str, dict[str, Lazy]] = {
     "The service": {
         "serve": Lazy("serve", "serve", "Run the service."),
+        "dashboard": Lazy("serve", "dashboard", "Serve a store's dashboard; run no tasks."),
         "config": Lazy("serve", "config", "Show every setting of serve and its source."),
         "migrate": Lazy("store", "migrate", "Migrate a store's tables to this version."),
         "tokens": Lazy("store", "tokens", "Create, list and revoke access tokens."),
@@ -43,6 +44,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
     "Tasks": {
         "submit": Lazy("tasks", "submit", "Submit a task."),
         "submit-many": Lazy("bulk", "submit_many", "Submit many tasks from a file or stdin."),
+        "consume": Lazy("consume", "consume", "Turn the messages of a queue into tasks."),
         "show": Lazy("tasks", "show", "Show a task, live or ended."),
         "list": Lazy("tasks", "list_tasks", "List tasks, newest first."),
         "cancel": Lazy("tasks", "cancel", "Cancel tasks by id, key, service or tag."),
@@ -60,7 +62,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "shards": Lazy("cluster", "shards", "List the shards and their owners."),
         "audit": Lazy("cluster", "audit", "List the audit log, newest first."),
         "bench": Lazy("bench", "bench", "Measure a running server."),
-        "lab": Lazy("lab", "lab", "Watch a wheel turn in the terminal."),
+        "lab": Lazy("lab", "lab", "Watch a wheel turn, in the terminal or in a browser."),
         "completion": Lazy("completion", "completion", "Print a shell's completion script."),
     },
 }  # fmt: skip

@@ -70,6 +70,11 @@ def serve(config_file: str | None, **flags: object) -> int:
     TICKWHEEL_SECRET_KEY, in the environment only, encrypts services' secrets in the store.
     """
     config, _ = load_config(flags, config_file)
+    return run_server(config)
+
+
+def run_server(config: Config) -> int:
+    """Run a server; a missing package is an error that names the extra."""
     try:
         from tickwheel.web.server import run  # noqa: PLC0415 - imports the whole server
     except ImportError as missing:
@@ -79,6 +84,23 @@ def serve(config_file: str | None, **flags: object) -> int:
             f"{missing}; the server needs: pip install 'tickwheel[server]'"
         ) from missing
     return run(config)
+
+
+@click.command(
+    epilog=examples(
+        "tickwheel dashboard --store sqlite:///tasks.db",
+        "tickwheel dashboard --store postgresql://tick@db/tick --listen 127.0.0.1:7381",
+    )
+)
+@setting_options("store", "listen")
+def dashboard(config_file: str | None, **flags: object) -> int:
+    """Serve a store's dashboard; run no tasks.
+
+    It is for programs that embed the scheduler, which may keep running: this process shows and
+    changes the tasks in their store. `tickwheel serve` has the same dashboard.
+    """
+    config, _ = load_config({**flags, "submit_only": True}, config_file)
+    return run_server(config)
 
 
 @click.command(
@@ -99,7 +121,7 @@ def config(out: Output, config_file: str | None, **flags: object) -> None:
     """
     made, origins = load_config(flags, config_file)
     if out.as_json:
-        out.value({s.name: s.masked(getattr(made, s.field)) for s in SETTINGS})
+        out.value({s.name: s.mask(getattr(made, s.field)) for s in SETTINGS})
     else:
         titles = ["setting", "value", "from"]
         titles += ["what it is"] if console().width >= COLUMNS_FOR_HELP else []

@@ -13,6 +13,7 @@ from tickwheel.cli.remote import service_names, with_client
 from tickwheel.cli.types import DURATION, OBJECT, SECRET
 from tickwheel.config import MASK
 from tickwheel.errors import ServiceChanged, UnknownService
+from tickwheel.values.service import CLOUDEVENTS, CONFIRMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,8 @@ def show(*, client: Client, out: Output, name: str) -> None:
 @services.command(
     epilog=examples(
         "tickwheel services put close-order --endpoint https://shop.example/hooks/close",
+        "tickwheel services put ship --protocol rabbitmq --endpoint"
+        " 'amqp://user:password@mq.example/shop?exchange=orders&routing_key=ship'",
         "tickwheel services put close-order --rate 50 --max-attempts 8",
         "tickwheel services put close-order --generate-secret --keep-old",
         "tickwheel services show close-order --json > service.json",
@@ -62,8 +65,12 @@ def show(*, client: Client, out: Output, name: str) -> None:
     )
 )
 @click.argument("name", shell_complete=service_names)
-@click.option("--endpoint", metavar="URL", help="The URL to POST to.")
-@click.option("--protocol", help="The protocol of calls.  [default: http]")
+@click.option(
+    "--endpoint", metavar="URL", help="The URL to POST to, grpc://HOST:PORT, or that of a broker."
+)
+@click.option(
+    "--protocol", help="The protocol of calls: http, grpc, kafka, nats, redis, ...  [default: http]"
+)
 @click.option("--timeout", type=DURATION, help="The longest time for one call.")
 @click.option("--max-attempts", type=click.IntRange(1), help="The most calls before a task fails.")
 @click.option("--concurrency", type=click.IntRange(1), help="Calls at once, on all nodes together.")
@@ -71,6 +78,12 @@ def show(*, client: Client, out: Output, name: str) -> None:
 @click.option(
     "--feedback-timeout", type=DURATION, help="The longest wait for feedback after a 202."
 )
+@click.option(
+    "--confirmed", type=click.Choice(CONFIRMED),
+    help="What a message means that its broker has confirmed: the task is finished, or runs until"
+    " feedback.",
+)  # fmt: skip
+@click.option("--cloudevents", type=click.Choice(CLOUDEVENTS), help="Send messages as CloudEvents.")
 @click.option("--backoff-first", type=DURATION, help="The delay after the first failure.")
 @click.option("--backoff-factor", type=float, help="The factor by which each delay grows.")
 @click.option("--backoff-max", type=DURATION, help="The longest delay.")

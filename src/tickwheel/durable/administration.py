@@ -15,8 +15,9 @@ from tickwheel.durable.directory.configuration import (
     service_changes,
     service_from_config,
 )
+from tickwheel.durable.directory.tokens import DEFAULT, SCOPES, new_token
 from tickwheel.durable.log import logger
-from tickwheel.durable.registry import Audit
+from tickwheel.durable.registry import Audit, Token
 from tickwheel.errors import (
     Locked,
     ServiceChanged,
@@ -29,7 +30,7 @@ from tickwheel.values.service import check_name
 from tickwheel.values.task import namespace_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tickwheel.durable.coordinator import NodeRow, ShardRow
     from tickwheel.durable.steps.node import Node
@@ -43,7 +44,7 @@ class Administration(ABC):
     """The verbs for services and the audit log; `Verbs` has the rest."""
 
     @abstractmethod
-    def _started(self) -> Node:
+    def _running_node(self) -> Node:
         """Return the running node; raise NotStarted without one."""
 
     async def put_service(
@@ -59,15 +60,16 @@ class Administration(ABC):
     ) -> Service:
         """Create or change a service; every node applies the change at once.
 
-        Its configuration is a mapping or keywords: `protocol` ("http"), `endpoint`, `timeout`,
-        `max_attempts`, `backoff`, `concurrency`, `rate`, `breaker`, `secret`, `headers`,
-        `feedback_timeout`, `enabled`. An omitted field has its default, except that `secret` and
-        `headers` stay; None removes them, and an endpoint on another origin needs them again.
+        Its configuration is a mapping or keywords: `protocol` ("http", "grpc", ...), `endpoint`,
+        `timeout`, `max_attempts`, `backoff`, `concurrency`, `rate`, `breaker`, `secret`, `headers`,
+        `feedback_timeout`, `enabled`, and for message brokers `confirmed` and `cloudevents`. An
+        omitted field has its default, except that `secret` and `headers` stay; None removes them,
+        and an endpoint on another origin needs them again.
 
         With `version`, the change applies only to that stored version, or with 0 only if there is
         no such service; otherwise it raises `ServiceChanged`, so that no other change is undone.
         """
-        node = self._started()
+        node = self._running_node()
         check_name("name", name)
         given = {"protocol": "http", **(config or {}), **words}
         audit = self._audit(node, actor, "service.put", name, request)
@@ -100,7 +102,7 @@ class Administration(ABC):
 
     async def delete_service(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Delete a service without live tasks and schedules."""
-        node = self._started()
+        node = self._running_node()
         schedule = await node.store.schedules.first_using(name)
         if schedule is not None:
             raise ServiceInUse(f"the schedule {schedule!r} submits to {name!r}: delete it first")
@@ -128,7 +130,7 @@ class Administration(ABC):
 
         This reloads the directory for an unknown name: another process may have just put it.
         """
-        directory = self._started().directory
+        directory = self._running_node().directory
         service = directory.get(name)
         if service is None:
             await directory.reload()
@@ -137,45 +139,92 @@ class Administration(ABC):
 
     async def services(self) -> list[Service]:
         """Return all services by name, task functions included."""
-        node = self._started()
+        node = self._running_node()
         await node.directory.refresh()
         return [service for _, service in sorted(node.services.items())]
 
     async def nodes(self) -> list[NodeRow]:
         """Return the nodes of the service, by name."""
-        return await self._started().coordinator.nodes()
+        return await self._running_node().coordinator.nodes()
 
     async def drain_node(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Move the shards of a node to the others; it finishes its calls and keeps running.
 
         This holds until `undrain_node`, or until the node's process ends.
         """
-        if not await self._started().coordinator.drain(name):
+        if not await self._running_node().coordinator.drain(name):
             raise UnknownNode(f"no node is named {name!r:.100}")
         await self.note("node.drain", name, actor=actor, request=request)
 
     async def undrain_node(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Let a draining node have shards again."""
-        if not await self._started().coordinator.drain(name, undo=True):
+        if not await self._running_node().coordinator.drain(name, undo=True):
             raise UnknownNode(f"no node is named {name!r:.100}")
         await self.note("node.undrain", name, actor=actor, request=request)
 
     async def shards(self) -> list[ShardRow]:
         """Return the shards with their owners."""
-        return await self._started().coordinator.shards()
+        return await self._running_node().coordinator.shards()
 
     async def audit(
         self, *, namespace: str | None = None, cursor: int | None = None, limit: int = 100
     ) -> tuple[list[Audit], int | None]:
         """Return lines of the audit log, newest first, and the cursor of the next."""
-        registry = self._started().store.registry
+        registry = self._running_node().store.registry
         return await registry.audit(namespace=namespace, cursor=cursor, limit=limit)
+
+    async def tokens(self, *, namespace: str | None = None) -> list[Token]:
+        """Return the tokens, oldest first; with a namespace, those that are for it alone."""
+        found = await self._running_node().store.registry.tokens()
+        return [token for token in found if namespace in (None, token.namespace)]
+
+    async def create_token(
+        self,
+        name: str,
+        *,
+        namespace: str,
+        scopes: Sequence[str],
+        rate: float | None = None,
+        lifetime: float | None = None,
+        actor: str = LOCAL,
+        request: str = "",
+    ) -> tuple[Token, str]:
+        """Store a new token; return it, and its text, which is not stored.
+
+        `lifetime`: in seconds; None: it does not expire.
+        """
+        node = self._running_node()
+        now = int(node.store.now_ms())
+        token_id, digest, text = new_token()
+        expires = None if lifetime is None else now + round(lifetime * 1000)
+        ordered = tuple(scope for scope in SCOPES if scope in scopes)
+        token = Token(token_id, name, digest, namespace, ordered, rate, now, expires)
+        detail = f"name: {name}, namespace: {namespace or DEFAULT}, scopes: {' '.join(ordered)}"
+        audit = Audit(now, actor, namespace, "token.create", token_id, request, detail)
+        await node.store.registry.put_token(token, audit)
+        await self._refresh(node)
+        return token, text
+
+    async def revoke_token(
+        self, token_id: str, *, namespace: str | None = None, actor: str = LOCAL, request: str = ""
+    ) -> bool:
+        """Revoke a token; return whether it existed, with a namespace: among its own."""
+        node = self._running_node()
+        found = [one for one in await self.tokens(namespace=namespace) if one.id == token_id]
+        if not found:
+            return False
+        now = int(node.store.now_ms())
+        detail = f"name: {found[0].name}"
+        audit = Audit(now, actor, found[0].namespace, "token.revoke", token_id, request, detail)
+        revoked = await node.store.registry.delete_token(token_id, audit)
+        await self._refresh(node)
+        return revoked
 
     async def note(
         self, action: str, target: str, *, actor: str = LOCAL, request: str = "", detail: str = ""
     ) -> None:
         """Add a line to the audit log, for an action other than a change of a service."""
-        node = self._started()
+        node = self._running_node()
         line = self._audit(node, actor, action, target, request)._replace(detail=detail)
         try:
             await node.store.registry.note(line)

@@ -128,7 +128,7 @@ class LoopThread:
             self._dropped.detach()
         _running.discard(self)
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Reset the state in the child, which does not have the thread.
 
         The child keeps the loop, unused: closing it would remove the parent's sockets from an epoll

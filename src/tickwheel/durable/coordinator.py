@@ -40,7 +40,7 @@ class NodeRow(NamedTuple):
 
     @property
     def state(self) -> NodeState:
-        """What it does: a drained node has given up all its shards."""
+        """Its state; a drained node has given up all its shards."""
         if self.incarnation is None:
             return "unregistered"
         if self.draining:

@@ -26,10 +26,12 @@ from tickwheel.values.service import Backoff, Service, seconds_of
 from tickwheel.values.task import MAX_SHARDS, SHARDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from os import PathLike
     from typing import Self
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.channel import Channel
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,10 +57,13 @@ class Scheduler(Verbs):
     - `weight`: this node's part of the shards, relative to the others'; with "solo" one node has
       all. `address`: the URL of an API that this process serves, shown to the other nodes.
     - `max_body`: the largest payload, in bytes.
-    - For services that are called over HTTP: `allow_private_targets`, or networks in
+    - `channels`: channels of your own, by protocol; `stop` closes them.
+    - For services that are called over a network: `allow_private_targets`, or networks in
       `allow_targets`, permit private addresses; `own_port`, on which this process itself listens,
       is refused on every address of this host; `max_calls` limits the calls under way, and a low
-      limit of file descriptors lowers it; `secret_key` encrypts their secrets in the store.
+      limit of file descriptors lowers it; `secret_key` encrypts their secrets in the store;
+      `grpc_tls` names files in PEM form for calls over gRPC: certificate authorities to trust,
+      this process's own certificate, and its key, each a path or None.
     """
 
     def __init__(
@@ -84,6 +89,8 @@ class Scheduler(Verbs):
         max_calls: int = 10_000,
         secret_key: str | None = None,
         max_body: int = MAX_BODY_BYTES,
+        channels: Mapping[str, Channel] | None = None,
+        grpc_tls: Sequence[str | PathLike[str] | None] | None = None,
     ) -> None:
         nanoseconds("horizon", horizon)
         nanoseconds("grace", grace)
@@ -110,7 +117,8 @@ class Scheduler(Verbs):
         self._make_channels = functools.partial(
             channels_for, self._functions, threads=threads, allow_private=allow_private_targets,
             allow=tuple(allow_targets), own_port=own_port,
-            max_calls=bounded("max_calls", max_calls, 1, 1_000_000),
+            max_calls=bounded("max_calls", max_calls, 1, 1_000_000), own=channels or {},
+            grpc_tls=grpc_tls,
         )  # fmt: skip
         self._vault = Vault(secret_key)
         self._max_body = bounded("max_body", max_body, 1, 1 << 30)
@@ -207,7 +215,7 @@ class Scheduler(Verbs):
 
         `grace`: how long that may take; by default the scheduler's own.
         """
-        node = self._started()
+        node = self._running_node()
         if self._stopping:
             raise RuntimeError("the scheduler is being stopped already")
         self._stopping = True
@@ -238,7 +246,7 @@ class Scheduler(Verbs):
             verb.close()
             if self._node is not None:
                 raise RuntimeError("this thread has an event loop: await the verb instead")
-        loop = self._started().loop
+        loop = self._running_node().loop
         return asyncio.run_coroutine_threadsafe(verb, loop).result()
 
     @property
@@ -249,9 +257,9 @@ class Scheduler(Verbs):
     @property
     def node(self) -> Node:
         """The running node, for code that shows or serves its parts."""
-        return self._started()
+        return self._running_node()
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Reset the state in the child of a fork: the running node is the parent's.
 
         It is kept: a pending asyncio task that is destroyed logs an error.
@@ -259,7 +267,7 @@ class Scheduler(Verbs):
         self._parents_node, self._node = self._node, None
         self._starting = self._stopping = False
 
-    def _started(self) -> Node:
+    def _running_node(self) -> Node:
         node = self._node
         if node is None:
             raise NotStarted(

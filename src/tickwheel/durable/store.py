@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         AttemptKey,
         Change,
         Due,
+        DueCount,
+        DueSpans,
         Ending,
         Filter,
         KeyConflict,
@@ -44,6 +46,8 @@ BATCH = 1_000  # the most rows of one statement
 STATEMENT_BYTES = 4 << 20  # of payloads that one statement returns or moves, besides the first
 SWEPT = 10_000  # the accepted tasks that `running` returns at least
 SCAN = 10_000  # rows that a list reads before it answers with a cursor
+DUE_EXACT = 20_000  # tasks that a count of due times counts one by one
+DUE_READ = 10_000  # entries of an index that it reads beyond them
 PRUNE_ROWS = 2_000  # in one transaction; 2 KiB of a payload or result count as a row
 FIRE_BYTES = 4 << 20  # of payloads that firings copy in one transaction
 PAGE_BYTES = 4 << 20  # of payloads, results and errors: a page that reaches it ends
@@ -277,6 +281,15 @@ class Tasks(Protocol):
 
         The oldest go first, in transactions of a bounded size: fewer tasks if they have many
         attempts or large payloads. Return how many were deleted; 0 means that none are left.
+        """
+
+    async def due_counts(self, spans: DueSpans, namespace: str | None) -> list[DueCount]:
+        """Return how many live tasks are due in each of some equal times.
+
+        - It walks along an index: the nearest `DUE_EXACT` tasks are counted. Beyond them it reads
+          about `DUE_READ` entries, spread over the rest, and estimates from how dense they are.
+        - An accepted task counts at its time limit.
+        - `namespace`: only the tasks of this namespace; None: of all.
         """
 
     async def counts(self) -> dict[str, int]:

@@ -46,6 +46,13 @@ class Access(NamedTuple):
         """The namespace in which ids are looked up, or None for all."""
         return self.namespace if self.confined else None
 
+    def within_namespace(self, name: str) -> Access:
+        """Return the permissions in one namespace; raise if the token is for another."""
+        namespace = namespace_named(name)
+        if self.confined and namespace != self.namespace:
+            raise HttpError("forbidden", "the token is for another namespace")
+        return self._replace(namespace=namespace, confined=True)
+
     def name(self, name: str) -> str:
         """Return the full name for a name in the caller's namespace."""
         return qualified_name(self.namespace, name)
@@ -55,8 +62,8 @@ class Access(NamedTuple):
         return scope in self.scopes or "admin" in self.scopes
 
     def require(self, scope: str) -> None:
-        """Raise unless the caller has this scope."""
-        if not self.may(scope):
+        """Raise unless the caller has this scope; everybody has the empty one."""
+        if scope and not self.may(scope):
             raise HttpError("forbidden", f"the token lacks the scope {scope!r}")
 
 
@@ -110,6 +117,17 @@ class Guard:
                 raise HttpError("forbidden", "the token is for another namespace")
             namespace, confined = own, True
         return Access(namespace, confined, frozenset(token.scopes), f"{token.id} {token.name}")
+
+    def still_admits(self, headers: Mapping[bytes, bytes], now_ms: float) -> bool:
+        """Return whether a request that was admitted with these headers still would be."""
+        given = headers.get(b"authorization")
+        if given is None:
+            return self.open
+        try:
+            self._verify(given, now_ms)
+        except HttpError:
+            return False
+        return True
 
     def _verify(self, given: bytes, now_ms: float) -> Token:
         match = parse_authorization(given)

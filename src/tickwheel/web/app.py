@@ -11,9 +11,9 @@ import logging
 import re
 import secrets
 from collections import Counter
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -21,23 +21,36 @@ import tickwheel
 from tickwheel.clock import SystemClock
 from tickwheel.durable.metrics import Histogram
 from tickwheel.errors import TickwheelError
-from tickwheel.web import cluster, services, tasks
+from tickwheel.web import cluster, due, lab, live, pages, services, session, tasks, tokens
 from tickwheel.web.access import token_id_of
 from tickwheel.web.bodies import ENVELOPE_BYTES, LARGE_BYTES, Bodies, Disconnected
+from tickwheel.web.due import DueCache
 from tickwheel.web.failed_logins import FailedLogins
-from tickwheel.web.landing_page import landing_page
+from tickwheel.web.live import Live
 from tickwheel.web.openapi import openapi_document
 from tickwheel.web.peers import Peers
 from tickwheel.web.problems import HttpError, problem_of, with_local_names
-from tickwheel.web.route import JSON, Call, Reply, Router
+from tickwheel.web.route import (
+    JSON,
+    UNKNOWN,
+    Call,
+    Reply,
+    Router,
+    client_of,
+    local_path,
+    parse_query,
+)
+from tickwheel.web.session import check_session, session_token
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+    from contextlib import AbstractContextManager
 
     from tickwheel.durable.directory.directory import Directory
     from tickwheel.durable.scheduler import Scheduler
     from tickwheel.web.access import Access, Guard
     from tickwheel.web.route import Route
+    from tickwheel.web.schemas import Problem
     from tickwheel.web.tracing import Tracing
     from tickwheel.web.worker_metrics import WorkerMetrics
 
@@ -48,7 +61,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tickwheel.web")
 
-ROUTES: list[Route] = [*tasks.ROUTES, *services.ROUTES, *cluster.ROUTES]
+ROUTES: list[Route] = [
+    *tasks.ROUTES, *services.ROUTES, *due.ROUTES, *cluster.ROUTES, *live.ROUTES, *session.ROUTES,
+    *tokens.ROUTES,
+]  # fmt: skip
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
 LOOPBACK_HOST = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)
 DOTLESS_HOST = re.compile(
@@ -56,13 +72,13 @@ DOTLESS_HOST = re.compile(
 )  # or a name without a dot, which no other site can have
 SINGLE_HEADERS = (
     b"authorization", b"tickwheel-namespace", b"host", b"idempotency-key", b"content-type",
-    b"content-length", b"origin", b"if-match", b"if-none-match",
+    b"content-length", b"cookie", b"origin", b"if-match", b"if-none-match",
 )  # fmt: skip
 PROXY_HEADERS = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 PROBLEM_MEDIA = b"application/problem+json"
-UNKNOWN = "unknown"
 STORE_WARNING_SECONDS = 1.0  # between two log lines about an unreachable store
 MAX_BATCHES = 4  # stored at once, so that single submits find room in the queue
+READER_SECONDS = 10.0  # after which a reader of a stream is dropped that takes nothing
 STOPPING_DETAIL = "the server is stopping: retry soon, or on another server"
 ATTEMPT_HEADER = b"tickwheel-attempt"  # sent with every call of a service, and with nothing else
 LOOP_DETAIL = "this is a call of a service: if its endpoint were this API, tasks would multiply"
@@ -80,7 +96,8 @@ class App:
     """The API of one running scheduler.
 
     - A request without a token must name this host by an address or a name without a dot, or with
-      `loopback_only` by a loopback name. So no web page can reach it through a DNS name of its own.
+      `loopback_only` by a loopback name, or by one of `hosts`. So no web page can reach it through
+      a DNS name of its own.
     """
 
     def __init__(
@@ -92,6 +109,7 @@ class App:
         loopback_only: bool = True,
         tracing: Tracing | None = None,
         peers: Peers | None = None,
+        hosts: frozenset[bytes] = frozenset(),
     ) -> None:
         self.scheduler = scheduler
         self.node = scheduler.node
@@ -107,8 +125,11 @@ class App:
         self.failed_logins = FailedLogins(scheduler.note)
         self.peers = peers or Peers(local=loopback_only, https=False)
         self._here_only = loopback_only
+        self._hosts = hosts
         self._tracing = tracing
-        self._router = Router(ROUTES)
+        self.due = DueCache(self)
+        self.live = Live(self)
+        self._router = Router([*ROUTES, *pages.ROUTES, *lab.ROUTES])
         self._encode = msgspec.json.Encoder().encode
         self._clock = SystemClock()
         self._started = self._next_store_warning = self._clock.time()
@@ -135,24 +156,20 @@ class App:
             self._openapi = self._encode(openapi_document(ROUTES, self.version))
         return self._openapi
 
-    def page(self) -> bytes:
-        """Return the HTML page at `/`."""
-        return landing_page(self.version)
-
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             raise RuntimeError(f"scope type must be 'http', got {scope['type']!r}")
         began = self._clock.time()
         headers: Headers = dict(scope["headers"])
-        request_id = self._request_id(headers)
+        request_id = self.request_id(headers)
         route: Route | None = None
         try:
             check_single_headers(scope["headers"], headers)
             method = scope["method"]
             if method == "HEAD":
                 method = "GET"  # the server omits the body
-            route, params = self._router.find(method, scope["path"])
+            route, params = self._router.find(method, local_path(scope))
         except HttpError as error:
             reply = self._problem_reply(error, request_id)
         else:
@@ -166,17 +183,36 @@ class App:
             if answer is None:
                 return  # the caller has disconnected
             reply = answer
-        await self._send(send, reply, request_id)
+        if reply.chunks is not None and scope["method"] != "HEAD":
+            await self._stream(receive, send, reply, request_id)
+        else:
+            await self._send(send, reply, request_id)
         path = route.path if route is not None else UNKNOWN
-        self.requests[scope["method"] if route else UNKNOWN, path, reply.status] += 1
-        histogram = self.durations.get(path)
-        if histogram is None:
-            histogram = self.durations[path] = Histogram()
-        histogram.observe(self._clock.time() - began)
+        self.count(scope["method"] if route else UNKNOWN, path, reply.status, began)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "%s %s %d", scope["method"], path, reply.status, extra={"request": request_id}
             )
+
+    def trace(
+        self, method: str, path: str, headers: Headers, request_id: str
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Trace a request, if the server traces; the callback takes its status."""
+        if self._tracing is None:
+            return nullcontext(lambda _: None)
+        return self._tracing.request(method, path, headers, request_id)
+
+    def time(self) -> float:
+        """Return the time for durations of requests."""
+        return self._clock.time()
+
+    def count(self, method: str, path: str, status: int, began: float) -> None:
+        """Count an answered request, and how long it took."""
+        self.requests[method, path, status] += 1
+        histogram = self.durations.get(path)
+        if histogram is None:
+            histogram = self.durations[path] = Histogram()
+        histogram.observe(self._clock.time() - began)
 
     async def _reply(
         self,
@@ -199,7 +235,8 @@ class App:
         except Exception as error:  # noqa: BLE001
             return self._problem_reply(error, request_id)
 
-    def _request_id(self, headers: Headers) -> str:
+    def request_id(self, headers: Headers) -> str:
+        """Return the id that a request gives itself, or a new one."""
         given = headers.get(b"x-request-id")
         if given is not None and REQUEST_ID.fullmatch(given):
             return given.decode()
@@ -217,20 +254,14 @@ class App:
     ) -> Reply:
         access = None
         if route.scope is not None:
-            if ATTEMPT_HEADER in headers:
-                raise HttpError("forbidden", LOOP_DETAIL)
-            access = await self._admit(scope, headers, request_id)
-            if b"authorization" not in headers:
-                check_host(headers, loopback_only=self._here_only)
-                if not self.guard.open_access:
-                    check_direct(headers)
-            access.require(route.scope)
-            if self.stopping and route.creates_tasks:
-                raise HttpError("not_started", STOPPING_DETAIL)
+            if b"cookie" in headers and b"authorization" not in headers:
+                self._use_session(scope["method"], headers)
+            access = await self.admit(client_of(scope), headers, request_id, own_host_only=True)
+            self.permit(access, route.scope, creates_tasks=route.creates_tasks)
         query = None
         if not route.ignores_query and (route.query is not None or scope["query_string"]):
             query = route.read_query(parse_query(scope["query_string"]))
-        call = Call(self, access, params, query, headers, request_id)  # type: ignore[arg-type]
+        call = Call(self, access, params, query, headers, request_id, scope)  # type: ignore[arg-type]
         try:
             if route.takes is None:
                 return await route.handler(call)
@@ -256,7 +287,38 @@ class App:
         finally:
             self.bodies.release(size)
 
-    async def _admit(self, scope: Message, headers: Headers, request_id: str) -> Access:
+    def _use_session(self, method: str, headers: Headers) -> None:
+        """Take the token from the cookie of a session; other servers are asked with it, too."""
+        token = session_token(headers)
+        if token is not None:
+            check_session(token, method, headers)
+            headers[b"authorization"] = b"Bearer " + token
+
+    async def admit(
+        self, address: str, headers: Headers, request_id: str, *, own_host_only: bool
+    ) -> Access:
+        """Return the permissions of a request; raise if it has none.
+
+        `own_host_only`: without a token, the request must name this host. That keeps out the pages
+        of other sites in a browser, which cannot send gRPC.
+        """
+        if ATTEMPT_HEADER in headers:
+            raise HttpError("forbidden", LOOP_DETAIL)
+        access = await self.verify(address, headers, request_id)
+        if b"authorization" not in headers:
+            if own_host_only:
+                check_host(headers, loopback_only=self._here_only, hosts=self._hosts)
+            if not self.guard.open_access:
+                check_direct(headers)
+        return access
+
+    def permit(self, access: Access, scope: str, *, creates_tasks: bool) -> None:
+        """Raise unless a caller may do this now."""
+        access.require(scope)
+        if self.stopping and creates_tasks:
+            raise HttpError("not_started", STOPPING_DETAIL)
+
+    async def verify(self, address: str, headers: Headers, request_id: str) -> Access:
         """Return the permissions; an unknown token may be new, so that tokens are read again."""
         now_ms = self.now_ms()
         try:
@@ -269,12 +331,18 @@ class App:
             return self.guard.admit(headers, now_ms)
         except HttpError as refused:
             if refused.code == "unauthorized":
-                address = (scope.get("client") or (UNKNOWN,))[0]
                 token_id = token_id_of(headers) or UNKNOWN
                 self.failed_logins.add(token_id, str(refused), address, request_id)
             raise
 
     def _problem_reply(self, error: Exception, request_id: str) -> Reply:
+        problem, headers = self.problem(error, request_id)
+        return Reply(problem, problem.status, headers, PROBLEM_MEDIA)
+
+    def problem(
+        self, error: Exception, request_id: str
+    ) -> tuple[Problem, list[tuple[bytes, bytes]]]:
+        """Return the problem document of an error, and its headers; log what the server caused."""
         problem, headers = problem_of(error)
         if problem.status == 500:
             logger.error(
@@ -283,7 +351,32 @@ class App:
         elif problem.code == "store_unavailable" and self._clock.time() >= self._next_store_warning:
             self._next_store_warning = self._clock.time() + STORE_WARNING_SECONDS
             logger.warning("request %s: %s", request_id, error, extra={"request": request_id})
-        return Reply(problem, problem.status, headers, PROBLEM_MEDIA)
+        return problem, headers
+
+    async def _stream(self, receive: Receive, send: Send, reply: Reply, request_id: str) -> None:
+        """Send chunks as they come, until the caller disconnects or does not read them."""
+        headers = [
+            (b"content-type", reply.media),
+            (b"x-request-id", request_id.encode()),
+            *reply.headers,
+        ]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        gone = asyncio.ensure_future(wait_for_disconnect(receive))
+        assert reply.chunks is not None
+        try:
+            async with asyncio.timeout(None) as patience:
+                async for chunk in reply.chunks:
+                    if gone.done():
+                        return
+                    patience.reschedule(asyncio.get_running_loop().time() + READER_SECONDS)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    patience.reschedule(None)
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            logger.debug("request %s: its reader is too slow", request_id)
+        finally:
+            gone.cancel()
+            await reply.chunks.aclose()  # type: ignore[attr-defined]
 
     async def _send(self, send: Send, reply: Reply, request_id: str) -> None:
         value = reply.value
@@ -297,12 +390,18 @@ class App:
             (b"x-request-id", request_id.encode()),
             *reply.headers,
         ]
-        if reply.status == 204:
+        if reply.status in (204, 304):
             del headers[:2]
         if self.stopping:
             headers.append((b"connection", b"close"))  # the next request goes to another server
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the caller has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def check_single_headers(given: list[tuple[bytes, bytes]], headers: Headers) -> None:
@@ -312,18 +411,6 @@ def check_single_headers(given: list[tuple[bytes, bytes]], headers: Headers) -> 
         for name in SINGLE_HEADERS:
             if names.count(name) > 1:
                 raise HttpError("bad_request", f"the header {name.decode()} is repeated")
-
-
-def parse_query(query: bytes) -> list[tuple[str, str]]:
-    """Return the names and values of a query."""
-    if not query:
-        return []
-    try:
-        return parse_qsl(
-            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50
-        )
-    except ValueError:  # includes UnicodeDecodeError
-        raise HttpError("bad_request", "the query cannot be read") from None
 
 
 def check_media(route: Route, headers: Mapping[bytes, bytes]) -> str:
@@ -355,10 +442,12 @@ def is_own_host(host: bytes, *, loopback_only: bool) -> bool:
     return bool((LOOPBACK_HOST if loopback_only else DOTLESS_HOST).fullmatch(host))
 
 
-def check_host(headers: Headers, *, loopback_only: bool) -> None:
+def check_host(
+    headers: Headers, *, loopback_only: bool, hosts: frozenset[bytes] = frozenset()
+) -> None:
     """Raise if a request without a token may come from another site's page in a browser."""
     host = headers.get(b"host", b"")
-    if not is_own_host(host, loopback_only=loopback_only):
+    if host.lower() not in hosts and not is_own_host(host, loopback_only=loopback_only):
         wanted = "localhost or 127.0.0.1" if loopback_only else "an address or a name without a dot"
         raise HttpError("forbidden", f"without a token the host header must be {wanted}")
     origin = headers.get(b"origin")

@@ -58,6 +58,15 @@ class Bodies:
             raise
         return body
 
+    def take(self, size: int, limit: int) -> None:
+        """Count a body that was read elsewhere, until `release`; raise if it is too large."""
+        self.total_bytes += size
+        try:
+            self._check(size, limit)
+        except HttpError:
+            self.total_bytes -= size
+            raise
+
     def _check(self, size: int, limit: int) -> None:
         if size > limit:
             raise HttpError("too_large", f"a body may have {limit} bytes, this one has more")

@@ -171,11 +171,6 @@ async def openapi(call: Call) -> Reply:
     return Reply(call.app.openapi())
 
 
-async def page(call: Call) -> Reply:
-    """Return an HTML page."""
-    return Reply(call.app.page(), media=b"text/html; charset=utf-8")
-
-
 JsonObject = dict[str, Any]
 
 ROUTES = [
@@ -195,5 +190,4 @@ ROUTES = [
     Route("GET", "/readyz", readyz, scope=None, gives={200: schemas.Status, 503: schemas.Status}),
     Route("GET", "/metrics", metrics, scope="read", ignores_query=True, gives={200: msgspec.Raw}),
     Route("GET", "/openapi.json", openapi, scope=None, gives={200: JsonObject}),
-    Route("GET", "/", page, scope=None, gives={200: msgspec.Raw}),
 ]  # fmt: skip

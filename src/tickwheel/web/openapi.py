@@ -22,13 +22,14 @@ PROBLEM_MEDIA = "application/problem+json"
 BODY_PROBLEMS = (400, 408, 413, 415, 422)
 ACCESS_PROBLEMS = (401, 403, 429)
 SERVER_PROBLEMS = (500, 503)
-TEXT_MEDIA = {"/metrics": "text/plain", "/": "text/html"}
+TEXT_MEDIA = {"/metrics": "text/plain", "/v1/live": "text/event-stream"}
 CODES_BY_STATUS = {
     status: sorted(code for code, number in STATUS.items() if number == status)
     for status in set(STATUS.values())
 }
 PARAMETERS = {
     "id": {"pattern": ID, "type": "string"},
+    "token": {"pattern": "^[0-9a-f]{12}$", "type": "string"},
     "name": {"pattern": NAME, "type": "string", "minLength": 1, "maxLength": 100},
 }
 
@@ -55,6 +56,7 @@ RESPONSE_HEADERS = {
     "etag": "The version of the service.",
     "retry-after": "Seconds to wait before the next try.",
     "www-authenticate": "How to give a token.",
+    "set-cookie": "The session of a browser.",
 }
 STATUS_HEADERS = {401: ("www-authenticate",), 429: ("retry-after",), 503: ("retry-after",)}
 
@@ -146,7 +148,7 @@ def operation(route: Route, schemas: Schemas) -> dict[str, Any]:
     }
     if route.scope is None:
         described["security"] = []
-    else:
+    elif route.scope:
         described["description"] = f"Needs the scope `{route.scope}`."
     parameters = [*path_parameters(route), *query_parameters(route, schemas)]
     for name in (*route.headers, *(("tickwheel-namespace",) if route.scope is not None else ())):

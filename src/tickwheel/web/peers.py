@@ -113,7 +113,7 @@ class Peers:
                 return f"its answer has more than {MAX_ANSWER_BYTES} bytes"
             answer = msgspec.json.decode(response.body, type=kind)
             return merge([answer])  # raises for histograms of another version
-        except (TickwheelError, ValueError, OSError) as error:
+        except (TickwheelError, ValueError, OSError, msgspec.DecodeError) as error:
             return f"it did not answer: {error}"
 
     async def close(self) -> None:

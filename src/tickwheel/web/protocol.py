@@ -37,6 +37,7 @@ PROGRESS_BYTES = 65_536
 STOPPING_PATIENCE_SECONDS = 1.0  # the same while the server stops; a byte of progress is enough
 
 UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})  # offers to upgrade: declined
+FINAL_HEAD = b"HTTP/1.1 "  # no chunk begins so: it begins with its length
 CONTINUE = b"HTTP/1.1 100 "
 HEAD, BODY, NOTHING = "head", "body", ""
 HEAD_END = b"\r\n\r\n"  # of each head and chunked body; the parser accepts no other
@@ -59,14 +60,14 @@ class Cork:
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Delay a head, or write it with its body; an interim `100 Continue` is written at once."""
+        """Delay a head, or write it with its body; write an interim head and a chunk at once."""
         if self._pending:
             self._transport.write(self._pending + data)
             self._pending = b""
-        elif data.startswith(CONTINUE):
-            self._transport.write(data)
-        else:
+        elif data.startswith(FINAL_HEAD) and not data.startswith(CONTINUE):
             self._pending = data
+        else:
+            self._transport.write(data)
 
     def flush(self) -> None:
         """Write a delayed head."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl
 
 import msgspec
 import msgspec.inspect
@@ -13,22 +14,38 @@ from tickwheel.web.problems import HttpError
 from tickwheel.web.validation_messages import describe_bad_json, describe_error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Mapping,
+        MutableMapping,
+        Sequence,
+    )
 
     from tickwheel.durable.scheduler import Scheduler
     from tickwheel.web.access import Access
     from tickwheel.web.app import App
 
+UNKNOWN = "unknown"
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 INTEGER = re.compile("-?[0-9]{1,18}")
 METHODS = None  # the key of a node's methods; the keys of its children are strings
 
 
+def client_of(scope: Mapping[str, Any]) -> str:
+    """Return the address of a request's caller."""
+    return str((scope.get("client") or (UNKNOWN,))[0])
+
+
 class Call:
     """One request, as its handler sees it."""
 
-    __slots__ = ("access", "app", "body", "headers", "media", "params", "query", "request_id")
+    __slots__ = (
+        "access", "app", "body", "headers", "media", "params", "query", "request_id", "scope"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -38,6 +55,7 @@ class Call:
         query: Any,
         headers: Mapping[bytes, bytes],
         request_id: str,
+        scope: MutableMapping[str, Any],
     ) -> None:
         self.app = app
         self.access = access
@@ -45,6 +63,7 @@ class Call:
         self.query = query
         self.headers = headers
         self.request_id = request_id
+        self.scope = scope  # of ASGI
         self.body: Any = b""  # bytes; of a large batch a bytearray
         self.media = ""  # of the body
 
@@ -80,18 +99,19 @@ class Call:
 
 
 class Reply(NamedTuple):
-    """A response: a value to encode, or bytes to send unchanged."""
+    """A response: a value to encode, or bytes to send unchanged, or `chunks` as they come."""
 
     value: Any
     status: int = 200
     headers: Sequence[tuple[bytes, bytes]] = ()
     media: bytes = b"application/json"
+    chunks: AsyncIterator[bytes] | None = None
 
 
 class Route:
     """A method and a path, the types of its requests and responses, and its handler.
 
-    - `scope` is the one that a token needs; None: no token is needed.
+    - `scope` is the one that a token needs; "": any token will do; None: no token is needed.
     - `takes`: the type of the body, decoded and checked before `handler` is called; with
       `optional`, an empty body counts as `{}`. `query`: the type of the query.
     - `raw`: media types of a body that the handler decodes itself.
@@ -194,6 +214,24 @@ def check_utf8(body: bytes) -> None:
             body.decode()
         except UnicodeDecodeError as error:
             raise HttpError("bad_request", f"the body is not UTF-8: {error.reason}") from None
+
+
+def parse_query(query: bytes) -> list[tuple[str, str]]:
+    """Return the names and values of a query."""
+    if not query:
+        return []
+    try:
+        return parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50
+        )
+    except ValueError:  # includes UnicodeDecodeError
+        raise HttpError("bad_request", "the query cannot be read") from None
+
+
+def local_path(scope: MutableMapping[str, Any]) -> str:
+    """Return the path below the prefix at which an outer application has mounted this one."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 class Router:

@@ -20,10 +20,16 @@ NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*\Z"  # not dots alone: URLs are norma
 CENTURY = 3_200_000_000.0  # in seconds: the longest delay
 ID = r"^[0-9a-f]{32}\Z"
 TAG = r"^[A-Za-z0-9_.:-]+\Z"
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*[^\x00-\x20\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*\Z"
+ANY_NAMESPACE = r"^([A-Za-z0-9._-]{1,50}|\*)\Z"
+NAMESPACE = r"^[A-Za-z0-9._-]{1,50}\Z"
 PATTERNS = {  # what an error message says that they allow
     NAME: "1 to 100 of A-Z a-z 0-9 . _ : -, and not only dots",
     ID: "32 hexadecimal digits, lower case",
     TAG: "1 to 32 of A-Z a-z 0-9 . _ : -",
+    NAMESPACE: "1 to 50 of A-Z a-z 0-9 . _ -",
+    ANY_NAMESPACE: "1 to 50 of A-Z a-z 0-9 . _ -, or *",
+    PRINTABLE: "1 to 200 printable characters",
 }
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=NAME)]
@@ -39,6 +45,7 @@ Tag = Annotated[str, Meta(min_length=1, max_length=32, pattern=TAG)]
 # Never `Tag | Tags`: msgspec 0.22 crashes when it frees a union of a constrained str and a list.
 Tags = Annotated[list[Tag], Meta(max_length=8)]
 Limit = Annotated[int, Meta(ge=1, le=1_000)]
+Truncate = Annotated[int, Meta(ge=0, le=100_000_000)]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 StateName = Literal["delay", "ready", "running", "finished", "failed", "cancelled"]
 FinalState = Literal["finished", "failed", "cancelled"]
@@ -151,12 +158,12 @@ Secret = Annotated[str, Meta(max_length=200)]
 class PutService(Input, kw_only=True, frozen=True):
     """How to call a service. An omitted field has its default, except `secret` and `headers`.
 
-    Omitted, those two keep their stored values, as does each value that is `********`; null removes
-    them. An endpoint on another origin requires both again.
+    Omitted, those two keep their stored values, as does each value that is `********`, the password
+    of an endpoint included; null removes them. An endpoint on another origin requires all again.
     """
 
     endpoint: Annotated[str, Meta(min_length=1, max_length=2_048)]
-    protocol: Literal["http"] = "http"
+    protocol: Annotated[str, Meta(min_length=1, max_length=50)] = "http"
     timeout: Timeout = 30.0
     max_attempts: Attempts = 5
     backoff: Backoff = Backoff()
@@ -167,6 +174,8 @@ class PutService(Input, kw_only=True, frozen=True):
     headers: Annotated[dict[str, Header], Meta(max_length=50)] | UnsetType | None = UNSET
     feedback_timeout: Annotated[float, Meta(gt=0, le=31_622_400)] = 3600.0
     enabled: bool = True
+    confirmed: Literal["finished", "running"] = "finished"
+    cloudevents: Literal["binary", "structured"] | None = None
 
 
 class PutSchedule(Input, kw_only=True, frozen=True):
@@ -191,9 +200,11 @@ class ListTasks(Input, kw_only=True, frozen=True):
     service: Name | None = None
     key: Key | None = None
     due_before: Moment | None = None
+    due_after: Moment | None = None
     tag: Tags | None = None
     cursor: Id | None = None
     limit: Limit = 100
+    truncate: Truncate | None = None
 
 
 class ListBacklog(Input, kw_only=True, frozen=True):
@@ -205,6 +216,13 @@ class ListBacklog(Input, kw_only=True, frozen=True):
     tag: Tags | None = None
     cursor: Id | None = None
     limit: Limit = 100
+    truncate: Truncate | None = None
+
+
+class ReadTask(Input, kw_only=True, frozen=True):
+    """The query of a task."""
+
+    truncate: Truncate | None = None
 
 
 class ListSchedules(Input, kw_only=True, frozen=True):
@@ -234,8 +252,138 @@ class ReadFigures(Input, kw_only=True, frozen=True):
     scope: Literal["node", "server", "cluster"] = "node"
 
 
+class TryService(Input, kw_only=True, frozen=True):
+    """The payload of a trial call."""
+
+    payload: Raw = msgspec.field(default_factory=null)
+
+
+class TryAnswer(Output, frozen=True):
+    """The outcome of a trial call, as an attempt would have had it, and what it took."""
+
+    event: str
+    result: Raw
+    error: str | None
+    seconds: float
+
+
+class ReadFirings(Input, kw_only=True, frozen=True):
+    """The query of the next firings."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 10
+
+
+class FiringPage(Output, frozen=True):
+    """The times of the next firings of a schedule."""
+
+    items: list[Time]
+    next_cursor: None = None
+
+
+class ErrorGroup(Output, frozen=True):
+    """Errors that differ in numbers only: one of them, how many, and the task of the last."""
+
+    error: str
+    count: int
+    last_at: Time
+    task: Id
+    retried: int
+
+
+class ErrorPage(Output, frozen=True):
+    """The recent errors of a service, the most frequent first, among `looked_at` tasks."""
+
+    items: list[ErrorGroup]
+    looked_at: int
+    next_cursor: None = None
+
+
+class CreateToken(Input, kw_only=True, frozen=True):
+    """A new token; without a namespace it is for the caller's. `*`: for all of them."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200, pattern=PRINTABLE)]
+    scopes: Annotated[list[Literal["submit", "read", "admin"]], Meta(min_length=1, max_length=3)]
+    namespace: Annotated[str, Meta(pattern=ANY_NAMESPACE)] | None = None
+    rate: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
+    lifetime: Annotated[float, Meta(ge=1, le=CENTURY)] | None = None
+
+
+class Token(Output, frozen=True):
+    """A token, without its secret; only the answer to its creation has the token's text."""
+
+    id: str
+    name: str
+    namespace: str
+    scopes: list[str]
+    rate: float | None
+    created_at: Time
+    expires_at: Time | None
+    token: str | UnsetType = UNSET
+
+
+class TokenPage(Output, frozen=True):
+    """All tokens, oldest first."""
+
+    items: list[Token]
+    next_cursor: None = None
+
+
+class WatchLive(Input, kw_only=True, frozen=True):
+    """The query of a stream of figures: it ends after `limit` messages, by default never."""
+
+    namespace: Annotated[str, Meta(pattern=NAMESPACE)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+class ReadDue(Input, kw_only=True, frozen=True):
+    """The query of due times: how far to look ahead."""
+
+    span: Literal["minute", "hour", "day", "week"] = "hour"
+
+
+class SignIn(Input, kw_only=True, frozen=True):
+    """The token of a session."""
+
+    token: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class Session(Output, frozen=True, kw_only=True):
+    """Who the caller is: the token's name, or "anybody" where none is needed, and its rights.
+
+    `csrf` is the value of the header `tickwheel-csrf` that each change in a session needs.
+    """
+
+    actor: str
+    namespace: str
+    confined: bool
+    scopes: list[str]
+    csrf: str | None
+    node: str
+    version: str
+
+
+class DueCounts(Output, frozen=True):
+    """How many tasks are due in each of `counts`, of `step` seconds each, from `start`.
+
+    A count in `estimated` stands for more tasks than were read.
+    """
+
+    span: str
+    start: Time
+    step: float
+    counts: list[int]
+    estimated: list[int]
+
+
+class Truncated(Output, frozen=True):
+    """The beginning of a payload, result or error that is longer than the query allows."""
+
+    bytes: int
+    start: str
+
+
 class Task(Output, frozen=True):
-    """A task, live or final."""
+    """A task, live or final; a field in `truncated` is null, and has its beginning there."""
 
     id: Id
     service: str
@@ -259,6 +407,7 @@ class Task(Output, frozen=True):
     replayed_as: str | None
     node: str | None
     epoch: int
+    truncated: dict[str, Truncated] | UnsetType = UNSET
 
 
 class TaskPage(Output, frozen=True):
@@ -336,7 +485,7 @@ class Batch(Output, frozen=True):
 
 
 class Service(Output, frozen=True):
-    """A service; placeholders replace its secrets and the values of its headers."""
+    """A service; placeholders replace its secrets, the values of its headers and a password."""
 
     name: str
     protocol: str
@@ -351,6 +500,8 @@ class Service(Output, frozen=True):
     feedback_timeout: float
     breaker: Breaker | None
     enabled: bool
+    confirmed: str
+    cloudevents: str | None
     version: int
     updated_at: Time | None
     problem: str | None  # why this node cannot use it

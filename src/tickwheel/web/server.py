@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from tickwheel.config import Config
+    from tickwheel.web.grpc.server import GrpcServer
 
 logger = logging.getLogger("tickwheel.web")
 
@@ -60,6 +61,7 @@ class Inherited(NamedTuple):
     lifeline: int  # file descriptor of a pipe that closes when the supervisor ends
     number: int  # of this worker, counted from 0
     workers: int  # the number of all workers
+    grpc_port: int  # of the gRPC API, on which all workers listen; 0 without it
     directory: str  # of the sockets on which workers exchange metrics
 
     def to_text(self) -> str:
@@ -69,8 +71,10 @@ class Inherited(NamedTuple):
     @classmethod
     def from_text(cls, text: str) -> Inherited:
         """Return the values in a text from `to_text`."""
-        listener, lifeline, number, workers, directory = text.split(",", 4)
-        return cls(int(listener), int(lifeline), int(number), int(workers), directory)
+        numbers = text.split(",", 5)
+        directory = numbers.pop()
+        listener, lifeline, number, workers, grpc_port = map(int, numbers)
+        return cls(listener, lifeline, number, workers, grpc_port, directory)
 
 
 class StartRefused(TickwheelError, ValueError):
@@ -134,6 +138,21 @@ def bind_listener(config: Config) -> socket.socket:
         raise OSError(f"{config.listen}: {error.strerror or error}") from error
 
 
+def reserve_port(address: Listen, *, shared: bool = False) -> socket.socket:
+    """Return a socket that holds an address; if `shared`, others may listen on the same port."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(tuple(address))
+    except OSError as error:
+        held.close()
+        raise OSError(f"{address}: {error.strerror or error}") from error
+    return held
+
+
 async def serve(
     config: Config, listener: socket.socket, inherited: Inherited | None = None
 ) -> None:
@@ -147,12 +166,13 @@ async def serve(
         address=address_of(config, listener), secret_key=config.secret_key,
         allow_private_targets=config.allow_private_targets, allow_targets=config.allow_target,
         own_port=listener.getsockname()[1], max_calls=config.max_calls, max_body=config.max_payload,
+        grpc_tls=(config.grpc_ca, config.grpc_cert, config.grpc_key),
     )  # fmt: skip
     tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
     await scheduler.start()
     set_node_name(scheduler.node.name)
     try:
-        local = is_loopback(config.listen.host)
+        local = all(is_loopback(one.host) for one in addresses_of(config))
         guard = Guard(scheduler.node.directory, local=local, open_access=config.open_access,
                       rate=config.token_rate)  # fmt: skip
         check_tokens(config, guard)
@@ -165,13 +185,21 @@ async def serve(
         certificate = None
         if config.tls_cert is not None and config.tls_key is not None:
             certificate = Certificate(config.tls_cert, config.tls_key)
-        limit = ConnectionLimit(allowed_connections(config.max_connections), SystemClock())
+        connections = allowed_connections(config.max_connections)
+        if config.grpc_listen is not None:
+            connections = max(1, connections // 2)  # each API has half of them
+        limit = ConnectionLimit(connections, SystemClock())
         server = Server(uvicorn_config(app, limit), app, limit, config.grace, certificate)
+        if config.grpc_listen is not None:
+            server.grpc = grpc_server(app, config, connections, inherited)
+            await server.grpc.start()
         if inherited is None:
-            announce(config, listener)
+            announce(config, listener, server.grpc)
         async with server.as_worker(inherited):
             with server.signals():
                 await server.serve([listener])
+                if server.grpc is not None:
+                    await server.grpc.stop(server.grace_left())
                 await app.failed_logins.close()
                 await peers.close()
                 await scheduler.stop(server.grace_left())
@@ -184,13 +212,37 @@ async def serve(
             tracing.close()
 
 
+def addresses_of(config: Config) -> list[Listen]:
+    """Return the addresses of both APIs."""
+    return [one for one in (config.listen, config.grpc_listen) if one is not None]
+
+
+def grpc_server(
+    app: App, config: Config, connections: int, inherited: Inherited | None
+) -> GrpcServer:
+    """Return the server of the gRPC API, which needs packages of its own."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # otherwise any stranger can fill the log
+    try:
+        from tickwheel.web.grpc.server import GrpcServer  # noqa: PLC0415
+    except ImportError as missing:
+        raise ImportError(
+            f"{missing}; --grpc-listen needs: pip install 'tickwheel[grpc]'"
+        ) from missing
+    if inherited is not None:
+        return GrpcServer(app, config, connections, inherited.grpc_port)
+    assert config.grpc_listen is not None
+    reserve_port(config.grpc_listen).close()  # it says why it cannot be listened on; gRPC does not
+    return GrpcServer(app, config, connections)
+
+
 def check_tokens(config: Config, guard: Guard) -> None:
     """Raise if everybody would have access; warn if all tokens are revoked."""
     if guard.open or guard.tokens:
         return
     if not guard.had_tokens:
+        open_one = next(one for one in addresses_of(config) if not is_loopback(one.host))
         raise StartRefused(
-            f"{config.listen} is not a loopback address, and there is no token: anybody could"
+            f"{open_one} is not a loopback address, and there is no token: anybody could"
             " do anything. Create a token with `tickwheel tokens create`, or pass"
             " --insecure-without-tokens"
         )
@@ -223,16 +275,25 @@ def address_of(config: Config, listener: socket.socket) -> str | None:
     return url_of(config, listener)
 
 
-def announce(config: Config, listener: socket.socket) -> None:
-    """Print the URL, for people and for programs that started it on a free port."""
+def announce(config: Config, listener: socket.socket, grpc: GrpcServer | None = None) -> None:
+    """Print the URLs, for people and for programs that started it on a free port."""
     print(f"tickwheel: {url_of(config, listener)}/", flush=True)  # noqa: T201
+    if grpc is not None:
+        announce_grpc(config, grpc.port)
+
+
+def announce_grpc(config: Config, port: int) -> None:
+    """Print the address of the gRPC API."""
+    assert config.grpc_listen is not None
+    scheme = "grpcs" if config.tls_cert else "grpc"
+    print(f"tickwheel: {scheme}://{Listen(config.grpc_listen.host, port)}", flush=True)  # noqa: T201
 
 
 class Server(uvicorn.Server):
     """uvicorn's server with our signal handlers: the scheduler has to stop after it.
 
-    - While it stops, it goes on listening until the calls under way have ended. /readyz tells a
-      load balancer to use other servers, and no connection is refused.
+    - While it stops, it goes on listening until the calls under way have ended. A load balancer
+      sees at /readyz that it must use other servers, and no connection is refused.
     """
 
     def __init__(
@@ -248,6 +309,7 @@ class Server(uvicorn.Server):
         self._connection_limit = connection_limit
         self._grace = grace
         self._certificate = certificate
+        self.grpc: GrpcServer | None = None
         self._orphaned = False
         self._clock = SystemClock()
         self._stop_began = self._clock.time()
@@ -283,7 +345,7 @@ class Server(uvicorn.Server):
         if inherited is None:
             yield
             return
-        _, lifeline, number, workers, directory = inherited
+        _, lifeline, number, workers, _, directory = inherited
         app = self._app
         metrics = WorkerMetrics(
             number, workers, directory, lambda within: collect_families(app, None, within, number),
@@ -302,6 +364,7 @@ class Server(uvicorn.Server):
             self._exit_at_once()
         self._stop_began = self._clock.time()
         self._app.stopping = True
+        self._app.live.close()
         under_way = len(self._app.node.dispatch.running)
         logger.info("stopping: calls under way: %d, for up to %g s", under_way, self._grace)
         self._app.node.leave()  # so that other nodes take over the due tasks now
@@ -312,6 +375,8 @@ class Server(uvicorn.Server):
             logger.info("ignoring SIGHUP: without TLS there is no certificate to reload")
         else:
             self._certificate.reload()
+            if self.grpc is not None:
+                self.grpc.reload_certificate()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, with TLS if there is a certificate."""

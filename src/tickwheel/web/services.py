@@ -11,6 +11,7 @@ from tickwheel.durable.directory.configuration import public_config
 from tickwheel.errors import ServiceChanged, UnknownSchedule, UnknownService
 from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
+from tickwheel.web.error_groups import grouped_errors
 from tickwheel.web.problems import HttpError
 from tickwheel.web.route import Call, Reply, Route
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tickwheel.values.service import Service
 
 NAME = re.compile(schemas.NAME)
+ERROR_TASKS = 300  # newest failed and newest live tasks in which errors are looked for
 ETAG = re.compile(rb'"[!#-~]*"')
 
 
@@ -113,6 +115,30 @@ async def delete_service(call: Call) -> Reply:
     return Reply(None, 204)
 
 
+async def try_service(call: Call, body: schemas.TryService) -> Reply:
+    """Call a service once, now; no task is stored, and a paused service is called, too."""
+    name, payload = full_name(call), await call.payload(body.payload)
+    began = call.app.uptime()
+    try:
+        answer = await call.scheduler.try_call(name, payload, **call.audit_fields)
+    except UnknownService:
+        raise not_found(call) from None
+    result = msgspec.Raw((answer.result_body or "null").encode())
+    took = call.app.uptime() - began
+    return Reply(schemas.TryAnswer(str(answer.event), result, answer.error, round(took, 4)))
+
+
+async def service_errors(call: Call) -> Reply:
+    """Return the recent errors of a service in groups, from its newest tasks."""
+    name = full_name(call)
+    if await call.scheduler.known_service(name) is None:
+        raise not_found(call)
+    ended = await call.scheduler.backlog(service=name, state="failed", limit=ERROR_TASKS)
+    live = await call.scheduler.list(service=name, final=False, limit=ERROR_TASKS)
+    found = [*ended.items, *live.items]
+    return Reply(schemas.ErrorPage(grouped_errors(found), len(found)))
+
+
 def view_schedule(call: Call, schedule: Schedule) -> schemas.Schedule:
     """Return the view of a schedule."""
     return views.schedule_view(schedule, call.app.now_ms())
@@ -159,6 +185,12 @@ async def has_schedule(call: Call, name: str) -> bool:
     return True
 
 
+async def list_firings(call: Call) -> Reply:
+    """Return the times of the next firings of a schedule, as if it were enabled."""
+    times = await call.scheduler.firings(full_name(call), call.query.limit)
+    return Reply(schemas.FiringPage([views.format_time(at) for at in times]))
+
+
 async def delete_schedule(call: Call) -> Reply:
     """Delete a schedule; its next firing is cancelled with it."""
     name = full_name(call)
@@ -175,10 +207,16 @@ ROUTES = [
           headers=("if-match", "if-none-match"), answers=("etag",)),
     Route("DELETE", "/v1/services/{name}", delete_service, scope="admin", gives={204: None},
           problems=(404, 409)),
+    Route("POST", "/v1/services/{name}/try", try_service, scope="admin", takes=schemas.TryService,
+          optional=True, gives={200: schemas.TryAnswer}, problems=(404,)),
+    Route("GET", "/v1/services/{name}/errors", service_errors, scope="read",
+          gives={200: schemas.ErrorPage}, problems=(404,)),
     Route("GET", "/v1/schedules", list_schedules, scope="read", query=schemas.ListSchedules,
           gives={200: schemas.SchedulePage}),
     Route("GET", "/v1/schedules/{name}", get_schedule, scope="read", gives={200: schemas.Schedule},
           problems=(404,)),
+    Route("GET", "/v1/schedules/{name}/firings", list_firings, scope="read",
+          query=schemas.ReadFirings, gives={200: schemas.FiringPage}, problems=(404,)),
     Route("PUT", "/v1/schedules/{name}", put_schedule, scope="admin", takes=schemas.PutSchedule,
           gives={200: schemas.Schedule, 201: schemas.Schedule}),
     Route("DELETE", "/v1/schedules/{name}", delete_schedule, scope="admin", gives={204: None},

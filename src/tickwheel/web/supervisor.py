@@ -11,7 +11,15 @@ import sys
 from typing import TYPE_CHECKING
 
 from tickwheel.clock import SystemClock
-from tickwheel.web.server import EXIT_FAILED, EXIT_REFUSED, INHERITED_VARIABLE, Inherited, announce
+from tickwheel.web.server import (
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    INHERITED_VARIABLE,
+    Inherited,
+    announce,
+    announce_grpc,
+    reserve_port,
+)
 from tickwheel.web.worker_metrics import socket_directory
 
 if TYPE_CHECKING:
@@ -29,8 +37,12 @@ KILL_SECONDS = 15.0  # beyond the grace time
 
 def supervise(config: Config, listener: socket.socket) -> int:
     """Run the workers until a signal stops them; return the exit code."""
-    with socket_directory() as directory:
-        return asyncio.run(Supervisor(config, listener, directory).run())
+    with socket_directory() as directory, contextlib.ExitStack() as stack:
+        grpc_port = 0
+        if config.grpc_listen is not None:
+            held = stack.enter_context(reserve_port(config.grpc_listen, shared=True))
+            grpc_port = held.getsockname()[1]
+        return asyncio.run(Supervisor(config, listener, directory, grpc_port).run())
 
 
 class Supervisor:
@@ -39,10 +51,13 @@ class Supervisor:
     Workers are numbered from 0; a replacement has the number of the one that it replaces.
     """
 
-    def __init__(self, config: Config, listener: socket.socket, directory: str) -> None:
+    def __init__(
+        self, config: Config, listener: socket.socket, directory: str, grpc_port: int = 0
+    ) -> None:
         self._config = config
         self._listener = listener
         self._directory = directory
+        self._grpc_port = grpc_port
         self._stopping = asyncio.Event()
         self._processes: set[asyncio.subprocess.Process] = set()
         self._clock = SystemClock()
@@ -61,6 +76,8 @@ class Supervisor:
             loop.add_signal_handler(signal.SIGHUP, self._signal_all, signal.SIGHUP)
         self._listener.set_inheritable(True)
         announce(self._config, self._listener)
+        if self._grpc_port:
+            announce_grpc(self._config, self._grpc_port)
         codes = await asyncio.gather(*(self._keep_running(n) for n in range(self._config.workers)))
         return max(codes)
 
@@ -78,7 +95,9 @@ class Supervisor:
         pause = PAUSE_SECONDS / 2
         while True:
             shared = self._listener.fileno(), self._lifeline
-            inherited = Inherited(*shared, number, self._config.workers, self._directory)
+            inherited = Inherited(
+                *shared, number, self._config.workers, self._grpc_port, self._directory
+            )
             environ = {**os.environ, INHERITED_VARIABLE: inherited.to_text()}
             if self._config.node is not None:
                 environ["TICKWHEEL_NODE"] = f"{self._config.node}-{number}"

@@ -17,11 +17,12 @@ from tickwheel.web.bodies import ENVELOPE_BYTES
 from tickwheel.web.problems import HttpError, problem_of, with_local_names
 from tickwheel.web.route import NDJSON, Call, Reply, Route, check_utf8
 from tickwheel.web.validation_messages import describe_bad_json, describe_error
-from tickwheel.web.views import task_view
+from tickwheel.web.views import task_view, truncated_view
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
+    from tickwheel.durable.verbs.submission import Submitted
     from tickwheel.values.service import Service
     from tickwheel.values.task import Page, Submission
 
@@ -39,18 +40,23 @@ _item = msgspec.json.Decoder(schemas.BatchTask)
 
 async def submit(call: Call, body: schemas.SubmitTask) -> Reply:
     """Submit a task; it is stored when this is answered."""
+    task, new, repeated = await store_task(call, body)
+    headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
+    if repeated:
+        headers.append((b"idempotency-replayed", b"true"))
+    view = task_view(task, call.access, own_payload=new)
+    return Reply(view, CREATED if new or repeated else 200, headers)
+
+
+async def store_task(call: Call, body: schemas.SubmitTask) -> Submitted:
+    """Store a task; the bytes of the request identify it for its idempotency key."""
     named = call.headers.get(b"idempotency-key")
     idempotency = None if named is None else idempotency_of(call, named, call.body)
     scheduler = call.scheduler
     name = call.access.name(body.service)
     service = call.app.directory.get(name) or await scheduler.known_service(name)
     submission = await read_submission(call, service, body, idempotency)
-    task, new, repeated = await store_submission(scheduler, submission)
-    headers = [(b"location", b"/v1/tasks/" + task.id.encode())]
-    if repeated:
-        headers.append((b"idempotency-replayed", b"true"))
-    view = task_view(task, call.access, own_payload=new)
-    return Reply(view, CREATED if new or repeated else 200, headers)
+    return await store_submission(scheduler, submission)
 
 
 def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
@@ -78,16 +84,27 @@ async def read_submission(
 
 async def submit_batch(call: Call) -> Reply:
     """Submit many tasks; one that is refused refuses only itself."""
+    answers = await store_batch(call, batch_tasks(call), decode_item)
+    good = sum(answer.problem is None for answer in answers)
+    return Reply(schemas.Batch(answers, good, len(answers) - good))
+
+
+async def store_batch(
+    call: Call,
+    texts: AsyncIterator[bytes],
+    decode: Callable[[Call, bytes], tuple[schemas.BatchTask, Idempotency | None]],
+) -> list[schemas.BatchItem]:
+    """Store the tasks of a batch, each given as bytes, and return the result of each."""
     if b"idempotency-key" in call.headers:
         raise HttpError("bad_request", "in a batch each task has its own idempotency_key")
     answers: list[Any] = []
     looked = False  # in the store, for services that are unknown here: once per batch
     submissions: list[Submission] = []
     positions: list[int] = []  # of the submissions, among the answers
-    async for text in batch_tasks(call):
+    async for text in texts:
         answer = None
         try:
-            item, idempotency = decode_item(call, text)
+            item, idempotency = decode(call, text)
             name = call.access.name(item.service)
             service = call.app.directory.get(name)
             if service is None and not looked:
@@ -105,8 +122,7 @@ async def submit_batch(call: Call) -> Reply:
         answers[position] = stored_item(call, submissions[number - 1], task)
         if number * TASK_OVERHEAD_BYTES % SLICE_BYTES == 0:
             await call.app.bodies.next_slice()
-    good = sum(answer.problem is None for answer in answers)
-    return Reply(schemas.Batch(answers, good, len(answers) - good))
+    return answers
 
 
 async def batch_tasks(call: Call) -> AsyncIterator[bytes]:
@@ -153,10 +169,14 @@ def decode_item(call: Call, text: bytes) -> tuple[schemas.BatchTask, Idempotency
     except (msgspec.DecodeError, RecursionError) as error:
         code, why = describe_bad_json(error, text)
         raise HttpError(code, f"this cannot be read: {why}") from None
+    return item, item_idempotency(call, item, text)
+
+
+def item_idempotency(call: Call, item: schemas.BatchTask, text: bytes) -> Idempotency | None:
+    """Return the idempotency key of a task in a batch, with the bytes that identify it."""
     if item.idempotency_key is None:
-        return item, None
-    named = item.idempotency_key.encode("utf-8", "replace")
-    return item, idempotency_of(call, named, text)
+        return None
+    return idempotency_of(call, item.idempotency_key.encode("utf-8", "replace"), text)
 
 
 def stored_item(
@@ -187,7 +207,7 @@ def refused_item(call: Call, error: Exception) -> schemas.BatchItem:
 async def get(call: Call) -> Reply:
     """Return a task, live or final."""
     task = await call.scheduler.get(call.params["id"], namespace=call.access.within)
-    return Reply(task_view(task, call.access))
+    return Reply(truncated_view(task_view(task, call.access), call.query.truncate))
 
 
 async def list_tasks(call: Call) -> Reply:
@@ -277,13 +297,15 @@ async def replay_where(call: Call, body: schemas.ReplayWhere) -> Reply:
 def arguments_of(call: Call, which: Any) -> dict[str, Any]:
     """Return a filter as the arguments of a verb, with the full name of its service."""
     given = msgspec.structs.asdict(which)
+    given.pop("truncate", None)
     service = None if which.service is None else call.access.name(which.service)
     return given | {"service": service, "namespace": call.access.namespace}
 
 
 def page_of_tasks(call: Call, page: Page) -> Reply:
     """Return a page of tasks, as its caller may see them."""
-    items = [task_view(task, call.access) for task in page.items]
+    most = call.query.truncate
+    items = [truncated_view(task_view(task, call.access), most) for task in page.items]
     return Reply(schemas.TaskPage(items, page.next_cursor))
 
 
@@ -303,7 +325,8 @@ ROUTES = [
           raw=("application/json", NDJSON), gives={200: schemas.Batch}, creates_tasks=True),
     Route("POST", "/v1/tasks/cancel", cancel_where, scope="submit", takes=schemas.CancelWhere,
           gives={200: schemas.Cancelled}),
-    Route("GET", "/v1/tasks/{id}", get, scope="read", gives={200: schemas.Task}, problems=(404,)),
+    Route("GET", "/v1/tasks/{id}", get, scope="read", query=schemas.ReadTask,
+          gives={200: schemas.Task}, problems=(404,)),
     Route("GET", "/v1/tasks/{id}/attempts", attempts, scope="read",
           query=schemas.ListAttempts, gives={200: schemas.AttemptPage}, problems=(404,)),
     Route("POST", "/v1/tasks/{id}/cancel", cancel, scope="submit", gives={200: schemas.Verdict},

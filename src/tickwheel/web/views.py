@@ -62,7 +62,7 @@ _SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "timeout": ("timeout_ms", seconds),
     "deadline": ("deadline_at_ms", optional_time),
 }
-_NAMES = schemas.Task.__struct_fields__
+_NAMES = [name for name in schemas.Task.__struct_fields__ if name != "truncated"]
 _values_of = attrgetter(*(_SHOWN[name][0] if name in _SHOWN else name for name in _NAMES))
 _CONVERTED = [(at, _SHOWN[name][1]) for at, name in enumerate(_NAMES) if name in _SHOWN]
 
@@ -73,13 +73,33 @@ def task_view(task: Task, access: Access, *, own_payload: bool = False) -> schem
     Without the scope `read`, payload, result and error are null. `own_payload` shows the payload
     anyway: the caller has just sent it.
     """
-    if not access.may("read"):
-        body = task.body if own_payload else b""
-        task = task._replace(body=body, result_body=None, error=None)
-    values = [*_values_of(task)]
+    values = [*_values_of(redacted(task, access, own_payload=own_payload))]
     for at, shown in _CONVERTED:
         values[at] = shown(values[at])
     return schemas.Task(*values)
+
+
+def truncated_view(task: schemas.Task, most: int | None) -> schemas.Task:
+    """Return the view of a task without the payload, result and error that exceed `most` bytes."""
+    if most is None:
+        return task
+    cut = {}
+    for name in ("payload", "result", "error"):
+        value = getattr(task, name)
+        body = b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
+        if len(body) > most:
+            cut[name] = schemas.Truncated(len(body), body[:most].decode("utf-8", "ignore"))
+    if not cut:
+        return task
+    nulls = {name: None if name == "error" else Raw(b"null") for name in cut}
+    return msgspec.structs.replace(task, truncated=cut, **nulls)
+
+
+def redacted(task: Task, access: Access, *, own_payload: bool = False) -> Task:
+    """Return a task with only those fields that the caller may see."""
+    if access.may("read"):
+        return task
+    return task._replace(body=task.body if own_payload else b"", result_body=None, error=None)
 
 
 def attempt_view(row: Attempt) -> schemas.Attempt:
@@ -101,7 +121,8 @@ def service_view(
         service.max_attempts, msgspec.convert(backoff, schemas.Backoff, strict=False),
         service.concurrency, service.rate, form["secret"], form["headers"],
         service.feedback_timeout, None if breaker is None else schemas.Breaker(**breaker),
-        service.enabled, service.version, optional_time(updated_at_ms), problem,
+        service.enabled, service.confirmed, service.cloudevents, service.version,
+        optional_time(updated_at_ms), problem,
     )  # fmt: skip
 
 

@@ -1,18 +1,20 @@
 """A service's configuration as JSON: as it is stored, shown, and changed. Pure.
 
-The stored form seals the secrets and the values of the headers; the public form has a placeholder
-for them. A change that omits them, or has the placeholder, keeps the stored ones, as long as the
-endpoint stays on its origin; None removes them.
+The stored form seals the secrets, the values of the headers and the endpoint's password; the public
+form has a placeholder for them. A change that omits them, or has the placeholder, keeps the stored
+ones, as long as the endpoint stays on its origin; None removes them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tickwheel.values.changes import changes
+from tickwheel.values.endpoint import split_password
 from tickwheel.values.service import PLACEHOLDER, Backoff, Breaker, Service
 
 if TYPE_CHECKING:
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
 MAX_SECRETS = 5
 UNREADABLE = "this node cannot open it: its key may be missing from TICKWHEEL_SECRET_KEY"
 REMOTE_TIMEOUT_SECONDS = 30.0  # the default for services that are called over a network
-SEPARATE_FIELDS = {"name", "version", "secrets", "headers"}
+SEPARATE_FIELDS = {"name", "version", "secrets", "headers", "password"}
 CONFIG_FIELDS = [field.name for field in fields(Service) if field.name not in SEPARATE_FIELDS]
 NOT_CONFIGURABLE = {"gone_at_ms"}
 PORTS = {"http": 80, "https": 443}
+_HOSTS = re.compile(  # the scheme, and several hosts
+    r"([a-z][a-z0-9+.-]*://)(?:[^/?#@]*@)?([^/?#@,]+(?:,[^/?#@,]+)+)(?:[/?].*)?", re.IGNORECASE
+)
 
 
 def service_from_config(name: str, config: Mapping[str, Any], stored: Service | None) -> Service:
@@ -40,6 +45,10 @@ def service_from_config(name: str, config: Mapping[str, Any], stored: Service | 
     secrets = merge_secrets(given["secret"], stored)
     headers = merge_headers(given["headers"] or {}, stored)
     check_origin(given, stored)
+    password = ""
+    if isinstance(given.get("endpoint"), str):
+        given["endpoint"], password = split_password(given["endpoint"])
+        password = merge_password(password, stored)
     del given["secret"], given["headers"]
     unknown = given.keys() - set(CONFIG_FIELDS) | given.keys() & NOT_CONFIGURABLE
     if unknown:
@@ -48,7 +57,7 @@ def service_from_config(name: str, config: Mapping[str, Any], stored: Service | 
     if "backoff" in given:
         given["backoff"] = backoff_of(given["backoff"])
     given["breaker"] = breaker_of(given.get("breaker", Breaker()))
-    return Service(name, secrets=secrets, headers=headers, **given)
+    return Service(name, secrets=secrets, headers=headers, password=password, **given)
 
 
 def backoff_of(value: Any) -> Backoff:
@@ -81,6 +90,8 @@ def fields_to_keep(given: Mapping[str, Any]) -> list[str]:
     """Return the names of the fields that keep a stored value."""
     secret = given["secret"] or []
     fields = ["secret"] if PLACEHOLDER in ([secret] if isinstance(secret, str) else secret) else []
+    if split_password(str(given.get("endpoint")))[1] == PLACEHOLDER:
+        fields.append("the endpoint's password")
     headers = (given["headers"] or {}).items()
     return fields + [f"the header {name!r:.100}" for name, value in headers if value == PLACEHOLDER]
 
@@ -106,7 +117,8 @@ def origin_of(endpoint: Any) -> str:
         parts = urlsplit(endpoint)
         port = parts.port or PORTS.get(parts.scheme)
     except (ValueError, TypeError, AttributeError):
-        return str(endpoint)
+        hosts = _HOSTS.fullmatch(str(endpoint))
+        return f"{hosts[1]}{hosts[2]}".lower() if hosts else str(endpoint)
     return f"{parts.scheme}://{parts.hostname}:{port}" if parts.hostname else str(endpoint)
 
 
@@ -128,6 +140,17 @@ def merge_secrets(secret: str | Sequence[str] | None, stored: Service | None) ->
             raise ValueError(f"the stored secret cannot be kept: {UNREADABLE}")
         secrets += stored.secrets if one == PLACEHOLDER and stored else [one]
     return tuple(dict.fromkeys(secrets))[:MAX_SECRETS]  # drop the oldest
+
+
+def merge_password(password: str, stored: Service | None) -> str:
+    """Return the endpoint's password, or the stored one in place of the placeholder."""
+    if password != PLACEHOLDER:
+        return password
+    if stored is None or not stored.password:
+        raise ValueError("the endpoint has no stored password to keep")
+    if stored.password == PLACEHOLDER:
+        raise ValueError(f"the endpoint's password cannot be kept: {UNREADABLE}")
+    return stored.password
 
 
 def merge_headers(
@@ -162,6 +185,8 @@ def sealed_config(service: Service, seal: Callable[[str, str], str]) -> str:
     config["headers"] = {
         name: seal_field(value, f"header {name}") for name, value in service.headers
     }
+    if service.password:
+        config["password"] = seal_field(service.password, "password")
     return json.dumps(config)
 
 
@@ -187,10 +212,11 @@ def service_changes(before: Service | None, after: Service | None) -> str:
     def fields_of(service: Service | None) -> dict[str, Any]:
         if service is None:
             return {}
-        config = {"secret": service.secrets or None, "headers": dict(service.headers)}
-        return config | config_without_secrets(service)
+        secrets = {"secret": service.secrets or None, "headers": dict(service.headers)}
+        return secrets | {"password": service.password or None} | config_without_secrets(service)
 
-    return changes(fields_of(before), fields_of(after), secret=("secret", "headers"))
+    secret = ("secret", "headers", "password")
+    return changes(fields_of(before), fields_of(after), secret=secret)
 
 
 def service_from_row(row: ServiceRow, unseal: Callable[[str, str], str]) -> Service:
@@ -203,6 +229,7 @@ def service_from_row(row: ServiceRow, unseal: Callable[[str, str], str]) -> Serv
     secrets = tuple(unseal_field(one, "secret") for one in config.pop("secret", []))
     sealed = config.pop("headers", {}).items()
     headers = tuple((name, unseal_field(value, f"header {name}")) for name, value in sealed)
+    password = config.pop("password", "")
     backoff = known_fields(Backoff, config.pop("backoff", {}))
     backoff["delays"] = tuple(backoff.get("delays", ()))
     breaker = config.pop("breaker", None)
@@ -214,6 +241,7 @@ def service_from_row(row: ServiceRow, unseal: Callable[[str, str], str]) -> Serv
             "breaker": None if breaker is None else Breaker(**known_fields(Breaker, breaker)),
             "secrets": secrets,
             "headers": headers,
+            "password": unseal_field(password, "password") if password else "",
             "version": row.version,
         },
     )

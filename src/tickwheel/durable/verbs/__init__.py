@@ -19,8 +19,8 @@ class Verbs(ReplayVerbs, ScheduleVerbs):
 
     async def counts(self) -> dict[str, int]:
         """Return the number of "live" and "final" tasks; from 100,000 up an estimate."""
-        return await self._started().store.counts()
+        return await self._running_node().store.counts()
 
     async def stats(self) -> dict[str, Any]:
         """Return statistics of this process and of the store."""
-        return {**self._started().stats(), "store": await self.counts()}
+        return {**self._running_node().stats(), "store": await self.counts()}

@@ -83,7 +83,7 @@ class ReplayVerbs(TaskVerbs):
                     for task in page.items
                     if task.service in known and (force or task.replayed_as is None)
                 ]
-                now = int(self._started().store.now_ms())
+                now = int(self._running_node().store.now_ms())
                 count += sum(isinstance(one, Task) for one in await self._replay(tasks, now, force))
                 show(count)
                 if (cursor := page.next_cursor) is None:
@@ -96,7 +96,7 @@ class ReplayVerbs(TaskVerbs):
 
     async def _existing(self, names: set[str]) -> set[str]:
         """Return which services exist; a process that does not dispatch assumes all of them do."""
-        node = self._started()
+        node = self._running_node()
         if not node.dispatches or names <= node.services.keys():
             return names
         await self._reload_services()
@@ -105,7 +105,7 @@ class ReplayVerbs(TaskVerbs):
     async def _replay(
         self, tasks: Sequence[Task], due_at_ms: int, force: bool
     ) -> Sequence[Task | KeyConflict | None]:
-        node = self._started()
+        node = self._running_node()
         now = int(node.store.now_ms())
         replays = []
         for task in tasks:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.arguments import nanoseconds
+from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.durable.administration import LOCAL
 from tickwheel.durable.store import BATCH, PAGE_BYTES
 from tickwheel.durable.verbs.submission import SubmissionVerbs
@@ -45,7 +46,7 @@ class ScheduleVerbs(SubmissionVerbs):
         - `missed`: what to do about firings while no process ran: run "once" for all of them, run
           "all", or "skip" them.
         """
-        self._started()
+        self._running_node()
         service, body = self._call(target, args, kwargs)
         return await self.store_schedule(
             name, service, body, cron=cron, interval=interval, tz=tz, missed=missed,
@@ -73,7 +74,7 @@ class ScheduleVerbs(SubmissionVerbs):
 
         `actor` and `request` go into the audit log.
         """
-        node = self._started()
+        node = self._running_node()
         check_name("name", name)
         if (cron is None) == (interval is None):
             raise ValueError(f"give either cron or interval: got {cron!r} and {interval!r}")
@@ -97,11 +98,23 @@ class ScheduleVerbs(SubmissionVerbs):
 
     async def delete_schedule(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Delete a schedule, and cancel its firing that is stored and not yet due."""
-        node = self._started()
+        node = self._running_node()
         audit = self._audit(node, actor, "schedule.delete", name, request)
         if not await node.store.schedules.delete(name, audit):
             raise UnknownSchedule(f"no schedule is named {name!r:.100}")
         node.schedules_changed()
+
+    async def firings(self, name: str, limit: int = 10) -> list[int]:
+        """Return the times of the next firings of a schedule, in milliseconds."""
+        bounded("limit", limit, 1, 100)
+        schedule = await self.get_schedule(name)
+        times: list[int] = []
+        with suppress(ValueError, OverflowError):  # the rule has no further time
+            at = schedule.next_ms(int(self._running_node().store.now_ms()))
+            while len(times) < limit:
+                times.append(at)
+                at = schedule.rule.after(at)
+        return times
 
     async def schedules(self) -> list[Schedule]:
         """Return all schedules, by name."""
@@ -119,7 +132,7 @@ class ScheduleVerbs(SubmissionVerbs):
 
         A page with large payloads has fewer than `limit` schedules.
         """
-        store = self._started().store
+        store = self._running_node().store
         found = await store.schedules.read(namespace=namespace, after=after, limit=limit + 1)
         more = len(found) > limit or sum(len(one.body) for one in found) >= PAGE_BYTES
         page = found[:limit]
@@ -127,7 +140,7 @@ class ScheduleVerbs(SubmissionVerbs):
 
     async def get_schedule(self, name: str) -> Schedule:
         """Return a schedule."""
-        schedule = await self._started().store.schedules.get(name)
+        schedule = await self._running_node().store.schedules.get(name)
         if schedule is None:
             raise UnknownSchedule(f"no schedule is named {name!r:.100}")
         return schedule

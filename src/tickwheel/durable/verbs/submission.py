@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.clock import ManualClock
 from tickwheel.durable.administration import LOCAL, Administration
+from tickwheel.durable.channel import Answer
 from tickwheel.durable.function import Request, TaskFunction
 from tickwheel.errors import UnknownService
 from tickwheel.progress import show_progress
 from tickwheel.values.json.encode import encode
 from tickwheel.values.options import OPTIONS, request_bytes, with_options
 from tickwheel.values.service import Service, check_name
-from tickwheel.values.task import Idempotency, RepeatedRequest, Task, namespace_of
+from tickwheel.values.task import Event, Idempotency, RepeatedRequest, Task, namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from tickwheel.durable.steps.submit import SubmitError
     from tickwheel.durable.verbs.arguments import Progress, Target
     from tickwheel.values.task import Submission
+
+
+TRY_SECONDS = 30.0  # the longest that a trial call of a service takes
 
 
 class Submitted(NamedTuple):
@@ -49,7 +54,7 @@ class SubmissionVerbs(Administration):
 
         `target` is a task function, with its arguments, or a name with one payload.
         """
-        node = self._started()
+        node = self._running_node()
         submission, connection = await self._submission(node, target, args, kwargs)
         if connection is None:
             answer = await node.submit.store_one(submission)
@@ -66,7 +71,7 @@ class SubmissionVerbs(Administration):
         options. A refused request has its error in the result: `KeyTaken`, or `KeyReused` for its
         idempotency key. An invalid request raises, and the thousands before it are stored.
         """
-        node = self._started()
+        node = self._running_node()
         known = requests if isinstance(requests, Sized) else [*requests]
         if not node.services.keys() >= set(map(target_name, known)):
             await self._reload_services()
@@ -123,6 +128,31 @@ class SubmissionVerbs(Administration):
             )
         return target, encode(args[0] if args else None)
 
+    async def try_call(
+        self, name: str, body: bytes, *, actor: str = LOCAL, request: str = ""
+    ) -> Answer:
+        """Call a service once, now, and return its answer; no task is stored, nothing is retried.
+
+        It needs no permit and works for a service that is paused: a person wants to know whether
+        the service answers.
+        """
+        node = self._running_node()
+        service = await self.known_service(name)
+        if service is None:
+            raise UnknownService(f"no service is named {name!r:.100}")
+        channel = node.channels.get(service.protocol)
+        if channel is None or service.protocol == "local":
+            raise ValueError(f"{name!r} is a task function: only services can be tried")
+        task = self._build(node, name, body, {"max_attempts": 1}).task._replace(attempt=1)
+        try:
+            async with asyncio.timeout(min(service.timeout or TRY_SECONDS, TRY_SECONDS)):
+                answer = await channel.send(task, service, lambda: True)
+        except TimeoutError:
+            answer = Answer(Event.FAIL, error="the service did not answer in time")
+        detail = f"{answer.event}: {answer.error or ''}"[:200]
+        await self.note("service.try", name, actor=actor, request=request, detail=detail)
+        return answer
+
     def _build(
         self, node: Node, service: str, body: bytes, options: Mapping[str, Any],
         *, any_node: bool = False,
@@ -154,7 +184,7 @@ class SubmissionVerbs(Administration):
 
         That is for tests on SQLite with a ManualClock.
         """
-        if connection is None or self._started().store.joins_transactions:
+        if connection is None or self._running_node().store.joins_transactions:
             return connection
         if isinstance(self._clock, ManualClock):
             return None
@@ -168,7 +198,7 @@ class SubmissionVerbs(Administration):
 
         A process that does not dispatch accepts unknown names, so it reloads only now and then.
         """
-        node = self._started()
+        node = self._running_node()
         await (node.directory.reload() if node.dispatches else node.directory.reload_if_stale())
 
 
@@ -192,12 +222,12 @@ def build_submission(
     own idempotency keys, and reports how a task was stored. The options are those of `submit`,
     except that `idempotency` replaces `idempotency_key`, and that there is no `connection`.
     """
-    return scheduler._started().submit.build(service, body, **options)
+    return scheduler._running_node().submit.build(service, body, **options)
 
 
 async def store_submission(scheduler: SubmissionVerbs, submission: Submission) -> Submitted:
     """Store a task, batched with others that wait to be stored."""
-    submit = scheduler._started().submit
+    submit = scheduler._running_node().submit
     answer = await submit.store_one(submission)
     task = submit.task_of(submission, answer)
     # A task whose shard is lost during the insert gets another id; a replaced one has a key.
@@ -211,4 +241,4 @@ async def store_submissions(
     progress: Callable[[int], object] = lambda _: None,
 ) -> list[Task | SubmitError]:
     """Store many tasks, a thousand at a time; call `progress` with the number stored so far."""
-    return await scheduler._started().submit.submit_many(submissions, progress)
+    return await scheduler._running_node().submit.submit_many(submissions, progress)

@@ -23,6 +23,7 @@ from tickwheel.values.service import seconds_of
 from tickwheel.values.task import (
     Attempt,
     Cancel,
+    DueCount,
     Event,
     Filter,
     Reschedule,
@@ -33,12 +34,14 @@ from tickwheel.values.task import (
 from tickwheel.values.times import later_ms, moment_ms
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from datetime import datetime, timedelta
 
     from tickwheel.durable.verbs.arguments import Progress, Tag, Target
-    from tickwheel.values.task import Page, Task
+    from tickwheel.values.task import DueSpans, Page, Task
 
 WAIT_POLL_SECONDS = 0.5  # between two reads of a task that another process may end
+WATCH_READS_PER_SECOND = 200  # of all watched tasks together
 BULK_TASKS = 250  # cancelled or moved in one transaction: other writers want their turn
 MAX_ATTEMPT = 2**31 - 1  # the largest value of the column
 OUTCOMES = {"finished": Event.FINISH, "failed": Event.RETRY, "progress": Event.ACCEPT}
@@ -47,6 +50,7 @@ Ids = list[str]  # inside the class, `list` is a verb
 Verdicts = list[Verdict]
 Attempts = list[Attempt]
 Filters = list[Filter]
+DueCounts = list[DueCount]
 
 
 class TaskVerbs(SubmissionVerbs):
@@ -54,7 +58,7 @@ class TaskVerbs(SubmissionVerbs):
 
     async def get(self, task_id: str, *, namespace: str | None = None) -> Task:
         """Return a task, live or final; with a namespace, only a task in it."""
-        node = self._started()
+        node = self._running_node()
         task = (await node.store.get([valid_id(task_id)]))[0]
         if task is None or namespace not in (None, namespace_of(task.service)):
             raise UnknownTask(f"no task has the id {task_id!r:.100}")
@@ -65,15 +69,16 @@ class TaskVerbs(SubmissionVerbs):
 
         This process notices its own tasks at once, and those of others within half a second.
         """
-        node = self._started()
+        node = self._running_node()
         seconds = None if timeout is None else seconds_of(timeout)
-        with node.end_event(task_id) as ended:
+        with node.change_event(task_id) as changed:
             task = await self.get(task_id)
             try:
                 async with asyncio.timeout(seconds):
                     while not task.final:
                         with suppress(TimeoutError):
-                            await asyncio.wait_for(ended.wait(), WAIT_POLL_SECONDS)
+                            await asyncio.wait_for(changed.wait(), WAIT_POLL_SECONDS)
+                        changed.clear()
                         task = await self.get(task_id)
             except TimeoutError:
                 raise TimeoutError(f"task {task_id} has not ended after {seconds:g} s") from None
@@ -86,6 +91,7 @@ class TaskVerbs(SubmissionVerbs):
         service: Target | None = None,
         key: str | None = None,
         due_before: datetime | None = None,
+        due_after: datetime | None = None,
         tag: Tag = None,
         final: bool | None = None,
         namespace: str | None = None,
@@ -94,15 +100,27 @@ class TaskVerbs(SubmissionVerbs):
     ) -> Page:
         """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next.
 
+        `due_after` includes that time, `due_before` does not.
         `tag`: one tag, or several; a task must have all of them.
         """
-        node = self._started()
+        node = self._running_node()
         bounded("limit", limit, 1, 1_000)
         filter = filter_of(service, key, state, due_before, tag, namespace)
+        if due_after is not None:
+            filter = filter._replace(due_after_ms=moment_ms("due_after", due_after))
         cursor = None if cursor is None else valid_id(cursor)
         page = await node.store.find(filter, final=final, cursor=cursor, limit=limit)
         now = node.store.now_ms()
         return page._replace(items=[with_ready_state(task, now) for task in page.items])
+
+    async def due_counts(self, spans: DueSpans, *, namespace: str | None = None) -> DueCounts:
+        """Return how many tasks are due in each of some equal times.
+
+        A call reads a bounded number of entries, however many tasks there are: a count of tasks far
+        ahead is an estimate if there are many before them, and says so.
+        """
+        bounded("the number of times", spans.number, 1, 1_000)
+        return await self._running_node().store.due_counts(spans, namespace)
 
     async def backlog(
         self,
@@ -138,7 +156,7 @@ class TaskVerbs(SubmissionVerbs):
         A page with long errors has fewer than `limit` attempts. A cursor is the number of an
         attempt: the page starts after it.
         """
-        store = self._started().store
+        store = self._running_node().store
         bounded("limit", limit, 1, BATCH)
         after = 0 if cursor is None else bounded("cursor", cursor, 0, MAX_ATTEMPT)
         found = await store.attempts(valid_id(task_id), after=after, limit=limit + 1)
@@ -170,7 +188,7 @@ class TaskVerbs(SubmissionVerbs):
         """
         if outcome not in OUTCOMES:
             raise ValueError(f"outcome must be one of {[*OUTCOMES]}, got {outcome!r:.100}")
-        node = self._started()
+        node = self._running_node()
         event = OUTCOMES[outcome] if retry or outcome != "failed" else Event.FAIL
         task = await self.get(task_id, namespace=namespace)
         if (
@@ -205,7 +223,7 @@ class TaskVerbs(SubmissionVerbs):
         connection = self._user_connection(connection)
         if connection is None:
             return (await self._cancel(ids))[0]
-        answers = await self._started().store.within(connection, Cancel((*ids,)))
+        answers = await self._running_node().store.within(connection, Cancel((*ids,)))
         return known_verdicts(ids, answers)[0]
 
     async def cancel_key(
@@ -218,7 +236,7 @@ class TaskVerbs(SubmissionVerbs):
         connection = self._user_connection(connection)
         if connection is not None:
             change = cancel_key_of(key, service)
-            verdicts: Verdicts = await self._started().store.within(connection, change)
+            verdicts: Verdicts = await self._running_node().store.within(connection, change)
             return verdicts
         verdicts = []
         cursor = None
@@ -231,7 +249,7 @@ class TaskVerbs(SubmissionVerbs):
                 return verdicts
 
     async def _cancel(self, ids: Ids) -> Verdicts:
-        node = self._started()
+        node = self._running_node()
         verdicts = known_verdicts(ids, await node.store.cancel(ids) if ids else [])
         for verdict in verdicts:
             if verdict.won:
@@ -253,7 +271,7 @@ class TaskVerbs(SubmissionVerbs):
 
         At least one of `service`, `key` and `tag` is required. A task must have all tags.
         """
-        node = self._started()
+        node = self._running_node()
         filter = filter_of(service, key, state, due_before, tag, namespace, bulk=True)
         # Leave newer tasks alone: otherwise this might never end.
         filter = filter._replace(unchanged_since_ms=int(node.store.latest_ms()) + 1)
@@ -271,7 +289,7 @@ class TaskVerbs(SubmissionVerbs):
         """Return filters that an index serves: for tags alone, one for each service."""
         if filter.service is not None or filter.key is not None:
             return [filter]
-        names = await self._started().store.services()
+        names = await self._running_node().store.services()
         return [
             filter._replace(service=name)
             for name in names
@@ -290,7 +308,7 @@ class TaskVerbs(SubmissionVerbs):
 
         `connection`: your connection, to move it in its transaction, as in `submit`.
         """
-        node = self._started()
+        node = self._running_node()
         change = self._reschedule(task_id, delay, at)
         connection = self._user_connection(connection)
         if connection is not None:
@@ -298,6 +316,7 @@ class TaskVerbs(SubmissionVerbs):
         answers = await node.store.reschedule([task_id], change.due_at_ms)
         verdict = known_verdicts([task_id], answers)[0]
         if verdict.won:
+            node.feedback.notify_waiters(task_id)
             for task in await node.store.get([task_id]):
                 if task is not None and task.state is State.DELAY:
                     node.submit.announce(task.id, task.due_at_ms, task)
@@ -325,7 +344,7 @@ class TaskVerbs(SubmissionVerbs):
 
         At least one of `service`, `key` and `tag` is required. A task must have all tags.
         """
-        node = self._started()
+        node = self._running_node()
         due_at_ms = self._due_at_ms(delay, at)
         filter = filter_of(service, key, state, due_before, tag, bulk=True)
         # Do not move a task a second time when it fails and waits for a retry.
@@ -346,4 +365,30 @@ class TaskVerbs(SubmissionVerbs):
         if at is not None:
             return moment_ms("at", at)
         assert delay is not None
-        return later_ms(self._started().store.latest_ms(), "delay", delay)
+        return later_ms(self._running_node().store.latest_ms(), "delay", delay)
+
+
+async def watch_task(
+    scheduler: TaskVerbs, task_id: str, *, namespace: str | None = None
+) -> AsyncIterator[Task]:
+    """Yield a task as it is now, and after each change, until it has ended.
+
+    This process notices its own changes at once. It reads the task again every half second for
+    those of other processes, and less often while many tasks are watched. Of several changes
+    between two reads, only the last is seen.
+    """
+    node = scheduler._running_node()
+    seen = None
+    with node.change_event(task_id) as changed:
+        while True:
+            changed.clear()
+            task = await scheduler.get(task_id, namespace=namespace)
+            version = task.state, task.attempt, task.due_at_ms, task.updated_at_ms
+            if version != seen:
+                seen = version
+                yield task
+            if task.final:
+                return
+            pause = max(WAIT_POLL_SECONDS, node.feedback.waiters / WATCH_READS_PER_SECOND)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), pause)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import servers
 from durable.ledger import Ledger
 from durable.worker import Worker
 from servers import wait_until
@@ -85,6 +86,7 @@ def stop_between_commits(worker, path):
 
     def stopped():
         os.kill(worker.pid, signal.SIGSTOP)
+        wait_until(lambda: servers._stopped(worker.pid), "all its threads stand still")
         with contextlib.closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as other:
             try:
                 other.execute("BEGIN IMMEDIATE")

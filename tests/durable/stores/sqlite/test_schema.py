@@ -23,7 +23,7 @@ from durable.stores.sqlite.helpers import ended_well
 from tickwheel.durable.stores.sqlite import schema as sqlite_schema
 from tickwheel.durable.stores.sqlite.connection import DRIVERS
 from tickwheel.durable.stores.sqlite.schema import KEYS_MOVED, MIGRATIONS, NEXT_GENERATION
-from tickwheel.errors import WrongStore
+from tickwheel.errors import StoreUnavailable, WrongStore
 from tickwheel.values.task import State
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -86,6 +86,22 @@ class TestMigrations:
             await store.close()
             seen.append(schema(store.path))
         assert all(one == seen[0] for one in seen)
+
+    async def test_a_disk_that_is_full_at_the_commit_is_the_error(self, place, monkeypatch):
+        """SQLite has ended the transaction itself then: there is none to roll back."""
+        store = place.store()
+        driver = DRIVERS[place.kind.removeprefix("sqlite-")]
+        run = driver.run
+
+        def run_until_commit(connection, statement, *values):
+            if statement != "COMMIT":
+                return run(connection, statement, *values)
+            run(connection, "ROLLBACK")
+            raise StoreUnavailable("the disk is full")
+
+        monkeypatch.setattr(driver, "run", run_until_commit)
+        with pytest.raises(StoreUnavailable, match="the disk is full"):
+            await store.open()
 
     @pytest.mark.parametrize("attempt", range(3))
     async def test_several_processes_may_come_at_once(self, place, child, attempt):

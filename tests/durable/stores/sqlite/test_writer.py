@@ -203,24 +203,24 @@ class TestGroups:
         await witness.words()
         assert witness.commits_heard >= 2
 
-    async def test_the_checkpointer_ends_whenever_it_is_told_to(self, connect, monkeypatch):
+    async def test_the_checkpointer_ends_whenever_it_is_stopped(self, connect, monkeypatch):
         """Between the last look whether it shall end and the next wait, too."""
         monkeypatch.setattr(sqlite_writer, "CHECKPOINT_SECONDS", 0)
         checkpointer = Checkpointer(ForkSafe(connect), lambda: None)
-        at_it, told = threading.Event(), threading.Event()
+        at_it, released = threading.Event(), threading.Event()
         clear = checkpointer._written.clear
 
         def clear_late():
             at_it.set()
-            told.wait()
+            released.wait()
             clear()
 
         checkpointer._written.clear = clear_late
-        checkpointer.written()
+        checkpointer.notify_written()
         await asyncio.to_thread(at_it.wait)
         ending = asyncio.ensure_future(checkpointer.stop())
         await asyncio.sleep(0)
-        told.set()
+        released.set()
         await ending
 
     async def test_an_answer_comes_after_its_commit(self, witness, connect):

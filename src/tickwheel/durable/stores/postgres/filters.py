@@ -50,6 +50,8 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
         conditions.append(f"(t.updated_at_ms < {since} OR t.updated_at_ms > {now})")
     if filter.due_before_ms is not None:
         conditions.append(f"t.due_at_ms < {values.add(filter.due_before_ms)}")
+    if filter.due_after_ms is not None:
+        conditions.append(f"t.due_at_ms >= {values.add(filter.due_after_ms)}")
     if filter.state in (State.DELAY, State.READY):
         side = ">" if filter.state is State.DELAY else "<="
         conditions.append(f"t.state = 'delay' AND t.due_at_ms {side} {values.add(now_ms)}")
@@ -58,7 +60,7 @@ def matching(filter: Filter, now_ms: int, values: Values) -> str:
     return " AND ".join(conditions)
 
 
-def _sized(table: str, order: str) -> str:
+def _columns_with_sizes(table: str, order: str) -> str:
     """Return the columns of a list, preceded by the bytes so far and the bytes of the row."""
     size = f"{sql.BYTES[table]} + {ERROR_WEIGHT} * coalesce(octet_length(t.error), 0)"
     return f"""
@@ -75,7 +77,7 @@ class Place(NamedTuple):
     id: str = "0" * 32
 
 
-def unclaimed(
+def select_unclaimed(
     filter: Filter, now_ms: int, limit: int, place: Place, moved_ms: int | None = None
 ) -> tuple[str, list[Any]]:
     """Return the statement for the next unclaimed tasks that match a filter, and its values.
@@ -129,11 +131,11 @@ def find(
     order = "t.id DESC"
     if table == "task" and filter.key is not None:  # at most one per service
         statement = f"""
-            WITH held AS MATERIALIZED (
+            WITH keyed AS MATERIALIZED (
                 SELECT {sql.SHOWN} FROM task t WHERE t.key = {values.add(filter.key)}
             )
             SELECT NULL::uuid AS stop, f.* FROM (
-                SELECT {_sized(table, order)} FROM held t WHERE {range_} AND {where}
+                SELECT {_columns_with_sizes(table, order)} FROM keyed t WHERE {range_} AND {where}
                 ORDER BY {order} {most}
             ) f
             WHERE {fits}
@@ -150,7 +152,7 @@ def find(
             ) AS id
         )
         SELECT s.id AS stop, f.* FROM stop s LEFT JOIN (
-            SELECT {_sized(table, order)} FROM {sql.TABLES[table]} t
+            SELECT {_columns_with_sizes(table, order)} FROM {sql.TABLES[table]} t
             WHERE {range_} AND t.id >= coalesce((SELECT id FROM stop), '{"0" * 32}'::uuid)
                 AND {where}
             ORDER BY {order} {most}

@@ -9,11 +9,12 @@ would use it up.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 import asyncpg  # type: ignore[import-untyped]
 
 from tickwheel.errors import StoreUnavailable
+from tickwheel.values.store_url import split_url
 
 if TYPE_CHECKING:
     from tickwheel.durable.stores.postgres.session import Address
@@ -27,7 +28,7 @@ class Hosts:
 
     def __init__(self, address: Address, where: str) -> None:
         self._where = where
-        parts = urlsplit(address.url)
+        parts = split_url(address.url)
         user, at, names = parts.netloc.rpartition("@")
         self._names = names.split(",")
         self._urls = [

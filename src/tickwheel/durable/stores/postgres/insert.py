@@ -185,7 +185,7 @@ async def use(
         taken = {tuple(row) for row in await connection.fetch(sql.USE, *zip(*rows, strict=True))}
         left = [one for one in left if one not in taken]
         if left:
-            found = await used(connection, submissions, names, left)
+            found = await answers_to_repeated(connection, submissions, names, left)
             for at, answer in found.items():
                 answers[at] = answer
             made |= found.keys()
@@ -195,7 +195,7 @@ async def use(
     raise StoreUnavailable(f"the idempotency key {left[0][1]!r} changes hands all the time")
 
 
-async def used(
+async def answers_to_repeated(
     connection: Connection,
     submissions: Sequence[Submission],
     names: Mapping[tuple[str, str], int],
@@ -305,7 +305,7 @@ async def stale_shards(connection: Connection, checked: Mapping[int, int]) -> se
     """Return the shards that have another epoch now; the others keep theirs until the end."""
     if not checked:
         return set()
-    rows = await connection.fetch(sql.HELD, [*checked], [*checked.values()])
+    rows = await connection.fetch(sql.OWNED, [*checked], [*checked.values()])
     return set(checked) - {shard for (shard,) in rows}
 
 

@@ -128,7 +128,7 @@ class Migration:
             await self._lock()
             await self._move()
             await self._apply(shards)
-        elif (old := await self._unnamed()) is not None:
+        elif (old := await self._find_older_tables()) is not None:
             logger.warning("the schema %s also has a store of the version before: not used", old[0])
         if await version(connection) > len(tables.MIGRATIONS):
             logger.warning("the store has been used by a newer version of tickwheel, and works on")
@@ -144,13 +144,13 @@ class Migration:
         """Wait for the lock of the migration."""
         while not (await self._connection.fetch(LOCK, self._schema))[0][0]:
             holder = await self._connection.fetch(HOLDER, self._schema)
-            self._blocked(f"another process that migrates, {describe_sessions(holder)}")
+            self._report_wait(f"another process that migrates, {describe_sessions(holder)}")
             await asyncio.sleep(POLL_SECONDS)
         self._waiting_since = None
 
     async def _move(self) -> None:
         """Move the tables of the version before into the schema, if they are in another one."""
-        old = await self._unnamed() if await version(self._connection) == 0 else None
+        old = await self._find_older_tables() if await version(self._connection) == 0 else None
         if old is None:
             return
         schema, names = old
@@ -161,13 +161,13 @@ class Migration:
                     f'ALTER TABLE {quote(schema)}.{name} SET SCHEMA "{self._schema}"'
                 )
 
-        await self._tried(move)
+        await self._retry_while_locked(move)
         logger.warning(
             "the tables were moved from the schema %s to %s: nodes of the version before find them"
             " no more", schema, self._schema,
         )  # fmt: skip
 
-    async def _unnamed(self) -> tuple[str, list[str]] | None:
+    async def _find_older_tables(self) -> tuple[str, list[str]] | None:
         """Return the schema that has tables of the version before, and their names.
 
         Only if the URL names no schema: then they were created in the first schema of
@@ -196,7 +196,7 @@ class Migration:
 
         try:
             if done == 0:
-                await self._tried(make)
+                await self._retry_while_locked(make)
             for number in range(done or len(tables.MIGRATIONS), len(tables.MIGRATIONS)):
                 await self._apply_one(number)
         except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError) as error:
@@ -215,7 +215,7 @@ class Migration:
                 await connection.execute(statement)
             await put_version(connection, number + 1)
 
-        await self._tried(step)
+        await self._retry_while_locked(step)
 
     async def _move_keyed(self) -> None:
         """Move unclaimed tasks to the shards of their keys; their ids stay.
@@ -233,7 +233,7 @@ class Migration:
                 if (right := key_shard(service, key, shards)) != shard
             }
             if moved:
-                await self._tried(partial(move, moved=moved))
+                await self._retry_while_locked(partial(move, moved=moved))
 
     async def _build(self, name: str, statement: str) -> None:
         """Build an index; first drop an unfinished one of another process."""
@@ -245,23 +245,24 @@ class Migration:
             if not valid or not valid[0][0]:
                 await self._connection.execute(statement)
 
-        await self._watched(build())
+        await self._await_and_report(build())
         self._waiting_since = None
 
-    async def _tried(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _retry_while_locked(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         """Execute `work(connection)` in a transaction, and retry it while a table is in use."""
         while True:
             self._blockers = ""
             try:
-                await self._watched(transaction(self._connection, work, lock_ms=TABLE_LOCK_MS))
+                change = transaction(self._connection, work, lock_ms=TABLE_LOCK_MS)
+                await self._await_and_report(change)
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
-                self._blocked(self._blockers or "a table that another transaction uses")
+                self._report_wait(self._blockers or "a table that another transaction uses")
             else:
                 self._waiting_since = None
                 return
             await asyncio.sleep(PAUSE_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
 
-    async def _watched(self, work: Awaitable[None]) -> None:
+    async def _await_and_report(self, work: Awaitable[None]) -> None:
         """Await `work`, and report the sessions that block it."""
         ((process,),) = await self._connection.fetch("SELECT pg_backend_pid()")
         working = asyncio.ensure_future(work)
@@ -269,7 +270,7 @@ class Migration:
             while not (await asyncio.wait([working], timeout=WATCH_SECONDS))[0]:
                 if blockers := await self._blocking(process):
                     self._blockers = blockers
-                    self._blocked(blockers)
+                    self._report_wait(blockers)
             await working
         finally:
             working.cancel()
@@ -283,7 +284,7 @@ class Migration:
             return f"PostgreSQL: {error}"
         return describe_sessions(rows) if rows else ""
 
-    def _blocked(self, whom: str) -> None:
+    def _report_wait(self, blockers: str) -> None:
         """Report the wait, and give up if it takes too long."""
         now = asyncio.get_running_loop().time()
         if self._waiting_since is None:
@@ -292,12 +293,12 @@ class Migration:
         if now - self._waiting_since > self._patience:
             raise StoreUnavailable(
                 f"{self._pool.where}: the tables are not of this version yet: the migration waited"
-                f" {self._patience:g} s for {whom}. When that has ended, start again; or run"
+                f" {self._patience:g} s for {blockers}. When that has ended, start again; or run"
                 " `tickwheel migrate`, which waits without a limit"
             )
         if now >= self._report_at:
             self._report_at = now + REPORT_AGAIN_SECONDS
-            self._notify(f"the migration of {self._pool.where} waits for {whom}")
+            self._notify(f"the migration of {self._pool.where} waits for {blockers}")
 
 
 async def move(connection: Connection, moved: Mapping[str, int]) -> None:
@@ -419,7 +420,7 @@ async def put_setting(connection: Connection, name: str, value: int) -> None:
 async def put_version(connection: Connection, number: int) -> None:
     """Write how many migrations the tables have had, and which programs may use them."""
     await put_setting(connection, "version", number)
-    await put_setting(connection, "least", tables.LEAST)
+    await put_setting(connection, "least", tables.MIN_KNOWN_MIGRATIONS)
 
 
 async def write_settings(connection: Connection, shards: int) -> None:

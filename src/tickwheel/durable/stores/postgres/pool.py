@@ -15,7 +15,7 @@ import math
 import random
 import re
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import asyncpg  # type: ignore[import-untyped]
 
@@ -30,15 +30,15 @@ from tickwheel.durable.stores.postgres.session import (
     script,
 )
 from tickwheel.errors import Locked, StoreUnavailable, TickwheelError
-from tickwheel.values.store_url import KINDS, POSTGRES, POSTGRES_FORM
+from tickwheel.values.store_url import KINDS, POSTGRES, POSTGRES_FORM, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 T = TypeVar("T")
 
-SIZE = 10  # the most connections of one store, besides the reserved and the listening one
-RESERVED = 3  # connections for leases, which must not wait for other work
+MAX_CONNECTIONS = 10  # of one store, besides the reserved and the listening one
+RESERVED_CONNECTIONS = 3  # for leases, which must not wait for other work
 CALL_SECONDS = 10.0  # of a call, including the wait for a connection
 CONNECT_SECONDS = 5.0
 TRIES = 6  # of a statement that gets into a deadlock
@@ -69,8 +69,10 @@ DURABLE = """
 """
 
 # SQLSTATE classes and codes of a server that is unreachable, or refuses to read or write.
-WORLD = ("08", "28", "40", "53", "57", "58", "3D000", "25006", "25P03", "55P03", "42501", "XX")
-AGAIN = ("40001", "40P01")
+UNAVAILABLE_STATES = (
+    "08", "28", "40", "53", "57", "58", "3D000", "25006", "25P03", "55P03", "42501", "XX",
+)  # fmt: skip
+RETRIED_STATES = ("40001", "40P01")
 
 ID = re.compile("[0-9a-f]{32}")
 _HOST = r"(?:\[[^\[\]]*\]|[^\[\]:,]*)(?::[0-9]*)?"
@@ -111,26 +113,26 @@ class Connection(Protocol):
 class Pool:
     """Connections to one database, opened when needed and kept."""
 
-    def __init__(self, url: str, size: int = SIZE) -> None:
+    def __init__(self, url: str, size: int = MAX_CONNECTIONS) -> None:
         self.where = place_of(url)
         self.address = address_of(url)
         self._hosts = Hosts(self.address, self.where)
         self._size = size
         self._slots = asyncio.Semaphore(size)
-        self._reserved = asyncio.Semaphore(RESERVED)
+        self._reserved = asyncio.Semaphore(RESERVED_CONNECTIONS)
         self._free: list[Connection] = []
         self._session_kept = False  # by a pooler in between, as far as is known
 
     async def connect(self) -> Connection:
         """Return a new connection that is not part of the pool."""
-        connection = await self._greeted()
+        connection = await self._new_connection()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 status = await connection.execute(
                     f"{script(self.address.schema, SETTINGS)}; {DURABLE}; {own_process(connection)}"
                 )
             if is_pooled(status) and not self._session_kept:
-                await require_session(connection, self._greeted)
+                await require_session(connection, self._new_connection)
                 self._session_kept = True
             async with asyncio.timeout(CONNECT_SECONDS):
                 await as_hex(connection)
@@ -142,7 +144,7 @@ class Pool:
             raise
         return connection
 
-    async def _greeted(self) -> Connection:
+    async def _new_connection(self) -> Connection:
         """Return a connection as the server opens it."""
         connection: Connection = await self._hosts.connect(CONNECT_SECONDS)
         return connection
@@ -162,12 +164,12 @@ class Pool:
         slots = self._reserved if reserved else self._slots
         try:
             async with asyncio.timeout(None if seconds == math.inf else seconds):
-                return await self._tried(work, slots)
+                return await self._run_with_retries(work, slots)
         except TimeoutError as error:
             self._drop_idle()
             raise StoreUnavailable(f"{self.where} has not answered in {seconds:g} s") from error
 
-    async def _tried(
+    async def _run_with_retries(
         self, work: Callable[[Connection], Awaitable[T]], slots: asyncio.Semaphore
     ) -> T:
         for turn in range(TRIES):
@@ -176,7 +178,7 @@ class Pool:
             except StoreUnavailable:
                 raise
             except asyncpg.PostgresError as error:
-                if error.sqlstate not in AGAIN or turn == TRIES - 1:
+                if error.sqlstate not in RETRIED_STATES or turn == TRIES - 1:
                     raise translate_error(error, self.where) from error
             except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
                 raise translate_error(error, self.where) from error
@@ -191,7 +193,7 @@ class Pool:
             try:
                 answer = await work(connection)
             except asyncpg.PostgresError as error:
-                self._put_back(connection, fit=not (error.sqlstate or "").startswith(WORLD_ENDS))
+                self._put_back(connection, fit=not (error.sqlstate or "").startswith(LOST_STATES))
                 if error.sqlstate == READ_ONLY:
                     self._drop_idle()
                 raise
@@ -209,7 +211,7 @@ class Pool:
         return None
 
     def _drop_idle(self) -> None:
-        """Close the connections that nobody uses: their server is not the primary any more.
+        """Close the unused connections: their server is not the primary any more.
 
         Or it may not be, if it did not answer; then each of them would fail one more call.
         """
@@ -224,7 +226,7 @@ class Pool:
 
     async def close(self) -> None:
         """Close every connection, after the calls under way have ended."""
-        for slots, size in ((self._slots, self._size), (self._reserved, RESERVED)):
+        for slots, size in ((self._slots, self._size), (self._reserved, RESERVED_CONNECTIONS)):
             for _ in range(size):
                 await slots.acquire()
         while self._free:
@@ -269,7 +271,7 @@ def valid_ids(ids: Iterable[str]) -> list[str]:
 
 # After these the connection is useless: shut down, or on a server that is read-only (now).
 READ_ONLY = "25006"
-WORLD_ENDS = ("08", "57P", READ_ONLY, "25P03", "XX")
+LOST_STATES = ("08", "57P", READ_ONLY, "25P03", "XX")
 
 
 def translate_error(error: Exception, where: str) -> Exception:
@@ -287,7 +289,7 @@ def translate_error(error: Exception, where: str) -> Exception:
         return AnswerLost(f"{where}: {text}")
     if is_shared(error):
         return StoreUnavailable(f"{where}: {SHARED} ({text})")
-    if state.startswith(WORLD):
+    if state.startswith(UNAVAILABLE_STATES):
         return StoreUnavailable(f"{where}: {text}")
     if state.startswith("22"):
         return ValueError(f"PostgreSQL cannot store this: {text}")
@@ -304,7 +306,7 @@ def place_of(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if KINDS.get(scheme) != POSTGRES:
         raise ValueError(f"a PostgreSQL URL is {POSTGRES_FORM}")
-    parts = urlsplit(url)
+    parts = split_url(url)
     asked = parse_qs(parts.query)
     hosts = parts.netloc.rpartition("@")[2]
     host = hosts or asked.get("host", [""])[0]

@@ -177,7 +177,7 @@ class PostgresRegistry:
     async def _change(self, work: Callable[[Connection], Awaitable[T]], audit: Audit) -> T:
         """Execute `work`; if it returns that something changed, record and notify that."""
 
-        async def noted(connection: Connection) -> T:
+        async def change_and_note(connection: Connection) -> T:
             await connection.fetch(LOCK)
             answer = await work(connection)
             if answer:
@@ -185,7 +185,7 @@ class PostgresRegistry:
                 await connection.fetch(NOTE, *line(audit))
             return answer
 
-        answer = await self._store._transaction(noted)
+        answer = await self._store._transaction(change_and_note)
         if answer:
             await self._store.notifications.notify_change()
         return answer

@@ -162,7 +162,7 @@ class PostgresSchedules:
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         """Insert each firing's task, unless its schedule has changed or fired; return who won."""
-        self._store._opened()
+        self._store._require_pool()
         if not firings:
             return []
         return await self._store.run(lambda connection: fire(connection, firings))

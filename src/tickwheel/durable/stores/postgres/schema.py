@@ -1,8 +1,8 @@
 """The tables on PostgreSQL, as numbered migrations. Within a minor version they only add.
 
 They are in the schema that the store's URL names, the only one in `search_path`. A program that
-knows fewer migrations than the database has had keeps working, unless `LEAST` was raised: so the
-nodes of a cluster can be upgraded one by one.
+knows fewer migrations than the database has had keeps working, unless `MIN_KNOWN_MIGRATIONS` was
+raised: so the nodes of a cluster can be upgraded one by one.
 
 A migration is one transaction, and runs while nodes of the version before work. An index on a table
 of an earlier migration is a migration of its own, CONCURRENTLY: its build must not block writers.
@@ -205,7 +205,7 @@ MIGRATIONS: list[list[str]] = [
     ],
 ]
 KEYS_MOVED = 11  # the version with that mark
-LEAST = 1  # the migrations that a program must know to work with these tables
+MIN_KNOWN_MIGRATIONS = 1  # the migrations that a program must know to work with these tables
 
 # Up to this version the tables were created in the first schema of the connection's search_path.
 # These columns identify them.

@@ -10,11 +10,12 @@ import asyncio
 import re
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlunsplit
 
 import asyncpg  # type: ignore[import-untyped]
 
 from tickwheel.errors import WrongStore
+from tickwheel.values.store_url import split_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -49,7 +50,7 @@ class Address(NamedTuple):
 
 def address_of(url: str) -> Address:
     """Split `?schema=NAME` off a PostgreSQL URL; the driver does not know that parameter."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "search_path" in given:
         raise ValueError("a store's URL names its schema with ?schema=NAME, not with search_path")

@@ -78,13 +78,13 @@ _MOMENT = """moment AS MATERIALIZED (
 _NOW = "(SELECT now_ms FROM moment)"
 
 
-def _held(shards: int) -> str:
+def _owned_shards(shards: int) -> str:
     """Return the shards that have the given epochs, and lock their rows until the end.
 
     A plain read would see them as of the statement's start, and claim after a takeover. A shard
     that another transaction has locked is left out: it would make all the others wait.
     """
-    return f"""held AS MATERIALIZED (
+    return f"""owned AS MATERIALIZED (
         SELECT s.shard FROM unnest(${shards}::integer[], ${shards + 1}::bigint[]) e (shard, epoch)
         CROSS JOIN LATERAL (
             SELECT s.shard FROM shard s WHERE s.shard = e.shard AND s.epoch = e.epoch
@@ -93,18 +93,18 @@ def _held(shards: int) -> str:
     )"""
 
 
-_IN_HELD = "= ANY (ARRAY(SELECT shard FROM held))"
+_IN_OWNED = "= ANY (ARRAY(SELECT shard FROM owned))"
 
 INSERT = f"""
-    WITH {_held(1)}, stored AS (
+    WITH {_owned_shards(1)}, stored AS (
         INSERT INTO task ({GIVEN})
         SELECT * FROM {inserted_rows(3)}
-        WHERE g.shard <> ALL ($1::integer[]) OR g.shard {_IN_HELD}
+        WHERE g.shard <> ALL ($1::integer[]) OR g.shard {_IN_OWNED}
         ON CONFLICT (id) DO NOTHING
     )
-    SELECT shard FROM held
+    SELECT shard FROM owned
 """
-HELD = f"WITH {_held(1)} SELECT shard FROM held"
+OWNED = f"WITH {_owned_shards(1)} SELECT shard FROM owned"
 INSERT_KEYED = f"""
     INSERT INTO task ({GIVEN}) SELECT * FROM {inserted_rows(1)} ON CONFLICT DO NOTHING RETURNING id
 """
@@ -211,10 +211,10 @@ _CLAIMABLE = f"""
             AND {by_id("w.id")}
         FOR NO KEY UPDATE SKIP LOCKED
     ) t
-    WHERE w.shard {_IN_HELD}
+    WHERE w.shard {_IN_OWNED}
 """
 CLAIM = f"""
-    WITH {_held(1)}, {_MOMENT}, free AS MATERIALIZED (
+    WITH {_owned_shards(1)}, {_MOMENT}, free AS MATERIALIZED (
         {_fitting("$9::bigint", _CLAIMABLE)}
     ), claimed AS (
         UPDATE task t SET state = 'running', attempt = t.attempt + 1, node = $7,
@@ -625,6 +625,34 @@ COUNTS = f"""
         (SELECT reltuples::bigint FROM pg_class WHERE oid = 'backlog'::regclass)
     FROM (SELECT count(*) AS n FROM (SELECT 1 FROM task LIMIT {MANY}) t) live,
         (SELECT count(*) AS n FROM (SELECT 1 FROM backlog LIMIT {MANY}) b) final
+"""
+
+_IN_NAMESPACE = """CASE WHEN $1::text IS NULL THEN true WHEN $1 = '' THEN strpos(t.service, '/') = 0
+    ELSE starts_with(t.service, $1 || '/') END"""
+# The nearest entries of the index of times, by time: all of them, and those of the namespace.
+DUE_EXACT = f"""
+    SELECT (t.due_at_ms - $2) / $3, count(*), count(*) FILTER (WHERE {_IN_NAMESPACE}) FROM (
+        SELECT t.due_at_ms, t.service FROM task t
+        WHERE t.due_at_ms + 0 >= $2::bigint AND t.due_at_ms + 0 < $4::bigint
+        ORDER BY t.due_at_ms + 0 LIMIT $5
+    ) t
+    GROUP BY 1 ORDER BY 1
+"""
+# Of each time `$4` entries at most, and where they end if there are more: as dense is the rest.
+DUE_ESTIMATE = f"""
+    SELECT CASE WHEN f.found < $4 THEN f.matching
+        ELSE f.matching * (b.high - b.low) / greatest(1, f.reached - b.low) END
+    FROM unnest($2::bigint[], $3::bigint[]) WITH ORDINALITY b (low, high, number)
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS found, max(t.due_at_ms) AS reached,
+            count(*) FILTER (WHERE {_IN_NAMESPACE}) AS matching
+        FROM (
+            SELECT t.due_at_ms, t.service FROM task t
+            WHERE t.due_at_ms + 0 >= b.low AND t.due_at_ms + 0 < b.high
+            ORDER BY t.due_at_ms + 0 LIMIT $4
+        ) t
+    ) f
+    ORDER BY b.number
 """
 
 CHANNELS = "SELECT 'task'::regclass::oid::bigint"

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tickwheel.durable.coordinator import ShardRow
 from tickwheel.durable.store import (
     BATCH,
+    DUE_EXACT,
+    DUE_READ,
     LEASE_MS,
     PAGE_BYTES,
     PRUNE_ROWS,
@@ -61,6 +63,7 @@ from tickwheel.values.task import (
     Attempt,
     AttemptKey,
     Due,
+    DueCount,
     KeyConflict,
     State,
     Task,
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.stores.postgres.pool import Connection
     from tickwheel.values.task import (
         Change,
+        DueSpans,
         Ending,
         Filter,
         Lease,
@@ -96,6 +100,7 @@ AHEAD = 100  # unclaimed tasks per service and shard that `_running_ahead` reads
 VERSION_SECONDS = 10.0  # to read the schema's version
 WHY_SECONDS = 2.0  # to find out why some tasks were not changed; the changed ones wait for that
 LAST_ID = "f" * 32
+DUE_PARTS = 4  # of a time, each estimated by itself: tasks come in bursts
 
 
 class PostgresStore:
@@ -220,9 +225,9 @@ class PostgresStore:
                     await self._look()
 
     async def _look(self) -> None:
-        await self.run(lambda connection: self._timed(connection, sql.CLOCK))
+        await self.run(lambda connection: self._fetch_timed(connection, sql.CLOCK))
 
-    async def _timed(
+    async def _fetch_timed(
         self, connection: Connection, statement: str, *values: Any
     ) -> list[Sequence[Any]]:
         """Fetch rows whose first column is the database's time, and sample that."""
@@ -239,9 +244,9 @@ class PostgresStore:
         reserved: bool = False,
     ) -> T:
         """Execute `work(connection)` within `seconds`."""
-        return await self._opened().run(work, seconds, reserved=reserved)
+        return await self._require_pool().run(work, seconds, reserved=reserved)
 
-    def _opened(self) -> Pool:
+    def _require_pool(self) -> Pool:
         if self._pool is None:
             raise RuntimeError(f"the store {self.where} is not open")
         return self._pool
@@ -271,7 +276,7 @@ class PostgresStore:
         then raises `Locked`; several such tasks, or one that is not `patient`, after 0.05 s. They
         should not be in one batch with other tasks.
         """
-        self._opened()
+        self._require_pool()
         if not submissions:
             return []
         count = count_keyed(submissions)
@@ -303,7 +308,7 @@ class PostgresStore:
         self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int
     ) -> list[Due]:
         """Return unclaimed tasks: overdue, and due up to `until_ms`."""
-        self._opened()
+        self._require_pool()
         if not windows or not shards:
             return []
         values = list(zip(*(part for one in windows for part in (
@@ -311,7 +316,7 @@ class PostgresStore:
             (one.service, now_ms, until_ms, one.later),
         )), strict=True))  # fmt: skip
         rows = await self.run(
-            lambda connection: self._timed(connection, sql.DUE, *values, [*shards])
+            lambda connection: self._fetch_timed(connection, sql.DUE, *values, [*shards])
         )
         return [Due._make(row[1:]) for row in rows if row[1] is not None]
 
@@ -324,7 +329,7 @@ class PostgresStore:
         most_bytes: int = STATEMENT_BYTES,
     ) -> Claims:
         """Claim tasks that are unclaimed, due, and in a shard of that epoch; wait for no lock."""
-        self._opened()
+        self._require_pool()
         given = [due for due in wanted if due.shard in epochs and ID.fullmatch(due.id)]
         if not given:
             return Claims([], [])
@@ -332,7 +337,7 @@ class PostgresStore:
         checked = {row[2]: row[3] for row in rows}
         columns = zip(*rows, strict=True)
         values = [*checked], [*checked.values()], *columns, node, lease_ms, most_bytes
-        claimed = await self.run(lambda one: self._timed(one, sql.CLAIM, *values))
+        claimed = await self.run(lambda one: self._fetch_timed(one, sql.CLAIM, *values))
         tasks = [task_of(row[2:]) for row in claimed if row[2] is not None]
         if len(tasks) == len(rows):
             return Claims(tasks, [])
@@ -341,10 +346,12 @@ class PostgresStore:
         missing = {row[0]: row for row in rows[:asked]}
         for task in tasks:
             missing.pop(task.id, None)
-        claims = await self._missed(tasks, missing, now_ms) if missing else Claims(tasks, [])
+        claims = Claims(tasks, [])
+        if missing:
+            claims = await self._explain_missing(tasks, missing, now_ms)
         return claims._replace(left=tuple(given[asked:]))
 
-    async def _missed(
+    async def _explain_missing(
         self, tasks: list[Task], missing: Mapping[str, WantedRow], now_ms: float
     ) -> Claims:
         """Return the claimed tasks, and why the others were not claimed."""
@@ -364,14 +371,14 @@ class PostgresStore:
 
     async def record(self, endings: Sequence[Ending]) -> list[bool | None]:
         """End attempts, and return who won; wait for no lock."""
-        self._opened()
+        self._require_pool()
         rows = [
             (one.id, one.attempt, one.epoch, str(one.event), str(one.state), one.at_ms,
              one.due_at_ms, one.failures, one.result_body, clean_text(one.error),
              one.lease_until_ms, number)
             for number, one in enumerate(endings)
         ]  # fmt: skip
-        won, unknown = await self._recorded(rows, rounds(one.id for one in endings))
+        won, unknown = await self._write_endings(rows, rounds(one.id for one in endings))
         answers = [None if number in unknown else number in won for number in range(len(rows))]
         left = [
             (one.id, one.attempt, one.epoch, one.lease_until_ms, number)
@@ -380,7 +387,7 @@ class PostgresStore:
         ]
         return await self._unless_locked(answers, left) if left else answers
 
-    async def _recorded(
+    async def _write_endings(
         self, rows: Sequence[tuple[Any, ...]], turns: list[list[int]]
     ) -> tuple[set[int], set[int]]:
         """Write endings, as many per statement as fit; return the winners and the unknown ones.
@@ -407,7 +414,7 @@ class PostgresStore:
         self, attempts: Sequence[AttemptKey], lease_ms: int = LEASE_MS
     ) -> list[bool | None]:
         """Extend leases; return for each whether it is still the running attempt."""
-        self._opened()
+        self._require_pool()
         if not attempts:
             return []
         given = zip(*sorted(set(attempts)), strict=True)
@@ -416,7 +423,7 @@ class PostgresStore:
 
     async def accept(self, leases: Sequence[Lease]) -> list[bool | None]:
         """Let attempts continue without the node; return for each whether it still runs."""
-        self._opened()
+        self._require_pool()
         if not leases:
             return []
         rows = await self.fetch(sql.ACCEPT, *zip(*sorted(last_leases(leases)), strict=True))
@@ -625,6 +632,26 @@ class PostgresStore:
         """Return all shards by number."""
         return list(map(ShardRow._make, await self.fetch(sql.OWNERS)))
 
+    async def due_counts(self, spans: DueSpans, namespace: str | None) -> list[DueCount]:
+        """Return how many live tasks are due in each of some equal times."""
+        counts, guessed = [0] * spans.number, [False] * spans.number
+        found = await self.fetch(
+            sql.DUE_EXACT, namespace, spans.start_ms, spans.step_ms, spans.end_ms, DUE_EXACT
+        )
+        for number, _, matching in found:
+            counts[number] = matching
+        if sum(count for _, count, _ in found) >= DUE_EXACT:
+            first = found[-1][0]  # the walk ended somewhere in it
+            bounds = spans.bounds(DUE_PARTS)[first * DUE_PARTS :]
+            lows, highs = zip(*bounds, strict=True)
+            most = max(1, DUE_READ // len(bounds))
+            counts[first] = 0
+            rows = await self.fetch(sql.DUE_ESTIMATE, namespace, [*lows], [*highs], most)
+            for part, (count,) in enumerate(rows):
+                counts[first + part // DUE_PARTS] += count
+                guessed[first + part // DUE_PARTS] |= count > 0
+        return [DueCount(*one) for one in zip(counts, guessed, strict=True)]
+
     async def counts(self) -> dict[str, int]:
         """Return the number of live and final tasks; an estimate from 100,000 on."""
         live, final, live_estimate, final_estimate = (await self.fetch(sql.COUNTS))[0]
@@ -636,7 +663,7 @@ class PostgresStore:
     @property
     def session(self) -> Listener:
         """The connection that lives as long as this process."""
-        self._opened()
+        self._require_pool()
         assert self._listener is not None
         return self._listener
 

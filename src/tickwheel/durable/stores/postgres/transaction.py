@@ -89,14 +89,14 @@ _AS_TEXT = "translate(t.id::text, '-', '')"
 _THESE = "::text[]::uuid[]"
 
 
-def _won(ctes: str, change: str) -> str:
+def _returning_ids(ctes: str, change: str) -> str:
     """Return a statement that returns the changed ids in one row."""
     ids = f"SELECT ARRAY(SELECT {_AS_TEXT} FROM changed t) AS won"  # noqa: S608
     return f"WITH {ctes}, changed AS ({change} RETURNING t.id) {ids}"
 
 
-CANCEL = _won(*sql.cancelling(None, "{0}::text[]", "{schema}."))
-RESCHEDULE = _won(*sql.rescheduling(None, "{0}::text[]", "{1}::bigint", "{schema}."))
+CANCEL = _returning_ids(*sql.cancelling(None, "{0}::text[]", "{schema}."))
+RESCHEDULE = _returning_ids(*sql.rescheduling(None, "{0}::text[]", "{1}::bigint", "{schema}."))
 STATES = f"""
     SELECT ARRAY(
         SELECT {_AS_TEXT} || ' ' || t.state FROM (
@@ -199,9 +199,9 @@ def submitting(submission: Submission, schema: str, style: str) -> Steps:
     if named is not None:
         task_id = answered_task_id(submission, found)
         if task_id is None:
-            yield written(UNUSED, schema, style, named.caller, named.key)
+            yield render_statement(UNUSED, schema, style, named.caller, named.key)
         elif task_id != submission.task.id:
-            yield written(USED_FOR, schema, style, task_id, named.caller, named.key)
+            yield render_statement(USED_FOR, schema, style, task_id, named.caller, named.key)
     return found
 
 
@@ -212,9 +212,9 @@ def use(
 
     Without a transaction, the key would be taken for good before the task is stored.
     """
-    [began] = columns_of((yield written(BEGAN, schema, style)))
+    [began] = columns_of((yield render_statement(BEGAN, schema, style)))
     for _ in range(TURNS):
-        row = yield written(USE, schema, style, *named, submission.task.id, began)
+        row = yield render_statement(USE, schema, style, *named, submission.task.id, began)
         at, took = columns_of(row)
         if at != began:
             raise ValueError(
@@ -222,19 +222,19 @@ def use(
             )
         if took:
             return None
-        row = yield written(USED, schema, style, named.caller, named.key)
+        row = yield render_statement(USED, schema, style, named.caller, named.key)
         if row is not None:
             digest, task_id = columns_of(row)
             # Live tasks first: a task that ends in between is then found in the backlog.
             for statement in (LIVE_BY_ID, FINAL_BY_ID):
-                row = yield written(statement, schema, style, task_id)
+                row = yield render_statement(statement, schema, style, task_id)
                 if row is not None:
                     break
             return answer_repeated(submission, digest, None if row is None else stored_task(row))
     raise StoreUnavailable(f"the idempotency key {named.key!r} changes hands all the time")
 
 
-def written(text: str, schema: str, style: str, *values: Any) -> Statement:
+def render_statement(text: str, schema: str, style: str, *values: Any) -> Statement:
     """Return a statement for drivers of a style, and its values."""
     marks = ["%s" if style == "%s" else f"${number}" for number in range(1, len(values) + 1)]
     return text.format(*marks, schema=f'"{schema}"'), [*values]
@@ -249,12 +249,12 @@ def changing(
     left = sorted(valid_ids(ids))
     turns = 0
     while left and turns < TURNS:
-        [changed] = columns_of((yield written(statement, schema, style, left, *values)))
+        [changed] = columns_of((yield render_statement(statement, schema, style, left, *values)))
         won.update(changed)
         turns = 0 if changed else turns + 1  # a statement changes as many as fit: there may be more
         left = [one for one in left if one not in won]
         if left:
-            [found] = columns_of((yield written(STATES, schema, style, left, left)))
+            [found] = columns_of((yield render_statement(STATES, schema, style, left, left)))
             states.update(one.split() for one in found)
         # Running a moment ago and unclaimed again now: it can still be changed.
         left = [one for one in left if states.get(one) == State.DELAY]
@@ -263,7 +263,7 @@ def changing(
 
 def cancelling_key(key: str, service: str | None, schema: str, style: str) -> Steps:
     """Yield the statements that cancel the live tasks with a key, of one service or of all."""
-    [ids] = columns_of((yield written(BY_KEY, schema, style, key, service, service)))
+    [ids] = columns_of((yield render_statement(BY_KEY, schema, style, key, service, service)))
     return (yield from changing(CANCEL, State.CANCELLED, ids, schema, style))
 
 

@@ -56,7 +56,7 @@ async def changed_where(
     place: filters.Place | None = filters.Place()
     locked: list[str] = []
     while place is not None:
-        query, values = filters.unclaimed(filter, int(store.now_ms()), limit, place, *moved)
+        query, values = filters.select_unclaimed(filter, int(store.now_ms()), limit, place, *moved)
         found = await store.fetch(query, *values)
         count = count_fitting((row[-1] or 0 for row in found), STATEMENT_BYTES)
         rows = [filters.Place._make(row[:-1]) for row in found[:count]]

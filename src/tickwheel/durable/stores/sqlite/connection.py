@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 SAFE = (3, 51, 3)
-WORLD = {"LOCKED", "FULL", "IOERR", "CANTOPEN", "PERM"}
+UNAVAILABLE_CODES = {"LOCKED", "FULL", "IOERR", "CANTOPEN", "PERM"}
 # The wait for another process is bounded.
 BUSY_MS = 5_000
 LOOK_SECONDS = 0.001
@@ -223,7 +223,7 @@ class ForkSafe:
             self._paused = False
             self._lock.release()
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """In the child: keep a connection open that was in use too long; it is the parent's."""
         self._lock = threading.Lock()
         self._paused = False
@@ -233,7 +233,7 @@ class ForkSafe:
 
 
 @contextmanager
-def opened(connect: Callable[[], Connection]) -> Iterator[Connection]:
+def open_for_block(connect: Callable[[], Connection]) -> Iterator[Connection]:
     """Open a connection for a block; a fork waits for its end."""
     with ForkSafe(connect) as own:
         try:
@@ -338,6 +338,6 @@ def translate_error(error: Exception, path: str) -> Exception:
         name = {"IO": "IOERR", "PERMISSIONS": "PERM"}.get(name, name)
     if name in KINDS:
         return KINDS[name](f"SQLite database {path}: {error}")
-    if name in WORLD:
+    if name in UNAVAILABLE_CODES:
         return StoreUnavailable(f"SQLite database {path}: {error}")
     return error

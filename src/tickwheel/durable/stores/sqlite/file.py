@@ -24,7 +24,7 @@ from tickwheel.durable.stores.sqlite.connection import (
     ReadOnly,
     Replaced,
     closed_on_error,
-    opened,
+    open_for_block,
     set_wal,
 )
 from tickwheel.durable.stores.sqlite.schema import check, is_older, migrate, version
@@ -123,7 +123,7 @@ class SqliteFile:
         if not self.path.exists():
             return None
         try:
-            with opened(self._connect_bare) as connection:
+            with open_for_block(self._connect_bare) as connection:
                 return version(connection)
         except (StoreUnavailable, WrongStore):
             return 0  # `open` reports what is wrong with the file
@@ -170,7 +170,7 @@ class SqliteFile:
         if self._damage is not None:
             raise StoreUnavailable(f"SQLite database {self.path}: {self._damage}")
         assert self.writer is not None
-        with self._noted():
+        with self._note_errors():
             answer = await self.writer.write(rank, work, payload_bytes)
         self._reopened_for = None
         return answer
@@ -179,11 +179,11 @@ class SqliteFile:
         """Execute `work(connection)` on the reader."""
         await self._ready()
         assert self.reader is not None
-        with self._noted():
+        with self._note_errors():
             return await self.reader.read(work)
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _note_errors(self) -> Iterator[None]:
         """React to an error; callers get all of them as one kind."""
         try:
             yield
@@ -254,7 +254,7 @@ class SqliteFile:
     def _is_sound(self) -> bool:
         """Read the whole file on a separate connection."""
         try:
-            with opened(self._connect_bare) as connection:
+            with open_for_block(self._connect_bare) as connection:
                 return connection.run("PRAGMA integrity_check(1)") == [("ok",)]
         except StoreUnavailable:
             return False
@@ -340,7 +340,7 @@ class SqliteFile:
         self._free_shared_memory()
         if not new:
             self._check_tables()
-        with opened(self._connect) as connection:
+        with open_for_block(self._connect) as connection:
             self.shards = migrate(connection, self.shards)
 
     def _check_there(self) -> os.stat_result:
@@ -363,7 +363,7 @@ class SqliteFile:
     def _check_tables(self) -> None:
         """Raise if the file is not a store, before anything in it is changed."""
         try:
-            with opened(self._connect_bare) as connection:
+            with open_for_block(self._connect_bare) as connection:
                 check(connection)
         except WrongStore as error:
             raise WrongStore(f"SQLite database {self.path}: {error}") from None
@@ -378,7 +378,7 @@ class SqliteFile:
         self.reader = Reader(reading, self._check)
         if self._apart:
             self.checkpointer = Checkpointer(self._forksafe(self._connect).open(), self._check)
-        committed = self.checkpointer.written if self.checkpointer else lambda: None
+        committed = self.checkpointer.notify_written if self.checkpointer else lambda: None
         self.writer = Writer(self._forksafe(self._connect_writer), self._check, committed)
         self.writer.polite = self._polite
         self.writer.start()
@@ -401,7 +401,7 @@ class SqliteFile:
         """Forget the log: the last connection that is closed for a fork removes it."""
         self._opened.update({Path(f"{self.path}{suffix}"): None for suffix in BESIDE})
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """In the child: the threads are the parent's."""
         self.writer = self.checkpointer = self.reader = None
         self._reopening = self._checking = None

@@ -107,7 +107,7 @@ class SqliteRegistry:
             last = stored or connection.run(SETTING, ("service",))[0][0]
             row = ServiceRow(name, last + 1, config, audit.at_ms)
             connection.run(PUT_SERVICE, row)
-            changed(connection, audit)
+            record_change(connection, audit)
             return row
 
         row = await self._store._write(Rank.CLAIM, work)
@@ -124,7 +124,7 @@ class SqliteRegistry:
             if connection.run(IN_USE, (name,))[0][0]:
                 return None
             connection.run(GONE, connection.run(DELETE_SERVICE, (name,))[0])
-            changed(connection, audit)
+            record_change(connection, audit)
             return True
 
         gone = await self._store._write(Rank.CLAIM, work)
@@ -156,7 +156,7 @@ class SqliteRegistry:
         def work(connection: Connection) -> None:
             connection.run(HAD_TOKENS)
             connection.run(PUT_TOKEN, token_row(token))
-            changed(connection, audit)
+            record_change(connection, audit)
 
         await self._store._write(Rank.CLAIM, work)
         self._store.notifications.send()
@@ -167,7 +167,7 @@ class SqliteRegistry:
         def work(connection: Connection) -> bool:
             gone = bool(connection.run(DELETE_TOKEN, (token_id,)))
             if gone:
-                changed(connection, audit)
+                record_change(connection, audit)
             return gone
 
         gone = await self._store._write(Rank.CLAIM, work)
@@ -218,7 +218,7 @@ class SqliteRegistry:
         await self._store._write(Rank.SUBMIT, lambda connection: connection.run(NOTE_TIMES, times))
 
 
-def changed(connection: Connection, audit: Audit) -> None:
+def record_change(connection: Connection, audit: Audit) -> None:
     """Record a change: raise the version, and add the line of the audit log."""
     connection.run(BUMP)
     connection.run(NOTE, audit)

@@ -8,7 +8,7 @@ from tickwheel.durable.store import BATCH, FIRE_BYTES, PAGE_BYTES
 from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.rows import BODY, PageFill, schedule_range
 from tickwheel.durable.stores.sqlite import statements as sql
-from tickwheel.durable.stores.sqlite.registry import changed
+from tickwheel.durable.stores.sqlite.registry import record_change
 from tickwheel.durable.stores.sqlite.unclaimed import cancel_unclaimed
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.values.schedule import (
@@ -148,7 +148,7 @@ def put(connection: Connection, schedule: Schedule, audit: Audit, now_ms: int) -
     if stored is not None and stored.same_as(schedule):
         return stored
     cancel_pending(connection, schedule.name, now_ms)
-    changed(connection, audit._replace(detail=schedule_changes(stored, schedule)))
+    record_change(connection, audit._replace(detail=schedule_changes(stored, schedule)))
     connection.run(PUT, schedule)
     return schedule
 
@@ -160,7 +160,7 @@ def delete(connection: Connection, name: str, audit: Audit, now_ms: int) -> bool
     if stored is None:
         return False
     connection.run(DELETE, (name,))
-    changed(connection, audit._replace(detail=schedule_changes(stored, None)))
+    record_change(connection, audit._replace(detail=schedule_changes(stored, None)))
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tickwheel.durable.log import logger
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 # its own, for example while others are being upgraded.
 NEXT_GENERATION = 1000
 
-OURS = {"setting", "task", "attempt", "backlog", "schedule", "shard"}
+REQUIRED_TABLES = {"setting", "task", "attempt", "backlog", "schedule", "shard"}
 NEUTRAL = ("sqlite_", "tickwheel_")  # SQLite's own tables, and overflow buffers
 
 MIGRATIONS: list[list[str]] = [
@@ -225,7 +226,8 @@ def migrate(connection: Connection, shards: int) -> int:
                 connection.run(f"PRAGMA user_version = {number + 1}")
             connection.run("COMMIT")
         except BaseException:
-            connection.run("ROLLBACK")
+            with suppress(Exception):  # a full disk may have ended the transaction already
+                connection.run("ROLLBACK")
             raise
     return stored_shards(connection)
 
@@ -254,7 +256,7 @@ def check(connection: Connection) -> None:
     rows = connection.run("SELECT name FROM sqlite_master WHERE type = 'table'")
     connection.run("COMMIT")
     tables = {name for (name,) in rows if not name.startswith(NEUTRAL)}
-    if tables and not (had and tables >= OURS):
+    if tables and not (had and tables >= REQUIRED_TABLES):
         raise WrongStore(
             f"the file is another program's: it has other tables ({', '.join(sorted(tables)[:3])});"
             " give tickwheel a file of its own"

@@ -291,6 +291,9 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
     if filter.due_before_ms is not None:
         conditions.append("due_at_ms < :due_before")
         values["due_before"] = filter.due_before_ms
+    if filter.due_after_ms is not None:
+        conditions.append("due_at_ms >= :due_after")
+        values["due_after"] = filter.due_after_ms
     if filter.state in (State.DELAY, State.READY):
         conditions.append(
             "state = 'delay' AND due_at_ms" + (">:now" if filter.state is State.DELAY else "<=:now")
@@ -385,6 +388,40 @@ TAKE = """
     WHERE shard IN (SELECT value FROM json_each(:shards)) RETURNING shard, epoch
 """
 
+# Where the nearest `most` entries of a service end, if there are more.
+DUE_REACHED = """
+    SELECT (
+        SELECT t.due_at_ms FROM task t
+        WHERE t.service = s.value AND t.due_at_ms >= :start AND t.due_at_ms < :end
+        ORDER BY t.due_at_ms LIMIT 1 OFFSET :most
+    )
+    FROM json_each(:services) s ORDER BY s.key
+"""
+DUE_EXACT = """
+    SELECT (t.due_at_ms - :start) / :step, count(*)
+    FROM json_each(:ends) s CROSS JOIN task t ON t.service = s.value ->> 0
+        AND t.due_at_ms >= :start AND t.due_at_ms < s.value ->> 1
+    GROUP BY 1
+"""
+# Of each time `most` entries at most, and where they end if there are more: as dense is the rest.
+DUE_ESTIMATE = """
+    SELECT b.key, CASE WHEN b.reached IS NULL THEN b.found
+        ELSE b.found * (b.high - b.low) / max(1, b.reached - b.low) END
+    FROM (
+        SELECT b.key, b.value ->> 0 AS low, b.value ->> 1 AS high, (
+            SELECT count(*) FROM (
+                SELECT 1 FROM task t WHERE t.service = :service
+                    AND t.due_at_ms >= b.value ->> 0 AND t.due_at_ms < b.value ->> 1
+                LIMIT :most
+            )
+        ) AS found, (
+            SELECT t.due_at_ms FROM task t WHERE t.service = :service
+                AND t.due_at_ms >= b.value ->> 0 AND t.due_at_ms < b.value ->> 1
+            ORDER BY t.due_at_ms LIMIT 1 OFFSET :most
+        ) AS reached
+        FROM json_each(:bounds) b
+    ) b
+"""
 _MANY = 100_000  # a count ends here
 COUNTS = {
     "live": f"SELECT count(*) FROM (SELECT 1 FROM task LIMIT {_MANY})",

@@ -43,6 +43,7 @@ from tickwheel.durable.stores.sqlite.connection import (
     insert_many,
     run_array,
 )
+from tickwheel.durable.stores.sqlite.due_counts import due_counts
 from tickwheel.durable.stores.sqlite.file import SqliteFile
 from tickwheel.durable.stores.sqlite.insert import insert
 from tickwheel.durable.stores.sqlite.notify import SqliteNotifications
@@ -77,7 +78,15 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.sqlite.connection import Connection, Row
-    from tickwheel.values.task import Change, Ending, Filter, RepeatedRequest, Submission
+    from tickwheel.values.task import (
+        Change,
+        DueCount,
+        DueSpans,
+        Ending,
+        Filter,
+        RepeatedRequest,
+        Submission,
+    )
 
 T = TypeVar("T")
 
@@ -567,6 +576,10 @@ class SqliteStore:
         return await self._read(
             lambda connection: list(map(ShardRow._make, connection.run(sql.OWNERS)))
         )
+
+    async def due_counts(self, spans: DueSpans, namespace: str | None) -> list[DueCount]:
+        """Return how many live tasks are due in each of some equal times."""
+        return await self._read(lambda connection: due_counts(connection, spans, namespace))
 
     async def counts(self) -> dict[str, int]:
         """Return the number of live and final tasks; the count stops at 100,000."""

@@ -288,7 +288,7 @@ class Checkpointer:
         self._thread = threading.Thread(target=self._run, name="tickwheel-checkpoint", daemon=True)
         self._thread.start()
 
-    def written(self) -> None:
+    def notify_written(self) -> None:
         """Notify the thread that there is something in the log."""
         if not self._written.is_set():
             self._written.set()

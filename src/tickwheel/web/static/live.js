@@ -1,0 +1,84 @@
+// The stream of figures: it reconnects by itself, and rests while the page is hidden.
+
+import { encodeQuery, session } from "./api.js";
+import { clock } from "./format.js";
+
+const NAMES = ["figures", "wheel", "cluster", "due", "history", "trouble"];
+const MAX_WAIT = 10000;
+
+class Live extends EventTarget {
+  last = {};
+  state = "off";
+  #source = null;
+  #timer = null;
+  #wait = 500;
+  #wanted = false;
+
+  start() {
+    this.#wanted = true;
+    if (!this.#source && !document.hidden) this.#connect();
+  }
+
+  stop() {
+    this.#wanted = false;
+    this.#close("off");
+  }
+
+  restart() {
+    this.last = {};
+    if (!this.#wanted) return;
+    this.#close("off");
+    this.#connect();
+  }
+
+  resume() {
+    if (document.hidden) this.#close("paused");
+    else if (this.#wanted && !this.#source) this.#connect();
+  }
+
+  #connect() {
+    clearTimeout(this.#timer);
+    const target = new URL(`v1/live${encodeQuery({ namespace: session.namespace })}`, document.baseURI);
+    const source = (this.#source = new EventSource(target));
+    source.addEventListener("open", () => {
+      this.#wait = 500;
+      this.#become("live");
+    });
+    source.addEventListener("error", () => {
+      if (source !== this.#source) return;
+      this.#close("lost");
+      this.#timer = setTimeout(() => this.#wanted && !document.hidden && this.#connect(), this.#wait);
+      this.#wait = Math.min(MAX_WAIT, this.#wait * 1.7);
+    });
+    for (const name of NAMES) {
+      source.addEventListener(name, (event) => {
+        const data = JSON.parse(event.data);
+        this.last[name] = data;
+        if (typeof data.at === "number") clock.offset = data.at - Date.now();
+        this.dispatchEvent(new CustomEvent(name, { detail: data }));
+      });
+    }
+  }
+
+  #close(state) {
+    clearTimeout(this.#timer);
+    this.#source?.close();
+    this.#source = null;
+    this.#become(state);
+  }
+
+  #become(state) {
+    if (state === this.state) return;
+    this.state = state;
+    this.dispatchEvent(new CustomEvent("state", { detail: state }));
+  }
+}
+
+export const live = new Live();
+document.addEventListener("visibilitychange", () => live.resume());
+
+/** Listen while a page is shown: now if there is a message already, then to each new one. */
+export function watch(signal, name, listener) {
+  live.addEventListener(name, (event) => listener(event.detail), { signal });
+  if (live.last[name] !== undefined) listener(live.last[name]);
+}

@@ -1,0 +1,198 @@
+// The overview: figures, rings, due times, rates, services, nodes and shards, live.
+
+import { Chart } from "./charts.js";
+import { encodeQuery } from "./api.js";
+import { card, empty, fill, h, name, pill, setText } from "./dom.js";
+import { count, duration, plural, rate } from "./format.js";
+import { live, watch } from "./live.js";
+import { Rings } from "./rings.js";
+import { ShardMap } from "./nodes.js";
+
+const SPANS = { minute: "Next minute", hour: "Next hour", day: "Next day", week: "Next week" };
+const ENDS = { minute: "60 s", hour: "60 min", day: "24 h", week: "7 d" };
+const HISTORY = 600;
+
+export function overview(page, { signal, go }) {
+  const tiles = new Tiles();
+  const rings = new Rings();
+  const heat = new Heat(go);
+  const rates = new Chart("Rates", [
+    { label: "submitted", key: "accent", value: (row) => row[1] },
+    { label: "fired", key: "pointer", value: (row) => row[2] },
+    { label: "finished", key: "finished", value: (row) => row[3] },
+    { label: "failed or retried", key: "failed", value: (row) => (row[4] === null ? null : row[4] + row[5]) },
+  ], (value) => (value === null || value === undefined ? "–" : `${rate(value)}/s`));
+  const lateness = new Chart("Lateness", [
+    { label: "p99", key: "pointer", value: (row) => row[7] },
+    { label: "p50", key: "accent", value: (row) => row[6] },
+  ], duration);
+  lateness.least = 0.001;
+  const services = new Services(go);
+  const cluster = new ShardMap();
+  const trouble = h("p", { class: "banner bad hidden", role: "alert" });
+  fill(page, trouble, tiles.element,
+    h("div", { class: "columns two" },
+      card("The wheels", "coarse outside, fine inside", rings.element),
+      h("div", { class: "stack" },
+        card("Due times", "tasks in the store", heat.element),
+        card("Rates", "of the whole cluster", rates.element),
+        card("Lateness", "of the last 10 s", lateness.element))),
+    h("section", { class: "card flush" }, h("div", { class: "card-head" }, h("h2", {}, "Services")), services.element),
+    card("Nodes and shards", null, cluster.element));
+  rings.start(signal);
+
+  let rows = [];
+  watch(signal, "history", (found) => { rows = found; });
+  watch(signal, "wheel", (found) => rings.update(found.levels));
+  watch(signal, "due", (found) => heat.update(found));
+  watch(signal, "cluster", (found) => cluster.update(found, live.last.figures?.stats));
+  watch(signal, "trouble", (found) => {
+    trouble.classList.remove("hidden");
+    setText(trouble, `There are no figures now: ${found.detail}`);
+  });
+  watch(signal, "figures", (found) => {
+    trouble.classList.add("hidden");
+    const { stats, rates: r, lateness: late } = found;
+    if (rows.at(-1)?.[0] !== found.at) {
+      rows = [...rows.slice(-HISTORY), [found.at, r.submitted ?? null, r.sent ?? null, r.finish ?? null, r.retry ?? null, r.fail ?? null, late.p50, late.p99]];
+    }
+    tiles.update(found);
+    rings.setRate(r.sent, stats.held);
+    rings.update(stats.wheel);
+    rates.update(rows, found.at);
+    lateness.update(rows, found.at);
+    services.update(stats.services, found.at);
+  });
+}
+
+class Tiles {
+  constructor() {
+    this.parts = {};
+    const tile = (key, label, sub) => {
+      const value = h("span", { class: "value" }, "–");
+      const note = h("span", { class: "sub" }, sub);
+      this.parts[key] = { value, note, tile: h("div", { class: "figure" }, h("span", { class: "label" }, label), value, note) };
+      return this.parts[key].tile;
+    };
+    this.element = h("section", { class: "figures", "aria-label": "Figures" },
+      tile("live", "Live tasks", "in the store"), tile("memory", "On the wheel", "due within a minute"),
+      tile("waiting", "Waiting", "for a permit"), tile("running", "Running", "calls under way"),
+      tile("sent", "Fired", "attempts begun"), tile("late", "Lateness p99", "of the last 10 s"),
+      tile("failed", "Failing", "failed or retried"));
+  }
+
+  set(key, text, unit = "", tone = null, sub = null) {
+    const { value, note, tile } = this.parts[key];
+    if (value.dataset.text !== text + unit) {
+      value.dataset.text = text + unit;
+      fill(value, text, unit && h("span", { class: "unit" }, unit));
+    }
+    if (tone) tile.dataset.tone = tone;
+    else delete tile.dataset.tone;
+    if (sub !== null) setText(note, sub);
+  }
+
+  update({ stats, rates: r, lateness, store }) {
+    const many = store && store.live >= 100000;
+    this.set("live", store ? (many ? "≈ " : "") + count(store.live) : "–", "", null, store ? `${count(store.final)}${store.final >= 100000 ? "+" : ""} ended` : "the store does not answer");
+    this.set("memory", count(stats.held));
+    this.set("waiting", count(stats.waiting), "", stats.waiting > 0 ? "warn" : null);
+    this.set("running", count(stats.running));
+    this.set("sent", rate(r.sent), "/s", null, `${count(stats.sent)} in all`);
+    this.set("late", duration(lateness.p99), "", lateness.p99 > 1 ? "warn" : null, `p50 ${duration(lateness.p50)}`);
+    const failing = r.fail === undefined ? null : r.fail + r.retry;
+    this.set("failed", rate(failing), "/s", failing > 0 ? "bad" : null, `${count(stats.ended.fail ?? 0)} failed for good`);
+  }
+}
+
+/** Strips of cells; a colour is a count on a logarithmic scale, an estimate is marked. */
+class Heat {
+  constructor(go) {
+    this.go = go;
+    this.rows = {};
+    this.element = h("div", { class: "heat" }, Object.entries(SPANS).map(([span, label]) => this.#row(span, label)));
+  }
+
+  #row(span, label) {
+    const strip = h("div", { class: "heat-strip", role: "img", "aria-label": label });
+    const total = h("span", { class: "total" }, "–");
+    const middle = h("span");
+    strip.addEventListener("click", (event) => event.target.dataset.link && this.go(event.target.dataset.link));
+    this.rows[span] = { strip, total, middle, label };
+    return h("div", { class: "heat-row" }, h("span", { class: "soft" }, label), strip, total,
+      h("div", { class: "axis", "aria-hidden": "true" }, h("span", {}, "now"), middle, h("span", {}, ENDS[span])));
+  }
+
+  update(spans) {
+    for (const found of spans) {
+      const { strip, total, label } = this.rows[found.span];
+      const start = Date.parse(found.start);
+      const most = Math.max(1, ...found.counts);
+      const guessed = new Set(found.estimated);
+      while (strip.children.length < found.counts.length) strip.append(h("span"));
+      found.counts.forEach((tasks, index) => {
+        const cell = strip.children[index];
+        const from = new Date(start + index * found.step * 1000);
+        const to = new Date(+from + found.step * 1000);
+        const part = tasks ? 0.18 + 0.82 * Math.log(tasks + 1) / Math.log(most + 1) : 0;
+        cell.style.background = tasks ? `color-mix(in srgb, var(--heat-1) ${Math.round(part * 100)}%, var(--heat-0))` : "";
+        cell.title = `${guessed.has(index) ? "about " : ""}${plural(tasks, "task")} due from ${from.toLocaleTimeString()} to ${to.toLocaleTimeString()}`;
+        cell.dataset.link = tasks ? `tasks${encodeQuery({ due_after: from.toISOString(), due_before: to.toISOString() })}` : "";
+      });
+      const sum = found.counts.reduce((a, b) => a + b, 0);
+      setText(total, (guessed.size ? "≈ " : "") + count(sum));
+      const peak = found.counts.indexOf(Math.max(...found.counts));
+      strip.setAttribute("aria-label", `${label}: ${guessed.size ? "about " : ""}${plural(sum, "task")} due${sum ? `, most at ${new Date(start + peak * found.step * 1000).toLocaleTimeString()}` : ""}`);
+    }
+  }
+}
+
+/** The services with breaker, permits, queue, rate and latency. */
+class Services {
+  constructor() {
+    this.body = h("tbody");
+    this.rows = new Map();
+    this.before = null;
+    this.table = h("table", { class: "cards" }, h("thead", {}, h("tr", {}, ["Service", "Breaker", "Permits in use", "Waiting", "Calls", "Latency p50", "p99"].map((text, index) => h("th", { scope: "col", class: index > 2 ? "right" : null }, text)))), this.body);
+    this.element = h("div", {}, h("div", { class: "table-wrap" }, this.table));
+    this.none = empty("No services", "A service is created with tickwheel services put, or on the page Services.");
+  }
+
+  update(services, at) {
+    const names = Object.keys(services);
+    if (!names.length) { fill(this.element, this.none); return; }
+    if (!this.table.isConnected) fill(this.element, h("div", { class: "table-wrap" }, this.table));
+    for (const key of [...this.rows.keys()]) {
+      if (!(key in services)) { this.rows.get(key).row.remove(); this.rows.delete(key); }
+    }
+    for (const key of names) this.#row(key).update(services[key], this.before?.services[key], (at - this.before?.at) / 1000);
+    this.before = { services, at };
+  }
+
+  #row(key) {
+    let found = this.rows.get(key);
+    if (found) return found;
+    const cells = [h("td", { class: "right", "data-label": "waiting" }), h("td", { class: "right", "data-label": "calls" }), h("td", { class: "right", "data-label": "p50" }), h("td", { class: "right", "data-label": "p99" })];
+    const breaker = h("td", {}, pill("closed"));
+    const bar = h("span", { class: "fill" });
+    const permits = h("span", { class: "nowrap" });
+    const row = h("tr", {}, h("td", {}, h("a", { href: `services/${encodeURIComponent(key)}` }, name(key, 60))), breaker,
+      h("td", { class: "wide" }, h("span", { class: "meter" }, h("span", { class: "track" }, bar), permits)), cells);
+    found = {
+      row,
+      update(service, before, seconds) {
+        const state = service.enabled ? service.breaker : "off";
+        if (breaker.dataset.state !== state) { breaker.dataset.state = state; fill(breaker, pill(state.replace("_", "-"), { off: "paused", half_open: "half-open" }[state] ?? state)); }
+        bar.style.width = `${Math.min(100, 100 * service.running / Math.max(1, service.limit))}%`;
+        setText(permits, `${count(service.running)} of ${count(service.limit)}`);
+        const calls = before && seconds > 0 ? Math.max(0, service.latency.count - before.latency.count) / seconds : null;
+        [count(service.waiting), calls === null ? "–" : `${rate(calls)}/s`, duration(service.latency.p50), duration(service.latency.p99)].forEach((text, index) => setText(cells[index], text));
+      },
+    };
+    this.rows.set(key, found);
+    const after = [...this.body.children].find((one) => one.dataset.name > key);
+    row.dataset.name = key;
+    this.body.insertBefore(row, after ?? null);
+    return found;
+  }
+}

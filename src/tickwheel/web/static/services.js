@@ -1,0 +1,152 @@
+// Services: how each does, its configuration, a trial call, and its recent errors in groups.
+
+import { encodeQuery, get, may, post, put, remove } from "./api.js";
+import { ask, block, card, empty, fill, foreign, h, name, pill, toast } from "./dom.js";
+import { count, duration, plural, relative } from "./format.js";
+import { live, watch } from "./live.js";
+
+const PLACEHOLDER = "********";
+
+/** The state of a service as a pill: paused, or its breaker. */
+function state(service, figures) {
+  if (!service.enabled) return pill("off", "paused");
+  const breaker = figures?.breaker ?? "closed";
+  return pill(breaker.replace("_", "-"), breaker === "closed" ? "healthy" : `breaker ${breaker.replace("_", "-")}`);
+}
+
+export async function services(page, { signal, go }) {
+  const body = h("tbody");
+  const heads = ["Service", "State", "Endpoint", "Running", "Waiting", "Latency p99"];
+  const table = h("div", { class: "table-wrap" }, h("table", { class: "cards" }, h("thead", {}, h("tr", {}, heads.map((text, index) => h("th", { scope: "col", class: index > 2 ? "right" : null }, text)))), body));
+  const content = h("section", { class: "card flush" }, table);
+  fill(page, h("div", { class: "page-head" }, h("h1", {}, "Services"), h("div", { class: "actions" },
+    may("admin") && h("button", { class: "primary", type: "button", onclick: async () => {
+      const made = await edit(null);
+      if (made) go(`services/${encodeURIComponent(made.name)}`);
+    } }, "New service"))), content);
+  const { items } = await get("v1/services");
+  if (signal.aborted) return;
+  if (!items.length) fill(content, empty("No services", "A service is where tasks are sent when they are due."));
+  const rows = items.map((service) => {
+    const cells = { state: h("td", { class: "end" }), running: h("td", { class: "right", "data-label": "running" }), waiting: h("td", { class: "right", "data-label": "waiting" }), late: h("td", { class: "right", "data-label": "p99" }) };
+    body.append(h("tr", {}, h("td", {}, h("a", { href: `services/${encodeURIComponent(service.name)}` }, name(service.name, 60)), service.problem && h("span", { class: "sub" }, foreign(service.problem))),
+      cells.state, h("td", { class: "wide break" }, h("span", { class: "soft" }, name(service.endpoint || "a function of a process", 80))), cells.running, cells.waiting, cells.late));
+    return (figures) => {
+      const found = figures?.[service.name];
+      fill(cells.state, state(service, found));
+      fill(cells.running, `${count(found?.running)} of ${count(found?.limit ?? service.concurrency)}`);
+      fill(cells.waiting, count(found?.waiting));
+      fill(cells.late, duration(found?.latency.p99));
+    };
+  });
+  rows.forEach((update) => update(live.last.figures?.stats.services));
+  watch(signal, "figures", ({ stats }) => rows.forEach((update) => update(stats.services)));
+}
+
+export async function service(page, { signal, go, parts: [encoded] }) {
+  const path = `v1/services/${encoded}`;
+  const figures = h("section", { class: "figures", "aria-label": "Figures" });
+  const reload = () => service(page, { signal, go, parts: [encoded] });
+  const found = await get(path);
+  const errors = await get(`${path}/errors`);
+  if (signal.aborted) return;
+  const stored = found.version > 0;
+  const own = h("span");
+  fill(page,
+    h("div", { class: "page-head" }, h("h1", {}, name(found.name)), own, h("div", { class: "actions" }, may("admin") && stored && buttons(found, path, reload, go))),
+    found.problem && h("p", { class: "banner bad" }, foreign(found.problem)), figures,
+    h("div", { class: "columns side" },
+      h("div", { class: "stack" }, card("Recent errors", `among ${plural(errors.looked_at, "task")}`, errorList(errors.items)),
+        h("div", { class: "row" }, h("a", { class: "button", href: `tasks${encodeQuery({ service: found.name })}` }, "Its tasks"),
+          h("a", { class: "button", href: `backlog${encodeQuery({ service: found.name, state: "failed" })}` }, "Its failed tasks"))),
+      h("div", { class: "stack" }, card("Configuration", stored ? `version ${found.version}` : "a task function", facts(found)))));
+  const show = (all) => {
+    const now = all?.[found.name];
+    fill(own, state(found, now));
+    const tile = (label, value, sub) => h("div", { class: "figure" }, h("span", { class: "label" }, label), h("span", { class: "value" }, value), h("span", { class: "sub" }, sub));
+    fill(figures, tile("Running", count(now?.running), `of ${count(now?.limit ?? found.concurrency)} permits`), tile("Waiting", count(now?.waiting), "for a permit"),
+      tile("Calls", count(now?.latency.count), "since the start"), tile("Latency p50", duration(now?.latency.p50), "of all calls"), tile("Latency p99", duration(now?.latency.p99), "of all calls"));
+  };
+  show(live.last.figures?.stats.services);
+  watch(signal, "figures", ({ stats }) => show(stats.services));
+}
+
+function buttons(found, path, reload, go) {
+  const attempt = async (work, done) => {
+    try {
+      await work();
+      toast(done);
+      await reload();
+    } catch (error) {
+      toast(error.message, true);
+    }
+  };
+  return [
+    h("button", { type: "button", onclick: () => attempt(() => put(path, configuration({ ...found, enabled: !found.enabled })), found.enabled ? "Paused: its tasks wait" : "Resumed") }, found.enabled ? "Pause" : "Resume"),
+    h("button", { type: "button", onclick: () => tryCall(found, path) }, "Test call"),
+    h("button", { type: "button", onclick: async () => (await edit(found)) && reload() }, "Edit"),
+    h("button", { type: "button", class: "danger", onclick: async () => {
+      if (await ask({ title: "Delete this service?", action: "Delete", danger: true, body: h("p", { class: "soft" }, "A service that has live tasks or schedules is kept."), check: () => remove(path).then(() => true) })) { toast("Deleted"); go("services"); }
+    } }, "Delete"),
+  ];
+}
+
+/** The body of a put that keeps everything, secrets included. */
+function configuration(found) {
+  const { name: _, version, updated_at, problem, ...rest } = found;
+  return rest;
+}
+
+function errorList(groups) {
+  if (!groups.length) return empty("No errors", "None of its newest tasks has one.");
+  return h("ul", { class: "stack" }, groups.map((group) => h("li", {},
+    h("div", { class: "row" }, h("b", {}, plural(group.count, "task")), group.retried > 0 && h("span", { class: "soft small" }, `${group.retried} to be retried`),
+      h("span", { class: "faint small" }, `last ${relative(group.last_at)}`), h("a", { class: "small", href: `tasks/${group.task}` }, "the last task")),
+    block(group.error, "Error"))));
+}
+
+function facts(found) {
+  const row = (term, ...value) => [h("dt", {}, term), h("dd", {}, value)];
+  return h("dl", { class: "facts" }, row("Endpoint", name(found.endpoint || "–", 300)), row("Protocol", found.protocol), row("Timeout", duration(found.timeout)),
+    row("Attempts", found.max_attempts), row("Backoff", `${duration(found.backoff.first)} × ${found.backoff.factor}, up to ${duration(found.backoff.max)}`),
+    row("Concurrency", count(found.concurrency)), row("Rate", found.rate === null ? "no limit" : `${found.rate}/s`),
+    row("Breaker", found.breaker ? `after ${found.breaker.failures} failures, for ${duration(found.breaker.pause)}` : "none"),
+    row("Secret", found.secret ? "set" : "none"), row("Headers", Object.keys(found.headers).length ? Object.keys(found.headers).map((one) => h("span", { class: "tag" }, one)) : "none"),
+    found.updated_at && row("Changed", relative(found.updated_at)));
+}
+
+async function tryCall(found, path) {
+  const payload = h("textarea", { name: "payload", rows: "6", spellcheck: "false", ".value": "null" });
+  const answer = await ask({ title: "Test call", action: "Call it", body: [h("p", { class: "soft small" }, "Calls the service once, now. No task is stored, and a paused service is called, too."), h("label", { class: "field" }, "Payload, as JSON", payload)],
+    check: async (data) => {
+      let value;
+      try { value = JSON.parse(data.payload); } catch (error) { throw new Error(`the payload is not JSON: ${error.message}`); }
+      return post(`${path}/try`, { payload: value });
+    } });
+  if (!answer) return;
+  await ask({ title: "The service answered", action: "Close", body: h("div", { class: "stack" }, h("div", { class: "row" }, pill(answer.event), h("span", { class: "soft" }, `in ${duration(answer.seconds)}`)),
+    answer.error !== null && block(answer.error, "Error"), answer.result !== null && block(JSON.stringify(answer.result, null, 2), "Result")) });
+}
+
+/** Ask for the configuration of a service, and store it; return it, or null. */
+function edit(found) {
+  const now = found ?? { endpoint: "", timeout: 30, max_attempts: 5, backoff: { first: 1, factor: 2, max: 3600, jitter: 0.1 }, concurrency: 100, rate: null, breaker: { failures: 10, pause: 5, max_pause: 60, probes: 1 }, enabled: true, protocol: "http", feedback_timeout: 3600 };
+  const input = (label, key, value, more = {}, hint = null) => h("label", { class: more.wide ? "field wide" : "field" }, label, h("input", { name: key, value: value ?? "", ...more, wide: null }), hint && h("span", { class: "hint" }, hint));
+  const number = (label, key, value, more = {}) => input(label, key, value, { type: "number", step: "any", min: "0", ...more });
+  const body = h("div", { class: "form-grid" },
+    !found && input("Name", "name", "", { required: true, wide: true }),
+    input("Endpoint", "endpoint", now.endpoint, { required: true, wide: true, placeholder: "a URL" }, found?.secret || Object.keys(found?.headers ?? {}).length ? "Another origin requires the secret and the headers again." : null),
+    number("Timeout, seconds", "timeout", now.timeout), number("Attempts", "max_attempts", now.max_attempts, { step: "1", min: "1" }), number("Concurrency", "concurrency", now.concurrency, { step: "1", min: "1" }),
+    number("Rate per second", "rate", now.rate, { placeholder: "no limit" }), number("First retry after, s", "first", now.backoff.first), number("Longest wait, s", "max", now.backoff.max),
+    number("Breaker: failures", "failures", now.breaker?.failures, { step: "1", placeholder: "none" }), number("Breaker: pause, s", "pause", now.breaker?.pause),
+    input("Secret", "secret", "", { type: "password", autocomplete: "new-password", placeholder: found?.secret ? PLACEHOLDER : "none" }, found?.secret ? "Empty: it stays." : null),
+    h("label", { class: "check wide" }, h("input", { type: "checkbox", name: "enabled", checked: now.enabled }), "Send its tasks"));
+  return ask({ title: found ? `Edit ${found.name}` : "New service", action: "Store", large: true, body, check: (data) => {
+    const { name: _, version, updated_at, problem, secret, headers, ...kept } = now;
+    const value = { ...kept, endpoint: data.endpoint, timeout: Number(data.timeout), max_attempts: Number(data.max_attempts), concurrency: Number(data.concurrency), rate: data.rate ? Number(data.rate) : null,
+      backoff: { ...now.backoff, first: Number(data.first), max: Number(data.max) },
+      breaker: data.failures ? { ...now.breaker, failures: Number(data.failures), pause: Number(data.pause || 5) } : null, enabled: Boolean(data.enabled) };
+    if (data.secret) value.secret = data.secret;
+    return put(`v1/services/${encodeURIComponent(found?.name ?? data.name)}`, value);
+  } });
+}

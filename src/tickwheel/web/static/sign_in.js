@@ -1,0 +1,26 @@
+// The form that asks for a token.
+
+import { signIn } from "./api.js";
+import { fill, foreign, h } from "./dom.js";
+
+export function signInPage(then) {
+  const problem = h("p", { class: "banner bad hidden", role: "alert" });
+  const input = h("input", { name: "token", type: "password", autocomplete: "current-password", required: true, placeholder: "tw_…", spellcheck: "false" });
+  const button = h("button", { class: "primary", type: "submit" }, "Sign in");
+  const form = h("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    try {
+      await signIn(input.value);
+      await then();
+    } catch (error) {
+      problem.classList.remove("hidden");
+      fill(problem, foreign(error.message));
+      input.select();
+    } finally {
+      button.disabled = false;
+    }
+  } }, h("label", { class: "field" }, "Token", input), problem, button);
+  return h("div", { class: "sign-in" }, h("section", { class: "card" }, h("h1", {}, "Sign in"),
+    h("p", { class: "soft small" }, "This server needs a token. ", h("code", {}, "tickwheel tokens create"), " makes one; with the scope read it shows everything, with admin it may change everything."), form));
+}
