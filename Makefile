@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 SERVER := $(VENV)/.native
 READY := $(VENV)/.tools
 NATIVE := $(wildcard src/tickwheel/*.[ch])
-PACKAGES := valgrind postgresql-15 pgbouncer redis-server libzookeeper-java libslf4j-java openjdk-17-jre-headless faketime curl systemd # what the tests call, as Debian packages
+PACKAGES := valgrind postgresql-15/postgresql pgbouncer redis-server libzookeeper-java libslf4j-java openjdk-17-jre-headless/default-jre-headless maven rabbitmq-server faketime curl systemd iproute2 nftables chromium fonts-dejavu-core prometheus # what the tests call, as Debian packages
 
 # A compiler that is there but fails is an error here; without one the pure wheel is used.
 HAS_COMPILER := $(shell command -v $(CC) >/dev/null && echo 1)
@@ -45,6 +45,7 @@ lab: $(SERVER) ## Watch a wheel turn in the terminal, until Ctrl-C
 .PHONY: test
 test: $(READY) asyncio-tests ## Run the tests
 	@tools/debian-packages $(PACKAGES)
+	@tools/kafka
 	env -u PYTHONDONTWRITEBYTECODE $(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) \
 	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
@@ -56,7 +57,7 @@ check: $(READY) ## Run ruff and mypy
 	$(BIN)/mypy --config-file tests/mypy.ini tests benchmarks
 
 .PHONY: bench
-bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable bench-service bench-scale ## Run all benchmarks
+bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable bench-service bench-channels bench-scale bench-cluster ## Run all benchmarks
 
 .PHONY: bench-wheel
 bench-wheel: $(READY) ## Compare the wheels with other timers; writes docs/benchmarks
@@ -84,10 +85,21 @@ bench-service: $(READY) ## Compare the service over HTTP with others; writes doc
 	@tools/debian-packages $(PACKAGES) beanstalkd
 	$(BIN)/python benchmarks/service.py
 
+.PHONY: bench-channels
+bench-channels: $(READY) ## Compare the channels of brokers with bare publishers; writes docs/benchmarks
+	@tools/debian-packages $(PACKAGES)
+	@tools/kafka
+	$(BIN)/python benchmarks/channels.py
+
 .PHONY: bench-scale
 bench-scale: $(READY) ## Simulate a cluster of 1,000 nodes and 10^9 tasks; writes docs/benchmarks
 	@tools/debian-packages $(PACKAGES)
 	$(BIN)/python benchmarks/scale.py
+
+.PHONY: bench-cluster
+bench-cluster: $(READY) ## Measure one to four nodes on one PostgreSQL; prints a table
+	@tools/debian-packages $(PACKAGES)
+	$(BIN)/python benchmarks/cluster.py
 
 .PHONY: docs
 docs: $(READY) ## Build the documentation into build/docs, warnings as errors
@@ -113,7 +125,7 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' \
 	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/values --ignore tests/overflow_buffers --ignore tests/contracts --ignore tests/test_servers.py \
 	    $(foreach folder,cli client http receiver service web,--ignore tests/$(folder)) \
-	    --ignore-glob '*_service*' --ignore tests/test_openapi_file.py $(PYTEST_ARGS)
+	    --ignore-glob '*_service*' --ignore-glob '*_benchmark*' --ignore tests/test_openapi_file.py $(PYTEST_ARGS)
 
 .PHONY: soak
 soak: $(READY) ## Run the long forms: a million steps of the state machine, all threads at once
@@ -121,10 +133,23 @@ soak: $(READY) ## Run the long forms: a million steps of the state machine, all 
 	    $(BIN)/python -m pytest -o faulthandler_timeout=0 tests -m soak $(PYTEST_ARGS)
 
 .PHONY: chaos
-chaos: $(READY) ## Run the long forms of the crash tests: 200 rounds of kill -9 on each store
+chaos: $(READY) ## Break a whole cluster for 30 minutes, and run the long forms of the crash tests
 	@tools/debian-packages $(PACKAGES)
+	@tools/kafka
 	TICKWHEEL_KILL_ROUNDS=$${TICKWHEEL_KILL_ROUNDS:-200} \
 	    $(BIN)/python -m pytest -o faulthandler_timeout=0 tests -m chaos $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory test-frozen
+
+# A test that fails under this depends on timing.
+.PHONY: test-frozen
+test-frozen: $(READY) ## Run the tests while all their processes are frozen now and then
+	@tools/debian-packages $(PACKAGES)
+	@tools/kafka
+	$(BIN)/python tests/chaos/frozen.py -- $(BIN)/python -m pytest -o faulthandler_timeout=0 tests $(PYTEST_ARGS)
+
+.PHONY: test-foreign
+test-foreign: $(READY) ## Test the gRPC API with clients that are downloaded; needs a network and Go
+	$(BIN)/python -m pytest tests -m foreign $(PYTEST_ARGS)
 
 .PHONY: attack
 attack: $(READY) ## Attack a served process for 10 minutes: memory, answers, healthy traffic
@@ -145,7 +170,8 @@ test-pythons: ## Run the tests on each Python from 3.11 on that is found
 
 # The tests that touch what the package depends on.
 LOWEST_TESTS := tests/web tests/http tests/client tests/cli tests/receiver tests/contracts/test_tasks.py \
-    tests/contracts/overflow_buffer tests/durable/stores/postgres/test_store.py tests/overflow_buffers/test_buffers.py
+    tests/contracts/overflow_buffer tests/durable/stores/postgres/test_store.py tests/durable/coordinators/test_zookeeper.py \
+    tests/overflow_buffers/test_buffers.py
 
 .PHONY: mutants
 mutants: $(READY) ## Put known faults into a copy of the code, one at a time, and see that the tests catch each

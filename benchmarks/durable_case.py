@@ -48,7 +48,7 @@ class App:
 
     def ended(self) -> int:
         """Return how many tasks have ended, counted after the commit."""
-        return sum(self.scheduler._started().feedback.event_counts.values())
+        return sum(self.scheduler._running_node().feedback.event_counts.values())
 
 
 async def noop(number: int) -> None:
@@ -179,7 +179,7 @@ async def burst_rate(url: str, count: int, *, is_plain: bool) -> float:
 
 async def check_ended(app: App, ids: list[str]) -> None:
     """Check that each task is final in the store, with one logged attempt."""
-    store = app.scheduler._started().store
+    store = app.scheduler._running_node().store
     for start in range(0, len(ids), 1_000):
         for task in await store.get(ids[start : start + 1_000]):
             assert task is not None

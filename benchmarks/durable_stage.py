@@ -79,13 +79,13 @@ class Stage:
     def server(self, kind: str) -> Any:
         """Return the running server of a kind."""
         if kind not in self._servers:
-            self._servers[kind] = self._started(kind)
+            self._servers[kind] = self._running_node(kind)
         found = self._servers[kind]
         if isinstance(found, Missing):
             raise found
         return found
 
-    def _started(self, kind: str) -> Any:
+    def _running_node(self, kind: str) -> Any:
         try:
             import pytest
 

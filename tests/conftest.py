@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.entropy import deterministic_PRNG
 
 sys.path.insert(0, str(Path(__file__).parent))  # cores, model, servers: under every import mode
 
+import broker_servers
 import cores as wheel_cores
+import distribution
 import servers
 from tickwheel.durable.stores.sqlite import connection as sqlite_connection
 
@@ -55,24 +58,25 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker(name):
                 item.add_marker(skip)
-
-
-SPREAD = {"test_asyncio_suite.py", "test_pure_timers.py"}  # each test is a long process of its own
+    if hasattr(config, "workerinput"):
+        distribution.begin_with_long_files(items)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file on one worker with --dist loadfile, except the files in SPREAD."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
+    return distribution.make_scheduler(config, log)
 
-    class SpreadingScheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            file = super()._split_scope(nodeid)
-            return nodeid if Path(file).name in SPREAD else file
 
-    return SpreadingScheduling(config, log)
+def freeze_heap():
+    """Hide all that exists from the collector, so that full collections are cheap."""
+    with deterministic_PRNG():  # Hypothesis warns if it then cannot see who refers to its random
+        pass
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_finish(session):
+    freeze_heap()
 
 
 def _load(name):
@@ -104,11 +108,8 @@ def pointers(request):
 
 @pytest.fixture(scope="module")
 def young_heap():
-    """Puts all that exists out of the collector's sight, so that a full collection is cheap."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    """Hides what earlier modules left as well."""
+    freeze_heap()
 
 
 WAIT_FOR_DISK = sqlite_connection.WAIT_FOR_DISK
@@ -145,6 +146,20 @@ def zookeeper_url(zookeeper_server):
 def redis_server():
     """A Redis for all tests that leave it alone; what kills or stops one makes its own."""
     with servers.RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbit_server():
+    """A RabbitMQ for all tests that leave it alone; what kills or stops one makes its own."""
+    with broker_servers.RabbitServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_server():
+    """A Kafka for all tests that leave it alone; what kills or stops one makes its own."""
+    with broker_servers.KafkaServer() as server:
         yield server
 
 

@@ -27,6 +27,8 @@ import pytest
 PATIENCE = 60.0  # seconds until a server that does not answer counts as broken
 POLL = 0.005
 TRIES = 5
+MEMORY = "/dev/shm"
+MEMORY_BYTES = 4 << 30  # free space there for the data of servers
 ROOT = os.geteuid() == 0
 
 # Becomes the server: without root, tied to the life of the process that asked for it. A program
@@ -54,25 +56,28 @@ def _starter():
     return ThreadPoolExecutor(1, "servers")
 
 
-def _spawn(argv, user, death, log):
-    launch = [sys.executable, "-ISc", LAUNCH, str(os.getpid()), str(int(death)), user or "", *argv]
-    options = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": log,
-        "stderr": log,
-        "cwd": "/",
-        "env": clean_environment(),
-        "start_new_session": True,  # Ctrl-C is for the tests
-    }
+def launch(argv, *, user="", death=signal.SIGKILL, namespace="", **options):
+    """Start a program that ends with this process; return its `Popen`.
+
+    `namespace`: the path of a network namespace to start it in.
+    """
+    inside = ["/usr/bin/nsenter", f"--net={namespace}"] if namespace else []
+    command = [sys.executable, "-ISc", LAUNCH, str(os.getpid()), str(int(death)), user, *argv]
+    options |= {"stdin": subprocess.DEVNULL, "start_new_session": True}  # Ctrl-C is for the tests
     if threading.current_thread() is threading.main_thread():
-        return subprocess.Popen(launch, **options)
-    return _starter().submit(subprocess.Popen, launch, **options).result()
+        return subprocess.Popen([*inside, *command], **options)
+    return _starter().submit(subprocess.Popen, [*inside, *command], **options).result()
+
+
+def _spawn(argv, user, death, log, namespace=""):
+    options = {"stdout": log, "stderr": log, "cwd": "/", "env": clean_environment()}
+    return launch(argv, user=user, death=death, namespace=namespace, **options)
 
 
 def clean_environment():
     """The environment without what is meant for the Python under test, or for another server."""
     odd = re.compile(
-        r"LD_PRELOAD|PYTHON.*|(A|UB)SAN_OPTIONS|PG[A-Z]+|LC_.*|LANG(UAGE)?|TZ|FAKETIME.*"
+        r"LD_PRELOAD|PYTHON.*|MAKE.*|(A|UB)SAN_OPTIONS|PG[A-Z]+|LC_.*|LANG(UAGE)?|TZ|FAKETIME.*"
     )
     kept = {name: value for name, value in os.environ.items() if not odd.fullmatch(name)}
     return kept | {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
@@ -109,6 +114,15 @@ def free_port():
     raise RuntimeError("no port is free")
 
 
+def data_folder():
+    """Return the folder in memory if it has space: on a disk, servers mostly wait for files."""
+    try:
+        free = shutil.disk_usage(MEMORY).free
+    except OSError:
+        return None
+    return MEMORY if free >= MEMORY_BYTES and os.access(MEMORY, os.W_OK) else None
+
+
 def _stat(pid):
     """Return the state and the parent of a process, or None if it does not exist."""
     try:
@@ -139,8 +153,13 @@ def _gone(pid):
 
 
 def _stopped(pid):
-    found = _stat(pid)
-    return found is None or found[0] in "TtZX"
+    """Whether all threads stand still; a system call under way, as for a lock, ends first."""
+    try:
+        threads = [*Path(f"/proc/{pid}/task").iterdir()]
+    except FileNotFoundError:
+        return True
+    states = [_stat(f"{pid}/task/{thread.name}") for thread in threads]
+    return all(found is None or found[0] in "TtZX" for found in states)
 
 
 def wait_until(condition, what, seconds=PATIENCE):
@@ -165,8 +184,14 @@ class Server:
     stop_signal = signal.SIGTERM
     death_signal = signal.SIGKILL
 
-    def __init__(self, *, durable=False, options=None, environment=None):
+    def __init__(
+        self, *, durable=False, options=None, environment=None, host="127.0.0.1", namespace="",
+        port=None,
+    ):  # fmt: skip
         self.durable = durable
+        self.host = host
+        self.namespace = namespace  # the path of its network namespace; empty: this one
+        self._own_port = port  # None: any free one
         self.options = dict(options or {})
         self.environment = dict(environment or {})
         self.port = 0
@@ -174,7 +199,8 @@ class Server:
         self._settled = False  # it ran once: the port is its own
         self._paused = []
         self.binaries()
-        self.directory = Path(tempfile.mkdtemp(prefix=f"tickwheel-{self.name}-"))
+        where = None if durable else data_folder()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"tickwheel-{self.name}-", dir=where))
         self.own(self.directory)
 
     def argv(self):
@@ -204,7 +230,7 @@ class Server:
             return self
         for attempt in range(TRIES):
             if not self._settled:
-                self.port = free_port()
+                self.port = self._own_port or free_port()
                 self.prepare(attempt)
             self._launch()
             try:
@@ -292,7 +318,7 @@ class Server:
             # Set for the server alone: what is preloaded must not run as root before it.
             given = [f"{name}={value}" for name, value in self.environment.items()]
             argv = ["/usr/bin/env", *given, *(str(part) for part in self.argv())]
-            self._process = _spawn(argv, user, self.death_signal, log)
+            self._process = _spawn(argv, user, self.death_signal, log, self.namespace)
 
     def _freeze(self):
         """Stop its processes, the parent first so that it starts no more; return them all."""
@@ -332,7 +358,7 @@ class PostgresServer(Server):
     """
 
     name = "postgres"
-    package = "postgresql-15"
+    package = "postgresql"
     user = "postgres"
     stop_signal = signal.SIGINT
     death_signal = signal.SIGQUIT
@@ -342,7 +368,7 @@ class PostgresServer(Server):
         return self.url_for("postgres")
 
     def url_for(self, database):
-        return f"postgresql://tickwheel@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://tickwheel@{self.host}:{self.port}/{database}"
 
     def standby(self, **options):
         """Return a synchronous standby of this server: a commit waits until it has it on disk."""
@@ -377,7 +403,7 @@ class PostgresServer(Server):
 
     def argv(self):
         settings = {
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": self.host,
             "unix_socket_directories": "",
             "max_connections": 200,
             "synchronous_commit": "on",
@@ -490,16 +516,20 @@ class PostgresStandby(PostgresServer):
 
 
 class ZooKeeperServer(Server):
-    """ZooKeeper, one server alone."""
+    """ZooKeeper: one server alone, or with `number` one of an ensemble that `options` name."""
 
     name = "zookeeper"
-    package = "libzookeeper-java libslf4j-java openjdk-17-jre-headless"
+    package = "libzookeeper-java libslf4j-java default-jre-headless"
     user = "nobody"
-    jars = ("zookeeper", "slf4j-simple")
+    jars = ("zookeeper", "slf4j-simple", "netty-codec")  # the last for TLS
+
+    def __init__(self, *, number=0, **options):
+        super().__init__(**options)
+        self.number = number
 
     @property
     def address(self):
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def binaries(self):
         missing = [one for one in self.jars if not Path(f"/usr/share/java/{one}.jar").exists()]
@@ -509,13 +539,19 @@ class ZooKeeperServer(Server):
     def prepare(self, attempt):
         settings = {
             "tickTime": 200, "initLimit": 50, "syncLimit": 25, "dataDir": self.directory / "data",
-            "clientPort": self.port, "clientPortAddress": "127.0.0.1", "maxClientCnxns": 0,
+            "clientPort": self.port, "clientPortAddress": self.host, "maxClientCnxns": 0,
             "minSessionTimeout": 400, "maxSessionTimeout": 60000, "admin.enableServer": "false",
             "4lw.commands.whitelist": "*", **self.options,
         }  # fmt: skip
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         (self.directory / "zoo.cfg").write_text(text)
         (self.directory / "zoo.cfg").chmod(0o644)
+        if self.number:
+            data = self.directory / "data"
+            data.mkdir(exist_ok=True)
+            (data / "myid").write_text(f"{self.number}\n")
+            for path in (data, data / "myid"):
+                self.own(path)
 
     def argv(self):
         return [
@@ -528,11 +564,15 @@ class ZooKeeperServer(Server):
 
     def ready(self):
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(b"srvr")
-                return b"Mode:" in connection.recv(4096)
+            return "Mode:" in self.ask("srvr")
         except OSError:
             return False
+
+    def ask(self, word):
+        """Send a command of four letters, and return the answer."""
+        with socket.create_connection((self.host, self.port), timeout=1) as connection:
+            connection.sendall(word.encode())
+            return connection.recv(65536).decode()
 
 
 class RedisServer(Server):

@@ -95,3 +95,26 @@ def test_each_command_is_loaded_when_it_is_called():
     }
     names |= {node.module for node in imported if (node.module or "").startswith("tickwheel.cli.")}
     assert names == {"exit_codes", "messages"}
+
+
+def test_only_one_file_knows_the_schemes_of_stores():
+    """The others show a URL: in a default, a help text or an example."""
+    shown = {"cli/serve.py", "cli/store.py", "config.py"}
+    schemes = re.compile(r"\b(sqlite|postgres|postgresql)://?")
+    found = set()
+    for path in modules():
+        place = path.relative_to(PACKAGE).as_posix()
+        tree = ast.parse(path.read_text("utf-8"))
+        documented = {*map(id, docstrings(tree))}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        if any(schemes.search(str(one.value)) for one in texts if id(one) not in documented):
+            found.add(place)
+    assert found - shown == {"values/store_url.py"}
+
+
+def docstrings(tree):
+    """Give the nodes of all docstrings."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            yield body[0].value

@@ -193,6 +193,7 @@ def test_the_file_may_have_every_setting_except_secrets():
         """
         store = "postgresql://u@h/db"
         listen = "0.0.0.0:80"
+        grpc_listen = "0.0.0.0:90"
         coordinator = "postgres"
         node = "a"
         weight = 2
@@ -204,6 +205,10 @@ def test_the_file_may_have_every_setting_except_secrets():
         allow_target = ["10.0.0.0/8"]
         tls_cert = "c.pem"
         tls_key = "k.pem"
+        grpc_client_ca = "a.pem"
+        grpc_ca = "a.pem"
+        grpc_cert = "c.pem"
+        grpc_key = "k.pem"
         insecure_without_tokens = true
         token_rate = 5
         max_connections = 5000
@@ -248,7 +253,7 @@ def test_no_secret_is_shown():
         {"TICKWHEEL_SECRET_KEY": KEY, "TICKWHEEL_OTLP_ENDPOINT": "http://u:hunter2@c/"},
     )
     assert "hunter2" not in repr(config)
-    assert "hunter2" not in repr([s.masked(getattr(config, s.field)) for s in SETTINGS])
+    assert "hunter2" not in repr([s.mask(getattr(config, s.field)) for s in SETTINGS])
     assert "hunter2" in config.store
     for store in (
         "postgresqll://u:hunter2@h/db",
@@ -306,6 +311,9 @@ def test_a_repeated_flag_is_a_list_and_an_empty_list_is_not_given():
     [
         ({"tls_cert": Path("c")}, "tls_cert is set and tls_key is not"),
         ({"tls_key": Path("k")}, "tls_key is set and tls_cert is not"),
+        ({"grpc_cert": Path("c")}, "grpc_cert is set and grpc_key is not"),
+        ({"grpc_key": Path("k")}, "grpc_key is set and grpc_cert is not"),
+        ({"grpc_client_ca": Path("a")}, "it needs grpc_listen, tls_cert and tls_key"),
         ({"workers": 2}, "more than one worker needs a store on PostgreSQL"),
         ({"coordinator": "postgres"}, "it must be solo"),
         ({"weight": 2.0}, "weight is 2 and the coordinator is solo: one node owns every shard"),
@@ -353,7 +361,7 @@ def test_every_default_is_valid():
     for setting in SETTINGS:
         if setting.default not in (None, ()):
             kind = setting.kind
-            shown = setting.masked(setting.default)
+            shown = setting.mask(setting.default)
             assert kind.of_file(shown) == setting.default
             assert kind.of_text(setting.format(setting.default)) == setting.default
 

@@ -395,13 +395,13 @@ class Scan:
     """A map of the last touches that is scanned completely every time (R1, plan one)."""
 
     def __init__(self, timeout, tick):
-        self.timeout, self.tick, self.heard = timeout, tick, {}
+        self.timeout, self.tick, self.touched = timeout, tick, {}
 
     def idle(self, now):
         whole = now // self.tick * self.tick
-        gone = {key for key, at in self.heard.items() if at + self.timeout <= whole}
+        gone = {key for key, at in self.touched.items() if at + self.timeout <= whole}
         for key in gone:
-            del self.heard[key]
+            del self.touched[key]
         return gone
 
 
@@ -419,44 +419,46 @@ class TestAgainstAScan:
             key, step = chance.randrange(60), chance.random()
             if step < 0.6:
                 idle.touch(key)
-                scan.heard[key] = now
+                scan.touched[key] = now
             elif step < 0.7:
-                assert idle.discard(key) == (scan.heard.pop(key, None) is not None)
+                assert idle.discard(key) == (scan.touched.pop(key, None) is not None)
             else:
                 now += chance.choice((0.125, 0.25, 0.5, 1.0, 3.0, timeout / 2, timeout * 2))
                 now = round(now * 8) / 8  # exact in floats
                 assert set(idle.advance(now)) == scan.idle(now)
-            assert len(idle) == len(scan.heard)
-            assert (key in idle) == (key in scan.heard)
+            assert len(idle) == len(scan.touched)
+            assert (key in idle) == (key in scan.touched)
             if key in idle:
-                assert idle.last_seen(key) == scan.heard[key]
+                assert idle.last_seen(key) == scan.touched[key]
 
     @pytest.mark.parametrize(("timeout", "tick"), SHAPES)
     @pytest.mark.parametrize("seed", range(2))
     def test_on_a_timer_never_early_and_at_most_a_tick_late(self, timeout, tick, seed):
         chance = random.Random(seed)
-        clock, heard, silences = ManualClock(1000.0), {}, []
+        clock, touched, silences = ManualClock(1000.0), {}, []
         timer = Timer(tick=0.001, clock=clock)
 
         def on_idle(keys):
             assert len(set(keys)) == len(keys)
-            silences.extend(clock.time() - heard.pop(key) for key in keys)
+            silences.extend(clock.time() - touched.pop(key) for key in keys)
 
         idle = IdleTracker(timeout, on_idle, timer=timer, tick=tick)
         for _ in range(600):
             key = chance.randrange(40)
             if chance.random() < 0.7:
                 idle.touch(key)
-                heard[key] = clock.time()
+                touched[key] = clock.time()
             elif chance.random() < 0.3:
                 idle.discard(key)
-                heard.pop(key, None)
+                touched.pop(key, None)
             else:
                 clock.advance(chance.choice((0.01, 0.3, tick, timeout / 3, timeout)))
-            late = [key for key, at in heard.items() if clock.time() - at > timeout + tick + 0.002]
+            late = [
+                key for key, at in touched.items() if clock.time() - at > timeout + tick + 0.002
+            ]
             assert not late
-            assert len(idle) == len(heard)
+            assert len(idle) == len(touched)
         clock.advance(timeout + tick + 1)
-        assert (heard, len(idle), len(timer)) == ({}, 0, 0)
+        assert (touched, len(idle), len(timer)) == ({}, 0, 0)
         assert min(silences) >= timeout - 1e-9
         assert max(silences) <= timeout + tick + 0.002

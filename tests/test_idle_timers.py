@@ -167,17 +167,17 @@ class TestOnATimer:
 
         with Timer() as timer:
             idle = IdleTracker(0.1, on_idle, timer=timer, tick=0.02)
-            heard = {}
+            touched_at = {}
             for number in range(100):
-                heard[number] = time.monotonic()
+                touched_at[number] = time.monotonic()
                 idle.touch(number)
                 time.sleep(0.0005)
             assert ended.wait(LONG)
-        assert all(reports[number] - heard[number] >= 0.1 for number in range(100))
+        assert all(reports[number] - touched_at[number] >= 0.1 for number in range(100))
 
     def test_threads_touch_and_discard_while_keys_are_reported(self):
         """No key is lost: at the end each one was reported or discarded, or is still tracked."""
-        heard = Batches()
+        batches = Batches()
         stop = threading.Event()
         touched = [itertools.count() for _ in range(4)]
 
@@ -191,7 +191,7 @@ class TestOnATimer:
                 idle.touch_many((me, number) for number in range(10))
 
         with Timer() as timer:
-            idle = IdleTracker(0.02, heard, timer=timer, tick=0.005)
+            idle = IdleTracker(0.02, batches, timer=timer, tick=0.005)
             threads = [threading.Thread(target=work, args=(me,), daemon=True) for me in range(4)]
             for thread in threads:
                 thread.start()
@@ -205,10 +205,10 @@ class TestOnATimer:
                 assert time.monotonic() < end, "somebody was forgotten"
                 time.sleep(0.005)
             idle.touch("last")
-            while "last" not in heard.keys:
+            while "last" not in batches.keys:
                 assert time.monotonic() < end
                 time.sleep(0.005)
-        assert all(len(set(batch)) == len(batch) for batch in heard)
+        assert all(len(set(batch)) == len(batch) for batch in batches)
 
 
 class TestOnAnAsyncTimer:

@@ -12,7 +12,7 @@ import pytest
 import cores
 
 PROGRAM = Path(__file__).resolve().parent.parent / "benchmarks" / "instructions.py"
-FEW, MANY = 3_000, 30_000
+FEW, MANY = 1_000, 10_000
 FLAT = 1.25
 
 MOST = {"schedule": 380, "cancel": 130, "expire": 300}

@@ -20,7 +20,7 @@ def tool(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["openapi", "http-reference", "cli-reference"])
+@pytest.mark.parametrize("name", ["openapi", "http-reference", "cli-reference", "grpc-reference"])
 def test_the_file_is_what_its_tool_writes(name):
     made = tool(name)
     assert made.FILE.read_text("utf-8") == made.text(), f"run tools/{name}"

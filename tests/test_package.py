@@ -62,12 +62,14 @@ EXPORTED = {
         Schedule ServerTimedOut ServerUnavailable Service Shard State Submitted Task Verdict
         problem_of""",
     "receiver": """Accepted BadDelivery Delivery Gone InProgress InvalidSignature MemorySeen
-        Receiver Reply Retry Seen""",
+        Receiver Reply Retry Seen Settlement""",
     "durable": """AlreadyReplayed Attempt AttemptOver Backoff Blocking Breaker CannotDrain Fail
         KeyReused KeyTaken NotStarted Overloaded Page Request Retry Schedule Scheduler Service
         ServiceChanged ServiceInUse Snooze State StoreUnavailable TargetRefused Task TaskFunction
         TaskGone UnknownNode UnknownSchedule UnknownService UnknownTask Verdict WrongStore
         current_task""",
+    "consumer": "Consumer Message Source SourceUnavailable source_at",
+    "celery": "install",
     "overflow_buffers": "PostgresBuffer RedisBuffer SqliteBuffer",
     "durable.buffers": "PostgresBuffer RedisBuffer SqliteBuffer",
 }
@@ -83,12 +85,17 @@ LAYERS = [
 PACKAGES = {
     "values": set(),
     "http": set(),
+    "v1": set(),
+    "scenes": set(),
     "overflow_buffers": {"durable", "values"},  # the stores' connections
-    "durable": {"http", "overflow_buffers", "values"},
+    "durable": {"http", "overflow_buffers", "v1", "values"},
     "client": {"http", "values"},
     "receiver": {"values"},
-    "web": {"config", "durable", "http", "values"},
-    "cli": {"client", "config", "durable", "http", "values", "web"},
+    "testing": {"durable", "values"},
+    "celery": {"client", "values"},
+    "consumer": {"values"},
+    "web": {"config", "durable", "http", "scenes", "v1", "values"},
+    "cli": {"client", "config", "consumer", "durable", "http", "values", "web"},
 }
 
 
@@ -139,6 +146,16 @@ def test_importing_the_package_brings_in_no_third_party_module():
     )
     imported = set(run(sys.executable, "-c", code).stdout.split())
     assert imported - set(sys.stdlib_module_names) == {"tickwheel"}
+
+
+@pytest.mark.parametrize("name", ["client.Client", "client.AsyncClient", "receiver.Receiver"])
+def test_clients_and_receivers_load_no_scheduler(name):
+    module, _, used = name.partition(".")
+    code = f"import sys, tickwheel.{module} as m; m.{used}; print(*sys.modules)"
+    loaded = run(sys.executable, "-c", code).stdout.split()
+    assert f"tickwheel.{module}" in loaded
+    packages = {each.split(".")[1] for each in loaded if each.startswith("tickwheel.")}
+    assert not packages & {"cli", "config", "durable", "overflow_buffers", "web"}
 
 
 def test_the_pure_wheels_can_be_asked_for_at_import():
@@ -273,7 +290,7 @@ def test_the_pure_wheel_can_be_asked_for_at_build(tmp_path):
     wheel, output = build(tmp_path, CC="/bin/false", TICKWHEEL_PURE="1")
     assert "warning" not in output.lower()
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert names_in(wheel) >= {"py.typed", "_wheel.pyi", "wheel.py"}
+    assert names_in(wheel) >= {"py.typed", "_wheel.pyi", "wheel.py"} | dashboard_files()
     assert installed_says(wheel, tmp_path, USE) == ["False", "item", tickwheel.__version__]
 
 
@@ -284,6 +301,11 @@ def test_the_built_package_holds_the_native_core_and_the_types(tmp_path):
     assert names_in(wheel) >= {"py.typed", "_wheel.pyi", core}
     assert not any(name.endswith((".c", ".h")) for name in names_in(wheel))
     assert installed_says(wheel, tmp_path, USE) == ["True", "item", tickwheel.__version__]
+
+
+def dashboard_files():
+    files = (ROOT / "src/tickwheel/web/static").iterdir()
+    return {f"web/static/{file.name}" for file in files}
 
 
 def names_in(wheel):
@@ -342,7 +364,7 @@ def test_no_declared_floor_admits_a_release_with_a_known_hole(name):
 def test_the_lowest_versions_of_all_that_the_package_uses_can_be_asked_for():
     printed = run(sys.executable, ROOT / "tools" / "lowest-versions").stdout.split()
     lowest = dict(line.split("==") for line in printed)
-    used = {"apsw", "asyncpg", "click", "httptools", "msgspec", "redis", "uvicorn", "uvloop"}
+    used = {"apsw", "asyncpg", "click", "httptools", "kazoo", "msgspec", "redis", "uvicorn"}
     assert used <= set(lowest)
     assert all(lowest[name] in floors()[name] for name in lowest)
 

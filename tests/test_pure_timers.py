@@ -1,6 +1,6 @@
 """The tests of the timers again, on the core in Python, in a few processes.
 
-The core of the timers is chosen at import. test_deadlines.py is not one of these files: it compares
+The core of the timers is chosen at import. test_deadlines.py is not one of these files: it runs
 both cores in one process.
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-PATIENCE = 60
+PATIENCE = 240
 
 
 @pytest.fixture

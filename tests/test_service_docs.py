@@ -17,7 +17,8 @@ import tickwheel.errors
 from tickwheel.cli import exit_codes
 from tickwheel.client import AsyncClient, Client
 from tickwheel.config import SETTINGS
-from tickwheel.durable.channels.http.channel import answer_to, headers_of, plan_for
+from tickwheel.durable.channels.http.channel import answer_to, plan_for
+from tickwheel.durable.channels.message import headers_of, service_headers
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.flow import Flow
 from tickwheel.http import Response
@@ -58,16 +59,16 @@ REFERENCE = page("reference/client")
 
 
 def test_every_code_is_in_the_table_with_its_status_and_exit_code():
-    told = {row[0]: (int(row[1]), int(row[2])) for row in rows(ERRORS, "<!-- codes -->")}
-    assert told == {
+    listed = {row[0]: (int(row[1]), int(row[2])) for row in rows(ERRORS, "<!-- codes -->")}
+    assert listed == {
         code: (status, exit_codes.exit_code_of_status(status)) for code, status in STATUS.items()
     }
 
 
 def test_every_code_of_the_command_line_is_in_one_of_the_tables():
     alone = {row[0]: int(row[1]) for row in rows(ERRORS, "<!-- codes without a status -->")}
-    told = alone.keys() | {row[0] for row in rows(ERRORS, "<!-- codes -->")}
-    assert set(exit_codes.EXIT_CODES) <= told
+    listed = alone.keys() | {row[0] for row in rows(ERRORS, "<!-- codes -->")}
+    assert set(exit_codes.EXIT_CODES) <= listed
     for code, number in alone.items():
         assert exit_codes.EXIT_CODES.get(code, exit_codes.OTHER) == number
 
@@ -80,8 +81,8 @@ def test_the_errors_that_the_table_names_are_those_that_the_client_raises():
 
 
 def test_every_setting_is_in_the_table_with_its_default_and_meaning():
-    told = [tuple(row) for row in rows(OPERATE, "<!-- settings -->")]
-    assert told == [(s.name, shown(s.masked(s.default)), s.help) for s in SETTINGS]
+    listed = [tuple(row) for row in rows(OPERATE, "<!-- settings -->")]
+    assert listed == [(s.name, shown(s.mask(s.default)), s.help) for s in SETTINGS]
 
 
 def shown(default):
@@ -96,10 +97,10 @@ def test_every_metric_is_in_the_table(server):
     with urllib.request.urlopen(f"{server}/metrics", timeout=SECONDS) as answer:
         text = answer.read().decode()
     given = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
-    told = {row[0]: row[1] for row in rows(OPERATE, "<!-- metrics -->")}
-    assert list(told) == [name for name, _ in given]
+    listed = {row[0]: row[1] for row in rows(OPERATE, "<!-- metrics -->")}
+    assert list(listed) == [name for name, _ in given]
     for name, kind in given:
-        assert told[name].startswith("histogram") == (kind == "histogram"), name
+        assert listed[name].startswith("histogram") == (kind == "histogram"), name
 
 
 def test_every_metric_that_the_alerts_name_exists_with_its_labels(server):
@@ -122,13 +123,13 @@ def test_every_metric_that_the_alerts_name_exists_with_its_labels(server):
         assert samples, metric
         for label, words in re.findall(r'(\w+)=~?"([^"]+)"', braces):
             for word in words.split("|"):
-                told = f'{label}="{word}"' if label != "status" else f'{label}="'
-                assert any(told in sample for sample in samples), (metric, told)
+                listed = f'{label}="{word}"' if label != "status" else f'{label}="'
+                assert any(listed in sample for sample in samples), (metric, listed)
 
 
 def test_every_scope_is_in_the_table():
-    told = {row[0] for row in rows(OPERATE, "| scope |")}
-    assert told == {route.scope for route in ROUTES if route.scope}
+    listed = {row[0] for row in rows(OPERATE, "| scope |")}
+    assert listed == {route.scope for route in ROUTES if route.scope}
 
 
 @pytest.mark.parametrize("row", rows(RECEIVE, "<!-- statuses -->")[:-1], ids=lambda row: row[0])
@@ -147,22 +148,22 @@ def test_every_header_of_a_call_is_in_the_table():
     secret = "whsec_" + "c2VjcmV0LW9mLXRoZS10ZXN0cy10aGF0LW5vYm9keS1zZWVz"
     service = Service("orders", "http", endpoint="https://shop.example/", secrets=(secret,))
     task = SimpleNamespace(id="1", attempt=1, due_at_ms=0, epoch=1, body=b"{}")
-    sent = {name for name, _ in headers_of(task, plan_for(service, Histogram()), 0)}
+    sent = {name for name, _ in headers_of(task, service, service_headers(service), 0)}
     assert {row[0] for row in rows(RECEIVE, "<!-- headers -->")} | {"content-type"} == sent
 
 
 def test_the_verbs_of_both_clients_are_on_the_page():
     cells = " ".join(f"`{row[1]}`" for row in rows(CLIENTS, "## Verbs"))
-    told = set(re.findall(r"`(\w+)`", cells))
+    listed = set(re.findall(r"`(\w+)`", cells))
     for client in (Client, AsyncClient):
         verbs = {name for name in dir(client) if not name.startswith("_")}
-        assert told == verbs - {"server", "close"}
+        assert listed == verbs - {"server", "close"}
 
 
 def test_the_signatures_in_the_reference_are_those_of_the_client():
-    told = dict(re.findall(r"automethod:: tickwheel\.client\.Client\.(\w+)\((.*)\)\n", REFERENCE))
-    assert set(told) == {name for name in dir(Client) if not name.startswith("_")} - {"server"}
-    for name, words in told.items():
+    listed = dict(re.findall(r"automethod:: tickwheel\.client\.Client\.(\w+)\((.*)\)\n", REFERENCE))
+    assert set(listed) == {name for name in dir(Client) if not name.startswith("_")} - {"server"}
+    for name, words in listed.items():
         shown = [word.split("=") for word in re.split(r",\s*", words) if word not in {"", "*"}]
         actual = inspect.signature(getattr(Client, name)).parameters
         assert [word[0].lstrip("*") for word in shown] == list(actual)[1:], name
@@ -219,8 +220,8 @@ def test_the_code_on_the_page_of_clients_prints_what_it_says(server, capsys, mon
     printed = capsys.readouterr().out.splitlines()
     expected = PRINTED.findall(code)
     assert len(printed) == len(expected)
-    for line, told in zip(printed, expected, strict=True):
-        assert re.fullmatch(re.escape(told).replace("…", ".*"), line)
+    for line, listed in zip(printed, expected, strict=True):
+        assert re.fullmatch(re.escape(listed).replace("…", ".*"), line)
 
 
 def test_the_worked_example_of_a_breaker_is_what_a_flow_does():
@@ -252,5 +253,5 @@ def test_the_worked_example_of_a_breaker_is_what_a_flow_does():
     for at in (15.4, 15.5):
         end(at, begin(at, flow.free(at)), well=True)
         note(at)
-    told = rows(page("explanation/service"), "<!-- flow -->")
-    assert seen == [(second, state, calls) for second, _, state, calls in told]
+    listed = rows(page("explanation/service"), "<!-- flow -->")
+    assert seen == [(second, state, calls) for second, _, state, calls in listed]

@@ -157,12 +157,12 @@ def terminals(tmp_path):
 def test_the_tutorial_does_what_it_says(terminals):
     for name, code in FILES.items():
         (terminals.folder / name).write_text(code, "utf-8")
-    told = 0
+    compared = 0
     for command, shown in steps():
         if command is None:
-            until(lambda: len(terminals.shop) >= told + len(shown))  # noqa: B023
-            assert [line.rstrip("\n") for line in terminals.shop[told:]] == shown
-            told += len(shown)
+            until(lambda: len(terminals.shop) >= compared + len(shown))  # noqa: B023
+            assert [line.rstrip("\n") for line in terminals.shop[compared:]] == shown
+            compared += len(shown)
         elif command.startswith("tickwheel serve"):
             printed = terminals.serve("server", command)
             expected = [line.replace("7380", terminals.ports["7380"]) for line in shown]

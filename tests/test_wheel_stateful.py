@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 import cores as wheel_cores
 from model import LAST, Shape, Trial
 
-RUNS = 500  # total, over kinds and cores
+RUNS = 300  # total, over kinds and cores
 SOAK_RUNS = 2_000
 STEPS = 40
 

@@ -1,4 +1,4 @@
-/* Part of _wheel.c: placing, cancelling and moving one entry, on a level or in the overflow buffer. */
+/* Part of _wheel.c: adding, cancelling and moving one entry, on a level or in the overflow buffer. */
 
 /* ---- The overflow buffer. While it runs, `advance` is refused. It is NULL after the collector has cleared it. */
 

@@ -190,10 +190,10 @@ class AsyncTimer(Deadlines):
         assert self._loop is not None
         task = self._loop.create_task(answer)
         self._tasks[task] = handle
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_ended)
         return True
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_ended(self, task: asyncio.Task[Any]) -> None:
         handle = self._tasks.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._report_error(error, handle)
@@ -212,7 +212,7 @@ class AsyncTimer(Deadlines):
             }
         )
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Close it in the child of a fork: the loop and the callbacks belong to the parent."""
         self._everies_lock = threading.RLock()
         self._shut_down = True

@@ -161,7 +161,7 @@ class ManualClock:
         self._timers.pop(weakref.ref(timer), None)
         self._with_pending.discard(timer)
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Replace the lock in the child of a fork: the thread that held it does not exist here."""
         self._lock = threading.RLock()
 
@@ -172,7 +172,7 @@ class ManualClock:
 class Forkable(Protocol):
     """The interface of an object that is notified in the child after a fork."""
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Drop the parent's threads, and the locks that they held."""
 
 
@@ -180,7 +180,7 @@ class Suspendable(Forkable, Protocol):
     """The interface of an object with a resource that must not exist in the child of a fork."""
 
     def _before_fork(self) -> None:
-        """Release the resource, and do not open one until `_after_fork` or `_forked` is called."""
+        """Release the resource, and open none until one of the next two methods is called."""
 
     def _after_fork(self) -> None:
         """Continue in the parent."""
@@ -218,7 +218,7 @@ def _child_hook() -> None:
     _forking = threading.Lock()
     _suspended.clear()
     for one in list(forkable):
-        one._forked()
+        one._after_fork_in_child()
 
 
 if hasattr(os, "register_at_fork"):

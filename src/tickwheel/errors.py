@@ -140,7 +140,7 @@ class UnknownNode(TickwheelError, LookupError):
 
 
 class CannotDrain(TickwheelError, ValueError):
-    """No other node could take the shards of the node that is to be drained."""
+    """No other node could take the shards of the drained node."""
 
     code = "cannot_drain"
 

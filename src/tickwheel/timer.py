@@ -159,7 +159,7 @@ class Timer(Deadlines):
         thread = threading.Thread(
             target=drive, args=(weakref.ref(self), self._wake_lock), name="tickwheel", daemon=True
         )
-        # Set it before the start: from then on the thread may sleep and need waking. A thread that
+        # Set it before the start: a started thread may sleep and need waking. A thread that
         # starts after a close that saw no thread ends by itself.
         self._thread = thread
         try:
@@ -235,7 +235,7 @@ class Timer(Deadlines):
         finally:
             handle._finish()
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Close it in the child of a fork: its thread and its callbacks belong to the parent."""
         self._everies_lock = threading.RLock()
         kept_alive.discard(self)

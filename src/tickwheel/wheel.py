@@ -313,7 +313,7 @@ class Hierarchy(Roster[T]):
         try:
             for entry in entries:
                 if entry._bucket is self._outside:
-                    # A buffer that cannot discard it may hand it over later: not pending by then.
+                    # A buffer that cannot discard it may return it later; it is not pending then.
                     with contextlib.suppress(Exception):
                         self._call_buffer("discard", entry)
         finally:  # even after an interrupt no entry stays pending

@@ -3,6 +3,7 @@
 import threading
 import urllib.request
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 
@@ -294,8 +295,9 @@ def test_submit_many_returns_refusals_in_place(client):
 
 def test_a_repeated_batch_stores_nothing_twice(client):
     client.cancel_where(service="accept")
+    run = uuid4()
     requests = [
-        {"service": "accept", "delay": 3600, "idempotency_key": f"b-{id(client)}-{number}"}
+        {"service": "accept", "delay": 3600, "idempotency_key": f"{run}-{number}"}
         for number in range(5)
     ]
     first = client.submit_many(requests)

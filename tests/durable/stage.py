@@ -166,7 +166,9 @@ class Stage:
         plain = sum(
             not node.channels[attempt.service.protocol].interruptible(attempt.service)
             for node in self.nodes
-            for attempt in node.dispatch._jobs.values()
+            for attempts in node.dispatch._jobs.values()
+            for attempt in attempts
+            if attempt.service.protocol == "local"
         )
         held_up = sum(door.waiting for door in self.doors)
         return plain > held_up or any(node.store.busy for node in self.nodes)

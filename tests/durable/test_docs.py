@@ -83,22 +83,24 @@ def test_the_options_of_a_submit_are_all_in_its_table():
 
 
 def test_the_options_of_a_scheduler_and_their_defaults_are_in_its_table():
-    told = {row[0]: row[1].strip("`") for row in rows(REFERENCE, "| option | default |")}
+    listed = {row[0]: row[1].strip("`") for row in rows(REFERENCE, "| option | default |")}
     actual = dict(inspect.signature(Scheduler).parameters)
     del actual["url"]
-    assert set(told) == set(actual)
+    assert set(listed) == set(actual)
     for name in set(actual) - {"coordinator", "retention"}:
-        assert ast.literal_eval(told[name]) == actual[name].default, name
-    assert told["retention"] == f"{actual['retention'].default.days} days"
+        assert ast.literal_eval(listed[name]) == actual[name].default, name
+    assert listed["retention"] == f"{actual['retention'].default.days} days"
 
 
 def test_the_options_of_a_task_function_have_the_defaults_that_are_shown():
     shown = re.search(r"py:method:: \S+\.task\(function=None, \*, (.*)\)\n", REFERENCE)
     assert shown
-    told = {name: ast.literal_eval(value) for name, value in re.findall(r"(\w+)=([^,]+)", shown[1])}
+    listed = {
+        name: ast.literal_eval(value) for name, value in re.findall(r"(\w+)=([^,]+)", shown[1])
+    }
     kept = {field.name: field.default for field in dataclasses.fields(Service)}
-    assert told.pop("name") is told.pop("backoff") is None
-    assert told == {name: kept[name] for name in ("max_attempts", "timeout", "concurrency")}
+    assert listed.pop("name") is listed.pop("backoff") is None
+    assert listed == {name: kept[name] for name in ("max_attempts", "timeout", "concurrency")}
 
 
 def test_the_fields_in_the_reference_exist():
@@ -108,40 +110,44 @@ def test_the_fields_in_the_reference_exist():
 
 
 def test_the_table_of_transitions_is_that_of_the_code():
-    told = {(a, event): (b, counts) for a, event, b, counts, _ in rows(REFERENCE, "<!-- trans")}
-    assert told == {
+    listed = {(a, event): (b, counts) for a, event, b, counts, _ in rows(REFERENCE, "<!-- trans")}
+    assert listed == {
         (str(a), str(event)): (str(b), "yes" if event in FAILURE_EVENTS else "")
         for (a, event), b in TRANSITIONS.items()
     }
 
 
 def test_the_table_of_states_is_that_of_the_code():
-    told = {name: text.startswith("final") for name, text in rows(REFERENCE, "| state |")}
-    assert told == {str(state): state in FINAL for state in State}
+    listed = {name: text.startswith("final") for name, text in rows(REFERENCE, "| state |")}
+    assert listed == {str(state): state in FINAL for state in State}
 
 
 def test_the_table_of_errors_is_that_of_the_code():
-    told = {tuple(row[:3]) for row in rows(REFERENCE, "<!-- errors -->")}
+    listed = {tuple(row[:3]) for row in rows(REFERENCE, "<!-- errors -->")}
     errors = [
         error
         for name in tickwheel.durable.__all__
         if isinstance(error := getattr(tickwheel.durable, name), type)
         and issubclass(error, TickwheelError)
     ]
-    assert told == {(error.__name__, error.__bases__[-1].__name__, error.code) for error in errors}
+    assert listed == {
+        (error.__name__, error.__bases__[-1].__name__, error.code) for error in errors
+    }
 
 
 def test_the_tables_in_the_reference_are_those_of_the_schemas():
-    told = {row[0] for row in rows(REFERENCE, "<!-- tables -->")}
+    listed = {row[0] for row in rows(REFERENCE, "<!-- tables -->")}
     for schema, more in ((sqlite_schema, {"node", "accepted"}), (postgres_schema, set())):
         statements = " ".join(chain.from_iterable(schema.MIGRATIONS))
-        assert set(re.findall(r"CREATE TABLE (\w+)", statements)) | more == told
+        assert set(re.findall(r"CREATE TABLE (\w+)", statements)) | more == listed
 
 
 def test_the_keys_of_stats_are_in_the_reference(tmp_path):
-    told = set(re.findall(r"`(\w+)`", " ".join(f"`{row[0]}`" for row in rows(REFERENCE, "`stats"))))
+    listed = set(
+        re.findall(r"`(\w+)`", " ".join(f"`{row[0]}`" for row in rows(REFERENCE, "`stats")))
+    )
     with Scheduler(f"sqlite:///{tmp_path}/tasks.db").blocking() as b:
-        assert set(b.stats()) <= told
+        assert set(b.stats()) <= listed
 
 
 def test_every_test_that_the_guarantees_name_exists():

@@ -280,12 +280,12 @@ class Said(logging.Handler):
     def __init__(self, words):
         super().__init__()
         self._words = words
-        self.heard = asyncio.Event()
+        self.received = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def emit(self, record):
         if self._words in record.getMessage():
-            self._loop.call_soon_threadsafe(self.heard.set)
+            self._loop.call_soon_threadsafe(self.received.set)
 
     def __enter__(self):
         logging.getLogger("tickwheel").addHandler(self)
@@ -382,7 +382,7 @@ class TestStores:
                 async with broken(fault):
                     await Load(filler.submit).until_refused()
                     may_end.set()
-                    await self._first(said.heard.wait(), ended(app, task))
+                    await self._first(said.received.wait(), ended(app, task))
                 found = await soon(lambda: ended(app, task))
             assert (found.state, found.result, found.attempt) == (State.FINISHED, BIG, 1)
             assert [one.event for one in await app.attempts(task.id)] == ["finish"]

@@ -114,6 +114,38 @@ def test_a_fork_while_a_scheduler_writes_leaves_both_processes_a_sound_one(tmp_p
     assert sorted(done) == sorted(expected)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("driver", ["default", "sqlite3"])
+def test_the_child_of_a_fork_inherits_no_open_file_of_the_database(tmp_path, driver):
+    """SQLite keeps locks by process: with a connection from before a fork, a file gets damaged."""
+    without = "sys.modules['apsw'] = None" if driver == "sqlite3" else ""
+    text = f"""
+        import os, sys
+        {without}
+        from tickwheel.durable import Scheduler
+
+        def open_files():
+            found = []
+            for number in os.listdir("/proc/self/fd"):
+                try:
+                    found.append(os.readlink(f"/proc/self/fd/{{number}}"))
+                except OSError:  # that of the list itself
+                    pass
+            return [name for name in found if "tasks.db" in name]
+
+        with Scheduler("sqlite:///{tmp_path}/tasks.db", dispatch=False).blocking() as b:
+            b.submit("work", 1, delay=60)
+            before = len(open_files())
+            if (child := os.fork()) == 0:
+                print(before > 1, open_files())
+                sys.stdout.flush()
+                os._exit(0)
+            os.waitpid(child, 0)
+            b.submit("work", 2, delay=60)
+    """
+    assert program(text).strip() == "True []"
+
+
 def recipes():
     """The files of the page, by name; their tasks are due at once."""
     found = re.findall(

@@ -1,5 +1,7 @@
-"""The kill test: a worker is killed at random moments, again and again, while it submits, runs,
-cancels and reschedules; in the end a ledger outside of it is held against the tables.
+"""A worker is killed at random moments, again and again: it loses, repeats and invents nothing.
+
+It submits, runs, cancels and reschedules. In the end a ledger outside of the worker is
+compared with the tables.
 
 `make chaos` runs the long form; TICKWHEEL_KILL_ROUNDS and TICKWHEEL_KILL_SEED change it.
 """

@@ -32,7 +32,7 @@ IMPLEMENTATIONS = {"stores", "channels", "coordinators"}
 INNERMOST = {"log", "metrics", "permits"}
 INNERMOST |= {"store", "schedules", "registry", "channel", "coordinator"}
 NAMES_IMPLEMENTATIONS = {"implementations", "__init__"}
-DRIVERS = {"asyncpg", "apsw", "redis", "psycopg", "sqlalchemy"}
+DRIVERS = {"aiokafka", "aiormq", "asyncpg", "apsw", "nats", "redis", "psycopg", "sqlalchemy"}
 EDGES = {"web", "client", "cli", "receiver", "config"}
 MODULES = sorted(DURABLE.rglob("*.py"))
 
@@ -114,11 +114,11 @@ def test_values_import_errors_and_arguments_only(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identify)
-def test_only_stores_need_drivers_and_no_module_knows_the_edges(path):
+def test_only_implementations_need_drivers_and_no_module_knows_the_edges(path):
     for module in imported_by(path, runtime=False):
         package, _, rest = module.partition(".")
         neighbour = rest.partition(".")[0] if package == "tickwheel" else ""
-        assert package not in DRIVERS or place_of(path) in {"stores", "coordinators"}
+        assert package not in DRIVERS or place_of(path) in IMPLEMENTATIONS
         assert neighbour not in EDGES, f"imports {module}"
         assert neighbour != "http" or place_of(path) == "channels", f"imports {module}"
 

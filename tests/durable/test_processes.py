@@ -1,5 +1,6 @@
-"""Several processes on one database: on SQLite one dispatches while the others submit and stand by;
-on PostgreSQL they share the shards. Any of them may be killed at any moment.
+"""Several processes on one database, each of which may be killed at any moment.
+
+On SQLite one dispatches while the others submit and stand by; on PostgreSQL they share the shards.
 """
 
 import contextlib

@@ -224,7 +224,7 @@ class TestRealTime:
             async def take_over():
                 app = Scheduler(url)
                 async with app:
-                    for _ in range(500):
+                    for _ in range(2000):
                         if (await app.stats())["owned"]:
                             return print("took over")
                         await asyncio.sleep(0.01)

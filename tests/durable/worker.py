@@ -292,7 +292,7 @@ class Program:
             await asyncio.sleep(0)
             return
         task_id = ids.pop(chance.randrange(len(ids)))
-        now = self._app._started().store.now_ms()
+        now = self._app._running_node().store.now_ms()
         delay = chance.uniform(0, 0.4)
         note("moving", task_id)
         verdict = await self._app.reschedule(task_id, delay=delay)

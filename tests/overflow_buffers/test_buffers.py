@@ -120,7 +120,9 @@ class TestSqlite:
         monkeypatch.setattr(on_sqlite, "default_driver", lambda: request.param)
         return tmp_path / "overflow.db"
 
-    @pytest.mark.parametrize("statement", ["REMOVE_UNTIL", "LEAST", "REMOVE", "ROWS", "OTHERS"])
+    @pytest.mark.parametrize(
+        "statement", ["REMOVE_UNTIL", "NEXT_EXPIRY", "REMOVE", "ROWS", "OTHERS"]
+    )
     def test_every_statement_goes_by_an_index(self, path, statement):
         with SqliteBuffer(path) as buffer:
             filled(buffer)
@@ -130,7 +132,7 @@ class TestSqlite:
         connection.close()
         steps = [step for *_, step in plan]
         assert all(step.startswith("SEARCH") for step in steps), steps
-        if statement in ("REMOVE_UNTIL", "LEAST"):
+        if statement in ("REMOVE_UNTIL", "NEXT_EXPIRY"):
             assert "INDEX tickwheel_overflow_expiry (name=? AND owner=?" in steps[0]
 
     @pytest.mark.usefixtures("waits_for_disk")
@@ -187,7 +189,7 @@ class TestPostgres:
             buffer._run(lambda server: server.execute("ANALYZE tickwheel_overflow"))
             yield buffer
 
-    @pytest.mark.parametrize("statement", ["REMOVE_UNTIL", "LEAST", "REMOVE"])
+    @pytest.mark.parametrize("statement", ["REMOVE_UNTIL", "NEXT_EXPIRY", "REMOVE"])
     def test_the_hot_statements_go_by_an_index(
         self, full, postgres_url, postgres_server, statement
     ):

@@ -145,7 +145,7 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"<AsyncClient {self.server}>"
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """In the child of a fork, keep the parent's pool alive, so that nothing closes it."""
         if self._pool is not None:
             self._left_behind.append(self._pool)

@@ -143,7 +143,7 @@ class Connections:
     ) -> tuple[Answer, bool]:
         """Send and receive; return the answer, and whether the connection can be reused."""
         server, sock = self._server, connection.sock
-        sock.settimeout(self._left(until))
+        sock.settimeout(self._seconds_left(until))
         connection.putrequest(
             request.method, server.prefix + request.path, skip_accept_encoding=True
         )
@@ -154,7 +154,7 @@ class Connections:
         with connection.getresponse() as response:
             body = bytearray()
             while not response.isclosed():
-                sock.settimeout(self._left(until))
+                sock.settimeout(self._seconds_left(until))
                 body += response.read(READ_BYTES)
                 if len(body) > MAX_ANSWER_BYTES:
                     raise answer_too_large(response.status)
@@ -163,7 +163,7 @@ class Connections:
             headers = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, headers, bytes(body)), not response.will_close
 
-    def _left(self, until: float) -> float:
+    def _seconds_left(self, until: float) -> float:
         left = until - self._clock.time()
         if left <= 0:
             raise TimeoutError
@@ -177,7 +177,7 @@ class Connections:
         for connection, _ in free:
             connection.close()
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """In the child of a fork, close our copies; the parent's connections stay open."""
         self._lock = threading.Lock()
         free, self._free = self._free, []

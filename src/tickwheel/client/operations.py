@@ -319,10 +319,10 @@ def put_service(name: str, *, version: int | None = None, **config: object) -> C
     """Create or replace a service: `config` is its whole configuration.
 
     `endpoint`, `timeout`, `max_attempts`, `backoff`, `concurrency`, `rate`, `secret`, `headers`,
-    `feedback_timeout`, `breaker`, `enabled`, …: an omitted field gets the server's default, except
-    that `secret` and `headers` stay; None removes them. An `endpoint` on another origin needs both
-    given again. To change one field, read the service and put
-    `**service.config | {"enabled": False}, version=service.version`.
+    `feedback_timeout`, `breaker`, `enabled`, `protocol`, `confirmed`, `cloudevents`, …: an omitted
+    field gets the server's default, except that `secret` and `headers` stay; None removes them. An
+    `endpoint` on another origin needs both given again. To change one field, read the service and
+    put `**service.config | {"enabled": False}, version=service.version`.
 
     `version` makes the change conditional: it must be the stored version, or 0 if no service has
     this name. Otherwise `ServiceChanged` is raised, so that no one else's change is undone.

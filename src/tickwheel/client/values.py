@@ -161,6 +161,8 @@ class Service:
     breaker: Mapping[str, Any] | None
     headers: Mapping[str, str]
     enabled: bool
+    confirmed: str
+    cloudevents: str | None
     version: int
     updated_at: datetime | None
     problem: str | None
@@ -189,6 +191,8 @@ class Service:
             breaker=get("breaker"),
             headers=get("headers") or {},
             enabled=get("enabled", True),
+            confirmed=get("confirmed", "finished"),
+            cloudevents=get("cloudevents"),
             version=get("version", 0),
             updated_at=moment_or_none(get("updated_at")),
             problem=get("problem"),

@@ -88,10 +88,10 @@ class Connector:
         except BaseException:
             self.open -= 1
             raise
-        connection.closed.add_done_callback(self._ended)
+        connection.closed.add_done_callback(self._on_ended)
         return connection
 
-    def _ended(self, _: asyncio.Future[None]) -> None:
+    def _on_ended(self, _: asyncio.Future[None]) -> None:
         self.open -= 1
 
     async def _connect(self, target: Target) -> Connection:

@@ -43,7 +43,7 @@ REMOVE_MANY = """DELETE FROM tickwheel_overflow AS row
     WHERE row.name = $1 AND row.owner = gone.owner AND row.number = gone.number"""
 REMOVE_UNTIL = """DELETE FROM tickwheel_overflow
     WHERE name = $1 AND owner = $2 AND expiry <= $3 RETURNING number"""
-LEAST = """SELECT expiry FROM tickwheel_overflow
+NEXT_EXPIRY = """SELECT expiry FROM tickwheel_overflow
     WHERE name = $1 AND owner = $2 ORDER BY expiry LIMIT 1"""
 ROWS = "SELECT count(*) FROM tickwheel_overflow WHERE name = $1 AND owner = $2"
 OTHERS = """SELECT owner, number, expiry, item FROM tickwheel_overflow
@@ -62,7 +62,7 @@ UNAVAILABLE = (
     asyncpg.PostgresSystemError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.TransactionRollbackError,
-    asyncpg.UndefinedTableError,  # somebody dropped it: the next connection creates it again
+    asyncpg.UndefinedTableError,  # it was dropped: the next connection creates it again
 )
 
 
@@ -81,9 +81,9 @@ class PostgresBuffer(RowBuffer):
         self._connection: Any = None
 
     def _run(self, step: Callable[[Any], Awaitable[T]]) -> T:
-        return self._loop.start().run(self._connected(step))
+        return self._loop.start().run(self._run_connected(step))
 
-    async def _connected(self, step: Callable[[Any], Awaitable[T]]) -> T:
+    async def _run_connected(self, step: Callable[[Any], Awaitable[T]]) -> T:
         try:
             async with asyncio.timeout(self._timeout):
                 if self._connection is None:
@@ -137,7 +137,7 @@ class PostgresBuffer(RowBuffer):
         self._run(replace)
 
     def _smallest_expiry(self) -> int | None:
-        return self._value(LEAST)
+        return self._value(NEXT_EXPIRY)
 
     def _count_rows(self) -> int:
         return self._value(ROWS) or 0

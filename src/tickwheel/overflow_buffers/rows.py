@@ -265,7 +265,7 @@ class RowBuffer(ABC):
         reference, expiry = self._discarded
         return reference() is entry and expiry == entry.expiry
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Close the buffer in the child: entries, rows and connection are the parent's."""
         self._closed_as = "the parent's: it was made before a fork, make one in this process"
 

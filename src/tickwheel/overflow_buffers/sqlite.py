@@ -34,7 +34,7 @@ INSERT = "INSERT INTO tickwheel_overflow (name, owner, number, expiry, item) VAL
 REMOVE = "DELETE FROM tickwheel_overflow WHERE name = ? AND owner = ? AND number = ?"
 REMOVE_UNTIL = """DELETE FROM tickwheel_overflow
     WHERE name = ? AND owner = ? AND expiry <= ? RETURNING number"""
-LEAST = """SELECT expiry FROM tickwheel_overflow
+NEXT_EXPIRY = """SELECT expiry FROM tickwheel_overflow
     WHERE name = ? AND owner = ? ORDER BY expiry LIMIT 1"""
 ROWS = "SELECT count(*) FROM tickwheel_overflow WHERE name = ? AND owner = ?"
 OTHERS = """SELECT owner, number, expiry, item FROM tickwheel_overflow
@@ -94,7 +94,7 @@ class SqliteBuffer(RowBuffer):
             raise
 
     def _smallest_expiry(self) -> int | None:
-        found = self._execute(LEAST, self._owner)
+        found = self._execute(NEXT_EXPIRY, self._owner)
         return found[0][0] if found else None
 
     def _count_rows(self) -> int:

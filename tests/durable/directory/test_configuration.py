@@ -13,11 +13,13 @@ from tickwheel.durable.directory.configuration import (
     origin_of,
     public_config,
     sealed_config,
+    service_changes,
     service_from_config,
     service_from_row,
 )
 from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.registry import ServiceRow
+from tickwheel.values.endpoint import parse_endpoint
 from tickwheel.values.service import Backoff, Breaker, Service
 
 FULL = {
@@ -25,7 +27,7 @@ FULL = {
     "backoff": {"first": 2, "factor": 3, "max": 60, "jitter": 0.5}, "concurrency": 9, "rate": 2.5,
     "secret": "whsec_AAAA", "headers": {"authorization": "Bearer b", "x": "y"},
     "feedback_timeout": 99, "breaker": {"failures": 4, "pause": 1, "max_pause": 8, "probes": 2},
-    "enabled": False,
+    "enabled": False, "confirmed": "running", "cloudevents": "binary",
 }  # fmt: skip
 
 
@@ -53,7 +55,7 @@ class TestConfigured:
             "s", protocol="http", endpoint=URL, timeout=12.5, max_attempts=7,
             backoff=Backoff(2, 3, 60, 0.5), concurrency=9, rate=2.5, secrets=("whsec_AAAA",),
             headers=(("authorization", "Bearer b"), ("x", "y")), feedback_timeout=99,
-            breaker=Breaker(4, 1, 8, 2), enabled=False,
+            breaker=Breaker(4, 1, 8, 2), enabled=False, confirmed="running", cloudevents="binary",
         )  # fmt: skip
 
     def test_omitted_fields_have_defaults_and_a_breaker(self):
@@ -179,10 +181,10 @@ class TestOrigin:
         ids=str,
     )
     def test_another_origin_needs_the_secrets_again(self, endpoint, config, named):
-        with pytest.raises(ValueError, match="no other origin") as told:
+        with pytest.raises(ValueError, match="no other origin") as raised:
             made(self.STORED, endpoint=endpoint, **config)
-        assert f"give {named} again" in str(told.value)
-        assert endpoint not in str(told.value)
+        assert f"give {named} again" in str(raised.value)
+        assert endpoint not in str(raised.value)
 
     @pytest.mark.parametrize("endpoint", OTHERS)
     def test_another_origin_is_accepted_with_new_or_removed_secrets(self, endpoint):
@@ -286,3 +288,43 @@ class TestForms:
     def test_a_field_of_a_later_version_is_ignored(self):
         config = {**json.loads(sealed_config(made(), sealed)), "colour": "red"}
         assert service_from_row(ServiceRow("s", 1, json.dumps(config), 0), unsealed).endpoint == URL
+
+
+class TestPassword:
+    URL = "amqp://user:p%40ss@mq.example:5672/shop?exchange=orders"
+    SHOWN = "amqp://user:********@mq.example:5672/shop?exchange=orders"
+
+    def test_it_leaves_the_endpoint_and_is_shown_nowhere(self):
+        service = made(endpoint=self.URL)
+        assert (service.endpoint, service.password) == (self.SHOWN, "p%40ss")
+        assert public_config(service)["endpoint"] == self.SHOWN
+        assert "password" not in public_config(service)
+        assert "p%40ss" not in f"{service!r} {json.dumps(public_config(service))}"
+        assert service_changes(None, service).startswith("password: set")
+        assert "p%40ss" not in service_changes(made(endpoint=URL), service)
+
+    def test_a_user_without_a_password_may_be_a_token(self):
+        service = made(endpoint="nats://t%3Aoken@mq.example:4222?subject=orders")
+        assert service.endpoint == "nats://********@mq.example:4222?subject=orders"
+        endpoint = parse_endpoint(service.endpoint, service.password, {"nats": 4222})
+        assert (endpoint.user, endpoint.password) == ("t:oken", "")
+
+    def test_it_is_sealed_in_the_store_and_comes_back(self):
+        service = made(endpoint=self.URL)
+        stored = row(service)
+        assert "p%40ss" not in stored.config
+        assert service_from_row(stored, unsealed).password == "p%40ss"
+
+    def test_a_shown_endpoint_keeps_it_on_its_origin_only(self):
+        service = made(endpoint=self.URL)
+        again = made(service, endpoint=self.SHOWN.replace("orders", "mail"))
+        assert again.password == "p%40ss"
+        with pytest.raises(ValueError, match="give the endpoint's password again"):
+            made(service, endpoint=self.SHOWN.replace("mq.example", "mq.elsewhere"))
+        with pytest.raises(ValueError, match="no stored password to keep"):
+            made(made(endpoint="amqp://mq.example:5672/"), endpoint=self.SHOWN)
+
+    def test_a_cluster_of_hosts_is_one_origin(self):
+        hosts = "kafka://u:p@a:9092,B:9093/orders"
+        assert origin_of(hosts) == origin_of("kafka://v:q@a:9092,b:9093/mail?x=1")
+        assert origin_of(hosts) != origin_of("kafka://u:p@a:9092,c:9093/orders")

@@ -50,9 +50,9 @@ class TestBound:
     )
     def test_it_opens_for_its_owner_only(self, other):
         sealed = ONE.seal("whsec_secret", OWNER)
-        with pytest.raises(ValueError, match="another service") as told:
+        with pytest.raises(ValueError, match="another service") as raised:
             ONE.open(sealed, other)
-        assert "whsec_secret" not in str(told.value)
+        assert "whsec_secret" not in str(raised.value)
         assert ONE.open(sealed, OWNER) == "whsec_secret"
 
     def test_it_is_bound_with_an_older_key_as_well(self):
@@ -83,11 +83,11 @@ class TestKeys:
 
     def test_a_missing_key_is_named_by_its_id_and_no_secret_is_shown(self):
         sealed = Vault(OLD).seal("whsec_secret", OWNER)
-        with pytest.raises(ValueError, match="was sealed with the key") as told:
+        with pytest.raises(ValueError, match="was sealed with the key") as raised:
             ONE.open(sealed, OWNER)
-        assert "whsec_secret" not in str(told.value)
-        assert sealed.rpartition(":")[2] not in str(told.value)
-        assert sealed.split(":")[1] in str(told.value)
+        assert "whsec_secret" not in str(raised.value)
+        assert sealed.rpartition(":")[2] not in str(raised.value)
+        assert sealed.split(":")[1] in str(raised.value)
 
     def test_without_a_key_a_sealed_secret_stays_closed(self):
         with pytest.raises(ValueError, match="TICKWHEEL_SECRET_KEY"):
@@ -95,9 +95,9 @@ class TestKeys:
 
     @pytest.mark.parametrize("keys", ["short", f"{NEW},short", "x" * 15, "x,y"])
     def test_a_short_key_is_refused_and_not_shown(self, keys):
-        with pytest.raises(ValueError, match="16 characters") as told:
+        with pytest.raises(ValueError, match="16 characters") as raised:
             Vault(keys)
-        assert keys not in str(told.value)
+        assert keys not in str(raised.value)
 
     @pytest.mark.parametrize("keys", [None, "", "  ", ",", " , "])
     def test_an_empty_key_counts_as_none(self, keys):
@@ -143,9 +143,9 @@ class TestDamaged:
 
     @pytest.mark.parametrize("text", ["", "whsec_secret", "bound", "bound:", ":", "BOUND:a:b"])
     def test_a_text_that_no_vault_sealed_stays_closed_and_is_not_shown(self, text):
-        with pytest.raises(ValueError, match=r"key|damaged") as told:
+        with pytest.raises(ValueError, match=r"key|damaged") as raised:
             ONE.open(text, OWNER)
-        assert "whsec_secret" not in str(told.value)
+        assert "whsec_secret" not in str(raised.value)
 
     def test_a_change_of_any_byte_is_detected(self):
         text = ONE.seal("a", OWNER)

@@ -189,12 +189,14 @@ class TestMany:
         async with cast.app as app:
             await cast.enter()
             await app.submit_many([cast.note.request(n, delay=HOUR) for n in range(2_500)])
-            told = []
+            reported = []
             count = await app.cancel_where(
-                service=cast.note, due_before=NOW + timedelta(hours=2), progress=told.append
+                service=cast.note,
+                due_before=NOW + timedelta(hours=2),
+                progress=reported.append,
             )
             assert count == 2_501  # and the one in `delay`
-            assert told[-1] == 2_501
+            assert reported[-1] == 2_501
             assert (await app.get(cast.id("ready"))).state is State.READY
             assert await app.cancel_where(service="note") == 0
             cast.goes_on.set()
@@ -215,9 +217,11 @@ class TestMany:
             requests = [cast.note.request(n, delay=HOUR + n) for n in range(1_200)]
             await app.submit_many(requests)
             other = await cast.fail.submit("other", delay=HOUR)
-            told = []
-            count = await app.reschedule_where(service=cast.note, delay=10, progress=told.append)
-            assert (count, told[-1]) == (1_200, 1_200)
+            reported = []
+            count = await app.reschedule_where(
+                service=cast.note, delay=10, progress=reported.append
+            )
+            assert (count, reported[-1]) == (1_200, 1_200)
             await stage.advance(11)
             assert sorted(what for _, what in stage.calls) == list(range(1_200))
             assert {at for at, _ in stage.calls} == {10.0}

@@ -93,9 +93,9 @@ class TestReplay:
             await app.submit_many([pay.request(n) for n in range(3_000)])
             await stage.advance(3)
             assert (await app.stats())["ended"] == {"finish": 1_500, "fail": 1_500}
-            told = []
-            assert await app.replay_where(service=pay, progress=told.append) == 1_500
-            assert told[-1] == 1_500
+            reported = []
+            assert await app.replay_where(service=pay, progress=reported.append) == 1_500
+            assert reported[-1] == 1_500
             await stage.advance(3)
             assert (await app.stats())["ended"] == {"finish": 3_000, "fail": 1_500}
             assert await app.replay_where(service=pay) == 0, "each once"
