@@ -7,6 +7,7 @@
 
 import gc
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -110,6 +111,25 @@ def pointers(request):
 def young_heap():
     """Hides what earlier modules left as well."""
     freeze_heap()
+
+
+def log_settings():
+    """Return what decides whether a line of the log reaches `caplog`."""
+    ours = [name for name in logging.root.manager.loggerDict if name.startswith("tickwheel")]
+    return [logging.root.manager.disable, logging.root.level] + [
+        (name, logger.level, logger.disabled, logger.propagate)
+        for name in sorted(ours)
+        for logger in [logging.getLogger(name)]
+        if logger.level or logger.disabled or not logger.propagate
+    ]
+
+
+@pytest.fixture(autouse=True)
+def log_left_alone():
+    """Fails the test that changes the log of all later tests in its process."""
+    before = log_settings()
+    yield
+    assert log_settings() == before
 
 
 WAIT_FOR_DISK = sqlite_connection.WAIT_FOR_DISK

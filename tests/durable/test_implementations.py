@@ -20,13 +20,29 @@ def channels():
     )  # fmt: skip
 
 
+def hide(monkeypatch, package, *importers):
+    """Have `package` missing, and forget the modules that import it.
+
+    A module that is imported again also becomes an attribute of its package: both are undone.
+    """
+    for name in list(sys.modules):
+        if name.startswith(importers):
+            parent, _, attribute = name.rpartition(".")
+            monkeypatch.setattr(sys.modules[parent], attribute, sys.modules[name])
+    for name in list(sys.modules):
+        if name.startswith(importers):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+
+
+def hide_httptools(monkeypatch):
+    hide(monkeypatch, "httptools", "tickwheel.durable.channels.http", "tickwheel.http")
+
+
 @pytest.fixture
 def without_httptools(monkeypatch):
     """An installation without the package of the HTTP channel."""
-    for name in list(sys.modules):
-        if name.startswith(("tickwheel.durable.channels.http", "tickwheel.http")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "httptools", None)
+    hide_httptools(monkeypatch)
 
 
 def test_every_protocol_has_a_channel():
@@ -37,8 +53,7 @@ def test_every_protocol_has_a_channel():
 
 @pytest.mark.parametrize("package", ["grpc", "google.protobuf.message", "google.rpc.status_pb2"])
 def test_without_one_of_the_packages_of_grpc_its_services_are_refused(monkeypatch, package):
-    monkeypatch.delitem(sys.modules, "tickwheel.durable.channels.grpc.calls", raising=False)
-    monkeypatch.setitem(sys.modules, package, None)
+    hide(monkeypatch, package, "tickwheel.durable.channels.grpc.calls")
     with pytest.raises(ImportError, match=r"protocol 'grpc' .*pip install 'tickwheel\[grpc\]'"):
         channels()["grpc"].check(Service("mail", "grpc", endpoint="grpc://example.org:443"))
 
@@ -74,13 +89,7 @@ async def test_so_does_the_service_that_is_put_and_the_one_that_is_stored(
     monkeypatch.undo()
     async with Scheduler(url) as app:
         await app.put_service("mail", endpoint=URL)
-    for name in list(sys.modules):
-        if name.startswith("tickwheel.durable.channels.http"):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "httptools", None)
-    for name in list(sys.modules):
-        if name.startswith("tickwheel.http"):
-            monkeypatch.delitem(sys.modules, name)
+    hide_httptools(monkeypatch)
     caplog.clear()
     async with Scheduler(url) as app:
         assert "tickwheel[client]" in caplog.text
@@ -88,10 +97,7 @@ async def test_so_does_the_service_that_is_put_and_the_one_that_is_stored(
 
 
 def test_a_store_without_its_driver_names_the_extra_to_install(monkeypatch):
-    for name in list(sys.modules):
-        if name.startswith("tickwheel.durable.stores.postgres"):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    hide(monkeypatch, "asyncpg", "tickwheel.durable.stores.postgres")
     with pytest.raises(ImportError, match=r"pip install 'tickwheel\[postgres\]'"):
         store_at("postgresql://h/d", shards=8)
 
