@@ -20,8 +20,6 @@ from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.metrics import Histogram
 from tickwheel.values.task import Event
 
-logging.getLogger("tickwheel").setLevel(logging.ERROR)  # the failure here is intended
-
 
 class LineChannel:
     """Sends each task on a connection of its own; an endpoint is line://host:port."""
@@ -150,4 +148,5 @@ async def main():
 
 
 if __name__ == "__main__":
+    logging.getLogger("tickwheel").setLevel(logging.ERROR)  # the failure here is intended
     asyncio.run(main())
