@@ -8,6 +8,7 @@ import inspect
 import os
 import secrets
 import socket
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -273,6 +274,8 @@ class Scheduler(Verbs):
             raise NotStarted(
                 "the scheduler is not running: use `async with app`, or `with app.blocking()`"
             )
+        if threading.get_ident() == node.thread_id and node.loop.is_running():
+            return node  # asking asyncio costs a system call
         running = asyncio._get_running_loop()
         if running is not node.loop and running is not None:
             raise RuntimeError(

@@ -31,6 +31,7 @@ from tickwheel.web.openapi import openapi_document
 from tickwheel.web.peers import Peers
 from tickwheel.web.problems import HttpError, problem_of, with_local_names
 from tickwheel.web.route import (
+    ANSWER,
     JSON,
     UNKNOWN,
     Call,
@@ -186,7 +187,7 @@ class App:
         if reply.chunks is not None and scope["method"] != "HEAD":
             await self._stream(receive, send, reply, request_id)
         else:
-            await self._send(send, reply, request_id)
+            await self._send(scope.get(ANSWER), send, reply, request_id)
         path = route.path if route is not None else UNKNOWN
         self.count(scope["method"] if route else UNKNOWN, path, reply.status, began)
         if logger.isEnabledFor(logging.DEBUG):
@@ -378,7 +379,10 @@ class App:
             gone.cancel()
             await reply.chunks.aclose()  # type: ignore[attr-defined]
 
-    async def _send(self, send: Send, reply: Reply, request_id: str) -> None:
+    async def _send(
+        self, answer: Callable[..., bool] | None, send: Send, reply: Reply, request_id: str
+    ) -> None:
+        """Send a whole reply; `answer` does it in one call, where the server offers that."""
         value = reply.value
         if reply.status == 204:
             body = b""
@@ -394,6 +398,8 @@ class App:
             del headers[:2]
         if self.stopping:
             headers.append((b"connection", b"close"))  # the next request goes to another server
+        elif answer is not None and answer(reply.status, headers, body):
+            return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -415,15 +421,14 @@ def check_single_headers(given: list[tuple[bytes, bytes]], headers: Headers) -> 
 
 def check_media(route: Route, headers: Mapping[bytes, bytes]) -> str:
     """Return the body's media type; raise if the route does not accept it."""
-    coding = headers.get(b"content-encoding", b"identity")
-    if coding.strip().lower() != b"identity":
+    coding = headers.get(b"content-encoding")
+    if coding is not None and coding.strip().lower() != b"identity":
         raise HttpError(
             "unsupported_media_type",
             f"content-encoding must be identity, got {coding.decode('latin-1')!r:.100}",
             [(b"accept-encoding", b"identity")],
         )
-    text = headers.get(b"content-type", b"").decode("latin-1")
-    media = text.partition(";")[0].strip().lower()
+    media = media_type(headers.get(b"content-type", b""))
     accepted = route.raw or (JSON,)
     if media in accepted or (not media and route.optional):
         return media
@@ -434,6 +439,12 @@ def check_media(route: Route, headers: Mapping[bytes, bytes]) -> str:
         f"content-type must be {' or '.join(accepted)}, got {media!r:.100}",
         [(b"accept", b", ".join(one.encode() for one in accepted))],
     )
+
+
+@lru_cache(maxsize=64)
+def media_type(given: bytes) -> str:
+    """Return the media type in a content-type header, without its parameters."""
+    return given.decode("latin-1").partition(";")[0].strip().lower()
 
 
 @lru_cache(maxsize=64)

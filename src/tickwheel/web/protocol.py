@@ -19,10 +19,12 @@ import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tickwheel.web.route import ANSWER
 from tickwheel.web.schemas import Problem
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterable
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -44,6 +46,9 @@ HEAD_END = b"\r\n\r\n"  # of each head and chunked body; the parser accepts no o
 LINE_ENDS = b"\r\n"
 EMPTY_LINES = re.compile(rb"[\r\n]*")
 VERSIONS = ("1.1", "1.0")
+STATUS_LINES = {
+    one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus
+}
 HEAD_TOO_LARGE = (
     431, "too_large", f"a request's head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers"
 )  # fmt: skip
@@ -141,13 +146,37 @@ class Protocol(HttpToolsProtocol):
         self._buffer = b""
 
     def data_received(self, data: bytes) -> None:
-        """Buffer the data, and parse."""
+        """Parse a request that arrives whole, as nearly all do; buffer everything else first."""
         if self._buffer:
             start = max(0, self._position - len(HEAD_END))  # HEAD_END may be split between reads
             self._buffer, self._position = self._buffer[start:] + data, self._position - start
         else:
             self._buffer = data
+            if self._awaiting == NOTHING and len(data) <= SLICE_BYTES and self._parse_whole(data):
+                return
         self._resume()
+
+    def _parse_whole(self, data: bytes) -> bool:
+        """Parse the first bytes since the last request; return whether they are one request."""
+        end = data.find(HEAD_END) + len(HEAD_END)
+        if (
+            end < len(HEAD_END)
+            or data[0] in LINE_ENDS
+            or self._flow.write_paused
+            or self._answering()
+            or self.transport.is_closing()
+        ):
+            return False
+        self._unset_keepalive_if_required()
+        self._position = self._head_bytes = end
+        self._feed(data[:end])
+        if self._body_left and self._body_left == len(data) - end:
+            self._position, self._body_left = len(data), 0
+            self._feed(data[end:])
+        if self._position < len(data) or self._awaiting != NOTHING:
+            return False
+        self._buffer, self._position = b"", 0
+        return True
 
     def _resume(self) -> None:
         """Parse the buffer; start the timer for a request that has only begun."""
@@ -259,7 +288,10 @@ class Protocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; skip a trailer, which follows the body."""
         if self._awaiting == HEAD:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_body(self, body: bytes) -> None:
         """Count the bytes of a body; they are limited only after its answer."""
@@ -281,7 +313,30 @@ class Protocol(HttpToolsProtocol):
             return
         self._awaiting = BODY
         self._connection_limit.busy(self)
+        self.scope[ANSWER] = self._answer  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+
+    def _answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Write a whole answer at once, or return False: then it must go through ASGI's `send`.
+
+        `send` costs several times as much. It also handles what is rare.
+        """
+        cycle = self.cycle
+        rare = cycle.disconnected or not cycle.keep_alive or cycle.scope["method"] == "HEAD"
+        if rare or self._flow.write_paused:
+            return False
+        lines = [STATUS_LINES[status]]
+        lines += [name + b": " + value for name, value in self.server_state.default_headers]
+        lines += [name + b": " + value for name, value in headers]
+        lines += b"", b""
+        head = b"\r\n".join(lines)
+        if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
+            raise ValueError(f"a header of the answer has a line break: {head!r:.500}")
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self._wire.write(head + body)
+        self.on_response_complete()
+        return True
 
     def _head_error(self) -> tuple[int, str, str] | None:
         """Return why a head is refused; a proxy may have read an ambiguous one differently."""

@@ -32,6 +32,7 @@ UNKNOWN = "unknown"
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 INTEGER = re.compile("-?[0-9]{1,18}")
+ANSWER = "tickwheel.answer"  # in a scope: writes a whole answer at once, or returns False
 METHODS = None  # the key of a node's methods; the keys of its children are strings
 
 

@@ -50,17 +50,17 @@ def local_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-# By field of the view: the field of the task, and its conversion; the others are copied.
+# By field of the view: the field of the task, and the conversion of a value that is not None; the
+# other fields are copied.
 _SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "service": ("service", local_name),
     "payload": ("body", lambda body: Raw(body or b"null")),
-    "state": ("state", str),
     "due_at": ("due_at_ms", format_time),
     "created_at": ("created_at_ms", format_time),
     "updated_at": ("updated_at_ms", format_time),
-    "result": ("result_body", lambda result: Raw(b"null" if result is None else result.encode())),
-    "timeout": ("timeout_ms", seconds),
-    "deadline": ("deadline_at_ms", optional_time),
+    "result": ("result_body", lambda result: Raw(result.encode())),
+    "timeout": ("timeout_ms", lambda timeout: timeout / 1000),
+    "deadline": ("deadline_at_ms", format_time),
 }
 _NAMES = [name for name in schemas.Task.__struct_fields__ if name != "truncated"]
 _values_of = attrgetter(*(_SHOWN[name][0] if name in _SHOWN else name for name in _NAMES))
@@ -75,7 +75,9 @@ def task_view(task: Task, access: Access, *, own_payload: bool = False) -> schem
     """
     values = [*_values_of(redacted(task, access, own_payload=own_payload))]
     for at, shown in _CONVERTED:
-        values[at] = shown(values[at])
+        value = values[at]
+        if value is not None:
+            values[at] = shown(value)
     return schemas.Task(*values)
 
 

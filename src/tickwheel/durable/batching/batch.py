@@ -56,13 +56,16 @@ class Batch(Generic[T, R]):
         self._on_locked = on_locked
         self._queue: deque[Waiting[T, R]] = deque()
         self._worker: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def add(self, item: T, *, force: bool = False) -> asyncio.Future[R]:
         """Add an item; the future is its answer. `force` adds it however much waits."""
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()  # a system call
+        future: asyncio.Future[R] = self._loop.create_future()
         self.add_with(item, partial(settle, future), force=force)
         return future
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.aio import AsyncTimer
@@ -64,6 +65,7 @@ class Node:
         self.name = name
         self.vault = vault
         self.loop = asyncio.get_running_loop()
+        self.thread_id = threading.get_ident()
         self.services: Mapping[str, Service] = services
         self._leaving: asyncio.Future[None] | None = None
         self._joined = False  # the coordinator was started and not stopped yet
