@@ -173,15 +173,29 @@ class Audit:
                 self._check(once, f"an outcome is missing or recorded twice: {row}, {log}")
 
     def every_call_was_claimed_and_repeated_for_a_reason(self):
-        """A second call has a later attempt, and the log says why the earlier one did not count."""
+        """A second call has a later attempt, and the log says why the earlier one did not count.
+
+        Or it repeats the attempt's request, because a kept connection closed without an answer.
+        """
         claimed = {(one.id, one.attempt): one for one in self.claims}
         self._check(len(claimed) == len(self.claims), "one attempt was claimed twice")
-        seen = defaultdict(list)
+        seen = defaultdict(set)
+        first = {}
+        on_connection = defaultdict(list)
+        for call in self.calls["call"]:
+            on_connection[call["connection"]].append((call["id"], call["attempt"]))
+        repeated = 0
         for call in self.calls["call"]:
             place = call["id"], call["attempt"]
             self._check(place in claimed, f"called, and never claimed: {call}")
-            self._check(call["attempt"] not in seen[call["id"]], f"one attempt, two calls: {call}")
-            seen[call["id"]].append(call["attempt"])
+            earlier = first.setdefault(place, call)
+            if earlier is not call:
+                repeated += 1
+                closed, new = (on_connection[one["connection"]] for one in (earlier, call))
+                kept = len(closed) > 1 and closed[-1] == place and new[0] == place
+                self._check(kept, f"one attempt, two calls: {earlier}, {call}")
+                self._check(closed is not new, f"repeated on one connection: {earlier}, {call}")
+            seen[call["id"]].add(call["attempt"])
             if place in claimed:
                 epoch = claimed[place].epoch
                 self._check(call["epoch"] == epoch, f"claimed with {epoch}: {call}")
@@ -195,6 +209,7 @@ class Audit:
                 why[reason_of(one)] += 1
         self.figures |= {
             "calls": len(self.calls["call"]),
+            "requests repeated because a kept connection closed": repeated,
             "repeated, because": dict(why.most_common()),
             "attempts that were not the last": dict(
                 Counter(

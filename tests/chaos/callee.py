@@ -40,7 +40,7 @@ class Callee:
         )
         self._ledger.note(
             "call", id=found[0], attempt=found[1], epoch=found[2], path=call.request.path,
-            payload=json.loads(call.request.body),
+            payload=json.loads(call.request.body), connection=call.request.connection,
         )  # fmt: skip
         return found
 
