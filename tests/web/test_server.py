@@ -598,7 +598,7 @@ class TestWorkers:
             lambda: len(self.owners(crew)) == 2 and self.owners(crew) != owners,
             "the new one has shards",
         )
-        assert before - {victim} < self.workers(crew)
+        assert before - {victim} < self.workers(crew), crew.lines()
         crew.task_in(crew.submit(delay=0)["id"], "finished")
         assert any("it is replaced in" in line["message"] for line in crew.lines())
 

@@ -85,10 +85,9 @@ class TaskFields(NamedTuple):
     tags_text: str | None
 
 
-def task_fields(
+def task_fields(  # noqa: PLR0917
     service: Service,
     now: float,
-    *,
     delay: float | timedelta | None = None,
     at: datetime | None = None,
     key: str | None = None,
@@ -98,7 +97,10 @@ def task_fields(
     max_attempts: int | None = None,
     tags: Sequence[str] | None = None,
 ) -> TaskFields:
-    """Return the fields that options give a task; raise if an option is invalid."""
+    """Return the fields that options give a task; raise if an option is invalid.
+
+    The options have the order of `TaskOptions`.
+    """
     if delay is not None and at is not None:
         raise ValueError(f"give delay or at, not both: got delay={delay!r} and at={at!r}")
     due_at_ms = (

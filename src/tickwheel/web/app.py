@@ -21,6 +21,7 @@ import tickwheel
 from tickwheel.clock import SystemClock
 from tickwheel.durable.metrics import Histogram
 from tickwheel.errors import TickwheelError
+from tickwheel.values.json.encode import MAX_DEPTH
 from tickwheel.web import cluster, due, lab, live, pages, services, session, tasks, tokens
 from tickwheel.web.access import token_id_of
 from tickwheel.web.bodies import ENVELOPE_BYTES, LARGE_BYTES, Bodies, Disconnected
@@ -91,6 +92,11 @@ class Limits(NamedTuple):
     body: int = 16 << 20
     batch: int = 10_000
     payload: int = 1 << 20
+
+    @property
+    def short_payload(self) -> int:
+        """The bytes of a payload that needs no check: it has no more brackets than bytes."""
+        return min(self.payload, MAX_DEPTH)
 
 
 class App:

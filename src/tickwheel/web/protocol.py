@@ -46,9 +46,7 @@ HEAD_END = b"\r\n\r\n"  # of each head and chunked body; the parser accepts no o
 LINE_ENDS = b"\r\n"
 EMPTY_LINES = re.compile(rb"[\r\n]*")
 VERSIONS = ("1.1", "1.0")
-STATUS_LINES = {
-    one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus
-}
+STATUS_LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus}
 HEAD_TOO_LARGE = (
     431, "too_large", f"a request's head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers"
 )  # fmt: skip
@@ -313,7 +311,7 @@ class Protocol(HttpToolsProtocol):
             return
         self._awaiting = BODY
         self._connection_limit.busy(self)
-        self.scope[ANSWER] = self._answer  # type: ignore[typeddict-unknown-key]
+        self.scope[ANSWER] = self._answer  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def _answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:

@@ -75,14 +75,18 @@ class Call:
 
     async def payload(self, given: msgspec.Raw, what: str = "payload") -> bytes:
         """Return JSON unchanged; raise if it is too large, or too deeply nested for a reader."""
-        most = self.app.limits.payload
         payload = bytes(given)
+        if len(payload) > self.app.limits.short_payload:
+            await self.check_payload(payload, what)
+        return payload
+
+    async def check_payload(self, payload: bytes, what: str = "payload") -> None:
+        """Raise if JSON is too large, or too deeply nested for a reader."""
+        most = self.app.limits.payload
         if len(payload) > most:
             raise HttpError(
                 "too_large", f"a {what} may have {most} bytes, this one has {len(payload)}"
             )
-        if len(payload) <= MAX_DEPTH:
-            return payload  # it has no more brackets than bytes
         for number, most_deep in enumerate(slice_depths(payload)):
             if most_deep > MAX_DEPTH:
                 raise HttpError(
@@ -91,7 +95,6 @@ class Call:
                 )
             if number:
                 await self.app.bodies.next_slice()
-        return payload
 
     @property
     def audit_fields(self) -> dict[str, str]:

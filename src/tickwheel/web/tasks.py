@@ -9,7 +9,7 @@ import msgspec
 
 from tickwheel.durable.verbs.submission import build_submission, store_submission, store_submissions
 from tickwheel.errors import TickwheelError, UnknownService
-from tickwheel.values.options import OPTIONS
+from tickwheel.values.options import TaskOptions
 from tickwheel.values.task import Idempotency, State, Task
 from tickwheel.web import schemas, views
 from tickwheel.web.batch_parser import Malformed, elements, lines
@@ -20,7 +20,7 @@ from tickwheel.web.validation_messages import describe_bad_json, describe_error
 from tickwheel.web.views import task_view, truncated_view
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable, Iterator
 
     from tickwheel.durable.verbs.submission import Submitted
     from tickwheel.values.service import Service
@@ -31,9 +31,10 @@ SLICE_BYTES = 65_536  # of a batch, or of its results, that are processed in one
 TASK_OVERHEAD_BYTES = 512  # added to the bytes of each task
 MAX_LINES_PER_TASK = 4  # in a batch of lines: all but one may be blank
 
-# The fields that are options of a submit under the same name.
-OPTION_NAMES = [name for name in schemas.SubmitTask.__struct_fields__ if name in OPTIONS]
-options_of = attrgetter(*OPTION_NAMES)
+# The fields with the options of a submit, in the order of `TaskOptions`.
+options_of = attrgetter(
+    *("due_at" if name == "at" else name for name in TaskOptions.__annotations__)
+)
 
 _item = msgspec.json.Decoder(schemas.BatchTask)
 
@@ -55,7 +56,8 @@ async def store_task(call: Call, body: schemas.SubmitTask) -> Submitted:
     scheduler = call.scheduler
     name = call.access.name(body.service)
     service = call.app.directory.get(name) or await scheduler.known_service(name)
-    submission = await read_submission(call, service, body, idempotency)
+    payload = await call.payload(body.payload)
+    submission = read_submission(call, service, body, payload, idempotency)
     return await store_submission(scheduler, submission)
 
 
@@ -67,19 +69,22 @@ def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
         raise HttpError("bad_request", f"Idempotency-Key: {error}") from None
 
 
-async def read_submission(
-    call: Call, service: Service | None, body: schemas.SubmitTask, idempotency: Idempotency | None
+def read_submission(
+    call: Call,
+    service: Service | None,
+    body: schemas.SubmitTask,
+    payload: bytes,
+    idempotency: Idempotency | None,
 ) -> Submission:
     """Return the task to store; raise if the request is invalid or its service is unknown."""
     if service is None:
         raise UnknownService(f"no service is named {body.service!r:.120}")
     if body.delay is not None and body.due_at is not None:
         raise HttpError("invalid", "give delay or due_at, not both")
-    payload = await call.payload(body.payload)
-    options: Any = dict(zip(OPTION_NAMES, options_of(body), strict=True))
     return build_submission(
-        call.scheduler, service, payload, at=body.due_at, idempotency=idempotency, **options
-    )
+        call.scheduler, service, payload, *options_of(body), on_conflict=body.on_conflict,
+        idempotency=idempotency,
+    )  # fmt: skip
 
 
 async def submit_batch(call: Call) -> Reply:
@@ -91,17 +96,28 @@ async def submit_batch(call: Call) -> Reply:
 
 async def store_batch(
     call: Call,
-    texts: AsyncIterator[bytes],
+    texts: Iterator[bytes],
     decode: Callable[[Call, bytes], tuple[schemas.BatchTask, Idempotency | None]],
 ) -> list[schemas.BatchItem]:
-    """Store the tasks of a batch, each given as bytes, and return the result of each."""
+    """Store the tasks of a batch, each given as bytes, and return the result of each.
+
+    It gives way to other requests. An empty text is not a task.
+    """
     if b"idempotency-key" in call.headers:
         raise HttpError("bad_request", "in a batch each task has its own idempotency_key")
-    answers: list[Any] = []
+    answers: list[schemas.BatchItem | None] = []  # None: a submission
     looked = False  # in the store, for services that are unknown here: once per batch
     submissions: list[Submission] = []
-    positions: list[int] = []  # of the submissions, among the answers
-    async for text in texts:
+    limit, short, cost = call.app.limits.batch, call.app.limits.short_payload, 0
+    for text in texts:
+        cost += len(text) + TASK_OVERHEAD_BYTES
+        if cost >= SLICE_BYTES:
+            await call.app.bodies.next_slice()
+            cost = 0
+        if not text:
+            continue
+        if len(answers) == limit:
+            raise HttpError("too_large", f"a batch may have {limit} tasks, got more")
         answer = None
         try:
             item, idempotency = decode(call, text)
@@ -110,44 +126,44 @@ async def store_batch(
             if service is None and not looked:
                 looked = True
                 service = await call.scheduler.known_service(name)
-            submissions.append(await read_submission(call, service, item, idempotency))
-            positions.append(len(answers))
+            payload = bytes(item.payload)
+            if len(payload) > short:
+                await call.check_payload(payload)
+            submissions.append(read_submission(call, service, item, payload, idempotency))
         except Exception as error:  # noqa: BLE001
             answer = refused_item(call, error)
         answers.append(answer)
+        if len(text) >= SLICE_BYTES:
+            await call.app.bodies.next_slice()  # before searching for the next
     call.body = b""  # free its memory: storing takes time
+    results = iter(await store_all(call, submissions))
+    return [next(results) if answer is None else answer for answer in answers]
+
+
+async def store_all(call: Call, submissions: list[Submission]) -> list[schemas.BatchItem]:
+    """Store tasks, and return the result of each."""
     async with call.app.batches:
         stored = await store_submissions(call.scheduler, submissions)
-    for number, (position, task) in enumerate(zip(positions, stored, strict=True), 1):
-        answers[position] = stored_item(call, submissions[number - 1], task)
+    results = []
+    for number, (submission, task) in enumerate(zip(submissions, stored, strict=True), 1):
+        results.append(stored_item(call, submission, task))
         if number * TASK_OVERHEAD_BYTES % SLICE_BYTES == 0:
             await call.app.bodies.next_slice()
-    return answers
+    return results
 
 
-async def batch_tasks(call: Call) -> AsyncIterator[bytes]:
-    """Yield the tasks of a batch, each still as bytes; give way to other requests."""
-    limit, longest, cost, count = call.app.limits.batch, max_task_bytes(call), 0, 0
+def batch_tasks(call: Call) -> Iterator[bytes]:
+    """Yield the tasks of a batch, each still as bytes; a blank line is empty."""
+    longest = max_task_bytes(call)
     if call.media == NDJSON:
-        found = lines(call.body, longest, MAX_LINES_PER_TASK * limit)
+        found = lines(call.body, longest, MAX_LINES_PER_TASK * call.app.limits.batch)
     else:
         found = elements(call.body, longest)
     try:
         for text in map(bytes, found):
-            cost += len(text) + TASK_OVERHEAD_BYTES
-            if cost >= SLICE_BYTES:
-                await call.app.bodies.next_slice()
-                cost = 0
-            if not text:
-                continue  # a blank line
-            count += 1
-            if count > limit:
-                raise HttpError("too_large", f"a batch may have {limit} tasks, got more")
-            if len(text) <= longest:
+            if len(text) <= longest and not text.isascii():
                 check_utf8(text)
             yield text
-            if len(text) >= SLICE_BYTES:
-                await call.app.bodies.next_slice()  # before searching for the next
     except Malformed as error:
         raise HttpError(error.code, f"the body cannot be read: {error}") from None
 

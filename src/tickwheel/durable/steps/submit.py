@@ -91,7 +91,7 @@ class Submit:
         self,
         service: Service,
         body: bytes,
-        *,
+        *values: Any,
         on_conflict: str = "reject",
         idempotency: Idempotency | None = None,
         any_node: bool = False,
@@ -99,12 +99,14 @@ class Submit:
     ) -> Submission:
         """Return a task to store; raise if an option is invalid.
 
+        `values` are options in the order of `TaskOptions`: cheaper than by name.
+
         A key or an idempotency key decides the shard. Otherwise it is one of this node's if the
         task is due soon and this node has permits for it, but with `any_node` every one in turn.
         """
         now = self._store.latest_ms()
         now_ms = int(now)
-        given = task_fields(service, now, **options)
+        given = task_fields(service, now, *values, **options)
         if on_conflict != "reject":
             check_on_conflict(on_conflict)
         if len(body) > self._max_body:

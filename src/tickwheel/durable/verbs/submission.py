@@ -214,15 +214,16 @@ def target_name(request: Request | Mapping[str, Any]) -> str:
 
 
 def build_submission(
-    scheduler: SubmissionVerbs, service: Service, body: bytes, **options: Any
+    scheduler: SubmissionVerbs, service: Service, body: bytes, *values: Any, **options: Any
 ) -> Submission:
     """Return a task to store, from its service and its payload's bytes; raise if it is invalid.
 
     This and `store_submission` are the two halves of `submit`, for the HTTP API as well: it has its
     own idempotency keys, and reports how a task was stored. The options are those of `submit`,
-    except that `idempotency` replaces `idempotency_key`, and that there is no `connection`.
+    except that `idempotency` replaces `idempotency_key`, and that there is no `connection`. Those
+    of `TaskOptions` may be given in their order, as `values`.
     """
-    return scheduler._running_node().submit.build(service, body, **options)
+    return scheduler._running_node().submit.build(service, body, *values, **options)
 
 
 async def store_submission(scheduler: SubmissionVerbs, submission: Submission) -> Submitted:
