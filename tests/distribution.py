@@ -1,10 +1,21 @@
-"""How a run with several workers is divided among them: by files, and the long ones first."""
+"""How a run with several workers is divided among them: by files, and the long ones first.
+
+Files that use the same servers, which are slow to start, are divided as one.
+"""
 
 from collections import Counter
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SPREAD = {"test_asyncio_suite.py", "test_pure_timers.py"}  # each test is a long process of its own
+# Each worker that had one of these would start RabbitMQ and Kafka.
+BROKER_FILES = """
+    contracts/test_source.py contracts/test_channel.py consumer/test_kill.py
+    durable/channels/test_kafka.py durable/channels/test_rabbitmq.py
+    durable/channels/test_celery.py durable/channels/test_stuck_broker.py
+    celery_app/test_release.py celery_app/test_workers.py test_channel_docs.py
+"""
+BROKERS = BROKER_FILES.split()
 # Few but long tests. By the number of its tests such a file would begin last, and one worker would
 # end long after the others.
 LONG_FILES = """
@@ -19,7 +30,7 @@ LONG_FILES = """
     service/test_zookeeper.py service/test_standstill.py service/test_attack.py
     test_service_benchmark.py test_scale_benchmark.py test_readme_service.py
     durable/steps/test_large_payloads.py durable/steps/test_functions_elsewhere.py
-    durable/channels/test_broker_kill.py consumer/test_kill.py contracts/test_source.py
+    durable/channels/test_broker_kill.py
     durable/stores/postgres/test_migration.py test_package.py web/test_server.py
     web/test_browser.py
 """
@@ -31,9 +42,9 @@ def name_of(item):
 
 
 def begin_with_long_files(items):
-    """Sort the tests by files: the spread ones, the long ones, then by the number of tests."""
+    """Sort the tests by files: spread ones, brokers, long ones, then by the number of tests."""
     counts = Counter(map(name_of, items))
-    ranks = {name: rank for rank, name in enumerate([*sorted(SPREAD), *LONG])}
+    ranks = {name: rank for rank, name in enumerate([*sorted(SPREAD), *BROKERS, *LONG])}
     order = {name: (ranks.get(name, len(ranks)), -counts[name], name) for name in counts}
     items.sort(key=lambda item: order[name_of(item)])
 
@@ -47,6 +58,8 @@ def make_scheduler(config, log):
     class SpreadingScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
+            if file.removeprefix("tests/") in BROKERS:
+                return "brokers"
             return nodeid if Path(file).name in SPREAD else file
 
     config.option.loadscopereorder = False  # `begin_with_long_files` has sorted them
