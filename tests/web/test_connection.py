@@ -20,6 +20,7 @@ from tickwheel import SystemClock
 from tickwheel.web import protocol
 from tickwheel.web.connection_limit import ConnectionLimit
 from tickwheel.web.protocol import MAX_HEADERS, SLICE_BYTES
+from tickwheel.web.route import ANSWER
 from tickwheel.web.server import uvicorn_config
 from tickwheel.web.time_slices import PAUSE_ITERATIONS
 from web.serving import PATIENCE, wait_until
@@ -278,6 +279,84 @@ def skip(wire, count):
         text = end + wire.recv(MIB)
         found += text.count(b'{"status":"ok"}')
         end = text[-14:]
+
+
+class Whole(Line):
+    """An application that answers in one call, if the connection accepts that."""
+
+    def __init__(self, headers=(), **options):
+        super().__init__(**options)
+        self.headers = headers
+        self.written = []
+        self.may.set()
+
+    async def __call__(self, scope, receive, send):
+        headers = [(b"content-length", str(len(self.answer)).encode()), *self.headers]
+        self.written.append(scope[ANSWER](200, headers, self.answer))
+        if not self.written[-1]:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": self.answer})
+
+
+class TestWholeAnswers:
+    """An answer may be written in one call."""
+
+    def test_it_is_the_same_answer(self):
+        async def answer_of(line):
+            async with line:
+                line.may.set()
+                line.writer.write(GET % 1)
+                head = await line.reader.readuntil(b"\r\n\r\n")
+                return re.sub(rb"date: .*\r\n", b"date: now\r\n", head)
+
+        async def scenario():
+            whole = Whole()
+            assert await answer_of(whole) == await answer_of(Line())
+            assert whole.written == [True]
+
+        run(scenario)
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        ],
+    )
+    def test_one_without_a_body_or_before_a_close_is_left_to_the_other_way(self, head):
+        async def scenario():
+            async with Whole() as line:
+                line.writer.write(head)
+                got = await line.reader.readuntil(b"\r\n\r\n")
+                assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert (b"connection: close" in got) == (b"close" in head)
+                assert line.written == [False]
+
+        run(scenario)
+
+    def test_one_that_follows_an_answer_that_nobody_reads_waits_for_its_reader(self):
+        async def scenario():
+            async with Whole(answer=b"x" * MIB) as line:
+                for number in range(3):
+                    line.writer.write(GET % number)
+                await until(lambda: line.protocol.flow.write_paused)
+                await turns()
+                assert line.written == [True]
+                await line.answers(3)
+
+        run(scenario)
+
+    @pytest.mark.parametrize("value", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb"])
+    def test_one_with_a_line_break_in_a_header_is_never_written(self, value):
+        async def scenario():
+            async with Whole([(b"x-name", value)]) as line:
+                line.writer.write(GET % 1)
+                got = await line.reader.read()
+                assert got.startswith(b"HTTP/1.1 500 ")
+                assert b"x-name" not in got
+                assert line.written == []
+
+        run(scenario)
 
 
 class TestPieces:
