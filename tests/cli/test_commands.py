@@ -165,6 +165,13 @@ def test_a_control_character_in_a_key_is_shown_escaped(run, client):
     assert "schedule:p\\x1f17" in run("list", "--table").out
 
 
+def test_a_table_shows_the_beginning_of_a_huge_value(run, client):
+    client.answers["get"] = task(error="#" * 1_000_000)
+    out = "".join(run("show", ID, "--table").out.split())
+    assert "#…and934,464charactersmore;--jsonprintsallofthem" in out
+    assert out.count("#") == 65_536
+
+
 def test_a_table_fits_the_terminal_without_cutting_anything(run, client, monkeypatch):
     error = "boom " * 50 + "bang"
     rows = [task(key="order:o-1", error=error, attempt=2), task(service="x" * 9), task()]

@@ -5,8 +5,11 @@ Nothing here runs an event loop: the browser's driver has one in this thread.
 """
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -26,6 +29,7 @@ TRACEBACK = (
 PROBLEM = json.dumps({"error": TRACEBACK}).encode()
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
+LARGE = 10_000_000
 KEY = '<img src=x onerror="document.title=1">'
 expect.set_options(timeout=20_000)
 EXPECTED = re.compile(
@@ -54,9 +58,8 @@ def callee():
 def server(tmp_path_factory, callee):
     """A server with something of each kind."""
     path = tmp_path_factory.mktemp("browser")
-    with Served(
-        "--store", f"sqlite:///{path}/tasks.db", "--allow-private-targets", cwd=path
-    ) as server:
+    options = ["--allow-private-targets", "--max-payload", "12MiB"]
+    with Served("--store", f"sqlite:///{path}/tasks.db", *options, cwd=path) as server:
         server.service("mail", callee.url("/ok"))
         server.service("broken", callee.url("/bad"), max_attempts=2, backoff={"first": 0.01})
         server.service("off", callee.url("/ok"), enabled=False)
@@ -299,7 +302,7 @@ class TestOthers:
         )
         server.service("nasty", callee.url("/nasty"), max_attempts=1)
         server.service("echo", callee.url("/echo"))
-        payload = {"text": NASTY, "large": "x" * 900_000}
+        payload = {"text": NASTY, "large": "x" * LARGE}
         failed = server.submit("nasty", payload, key=KEY, delay=0)["id"]
         finished = server.submit("echo", delay=0)["id"]
         server.task_in(failed, "failed")
@@ -315,6 +318,29 @@ class TestOthers:
         expect(page.get_by_label("Result")).to_contain_text("<img src=x")
         expect(page.get_by_label("Result")).to_contain_text("U+202Egnp.exe")
         assert page.title().endswith("tickwheel")
+        for command in (
+            ["show", failed, "--attempts"], ["show", finished], ["list"], ["backlog", "list"],
+            ["show", failed, "--json"],
+        ):  # fmt: skip
+            shown = on_terminal(server, *command)
+            assert "\x1b" not in shown
+            assert "\u202e" not in shown
+        assert len(shown) > LARGE
+
+    def test_a_name_with_markup_is_refused(self, server):
+        body = {"protocol": "http", "endpoint": "http://127.0.0.1:9/"}
+        server.put("/v1/services/%3Cimg%20src%3Dx%3E", body, status=422)
+
+
+def on_terminal(server, *command):
+    """Return what a command prints, as a table unless it says otherwise."""
+    form = [] if "--json" in command else ["--table"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tickwheel", *command, *form, "--server", server.url],
+        capture_output=True, text=True, check=True, timeout=WATCHDOG,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    return ran.stdout
 
 
 class TestAccess:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PIPE_COLUMNS = 200  # width of text that goes into a file or a pipe
+MAX_CELL_CHARS = 65_536  # of a value in a table: wrapping ten million takes a quarter of a minute
 UNBOUNDED_COLUMNS = 5_000  # wider than any table
 MAX_CELL_COLUMNS = 60  # wider cells go on a line of their own
 MAX_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
@@ -264,6 +265,9 @@ def cell(value: object, *, lines: bool = False) -> Text:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         value = " ".join(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) > MAX_CELL_CHARS:
+        more = len(text) - MAX_CELL_CHARS
+        text = f"{text[:MAX_CELL_CHARS]}… and {more:,} characters more; --json prints all of them"
     return Text(
         escape_controls(text if lines else BLANKS.sub(" ", text)), style=COLOURS.get(text, "")
     )
