@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-JOBS ?= 3
+JOBS ?= 4
 SERVE_ARGS ?=
 STORE ?= tickwheel.db
 
