@@ -25,9 +25,6 @@ class RabbitServer(Server):
     def binaries(self):
         return self.program if self.program.exists() else self.missing()
 
-    def own(self, path):
-        pass  # it runs as the user of the tests
-
     def prepare(self, attempt):
         home = self.directory
         (home / "enabled_plugins").write_text("[].\n")
@@ -81,9 +78,6 @@ class KafkaServer(Server):
     @property
     def url(self):
         return f"kafka://{self.address}"
-
-    def own(self, path):
-        pass
 
     def binaries(self):
         java, jars = shutil.which("java"), [*self.jars.glob("kafka-*/kafka_2*.jar")]

@@ -180,7 +180,7 @@ class Server:
 
     name = "server"
     package = ""  # Debian's name of what to install
-    user = ""  # the user as whom root runs it
+    user = ""  # the user as whom root runs it; by default the user of the tests
     stop_signal = signal.SIGTERM
     death_signal = signal.SIGKILL
 
@@ -298,7 +298,7 @@ class Server:
 
     def own(self, path):
         """Give `path` to the user that the server runs as."""
-        if ROOT:
+        if ROOT and self.user:
             who = self._account()
             os.chown(path, who.pw_uid, who.pw_gid)
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -60,6 +61,9 @@ def answers(port, query):
             f"http://127.0.0.1:{port}/api/v1/query?{text}", timeout=10
         ) as f:
             return json.load(f)["data"]["result"]
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return []
     except OSError:
         return []
 
