@@ -8,9 +8,10 @@ from dataclasses import replace
 import aiormq
 import nats
 import redis
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import MessageSizeTooLargeError
 
 from contracts.channels import START_MS, peer_of
 from proxies import Proxy
@@ -160,6 +161,9 @@ class RabbitPeer(BrokerPeer):
         await self._connection.close()
 
 
+PROBE = b"does the broker accept this?"
+
+
 class KafkaPeer(BrokerPeer):
     """Kafka itself goes silent: its clients connect to the address that it names."""
 
@@ -190,7 +194,7 @@ class KafkaPeer(BrokerPeer):
             consumer.seek(partition, self._start)
             while await consumer.position(partition) < end:
                 found.append((await consumer.getone()).value)
-        return found
+        return [value for value in found if value != PROBE]
 
     async def refuse(self):
         await self._set_longest(1)
@@ -202,6 +206,16 @@ class KafkaPeer(BrokerPeer):
         configs = {"max.message.bytes": str(size)}
         topic = ConfigResource(ConfigResourceType.TOPIC, "conformance", configs)
         await self._admin.alter_configs([topic])
+        async with AIOKafkaProducer(bootstrap_servers=self._server.address) as producer:
+            while await self._accepts(producer) != (size > 1):  # the broker applies it later
+                await asyncio.sleep(0.01)
+
+    async def _accepts(self, producer):
+        try:
+            await producer.send_and_wait("conformance", PROBE)
+        except MessageSizeTooLargeError:
+            return False
+        return True
 
     async def hang(self):
         self._server.pause()

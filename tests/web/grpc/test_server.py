@@ -89,9 +89,13 @@ def test_health_and_reflection_need_no_token(serve_grpc, connect, sqlite_url):
     server = serve_grpc()
     channel = connect(server.grpc)
     health = health_pb2_grpc.HealthStub(channel)
-    for name in ("", "tickwheel.v1.TaskService"):
+
+    def serves(name):
         answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    wait_until(lambda: serves(""), "the server is ready")
+    assert serves("tickwheel.v1.TaskService")
     with pytest.raises(grpc.RpcError) as caught:
         health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=PATIENCE)
     assert caught.value.code() is Code.NOT_FOUND
