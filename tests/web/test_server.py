@@ -477,7 +477,7 @@ class TestSubmitOnly:
         taker = serve("--submit-only")
         taker.service(endpoint=receiver.url("/ok"))
         task = taker.submit(delay=0)
-        taker.get("/readyz", status=200)
+        wait_until(lambda: taker.get("/readyz").status == 200, "it can do its work")
         assert taker.get("/v1/stats").json["owned"] == 0
         assert taker.get(f"/v1/tasks/{task['id']}").json["state"] == "ready"
         assert receiver.requests == []

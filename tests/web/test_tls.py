@@ -129,7 +129,7 @@ class TestHandshake:
             secured.hang_up()
             secured.service(enabled=False)
             secured.submit()
-            secured.get("/readyz", status=200)
+            wait_until(lambda: secured.get("/readyz").status == 200, "it can do its work")
         assert "connections are open" in secured.log()
 
     def test_when_all_are_busy_a_new_one_is_closed_with_a_warning(self, secured):

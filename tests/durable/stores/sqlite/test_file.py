@@ -371,7 +371,7 @@ def test_readiness_says_that_the_file_is_damaged(path, tmp_path):
     with Served(*given, cwd=tmp_path, errors=True) as server:
         server.service()
         server.submit()
-        server.get("/readyz", status=200)
+        wait_until(lambda: server.get("/readyz").status == 200, "it can do its work")
         copied(path, backup)
         damage(path)
         later = {"service": "mail", "delay": 3600}
