@@ -111,7 +111,8 @@ class Crew:
         """Return the `Inherited` values of each live worker, by process."""
         found = {}
         for pid in servers._descendants(self.server.pid):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # Only root may read that of a process that is ending.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
                 lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
                 given = [line for line in lines if line.startswith(f"{INHERITED_VARIABLE}=")]
                 if given and not servers._gone(pid):
