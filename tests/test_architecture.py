@@ -94,7 +94,7 @@ def test_each_command_is_loaded_when_it_is_called():
         name.name for node in imported if node.module == "tickwheel.cli" for name in node.names
     }
     names |= {node.module for node in imported if (node.module or "").startswith("tickwheel.cli.")}
-    assert names == {"exit_codes", "messages"}
+    assert names == {"exit_codes", "terminal"}
 
 
 def test_only_one_file_knows_the_schemes_of_stores():

@@ -11,8 +11,8 @@ import pytest
 import tickwheel.cli
 from cli.fakes import AT, ID
 from client.fake import FakeServer, Reply, problem
-from tickwheel.cli.messages import escape_controls
 from tickwheel.cli.remote import schedule_names, service_names
+from tickwheel.cli.terminal import escape_controls
 
 ODD = "odd\x1b]0;pwned\x07\x9b2J\u202e\r\x08\x00"
 ACTS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -154,7 +154,7 @@ def test_a_name_that_a_shell_would_act_on_is_not_completed(server, names, path):
     assert [item.value for item in names(context, None, "")] == ["good-1.2:x"]
 
 
-def test_only_messages_prints_text():
+def test_only_terminal_prints_text():
     """A command prints through `messages`, or as a table cell."""
     found = set()
     for path in Path(tickwheel.cli.__file__).parent.glob("*.py"):
@@ -162,4 +162,4 @@ def test_only_messages_prints_text():
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if name in ("click.echo", "click.secho", "print", "sys.stdout.write"):
                 found.add(path.stem)
-    assert found == {"messages", "completion"}  # completion prints click's own script
+    assert found == {"terminal", "completion"}  # completion prints click's own script

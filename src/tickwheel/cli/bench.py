@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli import exit_codes, messages
+from tickwheel.cli import exit_codes, terminal
 from tickwheel.cli.output import Output, examples, format_duration, format_time_ms, with_output
 from tickwheel.cli.remote import open_client, server_options
 from tickwheel.clock import SystemClock, WallClock
@@ -205,7 +205,7 @@ class Bench:
                 await asyncio.sleep(0.25)
             else:
                 return
-        messages.print_warning(
+        terminal.print_warning(
             f"{self._name} has calls in flight and could not be deleted; later, run:"
             f" tickwheel services delete {self._name}"
         )
@@ -290,7 +290,7 @@ class Bench:
 def print_step(line: str) -> None:
     """Print the current step, on a terminal only."""
     if sys.stderr.isatty():
-        messages.print_line(line, err=True)
+        terminal.print_line(line, err=True)
 
 
 def print_results(out: Output, plan: Plan, measures: list[Measurement]) -> None:
@@ -310,6 +310,6 @@ def print_results(out: Output, plan: Plan, measures: list[Measurement]) -> None:
         for m in measures
     ]
     out.table(["what", "tasks", "refused", "rate", "p50", "p99"], rows)
-    messages.print_line(
+    terminal.print_line(
         f"{plan.connections} connections; the bench and the server share the machine"
     )

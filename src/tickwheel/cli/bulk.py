@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli import exit_codes, messages
+from tickwheel.cli import exit_codes, terminal
 from tickwheel.cli.output import Output, console, examples, to_plain, with_output
 from tickwheel.cli.remote import service_names, with_client
 from tickwheel.cli.types import refuse_constant, stdin
@@ -232,7 +232,7 @@ def submit_many(*, client: Client, out: Output, file: str, service: str | None, 
         tasks = Tasks(reader, service)
         answers = stack.enter_context(contextlib.closing(client.submit_stream(tasks, batch=batch)))
         tally = print_answers(out, answers, show)
-    messages.print_line(f"stored {tally.stored:,}, refused {tally.refused:,}", err=out.as_json)
+    terminal.print_line(f"stored {tally.stored:,}, refused {tally.refused:,}", err=out.as_json)
     if tasks.unread is not None:
         raise tasks.unread
     return exit_codes.OK if tally.first is None else exit_codes.exit_code(tally.first)
@@ -280,9 +280,9 @@ def print_answers(out: Output, answers: Iterable[object], show: Callable[[int], 
     for number, answer in enumerate(answers, 1):
         tally.add(answer)
         if out.as_json:
-            messages.print_json(document_of(answer))
+            terminal.print_json(document_of(answer))
         elif isinstance(answer, TickwheelError) and tally.refused <= MAX_REFUSALS_SHOWN:
-            messages.print_message(f"task {number}: {answer} ({answer.code})")
+            terminal.print_message(f"task {number}: {answer} ({answer.code})")
         show(number)
     return tally
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.messages import print_line
 from tickwheel.cli.output import Output, examples, with_output
 from tickwheel.cli.remote import server_options, service_names
+from tickwheel.cli.terminal import print_line
 from tickwheel.cli.types import DURATION
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tickwheel.cli.messages import print_line
 from tickwheel.cli.output import examples
+from tickwheel.cli.terminal import print_line
 from tickwheel.cli.types import DURATION
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tickwheel.cli.messages import escape_controls, print_json, print_line
 from tickwheel.cli.root import JSON
+from tickwheel.cli.terminal import escape_controls, print_json, print_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

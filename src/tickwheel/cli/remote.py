@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from tickwheel.cli.messages import print_line, print_warning
+from tickwheel.cli.terminal import print_line, print_warning
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:

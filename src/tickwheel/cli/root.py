@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from tickwheel.cli import exit_codes, messages
+from tickwheel.cli import exit_codes, terminal
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Root(click.Group):
         try:
             return super().invoke(ctx)
         except TickwheelError as error:
-            messages.print_error(error, as_json=bool(ctx.meta.get(JSON)))
+            terminal.print_error(error, as_json=bool(ctx.meta.get(JSON)))
             ctx.exit(exit_codes.exit_code(error))
 
     def main(
@@ -135,24 +135,24 @@ class Root(click.Group):
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except NO_COMMAND as error:
-            messages.print_line(error.format_message(), err=True)
+            terminal.print_line(error.format_message(), err=True)
             code = exit_codes.USAGE
         except click.NoSuchOption as error:
-            messages.print_message(f"{error.format_message()}{unknown_option_hint(error)}")
+            terminal.print_message(f"{error.format_message()}{unknown_option_hint(error)}")
             code = exit_codes.USAGE
         except click.UsageError as error:
             where = f" (try '{error.ctx.command_path} --help')" if error.ctx else ""
-            messages.print_message(f"{error.format_message()}{where}")
+            terminal.print_message(f"{error.format_message()}{where}")
             code = exit_codes.USAGE
         except click.ClickException as error:
-            messages.print_message(error.format_message())
+            terminal.print_message(error.format_message())
             code = error.exit_code
         except click.Abort:
             code = exit_codes.INTERRUPTED
         except OSError as error:
             if error.errno not in WRITE_ERRORS or error.filename is not None:
                 raise
-            messages.print_message(f"cannot write: {os.strerror(error.errno)}")
+            terminal.print_message(f"cannot write: {os.strerror(error.errno)}")
             # Otherwise Python flushes stdout again at exit, and fails again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             code = exit_codes.OTHER
@@ -173,7 +173,7 @@ def show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
         from tickwheel import __version__  # noqa: PLC0415 - only for --version
 
-        messages.print_line(f"tickwheel {__version__}")
+        terminal.print_line(f"tickwheel {__version__}")
         ctx.exit()
 
 

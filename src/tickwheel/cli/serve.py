@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tickwheel.cli.messages import print_warning
 from tickwheel.cli.output import Output, console, examples, with_output
+from tickwheel.cli.terminal import print_warning
 from tickwheel.config import FILE, SETTINGS, SWITCH, find_mistyped, load
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.messages import print_line
 from tickwheel.cli.output import Output, examples, to_plain, with_output
 from tickwheel.cli.remote import service_names, with_client
+from tickwheel.cli.terminal import print_line
 from tickwheel.cli.types import DURATION, OBJECT, SECRET
 from tickwheel.config import MASK
 from tickwheel.errors import ServiceChanged, UnknownService

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tickwheel.cli.exit_codes import UnknownToken
-from tickwheel.cli.messages import print_line, print_message
 from tickwheel.cli.output import Output, examples, format_time_ms, with_output
 from tickwheel.cli.serve import load_config, setting_options
+from tickwheel.cli.terminal import print_line, print_message
 from tickwheel.cli.types import DURATION
 from tickwheel.config import Config, ConfigError
 from tickwheel.durable.directory.tokens import ANY, NAMESPACE, SCOPES, new_token

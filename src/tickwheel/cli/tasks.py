@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tickwheel.cli import exit_codes, messages
+from tickwheel.cli import exit_codes, terminal
 from tickwheel.cli.output import Output, examples, format_duration, to_plain, with_output
 from tickwheel.cli.remote import iterate_pages, page_options, service_names, with_client
 from tickwheel.cli.types import DURATION, MOMENT, PAYLOAD
@@ -108,7 +108,7 @@ def submit(
     """
     task = client.submit(service, payload, **options)
     if quiet:
-        messages.print_line(task.id)
+        terminal.print_line(task.id)
     else:
         out.result(task, f"{task.id} is due at {to_plain(task.due_at)}")
 
@@ -132,7 +132,7 @@ def show(*, client: Client, out: Output, task_id: str, attempts: bool) -> None:
         return
     out.record(task)
     if attempts:
-        messages.print_line()
+        terminal.print_line()
         print_attempts(log, out)
 
 

@@ -6,8 +6,8 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.cli.messages import escape_controls
 from tickwheel.cli.output import cell, format_duration
+from tickwheel.cli.terminal import escape_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,8 +22,8 @@ from durable.postgres_stage import ALL, blocked, until
 from durable.stores.postgres.helpers import lock
 from tickwheel.durable import Scheduler
 from tickwheel.durable.store import Claims
+from tickwheel.durable.stores.postgres import cancel_reschedule as postgres_cancel_reschedule
 from tickwheel.durable.stores.postgres import statements as sql
-from tickwheel.durable.stores.postgres import unclaimed as postgres_unclaimed
 from tickwheel.errors import Locked
 from tickwheel.values.task import Event, Filter, Lease, State, Submission
 
@@ -249,7 +249,7 @@ class TestChangesOfMany:
     async def test_all_the_others_are_changed_and_that_one_is_named(
         self, store, tasks, verb, monkeypatch
     ):
-        monkeypatch.setattr(postgres_unclaimed, "PAUSE_SECONDS", 0)
+        monkeypatch.setattr(postgres_cancel_reschedule, "PAUSE_SECONDS", 0)
         with pytest.raises(Locked, match="hold 1 of the tasks"):
             await changed(self.change(store, verb))
         after = await store.get([one.id for one in tasks])

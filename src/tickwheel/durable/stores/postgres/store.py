@@ -28,6 +28,7 @@ from tickwheel.durable.store import (
 )
 from tickwheel.durable.stores.postgres import filters, schema
 from tickwheel.durable.stores.postgres import statements as sql
+from tickwheel.durable.stores.postgres.cancel_reschedule import TURNS, changed_where, verdicts
 from tickwheel.durable.stores.postgres.clock import DatabaseClock
 from tickwheel.durable.stores.postgres.insert import count_keyed, insert
 from tickwheel.durable.stores.postgres.listener import Listener
@@ -47,7 +48,6 @@ from tickwheel.durable.stores.postgres.schedules import PostgresSchedules
 from tickwheel.durable.stores.postgres.session import address_of
 from tickwheel.durable.stores.postgres.takeover import take_over
 from tickwheel.durable.stores.postgres.transaction import within, within_now
-from tickwheel.durable.stores.postgres.unclaimed import TURNS, changed_where, verdicts
 from tickwheel.durable.stores.rows import (
     attempt_of,
     last_leases,

@@ -8,8 +8,8 @@ from tickwheel.durable.store import BATCH, FIRE_BYTES, PAGE_BYTES
 from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.rows import BODY, PageFill, schedule_range
 from tickwheel.durable.stores.sqlite import statements as sql
+from tickwheel.durable.stores.sqlite.cancel_reschedule import cancel_unclaimed
 from tickwheel.durable.stores.sqlite.registry import record_change
-from tickwheel.durable.stores.sqlite.unclaimed import cancel_unclaimed
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.values.schedule import (
     Fired,

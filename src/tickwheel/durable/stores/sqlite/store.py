@@ -37,6 +37,14 @@ from tickwheel.durable.stores.rows import (
 )
 from tickwheel.durable.stores.sqlite import schema
 from tickwheel.durable.stores.sqlite import statements as sql
+from tickwheel.durable.stores.sqlite.cancel_reschedule import (
+    Place,
+    cancel_unclaimed,
+    count_that_fits,
+    next_unclaimed,
+    reschedule_unclaimed,
+    verdicts,
+)
 from tickwheel.durable.stores.sqlite.connection import (
     DRIVERS,
     default_driver,
@@ -49,14 +57,6 @@ from tickwheel.durable.stores.sqlite.insert import insert
 from tickwheel.durable.stores.sqlite.notify import SqliteNotifications
 from tickwheel.durable.stores.sqlite.registry import SqliteRegistry
 from tickwheel.durable.stores.sqlite.schedules import SqliteSchedules
-from tickwheel.durable.stores.sqlite.unclaimed import (
-    Place,
-    cancel_unclaimed,
-    count_that_fits,
-    next_unclaimed,
-    reschedule_unclaimed,
-    verdicts,
-)
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import (
