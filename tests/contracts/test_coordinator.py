@@ -447,7 +447,7 @@ class TestADrain:
             member.coordinator.functions = lambda: ("f",)
             member._changed()
         lent = lambda *members: [len(m.coordinator.lent().get("f", ())) for m in members]  # noqa: E731
-        await until_stepped(three, lambda: 0 not in lent(b, c))
+        await until_stepped(three, lambda: sum(lent(b, c)) == len(a.owned) > 0)
         await a.coordinator.drain("c")
         await until_stepped(three, lambda: lent(b, c) == [len(a.owned), 0] == [4, 0])
 
