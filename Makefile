@@ -49,6 +49,10 @@ test: $(READY) asyncio-tests ## Run the tests
 	env -u PYTHONDONTWRITEBYTECODE $(if $(HAS_COMPILER),,TICKWHEEL_TEST_PURE_ONLY=1) \
 	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
+.PHONY: test-again
+test-again: $(READY) ## Run up to three failed tests of the last run again, alone
+	@tools/test-again $(BIN)/python
+
 .PHONY: check
 check: $(READY) ## Run ruff and mypy
 	$(BIN)/ruff check
