@@ -1,19 +1,22 @@
-"""One connection: pipelined requests, bodies in tiny chunks, and invalid heads.
+"""One connection: pipelined requests, bodies in tiny chunks, invalid heads, and its memory.
 
 The protocol runs in this process with the test's application; memory is measured on a server.
 """
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import re
 import socket
 import struct
 import threading
+import weakref
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+import uvloop
 from uvicorn.server import ServerState
 
 from tickwheel import SystemClock
@@ -23,6 +26,8 @@ from tickwheel.web.protocol import MAX_HEADERS, SLICE_BYTES
 from tickwheel.web.route import ANSWER
 from tickwheel.web.server import uvicorn_config
 from tickwheel.web.time_slices import PAUSE_ITERATIONS
+from tickwheel.web.tls import Certificate, Listener
+from web.authority import Authority
 from web.serving import PATIENCE, wait_until
 
 GET = b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -42,6 +47,8 @@ class Line:
         self.may = asyncio.Event()
         self.protocols = []
         self.connection_limit = ConnectionLimit(100, SystemClock())
+        self.config, self.state = uvicorn_config(self, self.connection_limit), ServerState()
+        self.config.load()
 
     async def __call__(self, scope, receive, send):
         self.asked.append(scope["path"])
@@ -64,8 +71,6 @@ class Line:
         return made
 
     async def __aenter__(self):
-        self.config, self.state = uvicorn_config(self, self.connection_limit), ServerState()
-        self.config.load()
         listener = socket.create_server(("127.0.0.1", 0))
         wire = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
@@ -106,14 +111,15 @@ async def turns(count=100):
         await asyncio.sleep(0)
 
 
-def run(scenario):
+def run(scenario, loop=None):
     """Run a coroutine function on a loop, with a timeout."""
 
     async def guarded():
         async with asyncio.timeout(PATIENCE):
             await scenario()
 
-    asyncio.run(guarded())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(guarded())
 
 
 class TestPipelining:
@@ -511,6 +517,8 @@ class TestHeads:
             (400, b"GET / HTTP/1.2\r\nHost: a\r\n\r\n"),
             (400, b"GET / HTTP/0.9\r\nHost: a\r\n\r\n"),
             (400, b"GET /\r\n\r\n"),
+            (400, b"GET http:// HTTP/1.1\r\nHost: a\r\n\r\n"),
+            (400, b"GET http://a HTTP/1.1\r\nHost: a\r\n\r\n"),
             (400, POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
             (400, POST + b"Transfer-Encoding: gzip\r\n\r\n"),
             (400, POST + b"Transfer-Encoding: identity\r\n\r\n"),
@@ -539,6 +547,110 @@ class TestHeads:
         line, asked = answered(head)
         assert line.startswith(b"HTTP/1.1 200 ")
         assert asked == ["/"]
+
+
+async def connect(address):
+    """Return a TCP connection, without TLS."""
+    wire = socket.socket()
+    wire.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(wire, address)
+    return wire
+
+
+async def disconnect_in_handshake(wire, _):
+    wire.close()
+
+
+async def speak_no_tls(wire, _):
+    await asyncio.get_running_loop().sock_sendall(wire, GET % 1)
+
+
+async def lose_the_slot(_, address):
+    (await connect(address)).close()
+
+
+async def cut_body(line):
+    line.writer.write(POST + b"Content-Length: 9\r\n\r\nx")
+    await until(lambda: line.asked)
+
+
+async def cut_next_head(line):
+    line.may.set()
+    line.writer.write(GET % 1)
+    await line.answers(1)
+    line.writer.write((GET % 2)[:9])
+    await until(lambda: line.protocol.scope.get("method") is None)
+
+
+async def wait_for_answer(line):
+    line.writer.write(GET % 1)
+    await until(lambda: line.asked)
+
+
+async def send_invalid_url(line):
+    line.writer.write(b"GET http:// HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert (await line.reader.read()).startswith(b"HTTP/1.1 400 ")
+
+
+async def be_answered(line):
+    await wait_for_answer(line)
+    line.may.set()
+    await line.answers(1)
+
+
+async def queue_requests(line):
+    line.writer.write((GET % 1) * 100)
+    await until(lambda: line.protocol.flow.read_paused)
+
+
+@pytest.mark.parametrize("loop", [asyncio, uvloop], ids=lambda one: one.__name__)
+class TestFreed:
+    """A lost connection is freed at once, without a garbage collection: TLS takes 256 KiB."""
+
+    @pytest.fixture(autouse=True)
+    def _without_collections(self):
+        gc.collect()
+        gc.disable()
+        yield
+        gc.enable()
+
+    @pytest.mark.parametrize(
+        "begin",
+        [be_answered, cut_next_head, wait_for_answer, cut_body, queue_requests, send_invalid_url],
+    )
+    def test_after_a_request_or_in_the_middle_of_one(self, loop, begin):
+        async def scenario():
+            async with Line() as line:
+                await until(lambda: line.protocols)
+                await begin(line)
+                lost = weakref.ref(line.protocols.pop())
+                line.writer.transport.abort()
+                line.may.set()
+                await until(lambda: lost() is None)
+
+        run(scenario, loop.new_event_loop)
+
+    @pytest.mark.parametrize("end", [disconnect_in_handshake, speak_no_tls, lose_the_slot])
+    def test_before_its_handshake_has_ended(self, loop, end, tmp_path, monkeypatch):
+        monkeypatch.setattr("tickwheel.web.tls.HANDSHAKE_SECONDS", PATIENCE)
+        authority = Authority(tmp_path)
+
+        async def scenario():
+            line, lost = Line(), []
+            line.connection_limit.limit = 1
+            context = Certificate(authority.cert, authority.key).context
+            with socket.create_server(("127.0.0.1", 0)) as accepting:
+                listener = Listener(accepting, context, line.connection_limit, line.make)
+                wire = await connect(accepting.getsockname())
+                await until(lambda: line.protocols)
+                lost += map(weakref.ref, [*line.connection_limit.open, line.protocols.pop()])
+                await end(wire, accepting.getsockname())
+                await until(lambda: not any(one() for one in lost))
+                wire.close()
+                listener.close()
+            assert len(lost) == 2
+
+        run(scenario, loop.new_event_loop)
 
 
 def test_a_server_refuses_them_too(serve):

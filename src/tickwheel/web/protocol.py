@@ -107,6 +107,7 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(self, connection_limit: ConnectionLimit, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.parser = None  # type: ignore[assignment]  # a reference cycle: see `connection_lost`
         self._connection_limit = connection_limit
         self._awaiting = NOTHING
         self._buffer = b""  # bytes that were read; those from `_position` are not parsed
@@ -122,6 +123,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a slot, and wait for a request for a limited time."""
         super().connection_made(transport)
+        self.parser = new_parser(self)
         self.flow = self._flow = Flow(transport)
         self._wire = transport
         self._cork = Cork(transport)
@@ -135,12 +137,17 @@ class Protocol(HttpToolsProtocol):
             self.refuse(503, "overloaded", "too many connections", "retry-after: 1\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Free the slot and the timers."""
+        """Free the slot and the timers; break reference cycles, so that all of this is freed now.
+
+        Otherwise it would wait for the garbage collector, with 256 KiB that TLS takes.
+        """
         self._connection_limit.remove(self)
         self._cancel_read_timer()
         self._cancel_write_timer()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset uvicorn's timer would keep all of this
+        if self.cycle is not None:
+            del self.cycle.scope[ANSWER]  # type: ignore[misc]
         self._buffer = b""
 
     def data_received(self, data: bytes) -> None:
@@ -309,10 +316,10 @@ class Protocol(HttpToolsProtocol):
         if fault is not None:
             self.refuse(*fault)
             return
+        super().on_headers_complete()  # it raises if the URL is invalid
         self._awaiting = BODY
         self._connection_limit.busy(self)
-        self.scope[ANSWER] = self._answer  # type: ignore[literal-required]
-        super().on_headers_complete()
+        self.cycle.scope[ANSWER] = self._answer  # type: ignore[literal-required]
 
     def _answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
         """Write a whole answer at once, or return False: then it must go through ASGI's `send`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from functools import partial
@@ -109,16 +108,18 @@ class Listener:
             return protocol
 
         handshake.connection.setblocking(False)
-        # Not TLS, an unsupported version, too slow, or disconnected; includes ssl.SSLError.
-        with contextlib.suppress(OSError):
+        try:
             await self._loop.connect_accepted_socket(
                 make, handshake.connection, ssl=self._context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS, ssl_shutdown_timeout=SHUTDOWN_SECONDS,
             )  # fmt: skip
+        except OSError as error:  # no TLS, too slow, or disconnected; includes ssl.SSLError
+            error.with_traceback(None)  # a reference cycle with asyncio's frames: free them now
 
     def _on_handshake_done(self, handshake: Handshake, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(handshake)
         self._connection_limit.remove(handshake)
+        del handshake.task  # a reference cycle: a cancelled task keeps its frames
         if task.cancelled():
             handshake.connection.close()  # also if the handshake has not begun
 
