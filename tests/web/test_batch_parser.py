@@ -25,6 +25,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(batch_parser, "WHOLE_ARRAY_BYTES", -1)
         monkeypatch.setattr(batch_parser, "FIRST_WINDOW_BYTES", 2)
         monkeypatch.setattr(batch_parser, "WINDOW_GROWTH", 2)
+        monkeypatch.setattr(batch_parser, "LINES_WINDOW_BYTES", 3)
 
 
 def found(body, longest=10_000):
@@ -103,8 +104,15 @@ class TestLines:
     def test_lines_have_no_white_space_around_them(self):
         body = b"\n  \n a \r\nb\n\t\r\n\nc"
         assert list(lines(body, 100, 8)) == [b"", b"", b"a", b"b", b"", b"", b"c"]
-        assert list(lines(b"", 100, 8)) == [b""]
+        assert list(lines(b"", 100, 8)) == []
         assert list(lines(b"a\n", 100, 1)) == [b"a"]
+
+    @settings(max_examples=40)
+    @given(st.text("ab\n ", max_size=40).map(str.encode))
+    def test_every_line_is_found_wherever_a_window_ends(self, body):
+        whole = [line.strip() for line in body.removesuffix(b"\n").split(b"\n")] if body else []
+        assert list(lines(body, 100, 40)) == whole
+        assert list(lines(bytearray(body), 100, 40)) == whole
 
     def test_a_line_that_is_too_long_is_cut_after_one_byte_more(self):
         assert list(lines(b" " * 50 + b"x\ny", 10, 8)) == [b" " * 11, b"y"]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 WHOLE_ARRAY_BYTES = 262_144  # an array up to this size is decoded in one call
 FIRST_WINDOW_BYTES = 8_192  # of an element that the decoder rejects, examined in growing windows
 WINDOW_GROWTH = 8
+LINES_WINDOW_BYTES = 65_536  # of whole lines that are split at once
 WHITESPACE = b" \t\r\n"
 TRUNCATED = "Input data was truncated"  # the decoder's message
 
@@ -129,20 +130,24 @@ def skip_whitespace(body: Body, start: int, max_bytes: int) -> int:
     return start if found is None else found.end()
 
 
-def lines(body: Body, max_bytes: int, max_lines: int) -> Iterator[Any]:
+def lines(body: Body, max_bytes: int, max_lines: int) -> Iterator[bytes]:
     """Yield each line without the white space around it; a blank one is empty.
 
     A line of more than `max_bytes` is cut after one byte more. More than `max_lines` lines raise
     `TooLong`.
     """
-    start = 0
-    for _ in range(max_lines):
-        end = body.find(b"\n", start)
+    start = count = 0
+    while start < len(body):
+        end = body.rfind(b"\n", start, start + LINES_WINDOW_BYTES)
+        if end < 0:  # the last line, or a long one
+            end = body.find(b"\n", start)
         if end < 0:
             end = len(body)
-        line = body[start : min(end, start + max_bytes + 1)]
-        yield line if len(line) > max_bytes else line.strip(WHITESPACE)
+        window = body[start : min(end, start + max(LINES_WINDOW_BYTES, max_bytes + 1))]
+        found = bytes(window).split(b"\n")
+        count += len(found)
+        if count > max_lines:
+            raise TooLong(f"it has over {max_lines} lines")
+        for line in found:
+            yield line[: max_bytes + 1] if len(line) > max_bytes else line.strip(WHITESPACE)
         start = end + 1
-        if start >= len(body):
-            return
-    raise TooLong(f"it has over {max_lines} lines")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tickwheel.durable.verbs.submission import build_submission, store_submission, store_submissions
+from tickwheel.durable.verbs.submission import (
+    store_submission,
+    store_submissions,
+    submission_builder,
+)
 from tickwheel.errors import TickwheelError, UnknownService
 from tickwheel.values.options import TaskOptions
 from tickwheel.values.task import Idempotency, State, Task
@@ -57,7 +62,8 @@ async def store_task(call: Call, body: schemas.SubmitTask) -> Submitted:
     name = call.access.name(body.service)
     service = call.app.directory.get(name) or await scheduler.known_service(name)
     payload = await call.payload(body.payload)
-    submission = read_submission(call, service, body, payload, idempotency)
+    build = submission_builder(scheduler)
+    submission = read_submission(build, service, body, payload, idempotency)
     return await store_submission(scheduler, submission)
 
 
@@ -70,7 +76,7 @@ def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:
 
 
 def read_submission(
-    call: Call,
+    build: Callable[..., Submission],
     service: Service | None,
     body: schemas.SubmitTask,
     payload: bytes,
@@ -81,15 +87,15 @@ def read_submission(
         raise UnknownService(f"no service is named {body.service!r:.120}")
     if body.delay is not None and body.due_at is not None:
         raise HttpError("invalid", "give delay or due_at, not both")
-    return build_submission(
-        call.scheduler, service, payload, *options_of(body), on_conflict=body.on_conflict,
-        idempotency=idempotency,
-    )  # fmt: skip
+    return build(service, payload, options_of(body), body.on_conflict, idempotency)
 
 
 async def submit_batch(call: Call) -> Reply:
     """Submit many tasks; one that is refused refuses only itself."""
-    answers = await store_batch(call, batch_tasks(call), decode_item)
+    longest = max_task_bytes(call)
+    answers = await store_batch(
+        call, batch_tasks(call, longest), partial(decode_item, call, longest)
+    )
     good = sum(answer.problem is None for answer in answers)
     return Reply(schemas.Batch(answers, good, len(answers) - good))
 
@@ -97,7 +103,7 @@ async def submit_batch(call: Call) -> Reply:
 async def store_batch(
     call: Call,
     texts: Iterator[bytes],
-    decode: Callable[[Call, bytes], tuple[schemas.BatchTask, Idempotency | None]],
+    decode: Callable[[bytes], tuple[schemas.BatchTask, Idempotency | None]],
 ) -> list[schemas.BatchItem]:
     """Store the tasks of a batch, each given as bytes, and return the result of each.
 
@@ -109,18 +115,20 @@ async def store_batch(
     looked = False  # in the store, for services that are unknown here: once per batch
     submissions: list[Submission] = []
     limit, short, cost = call.app.limits.batch, call.app.limits.short_payload, 0
+    build = submission_builder(call.scheduler)
     for text in texts:
-        cost += len(text) + TASK_OVERHEAD_BYTES
+        size = len(text)
+        cost += size + TASK_OVERHEAD_BYTES
         if cost >= SLICE_BYTES:
             await call.app.bodies.next_slice()
             cost = 0
-        if not text:
+        if not size:
             continue
         if len(answers) == limit:
             raise HttpError("too_large", f"a batch may have {limit} tasks, got more")
         answer = None
         try:
-            item, idempotency = decode(call, text)
+            item, idempotency = decode(text)
             name = call.access.name(item.service)
             service = call.app.directory.get(name)
             if service is None and not looked:
@@ -129,11 +137,11 @@ async def store_batch(
             payload = bytes(item.payload)
             if len(payload) > short:
                 await call.check_payload(payload)
-            submissions.append(read_submission(call, service, item, payload, idempotency))
+            submissions.append(read_submission(build, service, item, payload, idempotency))
         except Exception as error:  # noqa: BLE001
             answer = refused_item(call, error)
         answers.append(answer)
-        if len(text) >= SLICE_BYTES:
+        if size >= SLICE_BYTES:
             await call.app.bodies.next_slice()  # before searching for the next
     call.body = b""  # free its memory: storing takes time
     results = iter(await store_all(call, submissions))
@@ -152,16 +160,15 @@ async def store_all(call: Call, submissions: list[Submission]) -> list[schemas.B
     return results
 
 
-def batch_tasks(call: Call) -> Iterator[bytes]:
+def batch_tasks(call: Call, longest: int) -> Iterator[bytes]:
     """Yield the tasks of a batch, each still as bytes; a blank line is empty."""
-    longest = max_task_bytes(call)
     if call.media == NDJSON:
         found = lines(call.body, longest, MAX_LINES_PER_TASK * call.app.limits.batch)
     else:
         found = elements(call.body, longest)
     try:
         for text in map(bytes, found):
-            if len(text) <= longest and not text.isascii():
+            if not text.isascii() and len(text) <= longest:
                 check_utf8(text)
             yield text
     except Malformed as error:
@@ -173,9 +180,10 @@ def max_task_bytes(call: Call) -> int:
     return call.app.limits.payload + ENVELOPE_BYTES
 
 
-def decode_item(call: Call, text: bytes) -> tuple[schemas.BatchTask, Idempotency | None]:
+def decode_item(
+    call: Call, longest: int, text: bytes
+) -> tuple[schemas.BatchTask, Idempotency | None]:
     """Return one task of a batch and its idempotency key; raise if it is invalid."""
-    longest = max_task_bytes(call)
     if len(text) > longest:
         raise HttpError("too_large", f"a task may have {longest} bytes, this one has more")
     try:
@@ -185,14 +193,13 @@ def decode_item(call: Call, text: bytes) -> tuple[schemas.BatchTask, Idempotency
     except (msgspec.DecodeError, RecursionError) as error:
         code, why = describe_bad_json(error, text)
         raise HttpError(code, f"this cannot be read: {why}") from None
-    return item, item_idempotency(call, item, text)
+    key = item.idempotency_key
+    return item, None if key is None else item_idempotency(call, key, text)
 
 
-def item_idempotency(call: Call, item: schemas.BatchTask, text: bytes) -> Idempotency | None:
+def item_idempotency(call: Call, key: str, text: bytes) -> Idempotency:
     """Return the idempotency key of a task in a batch, with the bytes that identify it."""
-    if item.idempotency_key is None:
-        return None
-    return idempotency_of(call, item.idempotency_key.encode("utf-8", "replace"), text)
+    return idempotency_of(call, key.encode("utf-8", "replace"), text)
 
 
 def stored_item(

@@ -6,7 +6,7 @@ from durable.stage import HOUR, SHARDS, until
 from durable.steps.functions import noting_task, shard_in
 from tickwheel.durable import Scheduler, current_task
 from tickwheel.durable.steps import loader
-from tickwheel.durable.verbs.submission import build_submission, store_submission
+from tickwheel.durable.verbs.submission import store_submission, submission_builder
 from tickwheel.errors import KeyTaken
 from tickwheel.values.service import Service
 from tickwheel.values.shard import hash_shard, key_shard, request_shard
@@ -63,7 +63,7 @@ class TestTheShard:
         async with app:
             for number in range(10):
                 name = Idempotency("acme", f"k-{number}", "")
-                submission = build_submission(app, Service("note"), b"[1]", idempotency=name)
+                submission = submission_builder(app)(Service("note"), b"[1]", idempotency=name)
                 stored = await store_submission(app, submission)
                 assert (stored.new, stored.task.shard) == (True, request_shard(name, SHARDS))
 

@@ -91,9 +91,10 @@ class Submit:
         self,
         service: Service,
         body: bytes,
-        *values: Any,
+        values: Sequence[Any] = (),
         on_conflict: str = "reject",
         idempotency: Idempotency | None = None,
+        *,
         any_node: bool = False,
         **options: Unpack[TaskOptions],
     ) -> Submission:
@@ -106,25 +107,26 @@ class Submit:
         """
         now = self._store.latest_ms()
         now_ms = int(now)
-        given = task_fields(service, now, *values, **options)
+        key, due_at_ms, priority, max_attempts, timeout_ms, deadline_at_ms, tags_text = task_fields(
+            service, now, *values, **options
+        )
         if on_conflict != "reject":
             check_on_conflict(on_conflict)
         if len(body) > self._max_body:
             raise ValueError(f"a payload may have {self._max_body} bytes, this one has {len(body)}")
-        soon = given.due_at_ms <= now + self._horizon.length_ms
-        if given.key is not None:
-            shard = key_shard(service.name, given.key, self._store.shards)
+        soon = due_at_ms <= now + self._horizon.length_ms
+        if key is not None:
+            shard = key_shard(service.name, key, self._store.shards)
         elif idempotency is not None:
             shard = request_shard(idempotency, self._store.shards)
         else:
-            any_node = any_node or self._is_spread(service.name, given.due_at_ms, soon=soon)
+            any_node = any_node or self._is_spread(service.name, due_at_ms, soon=soon)
             shard = self._choose_shard(own=soon and not any_node)
         # By position: keywords would double the cost.
         task = Task(
-            self._ids.make(now_ms, shard), service.name, body, given.key, State.DELAY,
-            given.due_at_ms, shard, given.priority,
-            0, 0, given.max_attempts, given.timeout_ms, given.deadline_at_ms,
-            now_ms, now_ms, None, given.tags_text,
+            self._ids.make(now_ms, shard), service.name, body, key, State.DELAY, due_at_ms, shard,
+            priority, 0, 0, max_attempts, timeout_ms, deadline_at_ms, now_ms, now_ms, None,
+            tags_text,
         )  # fmt: skip
         return Submission(task, on_conflict, idempotency)
 
@@ -193,7 +195,7 @@ class Submit:
                 progress(len(answers))
 
         def store() -> None:
-            storing.append(asyncio.ensure_future(self._store_chunk(chunk)))
+            storing.append(asyncio.ensure_future(self._store_chunk(chunk, total_bytes)))
 
         # The next chunk is built while others are being stored.
         try:
@@ -212,13 +214,13 @@ class Submit:
             await finish(0)
         return answers
 
-    async def _store_chunk(self, chunk: list[Submission]) -> list[SubmitAnswer]:
-        """Store one chunk; tasks with keys go through their own lane, where each waits alone."""
+    async def _store_chunk(self, chunk: list[Submission], weight: int) -> list[SubmitAnswer]:
+        """Store a chunk of `weight` bytes; tasks with keys use their own lane, where each waits."""
         keyed = [one for one in chunk if one.task.key is not None]
         rest = [one for one in chunk if one.task.key is None] if keyed else chunk
         idempotent = [one for one in rest if one.idempotency is not None]
         plain = [one for one in rest if one.idempotency is None] if idempotent else rest
-        weight = sum(map(body_bytes, rest))
+        weight -= sum(map(body_bytes, keyed))
         self._capacity.take(weight, len(rest), force=True)
         try:
             parts = await asyncio.gather(

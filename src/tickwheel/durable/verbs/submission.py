@@ -213,17 +213,13 @@ def target_name(request: Request | Mapping[str, Any]) -> str:
     return target if isinstance(target, str) else ""
 
 
-def build_submission(
-    scheduler: SubmissionVerbs, service: Service, body: bytes, *values: Any, **options: Any
-) -> Submission:
-    """Return a task to store, from its service and its payload's bytes; raise if it is invalid.
+def submission_builder(scheduler: SubmissionVerbs) -> Callable[..., Submission]:
+    """Return `Submit.build`, which makes a task to store of a service and a payload's bytes.
 
     This and `store_submission` are the two halves of `submit`, for the HTTP API as well: it has its
-    own idempotency keys, and reports how a task was stored. The options are those of `submit`,
-    except that `idempotency` replaces `idempotency_key`, and that there is no `connection`. Those
-    of `TaskOptions` may be given in their order, as `values`.
+    own idempotency keys, and reports how a task was stored.
     """
-    return scheduler._running_node().submit.build(service, body, *values, **options)
+    return scheduler._running_node().submit.build
 
 
 async def store_submission(scheduler: SubmissionVerbs, submission: Submission) -> Submitted:

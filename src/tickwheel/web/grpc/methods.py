@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.durable.verbs.tasks import watch_task
@@ -68,7 +69,8 @@ async def submit(call: Call, message: bytes) -> Message:
 
 async def submit_batch(call: Call, message: bytes) -> Message:
     """Submit many tasks."""
-    answers = await tasks.store_batch(call, batch_tasks(message), decode_item)
+    decode_one = partial(decode_item, call, tasks.max_task_bytes(call))
+    answers = await tasks.store_batch(call, batch_tasks(message), decode_one)
     response = pb.SubmitBatchResponse()
     for number, answer in enumerate(answers, 1):
         add_item(response, answer)
@@ -86,13 +88,15 @@ def batch_tasks(message: bytes) -> Iterator[bytes]:
         raise HttpError("bad_request", f"the message cannot be read: {error}") from None
 
 
-def decode_item(call: Call, text: bytes) -> tuple[schemas.BatchTask, Idempotency | None]:
+def decode_item(
+    call: Call, longest: int, text: bytes
+) -> tuple[schemas.BatchTask, Idempotency | None]:
     """Return one task of a batch and its idempotency key; raise if it is invalid."""
-    longest = tasks.max_task_bytes(call)
     if len(text) > longest:
         raise HttpError("too_large", f"a task may have {longest} bytes, this one has more")
     item = convert(submit_values(decode(pb.SubmitRequest, text)), schemas.BatchTask)
-    return item, tasks.item_idempotency(call, item, text)
+    key = item.idempotency_key
+    return item, None if key is None else tasks.item_idempotency(call, key, text)
 
 
 async def get(call: Call, message: bytes) -> Message:
