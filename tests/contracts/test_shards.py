@@ -35,6 +35,13 @@ class TestTake:
     async def test_no_shards_no_epochs(self, store):
         assert await store.take([], "n1") == {}
 
+    async def test_a_shard_that_got_another_epoch_since_stays_with_its_owner(self, store):
+        seen = await store.take(ALL, "n1")
+        newer = await store.take([2], "n2")
+        assert await store.take([2, 5], "n3", if_epochs=seen) == {5: seen[5] + 1}
+        owners = {row.shard: (row.owner, row.epoch) for row in await store.owners()}
+        assert (owners[2], owners[5]) == (("n2", newer[2]), ("n3", seen[5] + 1))
+
     async def test_an_owner_that_gave_its_shards_up_keeps_its_leases(self, store, epochs):
         running = await run(store, epochs, *[task(store, shard=n) for n in (1, 2)])
         await store.give_up({1: epochs[1], 2: epochs[2]})

@@ -304,10 +304,18 @@ class Shards(Protocol):
         """The number of shards, which is set when the store is created."""
 
     async def take(
-        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
+        self,
+        shards: Sequence[int],
+        node: str,
+        *,
+        owner_is_dead: bool = False,
+        above: int = 0,
+        if_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, int]:
         """Make this node the owner of these shards, whoever was; return their new epochs.
 
+        - `if_epochs`: take only those shards that still have these epochs. Any other shard has got
+          an owner since, and is not among the returned ones.
         - Sessions of a process that hangs, and keeps the shards locked, are ended.
         - `owner_is_dead`: the last owner's process has ended, so its leases may end now. Not those
           of an owner that gave its shards up, which may still finish its calls, and not those of

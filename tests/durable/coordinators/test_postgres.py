@@ -170,7 +170,7 @@ LOCKING = {
     "leave": (postgres.LEAVE, "a", INCARNATION, "c"),
     "reap": (postgres.REAP, ["a"], [INCARNATION], "c", [None]),
     "take": (postgres.TAKE, "a", INCARNATION, DOWN, [1] * SHARDS),
-    "take by force": (TAKE, "a", DOWN, 0),
+    "take by force": (TAKE, "a", DOWN, 0, [1] * SHARDS),
     "give up": (GIVE_UP, DOWN, [1] * SHARDS),
 }
 

@@ -276,6 +276,112 @@ asyncio.run(main())
 """
 
 
+class TestLostAnswers:
+    """A read that fails is made again, and a watch is never missed."""
+
+    @pytest.fixture
+    def fail(self, monkeypatch):
+        """Return a function after which the next call of each kind fails, on every session."""
+        monkeypatch.setattr(zookeeper, "CHECK_SECONDS", 3600.0)  # nothing is read for no reason
+        call, failed, failing = Session.call, set(), []
+
+        async def failing_once(self, method, name, *args, **options):
+            kind = self, method, name.rstrip("0123456789")
+            if failing and name and kind not in failed:
+                failed.add(kind)
+                raise Unavailable(f"the answer to {method} {name} was lost")
+            return await call(self, method, name, *args, **options)
+
+        monkeypatch.setattr(Session, "call", failing_once)
+        return lambda: (failed.clear(), failing.append(True))
+
+    async def test_each_call_that_fails_once_is_made_again(self, join, fail):
+        fail()
+        first = await join("a", persistent=True)
+        await until(lambda: all_owned(first))
+        fail()
+        second = await join("b", persistent=True)
+        await until(lambda: all_owned(first, second) and len(first.owned) == 6)
+        fail()
+        await first.stop()  # the leader
+        await until(lambda: all_owned(second))
+
+    async def test_a_watch_that_fires_before_the_answer_to_its_read_counts(self, join, monkeypatch):
+        exists, watched = Session.exists, []
+
+        async def firing(self, name, watch=None):
+            answer = await exists(self, name, watch)
+            if watch is not None:
+                watched.append(name)
+                if len(watched) == 1:
+                    watch()
+            return answer
+
+        monkeypatch.setattr(Session, "exists", firing)
+        first, second = await join("a"), await join("b")
+        await until(lambda: all_owned(first, second) and len(watched) == 2)
+
+
+class Meddled:
+    """A store that calls `after_owners()` and `before_take()` at these moments."""
+
+    def __init__(self, store):
+        self._store = store
+        self.takes = 0
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    async def after_owners(self):
+        pass
+
+    async def before_take(self):
+        pass
+
+    async def owners(self):
+        rows = await self._store.owners()
+        await self.after_owners()
+        return rows
+
+    async def take(self, *args, **options):
+        self.takes += 1
+        await self.before_take()
+        return await self._store.take(*args, **options)
+
+
+class TestLateTake:
+    async def test_a_shard_that_another_node_took_in_the_meantime_stays_with_it(
+        self, store, zookeeper_url
+    ):
+        meddled = Meddled(store)
+        one = ZooKeeperCoordinator(meddled, "a", url=zookeeper_url, session=60.0)
+        meddled.before_take = lambda: store.take([3], "b")
+        while not meddled.takes:
+            await one.step()
+        owners = [row.owner for row in await store.owners()]
+        assert owners == ["b" if shard == 3 else "a" for shard in range(SHARDS)]
+        assert one.owned().keys() == {*range(SHARDS)} - {3}
+        await one.stop()
+
+    async def test_an_assignment_that_changed_since_it_was_read_is_read_again(
+        self, store, admin, zookeeper_url
+    ):
+        meddled = Meddled(store)
+        one = ZooKeeperCoordinator(meddled, "a", url=zookeeper_url, session=60.0)
+
+        async def reassign():
+            if one._assigned:
+                await asyncio.to_thread(admin.set, f"{root(zookeeper_url)}/shards/a", b"[5]")
+
+        meddled.after_owners = reassign
+        while not meddled.takes:
+            await one.step()
+        assert [row.owner for row in await store.owners()] == [
+            "a" if shard == 5 else None for shard in range(SHARDS)
+        ]
+        await one.stop()
+
+
 class TestTls:
     def url(self, server, authority, host="127.0.0.1", ca=None):
         port = server.options["secureClientPort"]
@@ -384,7 +490,8 @@ class MemoryShards:
     async def owners(self):
         return list(self._rows)
 
-    async def take(self, shards, node):
+    async def take(self, shards, node, *, if_epochs):
+        shards = [number for number in shards if self._rows[number].epoch == if_epochs[number]]
         for number in shards:
             self._rows[number] = ShardRow(number, node, self._rows[number].epoch + 1)
         return {number: self._rows[number].epoch for number in shards}

@@ -52,7 +52,7 @@ from tickwheel.errors import StoreUnavailable
 from tickwheel.values.zookeeper_url import ZooKeeperUrl
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 
     from tickwheel.clock import Clock
     from tickwheel.durable.coordinator import ShardRow
@@ -410,21 +410,35 @@ class ZooKeeperCoordinator:
 
         return self._wakers.setdefault(flag, woken)
 
+    @contextlib.contextmanager
+    def _reading(self, flag: str) -> Iterator[None]:
+        """Clear a flag, and set it again if the read fails: the next step repeats the read.
+
+        It is cleared before the read, because the watch may fire before the answer is here.
+        """
+        setattr(self, flag, False)
+        try:
+            yield
+        except BaseException:
+            setattr(self, flag, True)
+            raise
+
     async def _elect(self, session: Session) -> None:
         """Lead if this node's ticket is the smallest, else watch the one before it."""
-        tickets = await self._tickets(session)
-        if self._ticket not in tickets:
-            self._registered = 0
-            raise Unavailable("the session was lost during the election")
-        place = tickets.index(self._ticket)
-        if place == 0:
-            self._election_changed = False
+        with self._reading("_election_changed"):
+            while True:
+                tickets = await self._tickets(session)
+                if self._ticket not in tickets:
+                    self._registered = 0
+                    raise Unavailable("the session was lost during the election")
+                place = tickets.index(self._ticket)
+                if place == 0:
+                    break
+                wake = self._wake("_election_changed")
+                if await session.exists(f"election/{tickets[place - 1]}", wake):
+                    return
             if not self._leads:
                 await self._begin_to_lead(session)
-            return
-        wake = self._wake("_election_changed")
-        if await session.exists(f"election/{tickets[place - 1]}", wake):
-            self._election_changed = False
 
     async def _begin_to_lead(self, session: Session) -> None:
         self._assignment = await self._all_assigned(session)
@@ -465,22 +479,27 @@ class ZooKeeperCoordinator:
         }
 
     async def _lead(self, session: Session) -> None:
-        """Assign the shards to the nodes that live, and write the assignments that change."""
-        self._members_changed = False
-        wake = self._wake("_members_changed")
-        members = await self._members(session, wake)
-        draining = await self._draining(session, members, wake)
-        weights = weights_of(members, draining)
-        wanted = assign(self._store.shards, weights, self._assignment)
-        cluster = {name: members[name]["functions"] for name in members if weights[name]}
-        text = json.dumps(cluster, sort_keys=True).encode()
-        if wanted == self._assignment and text == self._cluster_text:
-            return
+        """Assign the shards to the nodes that live."""
+        with self._reading("_members_changed"):
+            wake = self._wake("_members_changed")
+            members = await self._members(session, wake)
+            draining = await self._draining(session, members, wake)
+            weights = weights_of(members, draining)
+            wanted = assign(self._store.shards, weights, self._assignment)
+            cluster = {name: members[name]["functions"] for name in members if weights[name]}
+            text = json.dumps(cluster, sort_keys=True).encode()
+            if wanted != self._assignment or text != self._cluster_text:
+                await self._write_assignment(session, wanted, text)
+
+    async def _write_assignment(
+        self, session: Session, wanted: dict[str, list[int]], cluster: bytes
+    ) -> None:
+        """Write the assignments that change, and the nodes that do not drain."""
         await session.call("ensure_path", "shards")
         await session.call("ensure_path", "cluster")
         transaction = session.transaction()
         transaction.check(session.path(f"election/{self._ticket}"), 0)
-        transaction.set_data(session.path("cluster"), text)
+        transaction.set_data(session.path("cluster"), cluster)
         for name in sorted(wanted.keys() | self._assignment.keys()):
             path = session.path(f"shards/{name}")
             if name not in wanted:
@@ -504,9 +523,9 @@ class ZooKeeperCoordinator:
             self._owners_at = -math.inf
 
     async def _read_assignment(self, session: Session) -> None:
-        self._shards_changed = False
-        text = await session.data(f"shards/{self._node}", self._wake("_shards_changed"))
-        self._assigned = frozenset(json.loads(text or b"[]"))
+        with self._reading("_shards_changed"):
+            text = await session.data(f"shards/{self._node}", self._wake("_shards_changed"))
+            self._assigned = frozenset(json.loads(text or b"[]"))
 
     async def _share(self, session: Session) -> bool:
         """Give up and take shards as assigned; return whether to try again soon."""
@@ -537,13 +556,23 @@ class ZooKeeperCoordinator:
         return self._assigned != self._owned.keys()
 
     async def _take(self, session: Session) -> None:
-        """Take the assigned shards that are free, or whose owners have no session."""
+        """Take the assigned shards that are free, or whose owners have no session.
+
+        The server of this session may lag behind: it must know whatever preceded the read of the
+        owners, or the assignment and the sessions could be older than they are. A shard that
+        another node takes in the meantime has another epoch, and stays with it.
+        """
+        if self._assigned == self._owned.keys():
+            return
+        await session.call("sync", "")
+        await self._read_assignment(session)
         missing = [row for row in self._owners if row.shard in self._assigned - self._owned.keys()]
         others = {row.owner for row in missing} - {None, self._node}
         alive = {name for name in others if await session.exists(f"nodes/{name}")}
-        free = [row.shard for row in missing if row.owner not in alive]
+        free = {row.shard: row.epoch for row in missing if row.owner not in alive}
         if free and self._clock.time() < self._trusted_until:
-            self._own(self._owned | await self._store.take(free, self._node))
+            taken = await self._store.take([*free], self._node, if_epochs=free)
+            self._own(self._owned | taken)
 
 
 def weights_of(

@@ -601,9 +601,12 @@ PRUNE = """
     DELETE FROM backlog WHERE id = ANY ($1::uuid[]) RETURNING id
 """
 
+# $4: the epoch that each shard must still have; null: any.
 TAKE = """
     WITH wanted AS MATERIALIZED (
-        SELECT shard FROM shard WHERE shard = ANY ($2::integer[]) ORDER BY shard FOR UPDATE
+        SELECT s.shard FROM unnest($2::integer[], $4::bigint[]) AS w (shard, epoch)
+        JOIN shard s ON s.shard = w.shard
+        WHERE s.epoch = coalesce(w.epoch, s.epoch) ORDER BY s.shard FOR UPDATE OF s
     )
     UPDATE shard s SET owner = $1, epoch = greatest(s.epoch, $3::bigint) + 1
     FROM wanted w WHERE s.shard = w.shard

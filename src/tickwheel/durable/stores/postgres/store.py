@@ -606,15 +606,22 @@ class PostgresStore:
         return count
 
     async def take(
-        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
+        self,
+        shards: Sequence[int],
+        node: str,
+        *,
+        owner_is_dead: bool = False,
+        above: int = 0,
+        if_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, int]:
-        """Make this node the owner of these shards, whoever was; return their new epochs.
+        """Make this node the owner of these shards; return their new epochs.
 
         Running tasks have no index, so that claims are cheap: leases of a dead owner run out by
         themselves.
         """
         del owner_is_dead
-        rows: Any = await self.take_over(sql.TAKE, node, [*shards], above)
+        epochs = [None if if_epochs is None else if_epochs[shard] for shard in shards]
+        rows: Any = await self.take_over(sql.TAKE, node, [*shards], above, epochs)
         return dict(rows)
 
     async def take_over(

@@ -384,8 +384,9 @@ GIVE_UP = """
     WHERE shard.shard = g.value ->> 0 AND shard.epoch = g.value ->> 1
 """
 TAKE = """
-    UPDATE shard SET owner = :node, epoch = max(epoch, :above) + 1
-    WHERE shard IN (SELECT value FROM json_each(:shards)) RETURNING shard, epoch
+    UPDATE shard SET owner = :node, epoch = max(epoch, :above) + 1 FROM json_each(:wanted) w
+    WHERE shard.shard = w.value ->> 0 AND shard.epoch = coalesce(w.value ->> 1, shard.epoch)
+    RETURNING shard, epoch
 """
 
 # Where the nearest `most` entries of a service end, if there are more.

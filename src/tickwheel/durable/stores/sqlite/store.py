@@ -552,16 +552,23 @@ class SqliteStore:
         return count
 
     async def take(
-        self, shards: Sequence[int], node: str, *, owner_is_dead: bool = False, above: int = 0
+        self,
+        shards: Sequence[int],
+        node: str,
+        *,
+        owner_is_dead: bool = False,
+        above: int = 0,
+        if_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, int]:
-        """Make this node the owner of these shards, whoever was; return their new epochs."""
+        """Make this node the owner of these shards; return their new epochs."""
         listed = json.dumps(list(shards))
+        wanted = json.dumps([(shard, if_epochs and if_epochs[shard]) for shard in shards])
 
         def work(connection: Connection) -> dict[int, int]:
             self._file.check_version(connection)
             if owner_is_dead:
                 connection.run(sql.END_LEASES, {"shards": listed, "now": self._now()})
-            values = {"node": node, "above": above, "shards": listed}
+            values = {"node": node, "above": above, "wanted": wanted}
             return dict(connection.run(sql.TAKE, values))
 
         return await self._write(Rank.CLAIM, work)
