@@ -1,5 +1,7 @@
 """The clock of the store on PostgreSQL: the database's time, from this host's clock."""
 
+import time
+
 import pytest
 
 from contracts.stores import (
@@ -92,6 +94,11 @@ class TestTime:
         for truth in (1_000.0 + HOUR, 1_000.0):
             clock.sample(truth, clock.local_ms())
         assert clock.now_ms() == clock.latest_ms() == 1_000.0
+
+    async def test_it_goes_on_while_the_machine_is_suspended(self, store, monkeypatch):
+        read, before = time.clock_gettime_ns, store.now_ms()
+        monkeypatch.setattr(time, "clock_gettime_ns", lambda which: read(which) + HOUR * 1_000_000)
+        assert store.now_ms() >= before + HOUR
 
     async def test_what_is_due_is_read_with_the_time(self, store):
         before = store.clock.sampled_ms

@@ -1,11 +1,11 @@
-"""The database's time, computed from the host's monotonic clock between two samples."""
+"""The database's time, computed between two samples from a clock that counts suspension."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tickwheel.clock import SystemClock, WallClock
+from tickwheel.clock import BootClock, WallClock
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -20,10 +20,12 @@ class DatabaseClock:
       of its arrival. `latest_ms` is never behind: it assumes the moment of the request. The
       quickest of the last answers are the most accurate.
     - A step of the database's clock, forward or back, is followed at the next sample.
+    - While this machine is suspended the database goes on, and so does this clock: nothing is late
+      until the next sample.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+        self._clock = clock or BootClock()
         self._wall = WallClock()
         # How far the database is ahead of the local clock: at least, and at most.
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)

@@ -107,7 +107,7 @@ class PostgresStore:
     """Tasks in a PostgreSQL database.
 
     - `shards` counts when the tables are created; afterwards the number in them counts.
-    - `clock` is the monotonic clock from which the database's time is computed between two samples.
+    - `clock`: the database's time is computed from it between two samples; it counts suspension.
     - The URL is asyncpg's: it may have several hosts, `sslmode` and settings. `?schema=NAME` names
       the schema of the tables, "tickwheel" by default. Of several hosts, the one is used that
       accepts writes.
