@@ -7,8 +7,15 @@ import logging
 import pytest
 
 from tickwheel import errors
+from tickwheel.durable.coordinator import CoordinatorUnavailable
 from tickwheel.errors import Locked, NotStarted, Overloaded, StoreUnavailable
-from tickwheel.web.problems import STATUS, STORE_UNAVAILABLE_DETAIL, HttpError, problem_of
+from tickwheel.web.problems import (
+    COORDINATOR_UNAVAILABLE_DETAIL,
+    STATUS,
+    STORE_UNAVAILABLE_DETAIL,
+    HttpError,
+    problem_of,
+)
 
 TABLE = {
     "bad_request": 400, "unauthorized": 401, "forbidden": 403, "not_found": 404,
@@ -69,6 +76,15 @@ def test_a_temporary_error_is_503_with_retry_after(api, monkeypatch, error, code
     told = STORE_UNAVAILABLE_DETAIL if code == "store_unavailable" else str(error)
     assert answer.refused(503, code)["detail"] == told
     assert answer.headers["retry-after"] == after
+
+
+def test_a_coordinator_that_does_not_answer_is_named_without_its_address(api, monkeypatch):
+    async def nodes():
+        raise CoordinatorUnavailable("ZooKeeper at 192.0.2.7:2181 does not answer")
+
+    monkeypatch.setattr(api.node.coordinator, "nodes", nodes)
+    problem = api.get("/v1/nodes").refused(503, "store_unavailable")
+    assert problem["detail"] == COORDINATOR_UNAVAILABLE_DETAIL
 
 
 def test_only_the_log_has_the_address_of_the_store_once_a_second(api, monkeypatch, caplog):

@@ -12,10 +12,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from tickwheel.errors import CannotDrain
+from tickwheel.errors import CannotDrain, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+
+
+class CoordinatorUnavailable(StoreUnavailable):
+    """A coordinator that is not in the store does not answer; the store may well."""
 
 
 NodeState = Literal["active", "draining", "drained", "unregistered"]

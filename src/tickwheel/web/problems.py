@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from tickwheel.durable.coordinator import CoordinatorUnavailable
 from tickwheel.errors import TickwheelError
 from tickwheel.web.views import problem_view
 
@@ -47,6 +48,7 @@ STATUS = {
 STORE_UNAVAILABLE_DETAIL = (
     "the store cannot be reached, is locked or full; the server's log says which"
 )
+COORDINATOR_UNAVAILABLE_DETAIL = "the coordinator does not answer; the server's log says why"
 RETRY_SECONDS = {"store_unavailable": 2, "locked": 1, "overloaded": 1, "not_started": 1}
 
 
@@ -92,7 +94,9 @@ def problem_of(error: Exception) -> tuple[Problem, list[tuple[bytes, bytes]]]:
         after = getattr(error, "retry_after", RETRY_SECONDS[code])
         headers.append((b"retry-after", str(max(1, round(after))).encode()))
     title = HTTPStatus(status).phrase
-    if code == "store_unavailable":
+    if isinstance(error, CoordinatorUnavailable):
+        error = ValueError(COORDINATOR_UNAVAILABLE_DETAIL)
+    elif code == "store_unavailable":
         error = ValueError(STORE_UNAVAILABLE_DETAIL)  # callers do not learn its address or path
     if status == 500:
         error = ValueError("an internal error; the server's log has it under this request id")

@@ -20,10 +20,10 @@ from contracts.stores import Place
 from contracts.test_coordinator import Member, until
 from tickwheel import ManualClock
 from tickwheel.clock import BootClock
-from tickwheel.durable.coordinator import ShardRow
+from tickwheel.durable.coordinator import CoordinatorUnavailable, ShardRow
 from tickwheel.durable.coordinators import zookeeper
 from tickwheel.durable.coordinators.zookeeper import ZooKeeperCoordinator
-from tickwheel.durable.coordinators.zookeeper_session import Session, Unavailable
+from tickwheel.durable.coordinators.zookeeper_session import Session
 from tickwheel.errors import StoreUnavailable
 from web.authority import Authority
 
@@ -138,13 +138,13 @@ class TestSession:
             answer = await call(self, method, name, *args, **options)
             if method == "create" and name.startswith("election/") and not lost:
                 lost.append(answer)
-                raise Unavailable("the answer was lost")
+                raise CoordinatorUnavailable("the answer was lost")
             return answer
 
         monkeypatch.setattr(Session, "call", losing)
         member = await join("a")
         await until(lambda: member._task.done())
-        assert isinstance(member._task.exception(), Unavailable)
+        assert isinstance(member._task.exception(), CoordinatorUnavailable)
         member._task = asyncio.create_task(member._run())  # as a step that failed
         await until(lambda: all_owned(member))
         assert lost[0].endswith(member.coordinator._ticket)
@@ -289,7 +289,7 @@ class TestLostAnswers:
             kind = self, method, name.rstrip("0123456789")
             if failing and name and kind not in failed:
                 failed.add(kind)
-                raise Unavailable(f"the answer to {method} {name} was lost")
+                raise CoordinatorUnavailable(f"the answer to {method} {name} was lost")
             return await call(self, method, name, *args, **options)
 
         monkeypatch.setattr(Session, "call", failing_once)

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import re
 
 import pytest
 
 from durable.postgres_stage import connected, until
-from servers import PostgresServer
+from servers import PostgresServer, ZooKeeperServer
 from tickwheel.durable import Scheduler
 from tickwheel.durable.steps import health as health_module
 from tickwheel.durable.steps.health import Ownership, Reason, Span
@@ -28,6 +29,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr(health_module, "INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr(health_module, "IDLE_INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr(health_module, "UNREADY_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr(health_module, "COORDINATOR_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setattr(health_module, "STALLED_AFTER_SECONDS", 0.2)
     monkeypatch.setattr(health_module, "UNREADY_AFTER_SECONDS", 0.5)
 
@@ -240,6 +242,77 @@ class TestStalledTask:
                     await asyncio.to_thread(server.start)
                 await called(calls)
         assert "(store)" in log()[0]
+
+
+class TestZooKeeper:
+    """While ZooKeeper is down, the coordinator is named, and only by nodes that need it."""
+
+    @pytest.fixture
+    def zookeeper(self):
+        with ZooKeeperServer() as server:
+            yield server
+
+    @pytest.mark.parametrize("fault", ["kill", "pause"])
+    async def test_a_node_that_dispatches_reports_the_coordinator_not_the_store(
+        self, postgres_url, zookeeper, fault, caplog
+    ):
+        caplog.set_level(logging.INFO)
+        coordinator = f"zookeeper://{zookeeper.address}/t"
+        async with node(postgres_url, ["mail"], coordinator=coordinator) as (app, health, calls):
+            await ready(app)
+            await asyncio.to_thread(getattr(zookeeper, fault))
+            async with one_stall(app, Reason.COORDINATOR):
+
+                async def named():
+                    return (
+                        health.stalled.keys() == {Reason.COORDINATOR}
+                        and "the coordinator has not answered for" in " ".join(health.unready())
+                        and "waits for the coordinator: ZooKeeper at" in caplog.text
+                    )
+
+                await until(named)
+                back = zookeeper.start if fault == "kill" else zookeeper.resume
+                await asyncio.to_thread(back)
+            await app.submit("mail", ["a"])
+            await called(calls)
+        assert re.search(r"stalled for \d+ s \(coordinator\): ", caplog.text)
+
+    async def test_a_node_that_starts_without_it_is_not_ready(
+        self, postgres_url, zookeeper, monkeypatch
+    ):
+        monkeypatch.setattr(health_module, "UNREADY_AFTER_SECONDS", 3600.0)
+        await asyncio.to_thread(zookeeper.kill)
+        async with node(postgres_url, dispatch=False) as (app, _, _):
+            await app.node.store.take(range(app.node.store.shards), "other")
+        coordinator = f"zookeeper://{zookeeper.address}/t"
+        async with node(postgres_url, ["mail"], coordinator=coordinator) as (app, health, _):
+
+            async def checked():
+                return "the coordinator has not answered yet" in health.unready()
+
+            await until(checked)
+            await asyncio.to_thread(zookeeper.start)
+            await ready(app)
+
+    @pytest.mark.parametrize("fault", ["kill", "pause"])
+    async def test_a_node_that_only_submits_stays_ready(self, postgres_url, zookeeper, fault, log):
+        coordinator = f"zookeeper://{zookeeper.address}/t"
+        options = {"coordinator": coordinator, "dispatch": False}
+        async with node(postgres_url, **options) as (app, health, _):
+            await ready(app)
+            await asyncio.to_thread(getattr(zookeeper, fault))
+            checks = []
+            look = health._read_ownership
+            health._read_ownership = lambda: (checks.append(health._unready), look())[1]
+
+            async def is_ready_without_it():
+                silent = health._coordinator_silence() > health_module.UNREADY_AFTER_SECONDS
+                return silent and not health.stalled and checks[-3:] == [[]] * 3
+
+            await until(is_ready_without_it)
+            if fault == "pause":
+                await asyncio.to_thread(zookeeper.resume)
+        assert not any("coordinator" in line for line in log())
 
 
 class TestNotStalledTask:

@@ -39,7 +39,12 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from tickwheel import __version__
 from tickwheel.clock import BootClock
-from tickwheel.durable.coordinator import NodeRow, check_weight, require_others
+from tickwheel.durable.coordinator import (
+    CoordinatorUnavailable,
+    NodeRow,
+    check_weight,
+    require_others,
+)
 from tickwheel.durable.coordinators.sharing import (
     assign,
     effective_weights,
@@ -47,7 +52,7 @@ from tickwheel.durable.coordinators.sharing import (
     preload_bounded,
     preload_nothing,
 )
-from tickwheel.durable.coordinators.zookeeper_session import Session, Unavailable
+from tickwheel.durable.coordinators.zookeeper_session import Session
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.zookeeper_url import ZooKeeperUrl
 
@@ -218,7 +223,7 @@ class ZooKeeperCoordinator:
             await self._read_assignment(session)
         try:
             unsettled = await self._share(session)
-        except Unavailable:
+        except CoordinatorUnavailable:
             raise
         except StoreUnavailable:
             await self._leave_without_store(session)
@@ -266,7 +271,7 @@ class ZooKeeperCoordinator:
             try:
                 await session.open(CONNECT_SECONDS)
             except BaseException:
-                await session.close()
+                session.abandon()
                 raise
             self._session, self._answered_at = session, self._clock.time()
         self._session.beat()
@@ -283,7 +288,7 @@ class ZooKeeperCoordinator:
             await session.open(CONNECT_SECONDS)
             yield session
         finally:
-            await session.close()
+            session.abandon()  # closing may take longer than the caller waits
 
     def _about(self) -> bytes:
         about = {
@@ -430,7 +435,7 @@ class ZooKeeperCoordinator:
                 tickets = await self._tickets(session)
                 if self._ticket not in tickets:
                     self._registered = 0
-                    raise Unavailable("the session was lost during the election")
+                    raise CoordinatorUnavailable("the session was lost during the election")
                 place = tickets.index(self._ticket)
                 if place == 0:
                     break
@@ -510,7 +515,7 @@ class ZooKeeperCoordinator:
                 transaction.set_data(path, json.dumps(wanted[name]).encode())
         try:
             await session.commit(transaction)
-        except Unavailable:
+        except CoordinatorUnavailable:
             self._leads, self._election_changed = False, True  # read everything again
             raise
         self._assignment = wanted

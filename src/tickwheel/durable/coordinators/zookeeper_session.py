@@ -23,7 +23,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_digest_acl
 
 from tickwheel.clock import SystemClock
-from tickwheel.errors import StoreUnavailable
+from tickwheel.durable.coordinator import CoordinatorUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,15 +31,12 @@ if TYPE_CHECKING:
     from tickwheel.values.zookeeper_url import ZooKeeperUrl
 
 
-class Unavailable(StoreUnavailable):
-    """ZooKeeper has not answered, or the session is lost."""
-
-
 class Session:
     """One session; `seconds` is its timeout, which the server may change.
 
     - Paths are relative to the root of the URL.
-    - `NoNodeError` and `NodeExistsError` are raised as they are, everything else as `Unavailable`.
+    - `NoNodeError` and `NodeExistsError` are raised as they are, everything else as
+      `CoordinatorUnavailable`.
     """
 
     def __init__(self, url: ZooKeeperUrl, seconds: float) -> None:
@@ -80,7 +77,9 @@ class Session:
                 while not self._client.connected:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise Unavailable(f"ZooKeeper at {self._url.hosts} does not answer") from None
+            raise CoordinatorUnavailable(
+                f"ZooKeeper at {self._url.hosts} does not answer"
+            ) from None
         await self.call("ensure_path", "")
 
     def beat(self) -> None:
@@ -155,7 +154,9 @@ class Session:
         """Commit a transaction, all or nothing."""
         for result in await self._answer(transaction.commit_async):
             if isinstance(result, Exception):
-                raise Unavailable(f"ZooKeeper has refused a transaction: {result!r}") from result
+                raise CoordinatorUnavailable(
+                    f"ZooKeeper has refused a transaction: {result!r}"
+                ) from result
 
     async def close(self) -> None:
         """End the session; its ephemeral nodes go with it."""
@@ -200,4 +201,4 @@ class Session:
             if isinstance(error, ConnectionClosedError):
                 self.abandon()  # kazoo's thread has ended
             reason = str(error) or type(error).__name__
-            raise Unavailable(f"ZooKeeper at {self._url.hosts}: {reason}") from error
+            raise CoordinatorUnavailable(f"ZooKeeper at {self._url.hosts}: {reason}") from error

@@ -13,6 +13,7 @@ import asyncio
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from tickwheel.durable.coordinator import CoordinatorUnavailable
 from tickwheel.durable.log import logger
 from tickwheel.durable.store import Window
 from tickwheel.errors import StoreUnavailable
@@ -34,6 +35,7 @@ INTERVAL_SECONDS = 2.0  # between two checks
 IDLE_INTERVAL_SECONDS = 4.0  # the same in a process that only submits
 UNREADY_INTERVAL_SECONDS = 0.25  # the same until the node is ready
 STORE_TIMEOUT_SECONDS = 2.0  # for the statements that show whether the node is ready
+COORDINATOR_TIMEOUT_SECONDS = 2.0  # for the list of nodes
 OVERDUE_TIMEOUT_SECONDS = 5.0  # for those that read overdue tasks
 OVERDUE_TIME_SHARE = 0.2  # of the time, at most, goes into reading overdue tasks
 STALLED_AFTER_SECONDS = 5.0  # overdue by more than this, a task is stalled
@@ -49,6 +51,7 @@ class Reason(StrEnum):
     """Why a due task is not run."""
 
     STORE = "store"  # the store does not answer, or cannot be written
+    COORDINATOR = "coordinator"  # it does not answer, so no node may keep or take a shard
     OWNER = "owner"  # no node that lives owns its shard
     EPOCH = "epoch"  # claims of this node are refused: the store has another epoch for its shard
     LOCKED = "locked"  # another transaction has it locked
@@ -113,6 +116,8 @@ class Health:
         self._timer = timer
         self._dispatches = dispatches
         self._answered_at: float | None = None  # when the store last answered a check
+        self._coordinator_answered_at: float | None = None
+        self._coordinator_error = ""  # why it has not answered the last check
         self._began_at = timer.time()
         self._overdue_read_at = self._began_at  # when overdue tasks were last read
         self._read_overdue_at = self._began_at  # when to read overdue tasks next
@@ -137,12 +142,11 @@ class Health:
         """Check once; return the pause until the next check."""
         self._log_store_warning()
         try:
-            async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
-                ownership = await self._read_ownership()
+            ownership = await self._read_ownership()
         except (StoreUnavailable, TimeoutError) as error:
             self._report_store_failure(error)
             return UNREADY_INTERVAL_SECONDS
-        began = self._answered_at = self._timer.time()
+        began = self._timer.time()
         self._unready = self._obstacles(ownership)
         if began >= self._read_overdue_at:
             await self._check_overdue(ownership)
@@ -171,10 +175,14 @@ class Health:
             self._report({Reason.STORE: Stall(since, detail)})
 
     async def _read_ownership(self) -> Ownership:
-        await self._store.require_writable()
-        shards = {row.shard: row for row in await self._coordinator.shards()}
+        async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+            await self._store.require_writable()
+            shards = {row.shard: row for row in await self._coordinator.shards()}
+        self._answered_at = self._timer.time()
         owned = dict(self._coordinator.owned())
-        live = self._live_nodes(await self._coordinator.nodes())
+        live = await self._read_live_nodes()
+        if live is None:
+            live = {row.owner for row in shards.values() if row.owner is not None}
         unowned = {number for number, row in shards.items() if row.owner not in live} - {*owned}
         refused = {
             number
@@ -182,6 +190,24 @@ class Health:
             if number not in shards or shards[number].epoch != epoch
         }
         return Ownership(shards, frozenset(unowned), frozenset(refused))
+
+    async def _read_live_nodes(self) -> set[str] | None:
+        """Return the nodes with a valid lease; None if the coordinator does not answer."""
+        try:
+            async with asyncio.timeout(COORDINATOR_TIMEOUT_SECONDS):
+                rows = await self._coordinator.nodes()
+        except (CoordinatorUnavailable, TimeoutError) as error:
+            unanswered = f"no answer within {COORDINATOR_TIMEOUT_SECONDS:g} s"
+            self._coordinator_error = str(error) or unanswered
+            return None
+        self._coordinator_answered_at, self._coordinator_error = self._timer.time(), ""
+        return self._live_nodes(rows)
+
+    def _coordinator_silence(self) -> float:
+        """Return for how many seconds the coordinator has not answered; 0 if it has."""
+        if not self._coordinator_error:
+            return 0.0
+        return self._timer.time() - (self._coordinator_answered_at or self._began_at)
 
     def _live_nodes(self, rows: Sequence[NodeRow]) -> set[str]:
         """Return the nodes with a valid lease, or all nodes if none has a lease."""
@@ -248,6 +274,11 @@ class Health:
             )
         if refused:
             found.append(f"claims are refused: {len(refused)} shards are not this node's any more")
+        silence = self._coordinator_silence()
+        if silence > UNREADY_AFTER_SECONDS:
+            found.append(f"the coordinator has not answered for {silence:.0f} s")
+        elif silence and self._coordinator_answered_at is None:
+            found.append("the coordinator has not answered yet")
         for name in ("coordinator", "loader", "dispatch"):
             seconds = self._steps[name].without_success()
             if seconds > UNREADY_AFTER_SECONDS:
@@ -293,6 +324,9 @@ class Health:
     def _report(self, found: dict[Reason, Stall]) -> None:
         """Set `stalled`; log each reason at once, and repeat it every `LOG_REPEAT_SECONDS`."""
         now = self._timer.time()
+        silence = self._coordinator_silence()
+        if self._dispatches and silence > STALLED_AFTER_SECONDS:
+            found[Reason.COORDINATOR] = Stall(silence, self._coordinator_error)
         for reason, stall in found.items():
             if now - self._logged_at.get(reason, -LOG_REPEAT_SECONDS) >= LOG_REPEAT_SECONDS:
                 self._logged_at[reason] = now

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.durable.coordinator import CoordinatorUnavailable
 from tickwheel.durable.log import logger
 from tickwheel.errors import StoreUnavailable
 
@@ -120,7 +121,8 @@ class Step:
             if not isinstance(error, StoreUnavailable):
                 logger.exception("step %r failed; next try in %g s", self.name, pause)
             elif self._failures == 1:
-                logger.warning("step %r waits for the store: %s", self.name, error)
+                absent = "coordinator" if isinstance(error, CoordinatorUnavailable) else "store"
+                logger.warning("step %r waits for the %s: %s", self.name, absent, error)
             return pause
         if self._failures:
             logger.info("step %r works again after %d failures", self.name, self._failures)
