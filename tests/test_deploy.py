@@ -29,6 +29,8 @@ PATHS = json.loads((ROOT / "docs" / "reference" / "openapi.json").read_text("utf
 SECRETS = {"PGPASSWORD", "POSTGRES_PASSWORD", "TICKWHEEL_SECRET_KEY"}
 VARIABLES = {setting.variable for setting in SETTINGS}
 PATIENCE = 60
+POD_IP = "192.0.2.7"
+FIELDS = {"metadata.name": "${name}", "status.podIP": POD_IP}  # of a pod
 EXPOSURE = 20  # tenths; what systemd-analyze calls "OK" ends at 49
 
 
@@ -36,7 +38,7 @@ def configured(command, environ):
     """Return the configuration of a command line that ends in `serve …`; raise if it is wrong."""
     name, *words = command
     assert name == "serve"
-    assert environ.keys() <= VARIABLES | {"PGPASSWORD"}, environ
+    assert environ.keys() <= VARIABLES | {"PGPASSWORD", "POD_IP"}, environ
     flags = serve.make_context(name, words).params
     flags.pop("config_file")
     # A secret and a reference have no value here.
@@ -132,6 +134,7 @@ def check_node(name, node, services):
     environ = {variable: value or "" for variable, value in node["environment"].items()}
     config = configured(node["command"], image_environment() | environ)
     assert config.node == name
+    assert config.advertise == f"http://{name}:{config.listen.port}"
     assert config.store.startswith("postgresql://tickwheel@postgres/")
     hosts = ZooKeeperUrl.parse(config.coordinator).hosts.split(",")
     assert {host.removesuffix(":2181") for host in hosts} <= {*services}
@@ -173,6 +176,7 @@ def check_kubernetes(text):
     assert found["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
     config = configured(container["args"], environment_of(container))
     assert config.listen.port == port["containerPort"]
+    assert config.advertise == f"http://{POD_IP}:{config.listen.port}"
     check_probes(container, port["name"])
     stop = container["lifecycle"]["preStop"]["exec"]["command"]
     assert stop[0] == "sleep"
@@ -191,13 +195,13 @@ def environment_of(container):
     environ = image_environment()
     for one in container["env"]:
         if "value" in one:
-            environ[one["name"]] = one["value"]
+            # A value may refer to variables before it.
+            environ[one["name"]] = re.sub(r"\$\((\w+)\)", lambda at: environ[at[1]], one["value"])
         elif "secretKeyRef" in one["valueFrom"]:
             assert one["valueFrom"]["secretKeyRef"].keys() == {"name", "key"}
             environ[one["name"]] = "${secret}"
         else:
-            assert one["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
-            environ[one["name"]] = "${name}"
+            environ[one["name"]] = FIELDS[one["valueFrom"]["fieldRef"]["fieldPath"]]
     for secret in ("TICKWHEEL_STORE", "TICKWHEEL_SECRET_KEY"):
         assert environ[secret] == "${secret}"
     return environ
@@ -261,6 +265,7 @@ def test_it_agrees_with_the_code(name):
         ("compose", "zookeeper://zoo1", "zookeeper://zoo0"),
         ("compose", "server.3=zoo3", "server.3=zoo2"),
         ("compose", "stop_grace_period: 50s", "stop_grace_period: 40s"),
+        ("compose", "http://node2:7380", "http://node1:7380"),
         ("compose", "${POSTGRES_PASSWORD:?set it in .env}", "secret"),
         ("compose", "postgres:15", "registry.example.com/postgres:15"),
         ("kubernetes", '"--grace"', '"--grase"'),
@@ -268,6 +273,9 @@ def test_it_agrees_with_the_code(name):
         ("kubernetes", "livenessProbe", "livenesProbe"),
         ("kubernetes", "name: TICKWHEEL_LISTEN", "name: TICKWHEEL_LISTN"),
         ("kubernetes", "selector: {app.kubernetes.io/name: tickwheel}", "selector: {app: other}"),
+        ("kubernetes", "fieldPath: status.podIP", "fieldPath: status.hostIP"),
+        ("kubernetes", "value: http://$(POD_IP):7380", "value: http://tickwheel:7380"),
+        ("kubernetes", "name: POD_IP", "name: PODIP"),
         ("kubernetes", "containerPort: 7380", "containerPort: 7381"),
         ("kubernetes", "targetPort: http", "targetPort: web"),
         ("kubernetes", "terminationGracePeriodSeconds: 55", "terminationGracePeriodSeconds: 45"),
