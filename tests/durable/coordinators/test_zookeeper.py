@@ -122,6 +122,27 @@ class TestSession:
             assert not one.owned()
             await one.stop()
 
+    async def test_the_server_may_lengthen_the_timeout(self, store):
+        """With the usual tickTime of 2 s no session is shorter than 4 s."""
+        options = {"tickTime": 2000, "minSessionTimeout": 4000}
+        with servers.ZooKeeperServer(options=options) as server:
+            clock = ManualClock()
+            url = f"zookeeper://{server.address}/t"
+            one = ZooKeeperCoordinator(store, "a", url=url, session=1.0, clock=clock)
+            two = ZooKeeperCoordinator(store, "b", url=url, session=6.0)
+            await one.start(lambda: None)
+            while not one.owned():
+                await one.step()
+            assert one._session.seconds == 4.0
+            clock.advance(0.9)
+            assert not one.owned(), "it trusts the timeout that it asked for"
+            while not two.owned():  # the session of the first has ended
+                await two.step()
+                await asyncio.sleep(0.05)
+            assert two._session.seconds == 6.0
+            await one.stop()
+            await two.stop()
+
     async def test_a_lost_session_is_replaced_and_the_epochs_rise(self, join, admin, zookeeper_url):
         member = await join("a")
         await until(lambda: all_owned(member))
@@ -445,6 +466,20 @@ class TestSharing:
         assert admin.get_children(drain) == ["b"]
         await second.stop()
         assert admin.get_children(drain) == []
+
+    async def test_a_drain_of_a_process_that_was_killed_is_deleted_after_a_while(
+        self, join, admin, zookeeper_url
+    ):
+        clock = Stopwatch()
+        leader = await join("a", session=3600.0, clock=clock)
+        await until(lambda: all_owned(leader))
+        drain = f"{root(zookeeper_url)}/drain"
+        admin.create(f"{drain}/killed", b"its incarnation")
+        await until(lambda: "killed" in leader.coordinator._away_since)
+        assert admin.get_children(drain) == ["killed"]
+        clock.ahead += zookeeper.DRAIN_SECONDS
+        leader._changed()
+        await until(lambda: not admin.get_children(drain))
 
     async def test_one_that_joins_moves_few_shards(self, join):
         members = [await join(name) for name in "ab"]

@@ -3,7 +3,8 @@
 - `nodes/NAME` is ephemeral: a node that is alive. `election/SESSION-NUMBER` is ephemeral and
   sequential: the smallest number leads, and each other node watches only the one before it.
 - `drain/NAME` is persistent and has the incarnation of the process that is to give up its shards:
-  it outlives a lost session, and means nothing to a later process of that name.
+  it outlives a lost session, and means nothing to a later process of that name. The leader deletes
+  it once the node has been away for `DRAIN_SECONDS`.
 - The leader watches `nodes` and `drain`. It writes `shards/NAME`, the shards of each node, and
   `cluster`, the nodes that are not draining, in one transaction with a check of its own election
   node: a leader that has lost its session writes nothing.
@@ -72,6 +73,7 @@ CONNECT_SECONDS = 5.0
 TAKE_RETRY_SECONDS = 0.05  # while another node has a shard that is assigned to this one
 CHECK_SECONDS = 10.0  # between two reads of the owners in the store, when nothing has changed
 NAMESAKE_SECONDS = 0.5  # until the next try of a node whose name is in use
+DRAIN_SECONDS = 3600.0  # a node that has been away for longer has ended, and drains no more
 SILENT_TIMEOUTS = 3  # without an answer, after which a session is replaced
 
 
@@ -113,6 +115,7 @@ class ZooKeeperCoordinator:
         self._leads = False
         self._election_changed = self._members_changed = self._shards_changed = True
         self._assignment: dict[str, list[int]] = {}  # the leader's
+        self._away_since: dict[str, float] = {}  # nodes that were to drain and have no session
         self._assigned: frozenset[int] = frozenset()
         self._owned: dict[int, int] = {}
         self._lent: dict[str, dict[int, int]] = {}
@@ -417,10 +420,7 @@ class ZooKeeperCoordinator:
 
     @contextlib.contextmanager
     def _reading(self, flag: str) -> Iterator[None]:
-        """Clear a flag, and set it again if the read fails: the next step repeats the read.
-
-        It is cleared before the read, because the watch may fire before the answer is here.
-        """
+        """Clear a flag before a read, whose watch may fire early; set it again if that fails."""
         setattr(self, flag, False)
         try:
             yield
@@ -489,12 +489,23 @@ class ZooKeeperCoordinator:
             wake = self._wake("_members_changed")
             members = await self._members(session, wake)
             draining = await self._draining(session, members, wake)
+            await self._delete_old_drains(session, members)
             weights = weights_of(members, draining)
             wanted = assign(self._store.shards, weights, self._assignment)
             cluster = {name: members[name]["functions"] for name in members if weights[name]}
             text = json.dumps(cluster, sort_keys=True).encode()
             if wanted != self._assignment or text != self._cluster_text:
                 await self._write_assignment(session, wanted, text)
+
+    async def _delete_old_drains(self, session: Session, members: Collection[str]) -> None:
+        """Delete `drain/NAME` of nodes that were killed, and do not come back."""
+        now = self._clock.time()
+        away = {*await session.children("drain")} - {*members}
+        self._away_since = {name: self._away_since.get(name, now) for name in away}
+        for name, since in self._away_since.items():
+            with contextlib.suppress(NoNodeError):
+                if now - since >= DRAIN_SECONDS:
+                    await session.call("delete", f"drain/{name}")
 
     async def _write_assignment(
         self, session: Session, wanted: dict[str, list[int]], cluster: bytes
@@ -563,9 +574,8 @@ class ZooKeeperCoordinator:
     async def _take(self, session: Session) -> None:
         """Take the assigned shards that are free, or whose owners have no session.
 
-        The server of this session may lag behind: it must know whatever preceded the read of the
-        owners, or the assignment and the sessions could be older than they are. A shard that
-        another node takes in the meantime has another epoch, and stays with it.
+        The server may lag behind the store: a `sync` brings the assignment and the sessions up to
+        the read of the owners. A shard that another node takes after that has another epoch.
         """
         if self._assigned == self._owned.keys():
             return
