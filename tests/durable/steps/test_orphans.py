@@ -479,6 +479,31 @@ class TestOrphans:
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
         assert len(stage.calls) == 1
 
+    async def test_an_orphan_is_found_again_after_a_moment_without_its_shard(self, stage):
+        """The lease of the node is confirmed late: it has the same epochs before and after."""
+        app = stage.app()
+        note = noting_task(stage, app)
+        async with app:
+            task = await orphan(app, note, stage)
+            sweep_all(app)
+            await stage.advance(1)
+            orphans, coordinator = app._node.orphans, app._node.coordinator
+            end, owned = orphans._end_expired, coordinator.owned
+
+            async def without_shards():
+                coordinator.owned = dict
+                try:
+                    return await end()
+                finally:
+                    coordinator.owned, orphans._end_expired = owned, end
+
+            await stage.advance(LEASE_SECONDS - 2)
+            assert task.id in orphans.watched
+            orphans._deadlines[0] = (0.0, *orphans._deadlines[0][1:])
+            orphans._end_expired = without_shards
+            await stage.advance(LEASE_SECONDS - 5)
+            assert await outcome(app, task) == (State.FINISHED, 2, 1)
+
     async def test_the_log_says_that_a_lease_was_lost(self, stage):
         app = stage.app()
         note = noting_task(stage, app)

@@ -315,6 +315,7 @@ class Orphans:
     async def _end_expired(self) -> float:
         """End orphans whose leases have expired; return the pause until the next may expire."""
         shards = self._coordinator.owned()
+        self._swept &= frozenset(shards.items())  # the orphans of other shards are forgotten here
         now = self._clock.time()
         expired: list[Task] = []
         while self._deadlines and self._deadlines[0][0] <= now and len(expired) < BATCH:
