@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from tickwheel.client import ApiError, ServerUnavailable
+from tickwheel.client.errors import error_of
 from tickwheel.consumer import Consumer, Message, SourceUnavailable, core
 from tickwheel.durable import Scheduler
 from tickwheel.errors import Locked, Overloaded, TaskGone
@@ -80,6 +81,12 @@ class FakeTarget:
         return requests
 
 
+def refusal(code, status):
+    """Return the error for a problem document of a server."""
+    problem = {"type": f"urn:tickwheel:problem:{code}", "code": code, "detail": code}
+    return error_of(problem, status)
+
+
 def task(**options):
     return json.dumps({"service": "work", **options}).encode()
 
@@ -147,10 +154,12 @@ async def test_with_a_service_a_message_is_the_payload():
         Overloaded("full", 0.001),
         Locked("locked"),
         TimeoutError("late"),
-        ApiError("slower", status=429),
-        ApiError("broken", status=500),
+        refusal("rate_limited", 429),
+        refusal("timeout", 408),
+        refusal("internal", 500),
+        ApiError("a proxy's page", code="bad_answer", status=400),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=lambda error: error.code if hasattr(error, "code") else "late",
 )
 async def test_while_the_target_is_unavailable_nothing_is_acknowledged_or_refused(error):
     source = FakeSource(task(), task())
@@ -168,18 +177,15 @@ async def test_only_the_tasks_that_were_not_stored_are_sent_again():
 
 
 async def test_a_refused_batch_is_stored_one_by_one():
-    def refuse_batch(requests):
-        return ApiError("too large", code="too_large", status=413)
-
-    def refuse_first(requests):
-        return ApiError("too large", code="too_large", status=413)
+    def refuse(requests):
+        return refusal("too_large", 413)
 
     source = FakeSource(task(key="0"), task(key="1"), task(key="2"))
-    target = FakeTarget(refuse_batch, refuse_first)
+    target = FakeTarget(refuse, refuse)
     consumer = await consume(source, target)
     assert [one["key"] for one in target.stored] == ["1", "2"]
     assert (consumer.stored, consumer.refused) == (2, 1)
-    assert source.dead == [("0", "ApiError: too large")]
+    assert source.dead == [("0", "ApiError: too_large")]
 
 
 async def test_a_task_that_has_ended_since_counts_as_stored():
@@ -194,11 +200,13 @@ async def test_a_refusal_is_logged_with_source_id_and_error(caplog):
     assert line.startswith("refused message 0 of fake: ValueError: not JSON")
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-async def test_a_wrong_token_ends_the_consumer_and_acknowledges_nothing(status):
+@pytest.mark.parametrize(
+    ("code", "status"), [("unauthorized", 401), ("forbidden", 403), ("bad_request", 400)]
+)
+async def test_a_wrong_configuration_ends_the_consumer_and_acknowledges_nothing(code, status):
     source = FakeSource(task())
-    with pytest.raises(ApiError, match="no"):
-        await consume(source, FakeTarget(lambda _: ApiError("no", status=status)))
+    with pytest.raises(ApiError, match=code):
+        await consume(source, FakeTarget(lambda _: refusal(code, status)))
     assert (source.acknowledged, source.dead, source.is_open) == ([], [], False)
 
 
@@ -216,11 +224,14 @@ async def test_it_reconnects_when_the_broker_is_unavailable(caplog):
 
 async def test_stop_ends_a_consumer_that_waits_for_messages_for_the_broker_or_for_the_target():
     waits = FakeSource()
+    connects = FakeSource()
+    connects.open = asyncio.Event().wait
     down = FakeSource()
     down.open_failures = [SourceUnavailable("down")] * 1_000_000
     unstored = FakeSource(task())
     consumers = [
         Consumer(waits, FakeTarget()),
+        Consumer(connects, FakeTarget()),
         Consumer(down, FakeTarget()),
         Consumer(unstored, FakeTarget(*[lambda _: ServerUnavailable("down")] * 1_000_000)),
     ]

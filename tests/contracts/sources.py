@@ -50,12 +50,15 @@ class KafkaBroker(Broker):
             await asyncio.gather(*sent)
 
     async def dead_letters(self, count):
+        found = await self.dead_letter_records(count)
+        return [(one.value, dict(one.headers)["tickwheel-error"].decode()) for one in found]
+
+    async def dead_letter_records(self, count):
         consumer = AIOKafkaConsumer(
             self.dead, bootstrap_servers=self.server.address, auto_offset_reset="earliest"
         )
         async with consumer:
-            found = [await consumer.getone() for _ in range(count)]
-        return [(one.value, dict(one.headers)["tickwheel-error"].decode()) for one in found]
+            return [await consumer.getone() for _ in range(count)]
 
 
 class RabbitBroker(Broker):

@@ -8,6 +8,7 @@ import aiormq
 import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaProducer
+from aiormq import spec
 from redis.asyncio import Redis
 
 import servers
@@ -180,6 +181,26 @@ async def test_a_url_of_another_kind_is_an_error():
         source_at("http://localhost", "orders")
 
 
+@pytest.mark.parametrize("url", ["kafka://{}", "amqp://guest:guest@{}/", "redis://{}/0"])
+async def test_stop_ends_a_consumer_that_waits_for_the_broker_to_answer(url):
+    accepted = asyncio.Event()
+
+    async def accept(reader, writer):
+        accepted.set()
+        await reader.read()  # until the source hangs up; nothing is answered
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    consumer = Consumer(source_at(url.format(f"127.0.0.1:{port}"), "orders"), FakeTarget())
+    running = asyncio.ensure_future(consumer.run())
+    async with asyncio.timeout(30):
+        await accepted.wait()
+        consumer.stop()
+        await running
+    await servers.close_listener(server)
+
+
 class TestKafka:
     @pytest_asyncio.fixture
     async def broker(self, kafka_server):
@@ -202,6 +223,23 @@ class TestKafka:
         assert [one.body for one in await source.receive(10)] == [b"committed"]
         await source.close()
 
+    async def test_a_dead_letter_that_is_too_large_does_not_block_its_partition(self, broker):
+        await broker.publish([b"x" * 900_000, b"bad"])
+        headers = [("note", b"y" * 200_000)]  # fits into a message, and not with the error
+        async with AIOKafkaProducer(
+            bootstrap_servers=broker.server.address, max_request_size=2 << 20
+        ) as producer:
+            size = 1_048_576 - 200_000 - 100
+            await producer.send_and_wait(broker.name, b"x" * size, headers=headers)
+        async with opened(broker, dead_letter=True) as source:
+            messages = await receive(source, 3)
+            for message in messages:
+                await source.refuse(message, "r" * 1000)
+            await source.acknowledge(messages)
+        found = await broker.dead_letter_records(3)
+        assert [len(one.value) for one in found] == [900_000, 3, 0]
+        assert dict(found[2].headers)["tickwheel-source"] == f"{broker.name}/0/2".encode()
+
     async def test_the_identity_is_the_clusters_own_whatever_the_address(self, broker):
         names = []
         for host in ("127.0.0.1", "localhost"):
@@ -222,6 +260,31 @@ class TestRabbitMQ:
         broker = RabbitBroker(rabbit_server)
         await broker.create()
         return broker
+
+    async def test_a_dead_letter_is_one_copy_that_stays(self, broker):
+        properties = {
+            "message_id": "7", "expiration": "600000", "user_id": "guest", "correlation_id": "c",
+            "headers": {"CC": [broker.dead], "kind": "order"},
+        }  # fmt: skip
+        large = {"message_id": "8", "headers": {"note": "y" * 130_000}}
+        async with await aiormq.connect(broker.server.url) as connection:
+            channel = await connection.channel()
+            for given in (properties, large):
+                made = spec.Basic.Properties(**given)
+                await channel.basic_publish(b"bad", routing_key=broker.name, properties=made)
+            await channel.queue_purge(broker.dead)  # the copy for CC
+            async with opened(broker, dead_letter=True) as source:
+                messages = await receive(source, 2)
+                for message in messages:
+                    await source.refuse(message, "r" * 1000)
+                await source.acknowledge(messages)
+            found = [await channel.basic_get(broker.dead, no_ack=True) for _ in range(3)]
+        first, second = (one.header.properties for one in found[:2])
+        assert found[2].delivery.name == "Basic.GetEmpty"
+        assert (first.message_id, first.correlation_id, first.delivery_mode) == ("7", "c", 2)
+        assert (first.expiration, first.user_id) == (None, None)
+        assert first.headers == {"kind": "order", "tickwheel-error": "r" * 1000}
+        assert second.headers == {"tickwheel-error": "r" * 1000}
 
     async def test_a_missing_queue_is_an_error_that_names_it(self, broker):
         broker.name = "nowhere"

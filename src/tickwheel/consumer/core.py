@@ -28,7 +28,13 @@ MAX_WAIT_SECONDS = 8.0
 CANCEL_SECONDS = 0.1  # until a cancellation is repeated
 DEFAULT_BATCH = 1_000
 MAX_BATCH = 10_000
-FATAL_STATUSES = (401, 403, 404)
+PROBLEM_TYPE = "urn:tickwheel:problem:"  # of each refusal by a tickwheel server
+TOO_LARGE = 413
+# The refusals of a whole request that can be due to one of its messages.
+MESSAGE_CODES = {
+    "idempotency_key_reused", "invalid", "key_taken", "out_of_range", "target_refused", "task_gone",
+    "too_large", "unknown_service",
+}  # fmt: skip
 
 
 class Target(Protocol):
@@ -49,8 +55,9 @@ class Consumer:
       the payload of a task of that service, due after `delay` seconds.
     - Messages are acknowledged after the commit of their tasks. While the target is unavailable or
       overloaded, nothing more is received.
-    - A message that cannot become a task goes to the source's dead-letter destination, and its
-      error to the log `tickwheel.consumer`. The others are not held up.
+    - A message that tickwheel refuses goes to the source's dead-letter destination, and its error
+      to the log `tickwheel.consumer`. The others are not held up. A refusal by something else, such
+      as a proxy, refuses no message: the consumer tries again.
     - `stored` counts messages whose task is stored, redelivered ones again; `refused` the others.
     """
 
@@ -102,7 +109,7 @@ class Consumer:
             pass
 
     async def _consume(self) -> None:
-        await self._source.open()
+        await self._until_stopped(self._source.open())
         while not self._stop.is_set():
             messages = await self._until_stopped(self._source.receive(self._batch))
             self._waits = 0
@@ -177,11 +184,12 @@ class Consumer:
         try:
             return await self._target.submit_many(requests)
         except Exception as error:
-            if is_temporary(error):
+            is_alone = len(requests) == 1
+            if is_temporary(error) and (is_alone or getattr(error, "status", 0) != TOO_LARGE):
                 return [error] * len(requests)
-            if not is_refusal(error):
+            if not is_temporary(error) and not is_refusal(error):
                 raise
-            if len(requests) == 1:
+            if is_alone:
                 return [error]
         answers = await asyncio.gather(*(self._submit([request]) for request in requests))
         return [answer for (answer,) in answers]
@@ -216,16 +224,27 @@ async def end(task: asyncio.Future[Any]) -> None:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether the same request may succeed later."""
+    """Return whether the same request may succeed later.
+
+    That holds for each answer that is not tickwheel's own: a proxy gave it, or another program.
+    """
     status = getattr(error, "status", 0)
-    return isinstance(error, ConnectionError | TimeoutError | Overloaded) or (
-        status == 429 or status >= 500
+    return (
+        isinstance(error, ConnectionError | TimeoutError | Overloaded)
+        or status in (408, 429)
+        or status >= 500
+        or not is_own(error)
     )
+
+
+def is_own(error: Exception) -> bool:
+    """Return whether an error is from tickwheel: raised here, or a server's problem document."""
+    problem = vars(error).get("problem")
+    return problem is None or str(problem.get("type")).startswith(PROBLEM_TYPE)
 
 
 def is_refusal(error: Exception) -> bool:
     """Return whether a request is wrong; otherwise the configuration or the code is."""
-    status = getattr(error, "status", None)
-    if status is None:
-        return isinstance(error, LookupError | TypeError | ValueError)
-    return 400 <= status < 500 and status not in FATAL_STATUSES
+    if hasattr(error, "code"):
+        return error.code in MESSAGE_CODES
+    return isinstance(error, LookupError | TypeError | ValueError)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from tickwheel.consumer.source import Message, SourceUnavailable
 from tickwheel.values.endpoint import parse_endpoint
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from tickwheel.values.endpoint import Endpoint
 
 POLL_MS = 1_000
+MAX_REQUEST_BYTES = 1 << 30  # the cluster decides how large a dead letter may be
+DEAD_LETTER_SECONDS = 30.0  # for its confirm
+TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 METADATA_AGE_MS = 30_000  # a new topic or partition is seen after this, at the latest
 
 
@@ -36,6 +40,7 @@ class KafkaSource:
     - Messages of aborted transactions are not read.
     - The identity is the cluster's own id and the topic, whichever broker the URL names.
     - Refused messages are copied to the topic `dead_letter`; without it they stay where they are.
+      If a copy is too large for that topic, it has no value, and names the message's place.
     """
 
     def __init__(self, place: Place) -> None:
@@ -60,7 +65,10 @@ class KafkaSource:
             if self._name is None:
                 self._name = f"kafka:{await cluster_id(options)}/{self._topic}"
             if self._dead_letter is not None:
-                self._producer = AIOKafkaProducer(**options, enable_idempotence=True)
+                # An idempotent producer could publish nothing after a record that was refused.
+                self._producer = AIOKafkaProducer(
+                    **options, acks="all", max_request_size=MAX_REQUEST_BYTES
+                )
                 await self._producer.start()
                 await self._producer.partitions_for(self._dead_letter)
             self._consumer = AIOKafkaConsumer(
@@ -92,15 +100,20 @@ class KafkaSource:
             return
         record = message.place
         place = f"{record.topic}/{record.partition}/{record.offset}"
-        headers = [
-            *record.headers,
-            ("tickwheel-error", reason.encode()),
-            ("tickwheel-source", place.encode()),
-        ]
+        headers = [("tickwheel-error", reason.encode()), ("tickwheel-source", place.encode())]
         async with translated_errors():
-            await self._producer.send_and_wait(
-                self._dead_letter, record.value, key=record.key, headers=headers
-            )
+            try:
+                await self._bury(record.value, record.key, [*record.headers, *headers])
+            except TOO_LARGE:
+                await self._bury(b"", place.encode(), headers)
+
+    async def _bury(
+        self, value: bytes | None, key: bytes | None, headers: list[tuple[str, bytes]]
+    ) -> None:
+        """Publish a dead letter, and wait for its confirm."""
+        assert self._producer is not None
+        async with asyncio.timeout(DEAD_LETTER_SECONDS):
+            await self._producer.send_and_wait(self._dead_letter, value, key=key, headers=headers)
 
     async def close(self) -> None:
         consumer, self._consumer = self._consumer, None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiormq
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
+from pamqp import encode
 from pamqp.commands import Basic
 
 from tickwheel.consumer.source import Message, SourceUnavailable
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
     from tickwheel.consumer.source import Place
 
 PREFETCH_BATCHES = 2  # unacknowledged at a time: one in progress, one that is being received
+PERSISTENT = 2
+MAX_HEADERS_BYTES = 100_000  # a frame has 131,072
+KEPT_PROPERTIES = (
+    "content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id",
+    "timestamp", "message_type", "app_id",
+)  # fmt: skip
 LOST = None  # in the queue of received messages: the connection or the queue is gone
 
 
@@ -97,12 +105,10 @@ class RabbitSource:
                 self._rejected.add(tag)
                 await self._channel.basic_reject(tag, requeue=False)
                 return
-            properties = delivered.header.properties
-            properties.headers = {**(properties.headers or {}), "tickwheel-error": reason}
-            properties.delivery_mode = 2
             confirmed = await self._channel.basic_publish(
-                message.body, routing_key=self._dead_letter, properties=properties, mandatory=True
-            )
+                message.body, routing_key=self._dead_letter, mandatory=True,
+                properties=dead_letter_properties(delivered.header.properties, reason),
+            )  # fmt: skip
         if not isinstance(confirmed, Basic.Ack):
             raise SourceUnavailable(f"RabbitMQ does not accept a message in {self._dead_letter!r}")
 
@@ -111,6 +117,28 @@ class RabbitSource:
         if connection is not None and not connection.is_closed:
             with suppress(AMQPError, OSError):  # it is lost already
                 await connection.close()
+
+
+def dead_letter_properties(given: Basic.Properties, reason: str) -> Basic.Properties:
+    """Return the properties of a dead letter: persistent, with the error, and the only copy.
+
+    It lacks those that would end it or its connection: an expiration, the user who published it,
+    further routing keys, and headers that do not fit into a frame together with the error.
+    """
+    kept = {name: getattr(given, name) for name in KEPT_PROPERTIES}
+    headers = {
+        name: value
+        for name, value in (given.headers or {}).items()
+        if name not in ("CC", "BCC")  # RabbitMQ routes a message to these as well
+    }
+    try:
+        if len(encode.field_table(headers)) > MAX_HEADERS_BYTES:
+            headers = {}
+    except (TypeError, ValueError, struct.error):  # of a type that can only be read
+        headers = {}
+    return Basic.Properties(
+        **kept, delivery_mode=PERSISTENT, headers={**headers, "tickwheel-error": reason}
+    )
 
 
 @asynccontextmanager
