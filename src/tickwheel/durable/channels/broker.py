@@ -9,30 +9,31 @@ This module does the rest: messages, connections, back-pressure, answers.
 - One connection serves all services with the same server and credentials. At most `MAX_IN_FLIGHT`
   messages wait for its confirms; a broker that is full or stuck so holds back its own services.
 - A connection without any confirm for `STUCK_SECONDS` is closed, and its messages are retried.
+- A connection that died while it was idle costs no attempt: after `IDLE_SECONDS` the broker must
+  answer before anything is published, and a technology raises `ConnectionDied` while the broker has
+  none of the messages. If it may have some, they are retried, as new attempts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import contextvars
 import json
-import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from urllib.parse import quote
 
 from tickwheel.clock import SystemClock
 from tickwheel.durable.channel import UNSENT, Answer, Delivery
 from tickwheel.durable.channels.message import (
     check_secrets,
-    format_time,
+    event_document,
+    event_of,
     headers_of,
     hidden_in,
-    local_name,
+    message_headers,
+    message_id,
     redact,
-    service_headers,
 )
 from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
@@ -53,16 +54,15 @@ if TYPE_CHECKING:
     from tickwheel.values.task import Task
 
 CONNECT_SECONDS = 10.0  # for DNS, TCP, TLS and the handshake together
-STUCK_SECONDS = 10.0  # without any confirm, while messages wait for one
+STUCK_SECONDS = 10.0  # at least, without any confirm, while messages wait for one
+IDLE_SECONDS = 5.0  # after which a connection must answer before it is used
+PING_SECONDS = 2.0  # for that answer
 CLOSE_SECONDS = 1.0  # for a broker to confirm the end of a connection
 MAX_IN_FLIGHT = 4096  # messages of one connection
 MAX_PLANS = 10_000
 ERROR_CHARACTERS = 500
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
-
-EVENT_TYPE = "tickwheel.task.due"
-EVENT_JSON = "application/cloudevents+json"
 
 
 class Address(NamedTuple):
@@ -73,6 +73,13 @@ class Address(NamedTuple):
     port: int
 
 
+class ConnectionDied(ConnectionError):
+    """The connection is dead, and its messages may be published on another one.
+
+    The broker has none of the messages that have not ended, or drops a duplicate.
+    """
+
+
 class Connection(Protocol):
     """An open connection to a broker."""
 
@@ -81,8 +88,12 @@ class Connection(Protocol):
 
         - Other calls may publish at the same time.
         - An exception means that the connection is of no use any more: it is closed, and every
-          message that has not ended is retried.
+          message that has not ended is retried. After `ConnectionDied` these are published again,
+          once, on another connection.
         """
+
+    async def ping(self) -> None:
+        """Return if the broker answers; otherwise raise, or wait: the caller limits the time."""
 
     async def close(self) -> None:
         """Close the connection; messages without a confirm stay without one."""
@@ -118,34 +129,43 @@ class Message:
     `id`: a broker may drop a message if it has one with the same id; see `message_id`.
     """
 
-    __slots__ = ("_end", "body", "ended", "headers", "id", "task")
+    __slots__ = ("_end", "_may_send", "body", "ended", "headers", "id", "task")
 
     def __init__(
         self,
         task: Task,
-        body: bytes,
         headers: list[tuple[str, str]],
-        end: Callable[[Answer | Mapping[str, Any]], None],
         id: str,
+        may_send: Callable[[], bool],
+        end: Callable[[Answer | str], None],
     ) -> None:
         self.task = task
         self.id = id
-        self.body = body
+        self.body = task.body
         self.headers = headers
         self.ended = False
+        self._may_send = may_send
         self._end = end
 
-    def confirm(self, place: Mapping[str, Any]) -> None:
-        """The broker has taken over the message; `place` says where it is, as JSON."""
+    def confirm(self, place: Mapping[str, Any] | str) -> None:
+        """The broker has taken over the message; `place` says where it is, or is that as JSON."""
         if not self.ended:
             self.ended = True
-            self._end(place)
+            self._end(place if isinstance(place, str) else _encode(place))
 
     def refuse(self, error: str, *, healthy: bool | None = False) -> None:
         """The broker has refused the message, or nobody knows whether it has it."""
         if not self.ended:
             self.ended = True
             self._end(Answer(Event.RETRY, error=error, healthy=healthy))
+
+    def may_send_again(self) -> bool:
+        """Return whether the message may be published once more; end it otherwise."""
+        allowed = not self.ended and self._may_send()
+        if not allowed and not self.ended:
+            self.ended = True
+            self._end(UNSENT)
+        return allowed
 
 
 class Plan(NamedTuple):
@@ -243,21 +263,22 @@ class BrokerChannel:
                 if may_send(delivery)
             ]
             if messages:
-                await plan.link.publish(connection, plan.route, messages)
+                unsent = await plan.link.publish(connection, plan.route, messages)
+                if unsent:
+                    await publish_again(plan, unsent)
 
     def _message(self, delivery: Delivery, plan: Plan, timestamp: int) -> Message:
         """Return the message of a task; its end is the end of the delivery."""
         started = self._stopwatch.time()
         traced = None if self.trace is None else TracedMessage(self.trace, delivery)
 
-        def end(outcome: Answer | Mapping[str, Any]) -> None:
+        def end(outcome: Answer | str) -> None:
             plan.latency.observe(self._stopwatch.time() - started)
-            plan.link.mark_progress()
-            answer = outcome
-            if not isinstance(answer, Answer):
-                answer = confirmed_answer(plan.service, answer)
-            elif answer.error:
-                answer = answer._replace(error=redact(answer.error, plan.hidden))
+            plan.link.has_progressed = True
+            if isinstance(outcome, str):
+                answer = confirmed_answer(plan.service, outcome)
+            else:
+                answer = outcome._replace(error=redact(outcome.error or "", plan.hidden))
             if traced is not None:
                 traced.end(answer)
             delivery.end(answer)
@@ -269,7 +290,8 @@ class BrokerChannel:
             headers += [(f"{prefix}{name}", text) for name, text in event_of(task, plan.service)]
         if traced is not None:
             headers += traced.headers
-        return Message(task, task.body, headers, end, message_id(delivery.task, plan.service))
+        number = message_id(delivery.task, plan.service)
+        return Message(task, headers, number, delivery.may_send, end)
 
     def _with_body(self, task: Task, service: Service) -> Task:
         """Return the task with the body to send: its payload, or an event around it."""
@@ -348,7 +370,8 @@ class Link:
         self._targets = targets
         self._opening: asyncio.Task[Connection] | None = None
         self._batches: set[Batch] = set()
-        self._progress_at = 0.0  # when a message last ended, by the loop's clock
+        self._used_at = 0.0  # when a batch last ended, by the loop's clock
+        self.has_progressed = False  # whether a message has ended since the last check
         self._watch: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -359,22 +382,46 @@ class Link:
 
     async def open(self) -> Connection:
         """Return the connection; open it if there is none. OSError names the server."""
-        if self._opening is None or has_failed(self._opening):
-            self._opening = asyncio.get_running_loop().create_task(self._open())
+        loop = asyncio.get_running_loop()
+        opening = self._opening
+        if opening is None or has_failed(opening):
+            self._opening = opening = loop.create_task(self._open())
+        elif opening.done() and self._is_unproven(loop.time()):
+            self._opening = opening = loop.create_task(self._prove(opening.result()))
         # A caller that is cancelled must not cancel the connection of the others.
-        return await asyncio.shield(self._opening)
+        return await asyncio.shield(opening)
+
+    def _is_unproven(self, now: float) -> bool:
+        """Return whether the connection may have died without notice."""
+        return not self._batches and now - self._used_at >= IDLE_SECONDS
+
+    async def _prove(self, connection: Connection) -> Connection:
+        """Return the connection if the broker answers on it, otherwise a new one."""
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                await connection.ping()
+        except BaseException as error:
+            self._close(connection)
+            if not isinstance(error, Exception):
+                raise
+            logger.debug("%s: an idle connection had died: %r", self._endpoint.server, error)
+            return await self._open()
+        self._used_at = asyncio.get_running_loop().time()
+        return connection
 
     async def _open(self) -> Connection:
         server = self._endpoint.server
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                return await self._broker.connect(self._endpoint, await self._addresses())
+                made = await self._broker.connect(self._endpoint, await self._addresses())
         except TargetRefused:
             raise
         except TimeoutError:
             raise OSError(f"{server}: no connection within {CONNECT_SECONDS:g} s") from None
         except Exception as error:  # noqa: BLE001
             raise OSError(f"{server}: no connection: {self._describe(error)}") from None
+        self._used_at = asyncio.get_running_loop().time()
+        return made
 
     async def _addresses(self) -> list[Address]:
         found: list[Address] = []
@@ -392,45 +439,57 @@ class Link:
 
     async def publish(
         self, connection: Connection, route: Any, messages: Sequence[Message]
-    ) -> None:
-        """Publish messages; retry those that the connection gives no answer to."""
+    ) -> list[Message]:
+        """Publish messages; retry those that the connection gives no answer to.
+
+        Return those that may be published again, because the connection was dead before.
+        """
         with contextlib.suppress(TimeoutError):  # by `drop`, which says why
             async with asyncio.timeout(None) as limit:
-                await self._publish(Batch(connection, limit), route, messages)
+                return await self._publish(Batch(connection, limit), route, messages)
+        return []
 
-    async def _publish(self, batch: Batch, route: Any, messages: Sequence[Message]) -> None:
+    async def _publish(
+        self, batch: Batch, route: Any, messages: Sequence[Message]
+    ) -> list[Message]:
+        unsent: list[Message] = []
         self._add(batch)
         try:
             await batch.connection.publish(route, messages)
         except Exception as error:  # noqa: BLE001
             if batch in self._batches:
-                self.drop(batch.connection, self._describe(error))
+                self._batches.discard(batch)
+                batch.error = self._describe(error)
+                self.drop(batch.connection, batch.error)
+            if isinstance(error, ConnectionDied):
+                unsent = [message for message in messages if not message.ended]
         finally:
+            self._used_at = asyncio.get_running_loop().time()
             self._batches.discard(batch)
-            for message in messages:
-                message.refuse(f"{self._endpoint.server}: {batch.error}")
+            if not unsent:
+                for message in messages:
+                    message.refuse(f"{self._endpoint.server}: {batch.error}")
+        return unsent
 
     def _add(self, batch: Batch) -> None:
-        loop = asyncio.get_running_loop()
         if not self._batches:
-            self._progress_at = loop.time()
+            self._watch_progress()
         self._batches.add(batch)
-        if self._watch is None:
-            self._watch = loop.call_later(STUCK_SECONDS, self._check_progress)
 
-    def mark_progress(self) -> None:
-        """Note that a message has ended."""
-        self._progress_at = asyncio.get_running_loop().time()
+    def _watch_progress(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self.has_progressed = False
+        loop = asyncio.get_running_loop()
+        self._watch = loop.call_later(STUCK_SECONDS, self._check_progress)
 
     def _check_progress(self) -> None:
         """Close the connection if messages wait and none has ended for too long."""
-        loop = asyncio.get_running_loop()
         self._watch = None
         if not self._batches:
             return
-        left = self._progress_at + STUCK_SECONDS - loop.time()
-        if left > 0:
-            self._watch = loop.call_later(left, self._check_progress)
+        if self.has_progressed:
+            self._watch_progress()
             return
         error = f"no confirm for {STUCK_SECONDS:g} s, so the connection was closed"
         logger.warning("%s: %s", self._endpoint.server, error)
@@ -447,7 +506,10 @@ class Link:
             self._batches.remove(batch)
             batch.error = error
             batch.limit.reschedule(loop.time())
-        closing = loop.create_task(close_quietly(connection))
+        self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        closing = asyncio.get_running_loop().create_task(close_quietly(connection))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
@@ -504,6 +566,20 @@ def may_send(delivery: Delivery) -> bool:
     return allowed
 
 
+async def publish_again(plan: Plan, messages: Sequence[Message]) -> None:
+    """Publish messages on another connection: the first one had died."""
+    try:
+        connection = await plan.link.open()
+    except (OSError, ValueError) as error:
+        for message in messages:
+            message.refuse(str(error))
+        return
+    allowed = [message for message in messages if message.may_send_again()]
+    if allowed:
+        for message in await plan.link.publish(connection, plan.route, allowed):
+            message.refuse("its connection died, and so did the next one")
+
+
 def end_all(deliveries: Sequence[Delivery], error: str) -> None:
     """Retry all deliveries: nothing was sent."""
     for delivery in deliveries:
@@ -524,52 +600,9 @@ async def close_quietly(connection: Connection) -> None:
         logger.debug("closing a connection failed: %r", error)
 
 
-def confirmed_answer(service: Service, place: Mapping[str, Any]) -> Answer:
+def confirmed_answer(service: Service, place: str) -> Answer:
     """Return the answer for a confirmed message, by the service's choice."""
     if service.confirmed == "running":
         feedback_ms = max(1, round(service.feedback_timeout * 1000))
         return Answer(Event.ACCEPT, after_ms=feedback_ms, healthy=True)
-    return Answer(Event.FINISH, _encode(place), healthy=True)
-
-
-def message_headers(service: Service) -> tuple[tuple[str, str], ...]:
-    """Return the headers that are the same for every message of a service."""
-    headers = service_headers(service)
-    if service.cloudevents != "structured":
-        return headers
-    return (("content-type", EVENT_JSON), *headers[1:])
-
-
-def message_id(task: Task, service: Service) -> str:
-    """Return the id of a message, for brokers that drop a message which they have already.
-
-    If a confirmed message finishes its task, only a lost confirm leads to another attempt: that has
-    the same id. The checksum tells apart a payload that was replaced in between. If the task runs
-    until feedback, each attempt is a message of its own.
-    """
-    part = task.attempt if service.confirmed == "running" else f"{zlib.crc32(task.body):08x}"
-    return f"{task.id}-{part}"
-
-
-def event_of(task: Task, service: Service) -> list[tuple[str, str]]:
-    """Return the attributes of a task as a CloudEvent; a repeated attempt is the same event."""
-    return [
-        ("specversion", "1.0"),
-        ("id", task.id),
-        ("source", f"/tickwheel/{quote(local_name(service))}"),
-        ("type", EVENT_TYPE),
-        ("time", format_time(task.due_at_ms)),
-    ]
-
-
-def event_document(task: Task, service: Service) -> bytes:
-    """Return a task as a CloudEvent in JSON; its data is the payload, byte for byte."""
-    attributes = dict(event_of(task, service))
-    try:
-        json.loads(task.body)
-    except ValueError:
-        data = b'"data_base64":"' + base64.b64encode(task.body) + b'"'
-    else:
-        attributes["datacontenttype"] = "application/json"
-        data = b'"data":' + task.body
-    return json.dumps(attributes).encode()[:-1] + b"," + data + b"}"
+    return Answer(Event.FINISH, place, healthy=True)

@@ -110,7 +110,9 @@ class KafkaConnection:
         sent = [one for message in messages if (one := await self._send(route, message))]
         if sent:
             await asyncio.wait(sent)
-        if self._producer._sender.sender_task.done():  # a fatal error
+        # After a refused record, the cluster refuses all that follow it in its partition.
+        is_refused = any(not one.cancelled() and one.exception() for one in sent)
+        if is_refused or self._producer._sender.sender_task.done():  # the latter: a fatal error
             raise ConnectionError("the producer has failed, and starts again")
 
     async def _send(self, route: Topic, message: Message) -> asyncio.Future[Any] | None:
@@ -121,7 +123,7 @@ class KafkaConnection:
                 route.name, message.body, key=route.key_of(message.task), headers=headers
             )
         except KafkaError as error:  # too large, for example
-            message.refuse(describe(error))
+            message.refuse(describe(error), healthy=None)
             return None
 
         def end(confirm: asyncio.Future[Any]) -> None:
@@ -136,6 +138,9 @@ class KafkaConnection:
 
         confirm.add_done_callback(end)
         return confirm
+
+    async def ping(self) -> None:
+        """Return at once: a producer reconnects by itself, and repeats what it has sent."""
 
     async def close(self) -> None:
         """Close the connections at once; records without a confirm stay without one.

@@ -6,9 +6,11 @@ of a message, so that a callee reads them the same way.
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task
 
+EVENT_TYPE = "tickwheel.task.due"
+EVENT_JSON = "application/cloudevents+json"
 MAX_HEADERS, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 50, 100, 4096
 RESERVED_HEADERS = frozenset(
     {"content-type", "content-encoding", "user-agent", "traceparent", "tracestate"}
@@ -147,3 +151,46 @@ def hidden_in(service: Service, *, query: str = "") -> tuple[str, ...]:
     found |= {one.replace("/", r"\/") for one in found}  # some JSON encoders escape slashes
     # Shorter texts are not secret, and would blank out parts of ordinary words.
     return tuple(sorted((one for one in found if len(one) >= 4), key=len, reverse=True))
+
+
+def message_headers(service: Service) -> tuple[tuple[str, str], ...]:
+    """Return the headers that are the same for every message of a service."""
+    headers = service_headers(service)
+    if service.cloudevents != "structured":
+        return headers
+    return (("content-type", EVENT_JSON), *headers[1:])
+
+
+def event_of(task: Task, service: Service) -> list[tuple[str, str]]:
+    """Return the attributes of a task as a CloudEvent; a repeated attempt is the same event."""
+    return [
+        ("specversion", "1.0"),
+        ("id", task.id),
+        ("source", f"/tickwheel/{quote(local_name(service))}"),
+        ("type", EVENT_TYPE),
+        ("time", format_time(task.due_at_ms)),
+    ]
+
+
+def event_document(task: Task, service: Service) -> bytes:
+    """Return a task as a CloudEvent in JSON; its data is the payload, byte for byte."""
+    attributes = dict(event_of(task, service))
+    try:
+        json.loads(task.body)
+    except ValueError:
+        data = b'"data_base64":"' + base64.b64encode(task.body) + b'"'
+    else:
+        attributes["datacontenttype"] = "application/json"
+        data = b'"data":' + task.body
+    return json.dumps(attributes).encode()[:-1] + b"," + data + b"}"
+
+
+def message_id(task: Task, service: Service) -> str:
+    """Return the id of a message, for brokers that drop a message which they have already.
+
+    If a confirmed message finishes its task, only a lost confirm leads to another attempt: that has
+    the same id. The checksum tells apart a payload that was replaced in between. If the task runs
+    until feedback, each attempt is a message of its own.
+    """
+    part = task.attempt if service.confirmed == "running" else f"{zlib.crc32(task.body):08x}"
+    return f"{task.id}-{part}"

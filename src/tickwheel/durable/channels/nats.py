@@ -13,15 +13,16 @@ minutes by default. So a message that is repeated because its confirm was lost i
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import json
+import re
 import ssl
 from typing import TYPE_CHECKING, Any
 
 from nats.aio.client import Client
 from nats.errors import Error
 
+from tickwheel.durable.channels.broker import ConnectionDied
 from tickwheel.durable.log import logger
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 NO_RESPONDERS = "503"
 PING_SECONDS = 5
+CONFIRM_SECONDS = 30.0  # a subject without a stream may have a listener that never replies
+MAX_SUBJECT_BYTES = 1_000  # a server closes the connection at a line of 4,096
+FORBIDDEN = re.compile(r'(?i)permissions violation for publish to "([^"]*)"')
 
 
 class JetStream:
@@ -52,6 +56,8 @@ class JetStream:
                 "the endpoint must name the subject, without * and >: nats://host?subject=orders.due"
                 f" has one, got {subject!r:.100}"
             )
+        if len(subject.encode()) > MAX_SUBJECT_BYTES:
+            raise ValueError(f"the endpoint's subject may have {MAX_SUBJECT_BYTES} bytes")
         if endpoint.path:
             raise ValueError(f"an endpoint of NATS has no path, got {endpoint.path!r:.100}")
         return endpoint._replace(options=()), subject
@@ -88,7 +94,7 @@ async def open_connection(endpoint: Endpoint, address: Address) -> NatsConnectio
     try:
         await client.connect(
             f"{endpoint.scheme}://{host}:{address.port}", allow_reconnect=False,
-            closed_cb=on_close, error_cb=log_error, ping_interval=PING_SECONDS, **options,
+            closed_cb=on_close, error_cb=connection.on_error, ping_interval=PING_SECONDS, **options,
         )  # fmt: skip
         await connection.subscribe()
     except BaseException:
@@ -97,10 +103,29 @@ async def open_connection(endpoint: Endpoint, address: Address) -> NatsConnectio
     return connection
 
 
+class Batch:
+    """The messages of one call that wait for their confirms."""
+
+    __slots__ = ("done", "left")
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def count(self) -> None:
+        """Count an end; the last one sets `done`."""
+        self.left -= 1
+        if not self.left and not self.done.done():
+            self.done.set_result(None)
+
+
 class NatsConnection:
     """A connection to one server, and the messages that wait for their confirms.
 
-    nats-py's `publish_async` is not used: it loses some refusals, such as that of a full stream.
+    - nats-py's `publish_async` is not used: it loses some refusals, such as that of a full stream.
+      Its `publish` is not used: it takes most of the time of a delivery, and waits for a connection
+      that stands still, however often it is cancelled.
+    - A message that the server would close the connection for is refused here.
     """
 
     def __init__(self, client: Client, closed: asyncio.Future[Any]) -> None:
@@ -108,58 +133,107 @@ class NatsConnection:
         self._closed = closed
         self._inbox = client.new_inbox()
         self._numbers = itertools.count()
-        self._confirms: dict[str, asyncio.Future[Msg]] = {}  # by the subject of the confirm
+        # By the subject of the confirm: the message, its own subject and its batch.
+        self._waiting: dict[str, tuple[Message, str, Batch]] = {}
 
     async def subscribe(self) -> None:
         """Receive confirms."""
         await self._client.subscribe(f"{self._inbox}.*", cb=self._receive)
 
     async def _receive(self, reply: Msg) -> None:
-        confirm = self._confirms.pop(reply.subject, None)
-        if confirm is not None and not confirm.done():
-            confirm.set_result(reply)
+        found = self._waiting.pop(reply.subject, None)
+        if found is not None:
+            message, route, batch = found
+            end(message, route, reply)
+            batch.count()
+
+    async def on_error(self, error: Exception) -> None:
+        """Refuse the messages of a subject that the user may not publish to: no reply comes."""
+        logger.debug("NATS: %r", error)
+        found = FORBIDDEN.search(str(error))
+        forbidden = [
+            one for one, (_, route, _) in self._waiting.items() if found and route == found[1]
+        ]
+        for subject in forbidden:
+            message, route, batch = self._waiting.pop(subject)
+            message.refuse(f"the user may not publish to {route!r}")
+            batch.count()
 
     async def publish(self, route: str, messages: Sequence[Message]) -> None:
-        """Send all messages, then wait for their confirms, or for the end of the connection."""
-        loop = asyncio.get_running_loop()
-        confirms: dict[str, asyncio.Future[Msg]] = {}
+        """Send all messages, then wait for their confirms, or for the end of the connection.
+
+        The stream drops a message that it has already, so all of them may be published again.
+        """
+        transport: Any = self._client._transport
+        if not self._client.is_connected:
+            raise ConnectionDied("the connection was lost")
+        sent = self._encode(route, messages)
+        batch = Batch(len(sent))
+        self._waiting |= {
+            subject: (message, route, batch) for subject, (message, _) in sent.items()
+        }
         try:
-            for message in messages:
-                subject = f"{self._inbox}.{next(self._numbers)}"
-                confirm = confirms[subject] = self._confirms[subject] = loop.create_future()
-                confirm.add_done_callback(functools.partial(end, message, route))
-                headers = {**dict(message.headers), "Nats-Msg-Id": message.id}
-                await self._client.publish(route, message.body, subject, headers)
-            everything = asyncio.gather(*confirms.values())
-            await asyncio.wait([everything, self._closed], return_when=asyncio.FIRST_COMPLETED)
+            if sent:
+                transport.writelines([text for _, text in sent.values()])
+                await asyncio.wait(
+                    [batch.done, self._closed], timeout=CONFIRM_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )  # fmt: skip
         finally:
-            for subject, confirm in confirms.items():
-                confirm.cancel()  # no-op for one that has come
-                self._confirms.pop(subject, None)
-        if not everything.done():
-            raise ConnectionError("the connection was lost before the confirm")
+            for subject in sent:
+                self._waiting.pop(subject, None)
+        if self._closed.done() and batch.left:
+            raise ConnectionDied("the connection was lost before the confirm")
+        for message, _ in sent.values():
+            message.refuse(f"no stream has confirmed it within {CONFIRM_SECONDS:g} s")
+
+    def _encode(self, route: str, messages: Sequence[Message]) -> dict[str, tuple[Message, bytes]]:
+        """Return the messages as the server reads them, by the subject of their confirms."""
+        limit = self._client.max_payload
+        sent: dict[str, tuple[Message, bytes]] = {}
+        for message in messages:
+            lines = [f"{name}: {text}\r\n" for name, text in message.headers]
+            headers = f"NATS/1.0\r\nNats-Msg-Id: {message.id}\r\n{''.join(lines)}\r\n".encode()
+            size = len(headers) + len(message.body)
+            if size > limit:
+                message.refuse(
+                    f"it has {size} bytes with its headers, and the server takes {limit}",
+                    healthy=None,
+                )
+                continue
+            subject = f"{self._inbox}.{next(self._numbers)}"
+            command = f"HPUB {route} {subject} {len(headers)} {size}\r\n".encode()
+            sent[subject] = message, b"%b%b%b\r\n" % (command, headers, message.body)
+        return sent
+
+    async def ping(self) -> None:
+        """Wait for the answer to a PING."""
+        await self._client.flush()
 
     async def close(self) -> None:
         """Close the connection; what was not confirmed stays without a confirm."""
-        await self._client.close()
+        transport: Any = self._client._transport
+        try:
+            await self._client.close()
+        finally:
+            writer = getattr(transport, "_io_writer", None)
+            if writer is not None:
+                writer.transport.abort()  # `close` would wait for a server that stands still
 
 
-def end(message: Message, route: str, confirm: asyncio.Future[Msg]) -> None:
+def end(message: Message, route: str, reply: Msg) -> None:
     """End a message with the reply of its stream."""
-    if confirm.cancelled():
-        return
-    reply = confirm.result()
     if (reply.headers or {}).get("Status") == NO_RESPONDERS:
         message.refuse(f"no stream has the subject {route!r}")
         return
-    found = json.loads(reply.data)
-    if error := found.get("error"):
-        message.refuse(f"the stream of {route!r} has refused it: {error.get('description')}")
+    try:
+        found = json.loads(reply.data)
+        if error := found.get("error"):
+            why = error.get("description")
+            message.refuse(f"the stream of {route!r} has refused it: {why}")
+            return
+        place = {"stream": found["stream"], "sequence": found["seq"]}
+    except (AttributeError, LookupError, TypeError, ValueError):
+        message.refuse(f"the subject {route!r} is answered, and not by a stream")
         return
-    place = {"stream": found["stream"], "sequence": found["seq"]}
     message.confirm(place | ({"duplicate": True} if found.get("duplicate") else {}))
-
-
-async def log_error(error: Exception) -> None:
-    """Log an error of a connection; the calls that it concerns get it, too."""
-    logger.debug("NATS: %r", error)

@@ -20,6 +20,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 
+from tickwheel.durable.channels.broker import ConnectionDied
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -108,6 +110,9 @@ class RedisConnection:
         """Add all messages in one round trip."""
         start = [word.encode() for word in route.command]
         async with self._turn:
+            reader = self._connection._reader
+            if reader is None or reader.at_eof():
+                raise ConnectionDied("the connection was lost")
             await self._connection.send_packed_command([encode(start, one) for one in messages])
             for message in messages:
                 try:
@@ -118,6 +123,12 @@ class RedisConnection:
                     message.refuse(f"the stream {route.name!r} has refused it: {error}")
                 else:
                     message.confirm({"stream": route.name, "id": reply.decode()})
+
+    async def ping(self) -> None:
+        """Wait for the answer to a PING."""
+        async with self._turn:
+            await self._connection.send_command("PING")
+            await self._connection.read_response()
 
     async def close(self) -> None:
         """Close the connection."""
