@@ -28,10 +28,10 @@ from kombu import Connection, Exchange, Producer, Queue, binding
 from kombu.utils import json as kombu_json
 
 from tickwheel.clock import WallClock
-from tickwheel.durable.channels.broker import STUCK_SECONDS
+from tickwheel.durable.channels.broker import STUCK_SECONDS, ConnectionDied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tickwheel.durable.channels.broker import Address, Message
     from tickwheel.values.endpoint import Endpoint
@@ -40,7 +40,10 @@ MAX_MESSAGES = 500  # published before their confirms are awaited
 MAX_HEADERS_CHARACTERS = 100_000  # RabbitMQ closes a connection at 131,072
 CONNECT_SECONDS = 4  # for each address
 INVALID = (AttributeError, LookupError, TypeError, ValueError)  # the errors of a wrong payload
+WRITE_BYTES = 128 << 10  # written at once
 REDIS_OPTIONS = ("global_keyprefix", "priority_steps", "sep")
+
+_encode = json.JSONEncoder(default=str).encode
 
 
 class Stored(NamedTuple):
@@ -102,6 +105,10 @@ class KombuConnection:
                 else:
                     message.confirm(result.place)
 
+    async def ping(self) -> None:
+        """Wait for the broker's answer."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._publisher.ping)
+
     async def close(self) -> None:
         """Close the connection after the call under way; that ends when its socket times out."""
         self._thread.submit(self._publisher.close)
@@ -124,7 +131,8 @@ def parse(body: bytes, now: float) -> Stored | str:
     """Return a stored message as it is published now, or why it cannot be published."""
     try:
         # kombu's JSON restores dates, bytes and the like, and is slower.
-        stored = kombu_json.loads(body) if b"__type__" in body else json.loads(body)
+        text = body.decode()
+        stored = kombu_json.loads(text) if "__type__" in text else json.loads(text)
         headers, options = stored["headers"], dict(stored["properties"])
         options |= {
             "headers": headers,
@@ -153,21 +161,33 @@ class Publisher:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._declared: set[str] = set()  # queues and exchanges, as JSON
+        self._ready: set[tuple[str, str]] = set()  # exchanges and declarations of messages
 
     def publish(self, messages: Sequence[Stored]) -> list[str | None]:
         """Publish messages; return for each None if it is confirmed, or why it is not.
 
         An exception means that the connection is of no use any more.
         """
-        errors = self._declare(messages)
+        try:
+            self._notice_end()
+            errors = self._declare(messages)
+        except self._connection.connection_errors as lost:
+            raise ConnectionDied(f"the connection was lost: {lost}") from None
         ready = [number for number, error in enumerate(errors) if error is None]
-        for number, error in zip(ready, self._confirm([messages[i] for i in ready]), strict=True):
-            errors[number] = error
+        for number, why in zip(ready, self._confirm([messages[i] for i in ready]), strict=True):
+            errors[number] = why
         return errors
+
+    def ping(self) -> None:
+        """Wait for the broker's answer; raise if there is none."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.collect(socket_timeout=1)
+
+    def _notice_end(self) -> None:
+        """Raise if the broker has closed the connection since the last message."""
 
     def _confirm(self, messages: Sequence[Stored]) -> list[str | None]:
         """Publish messages whose queues exist, and wait for the confirms."""
@@ -176,7 +196,14 @@ class Publisher:
     def _declare(self, messages: Sequence[Stored]) -> list[str | None]:
         """Declare what the messages need; return for each why that is not possible, or None."""
         failed: dict[str, str] = {}
-        return [self._declare_one(message, failed) for message in messages]
+        errors: list[str | None] = []
+        for message in messages:
+            key = (message.exchange, _encode(message.declare))
+            error = None if key in self._ready else self._declare_one(message, failed)
+            if error is None:
+                self._ready.add(key)
+            errors.append(error)
+        return errors
 
     def _declare_one(self, message: Stored, failed: dict[str, str]) -> str | None:
         try:
@@ -184,7 +211,7 @@ class Publisher:
         except INVALID as error:
             return f"its declarations are not valid: {error!r:.200}"
         for kind, fields in needed:
-            text = json.dumps([kind, fields], default=str)
+            text = _encode([kind, fields])
             if text not in self._declared and text not in failed:
                 try:
                     self._declare_entity(entity_of(kind, fields))
@@ -236,20 +263,43 @@ class AmqpPublisher(Publisher):
         self._channel.events["basic_return"].add(self._on_return)
 
     def _confirm(self, messages: Sequence[Stored]) -> list[str | None]:
-        self._notice_end()
         self._errors, self._numbers = [None] * len(messages), {}
-        for number, message in enumerate(messages):
-            key = (message.exchange, message.routing_key, message.options.get("correlation_id"))
-            self._numbers.setdefault(key, []).append(number)
-            error = self._send(self._producer, message, mandatory=True)
-            if error is None:
-                self._tag += 1
-                self._waiting[self._tag] = number
-            else:
-                self._errors[number] = error
+        with self._written_together():
+            for number, message in enumerate(messages):
+                key = (message.exchange, message.routing_key, message.options.get("correlation_id"))
+                self._numbers.setdefault(key, []).append(number)
+                error = self._send(self._producer, message, mandatory=True)
+                if error is None:
+                    self._tag += 1
+                    self._waiting[self._tag] = number
+                else:
+                    self._errors[number] = error
         while self._waiting:
             self._connection.drain_events(timeout=STUCK_SECONDS)
         return self._errors
+
+    @contextlib.contextmanager
+    def _written_together(self) -> Iterator[None]:
+        """Collect what is written: after each write, this thread would wait for the others."""
+        transport = self._connection.connection.transport
+        write, waiting = transport._write, bytearray()
+
+        def collect(data: bytes) -> None:
+            waiting.extend(data)
+            if len(waiting) > WRITE_BYTES:
+                write(waiting)
+                waiting.clear()
+
+        transport._write = collect
+        try:
+            yield
+        finally:
+            transport._write = write
+        transport.write(waiting)
+
+    def ping(self) -> None:
+        """Wait for the answer to a request that changes nothing."""
+        self._channel.basic_qos(0, 0, False)
 
     def _further_needs(self, message: Stored) -> list[list[Any]]:
         """Return the exchange: RabbitMQ closes the channel of all messages if it is missing."""
@@ -281,6 +331,7 @@ class AmqpPublisher(Publisher):
         for number in self._numbers.get(key, ()):
             self._errors[number] = f"no queue takes it: {error!s:.300}"
         self._declared.clear()  # its queue was deleted
+        self._ready.clear()
 
 
 class RedisPublisher(Publisher):
@@ -291,6 +342,10 @@ class RedisPublisher(Publisher):
         self._producer = Producer(connection.default_channel, auto_declare=False)
         # Before version 5.7 kombu has no pipelines, and publishes one message at a time.
         self._batch = getattr(self._producer, "batch", lambda _: contextlib.nullcontext())
+
+    def ping(self) -> None:
+        """Wait for the answer to a PING."""
+        self._producer.channel.client.ping()
 
     def _confirm(self, messages: Sequence[Stored]) -> list[str | None]:
         # One pipeline for each queue: a failure of one leaves the others alone.
