@@ -36,6 +36,8 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._server = None
         self._writers = set()
+        self._readers = set()
+        self._muted = set()
         self._tasks = set()
         self._turn = None
 
@@ -65,6 +67,10 @@ class Proxy:
         """Close all connections."""
         self._run(self._cut())
 
+    def mute(self):
+        """Forward nothing more on the connections that are open now, as a forgetful NAT does."""
+        self._muted |= self._readers
+
     def _run(self, work):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
@@ -93,6 +99,7 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, back}
+        self._readers |= {reader, there}
         passing = (self._pass(reader, back, self._request), self._pass(there, writer, self._answer))
         ways = {asyncio.ensure_future(way) for way in passing}
         self._tasks |= ways
@@ -102,6 +109,8 @@ class Proxy:
             for way in ways:
                 way.cancel()
             self._tasks -= ways
+            self._readers -= {reader, there}
+            self._muted -= {reader, there}
             for one in (writer, back):
                 self._writers.discard(one)
                 one.transport.abort()
@@ -110,7 +119,7 @@ class Proxy:
     async def _pass(self, reader, writer, faulty):
         try:
             while data := await reader.read(CHUNK):
-                while self.silent:
+                while self.silent or reader in self._muted:
                     await asyncio.sleep(0.01)
                 if await faulty(len(data)):
                     return

@@ -263,7 +263,7 @@ class StoringKombu(Kombu):
 
         async def publish_stored(route, messages):
             for message in messages:
-                body = base64.b64encode(message.task.body).decode()
+                body = base64.b64encode(message.body).decode()
                 stored = json.dumps(self._stored | {"body": body}).encode()
                 message.task = message.task._replace(body=stored)
             await publish(route, messages)

@@ -54,6 +54,12 @@ class Queue:
         self.batches.append((route, list(messages)))
         await self.behave(messages)
 
+    async def ping(self):
+        await self.answer()
+
+    async def answer(self):
+        """Answer a ping."""
+
     async def confirm(self, messages):
         for message in messages:
             message.confirm(PLACE)
@@ -341,3 +347,56 @@ async def test_each_message_of_a_batch_has_a_trace_of_its_own(channel, queue):
         Event.FINISH, ("exit", first), Event.FINISH, ("exit", second),
     ]  # fmt: skip
     assert [dict(one.headers)["traceparent"] for one in queue.batches[0][1]] == [first, second]
+
+
+class TestDeadConnections:
+    async def test_messages_are_published_on_another_connection(self, channel, queue):
+        async def die(messages):
+            queue.behave = queue.confirm
+            messages[0].confirm(PLACE)
+            raise broker.ConnectionDied("the connection was lost")
+
+        queue.behave = die
+        made, answers = deliveries(3)
+        await channel.send_many(made)
+        assert [answers[n].event for n in range(3)] == [Event.FINISH] * 3
+        assert [len(messages) for _, messages in queue.batches] == [3, 2]
+        assert len(queue.opened) == 2
+
+    async def test_if_that_one_dies_as_well_they_are_retried(self, channel, queue):
+        async def die(messages):
+            raise broker.ConnectionDied("the connection was lost")
+
+        queue.behave = die
+        made, answers = deliveries(2)
+        await channel.send_many(made)
+        assert {answer.event for answer in answers.values()} == {Event.RETRY}
+        assert len(queue.batches) == 2
+
+    async def test_without_permission_nothing_is_published_again(self, channel, queue):
+        answers = []
+        allowed = [True, False]
+
+        async def die(messages):
+            raise broker.ConnectionDied("the connection was lost")
+
+        queue.behave = die
+        made = Delivery(task(), service(), lambda: allowed.pop(0), answers.append)
+        await channel.send_many([made])
+        assert (answers, len(queue.batches)) == ([UNSENT], 1)
+
+    async def test_an_idle_connection_must_answer_before_it_is_used(
+        self, channel, queue, monkeypatch
+    ):
+        async def fail():
+            raise ConnectionResetError
+
+        await channel.send(task(), service())
+        await asyncio.sleep(0)
+        queue.answer = fail
+        assert (await channel.send(task(), service())).event is Event.FINISH
+        assert len(queue.opened) == 1  # it was not idle for long
+        await asyncio.sleep(0)
+        monkeypatch.setattr(broker, "IDLE_SECONDS", 0.0)
+        assert (await channel.send(task(), service())).event is Event.FINISH
+        assert (len(queue.opened), queue.closed) == (2, 1)

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from dataclasses import replace
+from functools import partial
 
 import nats
 import pytest
@@ -11,6 +13,7 @@ import broker_servers
 from durable.stage import START_MS, a_task
 from tickwheel.durable.channel import Delivery
 from tickwheel.durable.channels import broker
+from tickwheel.durable.channels import nats as nats_module
 from tickwheel.durable.channels.broker import BrokerChannel
 from tickwheel.durable.channels.http.target import Targets
 from tickwheel.durable.channels.nats import JetStream
@@ -145,9 +148,87 @@ async def test_a_server_that_stands_still_holds_back_its_messages(
     server.pause()
     answers = await send_many(channel, service(server), [task() for _ in range(50)])
     assert all("no confirm for 0.3 s" in answer.error for answer in answers)
+    monkeypatch.setattr(broker, "STUCK_SECONDS", 600)
     server.resume()
     (answer,) = await send_many(channel, service(server), [task()])
     assert answer.event is Event.FINISH
+
+
+async def test_a_message_that_is_too_large_with_its_headers_fails_alone(channel, server, stream):
+    large = task(b"x" * (1 << 20))  # the server's limit; it would close the connection
+    tasks = [task(), large, task()]
+    one, found = service(server), {}
+    made = [Delivery(each, one, lambda: True, partial(found.setdefault, each)) for each in tasks]
+    await channel.send_many(made)
+    events = [found[one].event for one in tasks]
+    assert events == [Event.FINISH, Event.RETRY, Event.FINISH]
+    assert "bytes with its headers, and the server takes 1048576" in found[large].error
+    assert found[large].healthy is None  # the service works
+    assert len(await messages(stream)) == 2
+
+
+async def test_a_server_that_stands_still_with_large_messages_holds_nothing_for_long(
+    channel, server, stream, monkeypatch
+):
+    monkeypatch.setattr(broker, "STUCK_SECONDS", 0.3)
+    await send_many(channel, service(server), [task()])
+    server.pause()
+    tasks = [task(b"x" * 500_000) for _ in range(30)]  # more than nats-py keeps before it waits
+    answers = await send_many(channel, service(server), tasks)
+    assert all("no confirm for 0.3 s" in answer.error for answer in answers)
+    monkeypatch.setattr(broker, "STUCK_SECONDS", 600)
+    server.resume()
+    (answer,) = await send_many(channel, service(server), [task()])
+    assert answer.event is Event.FINISH
+
+
+async def test_a_subject_whose_listener_does_not_confirm_fails_alone(
+    channel, server, stream, monkeypatch
+):
+    monkeypatch.setattr(nats_module, "CONFIRM_SECONDS", 3.0)
+    client = await nats.connect(server.url)
+
+    async def greet(message):
+        await message.respond(b"hello")
+
+    await client.subscribe("talks", cb=greet)
+    await client.subscribe("listens")
+    await client.flush()
+    subjects = ("listens", "talks", "orders.due")
+    services = [replace(service(server, one), name=one) for one in subjects]
+    results = await asyncio.gather(*(send_many(channel, one, [task()]) for one in services))
+    await client.close()
+    (silent,), (wrong,), (right,) = results
+    assert silent.error == "no stream has confirmed it within 3 s"
+    assert wrong.error == "the subject 'talks' is answered, and not by a stream"
+    assert right.event is Event.FINISH
+    assert len(channel._links) == 1
+
+
+async def test_a_subject_that_the_user_may_not_publish_to_fails_alone(channel, tmp_path):
+    (tmp_path / "nats.conf").write_text(
+        """authorization { users: [
+            { user: me, password: hush-hush, permissions: { publish: { deny: ["secret.*"] } } }
+        ] }"""
+    )
+    tmp_path.chmod(0o755)
+    with broker_servers.NatsServer(options={"config": tmp_path / "nats.conf"}) as server:
+        url = f"nats://me:hush-hush@127.0.0.1:{server.port}"
+        client = await nats.connect(url)
+        await client.jetstream().add_stream(name="ALL", subjects=["orders.*", "secret.*"])
+        await client.close()
+        good, bad = (
+            Service(name, "nats", endpoint=f"{url}?subject={name}.due")
+            for name in ("orders", "secret")
+        )
+        for _ in range(2):
+            refused, sent = await asyncio.gather(
+                send_many(channel, bad, [task() for _ in range(3)]),
+                send_many(channel, good, [task() for _ in range(3)]),
+            )
+            assert {answer.event for answer in sent} == {Event.FINISH}
+            errors = {answer.error for answer in refused}
+            assert errors == {"the user may not publish to 'secret.due'"}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +256,7 @@ async def test_a_wrong_password_or_token_is_an_answer_that_hides_it(channel, opt
         ("nats://127.0.0.1", "must name the subject"),
         ("nats://127.0.0.1?subject=orders.*", "must name the subject"),
         ("nats://127.0.0.1?subject=orders..due", "must name the subject"),
+        (f"nats://127.0.0.1?subject={'x' * 1001}", "subject may have 1000 bytes"),
         ("nats://127.0.0.1/orders?subject=orders", "has no path, got 'orders'"),
         ("nats://127.0.0.1?subject=orders&ack=no", "has no option 'ack'; it has subject"),
     ],

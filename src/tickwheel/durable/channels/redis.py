@@ -111,7 +111,7 @@ class RedisConnection:
         start = [word.encode() for word in route.command]
         async with self._turn:
             reader = self._connection._reader
-            if reader is None or reader.at_eof():
+            if reader is None or reader.at_eof() or reader.exception() is not None:
                 raise ConnectionDied("the connection was lost")
             await self._connection.send_packed_command([encode(start, one) for one in messages])
             for message in messages:
