@@ -7,6 +7,7 @@ import json
 import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from durable.stage import START_MS, a_task
 from tickwheel.durable.channel import Delivery
@@ -139,3 +140,18 @@ async def test_a_binary_cloud_event_has_kafkas_prefix(channel, kafka_server, top
 async def test_an_invalid_endpoint_is_refused(channel, url, message):
     with pytest.raises(ValueError, match=message):
         channel.check(Service("orders", "kafka", endpoint=url))
+
+
+async def test_a_record_that_the_topic_refuses_does_not_stop_those_after_it(channel, kafka_server):
+    name = f"orders-{next(_names)}"
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka_server.address)
+    await admin.start()
+    limit = {"max.message.bytes": "100000"}
+    await admin.create_topics([NewTopic(name, 1, 1, topic_configs=limit)])
+    await admin.close()
+    one = service(kafka_server, name)
+    bodies = (b"{}", b"x" * 200_000, b"{}", b"{}")
+    answers = [(await send_many(channel, one, [task(body)]))[0] for body in bodies]
+    events = [answer.event for answer in answers]
+    assert events == [Event.FINISH, Event.RETRY, Event.FINISH, Event.FINISH]
+    assert answers[1].error.startswith("MessageSizeTooLargeError")
