@@ -152,7 +152,7 @@ test-frozen: $(READY) ## Run the tests while all their processes are frozen now 
 	$(BIN)/python tests/chaos/frozen.py -- $(BIN)/python -m pytest -o faulthandler_timeout=0 tests $(PYTEST_ARGS)
 
 .PHONY: test-foreign
-test-foreign: $(READY) ## Test the gRPC API with clients that are downloaded; needs a network and Go
+test-foreign: $(READY) ## Test the gRPC API with peers that are downloaded; needs a network, Go, Maven and a JDK
 	$(BIN)/python -m pytest tests -m foreign $(PYTEST_ARGS)
 
 .PHONY: attack
