@@ -4,6 +4,8 @@ The tests of the contract are in tests/contracts.
 """
 
 import asyncio
+import contextlib
+import os
 import re
 import socket
 from pathlib import Path
@@ -12,9 +14,11 @@ import grpc
 import pytest
 
 from callees import Callee, aborting, accepting, finishing
+from durable.channels.grpc.closing_server import ClosingServer
 from durable.channels.http.calling import task
 from durable.channels.http.dns import answering
 from durable.stage import START, START_MS
+from proxies import Proxy
 from tickwheel.durable.channel import UNSENT
 from tickwheel.durable.channels.grpc import calls as calls_module
 from tickwheel.durable.channels.grpc.endpoint import TlsFiles
@@ -230,6 +234,42 @@ class TestConnections:
         assert answer.event is Event.FINISH
         assert log == ["orders.example"]  # gRPC itself looked nothing up: there is no such name
 
+    @pytest.mark.parametrize(
+        ("host", "addresses"),
+        [
+            ("127.0.0.1", ["::1", "127.0.0.1"]),
+            ("[::1]", ["127.0.0.1", "::1"]),
+            ("[::1]", ["127.0.0.2", "127.0.0.1", "::1"]),
+        ],
+    )
+    async def test_all_addresses_are_tried_of_both_families(self, make_channel, host, addresses):
+        log = []
+        targets = Targets(allow_private=True, lookup=answering(addresses, log=log))
+        with Callee(host=host) as callee:
+            there = service(f"grpc://orders.example:{callee.port}")
+            assert (await make_channel(targets=targets).send(task(), there)).event is Event.FINISH
+        assert log == ["orders.example"]
+
+    async def test_an_address_that_does_not_answer_does_not_hold_up_the_others(self, make_channel):
+        targets = Targets(allow_private=True, lookup=answering(["::1", "127.0.0.1"]))
+        with Callee() as callee, contextlib.ExitStack() as stack:
+            full = stack.enter_context(socket.socket(socket.AF_INET6))
+            full.bind(("::1", callee.port))
+            full.listen(0)
+            for _ in range(4):  # the kernel drops what does not fit into the queue
+                waiting = stack.enter_context(socket.socket(socket.AF_INET6))
+                waiting.setblocking(False)
+                waiting.connect_ex(("::1", callee.port))
+            there = service(f"grpc://orders.example:{callee.port}", timeout=None)
+            assert (await make_channel(targets=targets).send(task(), there)).event is Event.FINISH
+
+    async def test_only_the_permitted_addresses_are_tried(self, make_channel, callee):
+        targets = Targets(allow=["::1/128"], lookup=answering(["::1", "127.0.0.1"]))
+        there = service(f"grpc://orders.example:{callee.port}")
+        answer = await make_channel(targets=targets).send(task(), there)
+        assert "cannot connect to orders.example" in answer.error
+        assert callee.requests == []
+
     async def test_a_name_that_leads_elsewhere_gets_a_new_connection(self, make_channel, callee):
         addresses = [["127.0.0.2"], ["127.0.0.1"]]
         now = FrozenClock()
@@ -261,6 +301,80 @@ class TestConnections:
         assert [(await first).event, (await second).event] == [Event.FINISH, Event.FINISH]
         assert not channel._calls._retired
 
+    async def test_after_a_timeout_the_next_call_gets_a_new_connection(self, channel, callee):
+        peers = []
+
+        def hang(request, context):
+            peers.append(context.peer())
+            if len(peers) == 1:
+                context.abort(Code.DEADLINE_EXCEEDED, "as if nobody were there")
+            return finishing()(request, context)
+
+        callee.behave = hang
+        for _ in range(3):
+            await sent(channel, callee, timeout=None)
+        assert peers[0] != peers[1] == peers[2]
+
+    async def test_after_a_cancelled_call_the_next_one_gets_a_new_connection(self, channel, callee):
+        callee.hangs()
+        first = asyncio.create_task(sent(channel, callee))
+        while not callee.requests:
+            await asyncio.sleep(0.001)
+        (before,) = channel._calls._connections.values()
+        first.cancel()
+        await asyncio.wait([first])
+        assert not channel._calls._connections
+        callee.release()
+        callee.behave = finishing()
+        assert (await sent(channel, callee)).event is Event.FINISH
+        assert [*channel._calls._connections.values()] != [before]
+
+    async def test_a_request_that_a_closing_server_refused_is_sent_again(self, channel):
+        async with ClosingServer() as server:
+            answer = await channel.send(task(), service(server.endpoint))
+        assert answer.event is Event.FINISH
+        assert server.connections == 2
+
+    async def test_an_idle_connection_is_closed(self, channel, callee, monkeypatch):
+        monkeypatch.setattr(calls_module, "IDLE_MS", 1_000)
+        await sent(channel, callee)
+        (connection,) = channel._calls._connections.values()
+        await connection._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        assert connection._channel.get_state() is grpc.ChannelConnectivity.IDLE
+        assert (await sent(channel, callee)).event is Event.FINISH
+
+    async def test_a_connection_that_was_cut_while_idle_costs_no_attempt(self, channel, callee):
+        with Proxy(callee.port) as proxy:
+            there = service(f"grpc://127.0.0.1:{proxy.port}")
+            await channel.send(task(), there)
+            (connection,) = channel._calls._connections.values()
+            proxy.cut()
+            await connection._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            assert (await channel.send(task(), there)).event is Event.FINISH
+
+    async def test_a_peer_that_vanishes_during_a_call_is_noticed(
+        self, channel, callee, monkeypatch
+    ):
+        monkeypatch.setattr(calls_module, "KEEPALIVE_MS", 500)
+        monkeypatch.setattr(calls_module, "KEEPALIVE_TIMEOUT_MS", 500)
+        callee.hangs()
+        with Proxy(callee.port) as proxy:
+            there = service(f"grpc://127.0.0.1:{proxy.port}", timeout=None)
+            call = asyncio.create_task(channel.send(task(), there))
+            while not callee.requests:
+                await asyncio.sleep(0.001)
+            proxy.silent = True
+            answer = await call
+            proxy.heal()
+        assert (answer.event, answer.healthy) == (Event.RETRY, False)
+
+    async def test_data_that_nobody_confirms_close_the_connection(self, channel, callee):
+        await sent(channel, callee)
+        assert user_timeouts(callee.port) == [calls_module.KEEPALIVE_TIMEOUT_MS]
+
+    async def test_pings_are_rarer_than_servers_allow_by_default(self):
+        assert calls_module.KEEPALIVE_MS > 5 * 60_000
+
     async def test_there_are_no_more_connections_than_calls_may_be_under_way(
         self, make_channel, callee
     ):
@@ -269,6 +383,19 @@ class TestConnections:
             await channel.send(task(), service(f"grpc://127.0.0.{number + 1}:{callee.port}"))
         assert len(channel._calls._connections) == channel.semaphore(None).permits == 10
         assert limit() > 10
+
+
+def user_timeouts(port):
+    """Return the TCP_USER_TIMEOUT of each connection of this process to a port."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed since, or a listener
+            if path.readlink().name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as one:
+                    if one.family != socket.AF_UNIX and one.getpeername()[1] == port:
+                        option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+                        found.append(one.getsockopt(*option))
+    return found
 
 
 class FrozenClock:

@@ -39,6 +39,11 @@ METHOD = "/tickwheel.v1.CallbackService/Call"
 DETAILS = "grpc-status-details-bin"  # the metadata with a google.rpc.Status
 MAX_RESPONSE_BYTES = 1 << 20  # a larger response fails the attempt
 RECONNECT_MS = 100, 1000  # the first and the longest pause after a failed connect
+IDLE_MS = 15_000  # as over HTTP: firewalls forget an idle connection without telling either end
+# Pings are sent during a call only, and less often than every 5 minutes: a server with the usual
+# settings closes a connection with more of them. The timeout is for the answer to a ping, and for
+# TCP to confirm any data.
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 330_000, 20_000
 # As 4xx over HTTP: the service works, and refuses this task.
 HEALTHY = {
     Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.PERMISSION_DENIED,
@@ -60,12 +65,20 @@ class Connection:
     ) -> None:
         self.addresses = addresses
         self.users = 0
+        self.timed_out = False  # a call had no answer in time: perhaps nobody is there
         self._origin = origin
         options: list[tuple[str, Any]] = [
             ("grpc.default_authority", str(origin)),
+            ("grpc.client_idle_timeout_ms", IDLE_MS),
             ("grpc.enable_http_proxy", 0),
-            ("grpc.enable_retries", 0),  # `may_send` must be asked before each
+            # Without a policy, it repeats only a request that no server has processed: one that was
+            # never sent, or was refused by a server that was closing the connection.
+            ("grpc.enable_retries", 1),
+            ("grpc.http2.max_pings_without_data", 0),  # no limit: a call may be long
+            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
             ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # only TCP uses it
             ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
             ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
             ("grpc.max_send_message_length", -1),
@@ -100,8 +113,10 @@ class Connection:
         try:
             response = await self._call(request, metadata=metadata, timeout=timeout)
         except grpc.aio.AioRpcError as error:
+            self.timed_out |= error.code() is Code.DEADLINE_EXCEEDED
             return answer_to_status(error, task, plan, self._origin)
         except asyncio.CancelledError:
+            self.timed_out = True  # dispatch may notice it before the deadline of the call
             task_now = asyncio.current_task()
             if task_now is None or task_now.cancelling():
                 raise
@@ -117,7 +132,8 @@ class Calls:
     """The connections of this process, by origin: at most `limit`, the last used ones.
 
     A connection leads to the addresses that were checked when it was opened. When a name leads
-    elsewhere, new calls get a new connection, and the old one closes after its last call.
+    elsewhere, or a call had no answer in time, new calls get a new connection, and the old one
+    closes after its last call.
     """
 
     def __init__(self, tls: TlsFiles, limit: int) -> None:
@@ -142,6 +158,8 @@ class Calls:
             yield connection
         finally:
             connection.users -= 1
+            if connection.timed_out and self._connections.get(origin) is connection:
+                self._retired.add(self._connections.pop(origin))
             if not connection.users and connection in self._retired:
                 self._close(connection)
 
@@ -185,12 +203,17 @@ class Calls:
 
 
 def target_of(addresses: list[Address]) -> str:
-    """Return gRPC's name for numeric addresses of one family: that of the first one."""
-    family = addresses[0].family
-    same = [one for one in addresses if one.family == family]
-    if ":" in same[0].host:
-        return "ipv6:" + ",".join(f"[{one.host}]:{one.port}" for one in same)
-    return "ipv4:" + ",".join(f"{one.host}:{one.port}" for one in same)
+    """Return gRPC's name for numeric addresses: it tries them in order, the families in turn.
+
+    Such a name has one family. If there are both, IPv4 addresses get their form in IPv6, which
+    leads to the same address.
+    """
+    hosts = [one.host for one in addresses]
+    if not any(":" in host for host in hosts):
+        return "ipv4:" + ",".join(f"{one.host}:{one.port}" for one in addresses)
+    mapped = [host if ":" in host else f"::ffff:{host}" for host in hosts]
+    port = addresses[0].port
+    return "ipv6:" + ",".join(f"[{host}]:{port}" for host in mapped)
 
 
 def credentials_of(tls: TlsFiles) -> grpc.ChannelCredentials:
