@@ -110,6 +110,10 @@ docs: $(READY) ## Build the documentation into build/docs, warnings as errors
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs build/docs
 	@echo "build/docs/index.html"
 
+.PHONY: dist
+dist: $(READY) ## Build sdist and wheel into dist/, check them, install each extra alone and use it
+	@$(BIN)/python tools/dist
+
 .PHONY: load-idle
 load-idle: $(READY) ## Load a gateway with 100,000 users, some of whom fall silent
 	$(BIN)/python examples/idle_gateway.py --connections 100000 --timeout 30 --rate 3000 --silent 1000

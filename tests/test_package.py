@@ -4,6 +4,7 @@ import ast
 import importlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -313,17 +314,41 @@ def names_in(wheel):
     return {name.removeprefix("tickwheel/") for name in names if name.startswith("tickwheel/")}
 
 
-def test_the_source_archive_can_be_built_from(tmp_path):
-    copied_tree(tmp_path / "tree")
+def source_archive(folder):
+    """Build the source archive from a copy of the tree."""
+    copied_tree(folder / "tree")
     code = "from setuptools.build_meta import build_sdist; build_sdist('..')"
-    run(sys.executable, "-c", code, cwd=tmp_path / "tree")
-    (archive,) = tmp_path.glob("tickwheel-*.tar.gz")
-    with tarfile.open(archive) as opened:
+    run(sys.executable, "-c", code, cwd=folder / "tree")
+    (archive,) = folder.glob("tickwheel-*.tar.gz")
+    return archive
+
+
+def test_the_source_archive_holds_what_builds(tmp_path):
+    with tarfile.open(source_archive(tmp_path)) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "setup.py"} <= names
     assert {str(file.relative_to(ROOT)) for file in ROOT.glob("src/tickwheel/_*.[ch]")} <= names
     assert "src/tickwheel/py.typed" in names
     assert not any(name.endswith(".so") or name.startswith("tests") for name in names)
+
+
+def test_a_wheel_built_from_the_source_archive_passes_twine_and_works(tmp_path):
+    archive = source_archive(tmp_path)
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path / "unpacked", filter="data")
+    (tree,) = (tmp_path / "unpacked").iterdir()
+    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp_path)!r})"
+    run(sys.executable, "-c", code, cwd=tree, TICKWHEEL_PURE="1")
+    (wheel,) = tmp_path.glob("tickwheel-*.whl")
+    run(sys.executable, "-m", "twine", "check", "--strict", archive, wheel)
+    assert installed_says(wheel, tmp_path, USE) == ["False", "item", tickwheel.__version__]
+
+
+def test_make_dist_uses_every_extra_that_is_not_for_developers():
+    used = runpy.run_path(str(ROOT / "tools" / "dist"))["USES"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"].keys() - {"test", "check", "docs", "bench"}
+    assert used.keys() == extras | {""}
 
 
 # The first release of each without a published hole; later advisories raise these.
