@@ -19,7 +19,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(collections\.abc|typing|os)\..*|.*\bT|Any|Iterable|Options|.*\.[A-Z]")
 ]
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "tasklist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"

@@ -5,7 +5,6 @@ import importlib
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +18,7 @@ import pytest
 
 import cores
 import tickwheel
+from source_tree import copied_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tickwheel"
@@ -246,14 +246,6 @@ def build(folder, **environment):
     built = run(sys.executable, "-c", code, cwd=tree, **environment)
     (wheel,) = out.glob("tickwheel-*.whl")
     return wheel, built.stdout + built.stderr
-
-
-def copied_tree(tree):
-    tree.mkdir()
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    unbuilt = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", tree / "src", ignore=unbuilt)
 
 
 def installed_says(wheel, folder, code, **environment):

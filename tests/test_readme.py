@@ -1,6 +1,7 @@
 """The code in README.md and docs/ runs, and prints what its comments state."""
 
 import re
+import runpy
 import shutil
 import sqlite3
 import subprocess
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-README = (ROOT / "README.md").read_text("utf-8")
+READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+PAGES = [*READMES, *sorted((ROOT / "docs").rglob("*.md"))]
+README, CHINESE = (page.read_text("utf-8") for page in READMES)
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text("utf-8"))]
@@ -28,15 +31,52 @@ def test_the_code_of_a_page_prints_its_comments(page, capsys, tmp_path, monkeypa
     assert capsys.readouterr().out.splitlines() == PRINTED.findall(code)
 
 
-def test_the_readme_shows_code_that_runs_before_line_20():
-    before = "".join(README.splitlines(keepends=True)[:19])
-    assert BLOCK.search(before)
+@pytest.mark.parametrize("readme", [README, CHINESE], ids=["en", "zh"])
+def test_a_readme_begins_with_how_to_install_and_soon_shows_code_that_runs(readme):
+    lines = readme.splitlines(keepends=True)
+    assert lines[3].startswith("pip install . ")
+    assert BLOCK.search("".join(lines[:30]))
+
+
+def without_comments(code):
+    """Return code without its comments; what a line prints is kept."""
+    return re.sub(r"^((?!\s*print\().*?)\s+# .*$", r"\1", code, flags=re.MULTILINE)
+
+
+def outline(text):
+    """Return what both languages must share: headings, code, numbers of tables, links, images."""
+    prose = FENCED.sub("", text)
+    rows = [line for line in prose.splitlines() if line.startswith("|")]
+    return {
+        "headings": [
+            line.partition(" ")[0] for line in re.findall(r"^#+ .*$", prose, re.MULTILINE)
+        ],
+        "code": [(kind, without_comments(code)) for kind, code in FENCED.findall(text)],
+        "cells": [row.count("|") for row in rows],
+        "numbers": [re.findall(r"\d(?:[\d,.^]*\d)?", row) for row in rows],
+        "quoted": [re.findall(r"`[^`]+`", row) for row in rows],
+        "links": re.findall(r"\]\(((?!README).*?)\)", prose),
+        "images": re.findall(r'src="(.*?)"', prose),
+    }
+
+
+def test_the_chinese_readme_is_in_step_with_the_english_one():
+    english, chinese = outline(README), outline(CHINESE)
+    assert all(english.values())
+    for part in english:
+        assert chinese[part] == english[part], part
+
+
+def test_the_figures_of_both_readmes_are_those_of_the_benchmarks():
+    tool = runpy.run_path(str(ROOT / "tools" / "readme-figures"))
+    for name, words in tool["PAGES"].items():
+        page = (ROOT / name).read_text("utf-8")
+        assert tool["with_figures"](page, words) == page, "run tools/readme-figures"
+        assert page.count("`make bench-") > 5
 
 
 def test_the_readme_names_two_commands_and_both_exist():
-    commands = re.search(r"```console\n(.*?)```", README, re.DOTALL)
-    assert commands
-    assert commands[1].split("\n") == ["make serve", "make test", ""]
+    assert ("console", "make serve\nmake test\n") in FENCED.findall(README)
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert re.search(r"^serve:.*## ", makefile, re.MULTILINE)
     assert re.search(r"^test:.*## ", makefile, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""README's shell lines run unchanged against a server and its example receiver."""
+"""The shell lines of the README and of the page on curl run unchanged against a server."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text("utf-8")
-LINES = "\n".join(re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+PAGES = [ROOT / "README.md", ROOT / "docs" / "how-to" / "service-curl.md"]
+TEXT = "".join(page.read_text("utf-8") for page in PAGES)
+LINES = "\n".join(re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
 SECONDS = 60
 
 
@@ -41,7 +42,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_the_shell_lines_of_the_readme_work(start, tmp_path):
+def test_the_shell_lines_work(start, tmp_path):
     command = re.search(r"tickwheel (serve .*)", (ROOT / "Makefile").read_text("utf-8"))[1]
     assert "--allow-private-targets" in command
     store = f"sqlite:///{tmp_path}/tasks.db"
@@ -53,7 +54,7 @@ def test_the_shell_lines_of_the_readme_work(start, tmp_path):
     assert receiver.stdout.readline()
 
     script = LINES.replace("http://127.0.0.1:7380/", address).replace(":8000/", f":{port}/")
-    assert script.count(address) == 1
+    assert script.count(address) == len(PAGES)
     assert script.count(f":{port}/") == 2
     # Silence curl's progress, and wait for the calls instead of sleeping.
     script = script.replace("curl ", "curl -sS ")

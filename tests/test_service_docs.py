@@ -191,7 +191,7 @@ def test_every_extra_that_is_named_anywhere_exists():
     found = " ".join(
         names
         for path in texts
-        for names in re.findall(r"tickwheel\[([\w,]+)\]'", path.read_text("utf-8"))
+        for names in re.findall(r"(?:tickwheel|\.)\[([\w,]+)\]['\"]", path.read_text("utf-8"))
     )
     assert set(re.findall(r"\w+", found)) <= set(extras["optional-dependencies"])
     assert "server" in found

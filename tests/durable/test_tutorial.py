@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "tutorials" / "durable-orders.md").read_text("utf-8")
 FILE = re.compile(r"^`(\w+\.py)`\n\n```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILES = dict(FILE.findall(PAGE))
-INSTALL = ("python -m venv", "pip install")  # done already, by whoever runs the tests
+INSTALL = ("python3 -m venv", "pip install", "cd ~/shop")  # done already, by whoever runs the tests
 KILLED = -9
 
 
@@ -64,4 +64,4 @@ def test_an_order_expires_in_twenty_lines_with_asyncio_and_without():
 def test_the_tutorial_begins_with_nothing():
     first = CONSOLE.search(PAGE)
     assert first
-    assert "$ pip install tickwheel\n" in first[1]
+    assert "$ pip install .\n" in first[1]
