@@ -1,4 +1,4 @@
-"""The shell lines of the README and of the page on curl run unchanged against a server."""
+"""The shell lines of the README and of two how-to pages run unchanged against a server."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs" / "how-to" / "service-curl.md"]
-TEXT = "".join(page.read_text("utf-8") for page in PAGES)
+PAGES = ["README.md", "docs/how-to/service-curl.md", "docs/how-to/migrate.md"]
+TEXT = "".join((ROOT / page).read_text("utf-8") for page in PAGES)
 LINES = "\n".join(re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
 SECONDS = 60
 
@@ -73,7 +73,7 @@ def test_the_shell_lines_work(start, tmp_path):
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert not [one for one in answers if "problem" in one.get("type", "")]
-    put, first, page, moved, cancelled, replayed, slow, fed, last = answers
+    put, first, page, moved, cancelled, replayed, slow, fed, last, expiry, removed = answers
     assert (put["name"], slow["name"]) == ("orders", "slow")
     assert first["state"] == "delay"
     assert [(one["id"], one["state"]) for one in page["items"]] == [(first["id"], "finished")]
@@ -82,4 +82,5 @@ def test_the_shell_lines_work(start, tmp_path):
     assert replayed["replay_of"]
     assert fed == {"won": True, "state": "finished"}
     assert (last["state"], last["result"]) == ("finished", "done")
+    assert (expiry["key"], removed["cancelled"]) == ("order:o-1", 1)
     assert "o-1" in receiver.stdout.readline()
