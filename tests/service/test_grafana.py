@@ -14,7 +14,8 @@ import servers
 from receivers import Receiver
 from web.serving import Served
 
-FILE = Path(__file__).parents[2] / "deploy/grafana/tickwheel.json"
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "deploy/grafana/tickwheel.json"
 DASHBOARD = json.loads(FILE.read_text("utf-8"))
 QUERIES = [
     pytest.param(target["expr"], id=f"{panel['title']} {target['refId']}")
@@ -93,3 +94,17 @@ def test_each_panel_names_the_chosen_source_and_has_a_place():
     for panel in DASHBOARD["panels"]:
         assert panel["datasource"]["uid"] == "${datasource}"
         assert all(one["datasource"]["uid"] == "${datasource}" for one in panel["targets"])
+
+
+def test_promtool_accepts_the_configuration_and_the_alerts_of_the_docs(tmp_path):
+    page = (ROOT / "docs/how-to/service-dashboard.md").read_text("utf-8")
+    config = page.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "prometheus.yml").write_text(config, "utf-8")
+    (tmp_path / "tickwheel-token").write_text("tw_1", "utf-8")
+    shutil.copy(ROOT / "docs/how-to/alerts.yml", tmp_path)
+    checked = subprocess.run(
+        ["promtool", "check", "config", "prometheus.yml"], cwd=tmp_path, timeout=60, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "1 rule files found" in checked.stdout
