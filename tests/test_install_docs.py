@@ -7,7 +7,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import _distutils_hack
 import pytest
 import setuptools
 
@@ -34,8 +33,9 @@ def shell(tmp_path):
     tree, packages = tmp_path / "checkout", tmp_path / "packages"
     copied_tree(tree)
     packages.mkdir()  # what pip would download
-    for package in (setuptools, _distutils_hack):
-        (packages / package.__name__).symlink_to(Path(package.__file__).parent)
+    installed = Path(setuptools.__file__).parent.parent
+    for part in (*installed.glob("setuptools*"), installed / "_distutils_hack"):
+        (packages / part.name).symlink_to(part)
     environ = {
         **{name: os.environ[name] for name in os.environ if not name.startswith("TICKWHEEL_")},
         "HOME": str(tmp_path),
