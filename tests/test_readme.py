@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
 PAGES = [*READMES, *sorted((ROOT / "docs").rglob("*.md"))]
 README, CHINESE = (page.read_text("utf-8") for page in READMES)
+NUMBER = re.compile(r"\d(?:[\d,.^]*\d)?")
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
@@ -53,7 +54,8 @@ def outline(text):
         ],
         "code": [(kind, without_comments(code)) for kind, code in FENCED.findall(text)],
         "cells": [row.count("|") for row in rows],
-        "numbers": [re.findall(r"\d(?:[\d,.^]*\d)?", row) for row in rows],
+        "numbers": [NUMBER.findall(row) for row in rows],
+        "all numbers": sorted(NUMBER.findall(prose)),
         "quoted": [re.findall(r"`[^`]+`", row) for row in rows],
         "links": re.findall(r"\]\(((?!README).*?)\)", prose),
         "images": re.findall(r'src="(.*?)"', prose),
